@@ -1,0 +1,265 @@
+"""The walk: reverse mode over an ONNX graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from ortrain.autodiff import rules as _rules  # noqa: F401  (registers every rule)
+from ortrain.autodiff.registry import Gradient, call, entry_of
+from ortrain.errors import GradientError, NoGradientRule
+from ortrain.graph import shapes
+from ortrain.graph.build import Builder
+from ortrain.graph.walk import reads
+from ortrain.ops.base import DOMAIN, expand_node
+from ortrain.program import Phase, Program, Role, origin_of, set_role
+
+FLOATING = {
+    ir.DataType.FLOAT,
+    ir.DataType.DOUBLE,
+    ir.DataType.FLOAT16,
+    ir.DataType.BFLOAT16,
+}
+
+
+def differentiate(
+    program: Program, wrt: Iterable[str], outputs: Iterable[str] | None = None
+) -> Program:
+    """Adds the backward of a program: the vector-Jacobian product of its outputs.
+
+    Args:
+        program: a forward program; it is left as it is.
+        wrt: names of the inputs to differentiate with respect to.
+        outputs: names of the outputs that receive a gradient; by default every floating user
+            output that depends on ``wrt``.
+
+    Returns:
+        A program with the forward's inputs and outputs, an input ``<output>.gradient`` for each of
+        ``outputs`` (role output_gradient) and an output ``<input>.gradient`` (role gradient) for
+        each of ``wrt`` that has one. An input without a path to the outputs has no gradient output,
+        as its ``.grad`` is None in PyTorch.
+
+    Raises:
+        NoGradientRule: an operator between an output and ``wrt`` has no rule.
+        UnsupportedGradient: its rule does not cover this form of it.
+        GraphError: an unknown name.
+    """
+    result = program.clone()
+    graph = result.graph
+    sources = [result.input(name) for name in wrt]
+    _expand_composites_without_rule(graph, sources, result.opset)
+    reached = reachable(graph, sources)
+    chosen = _outputs(result, outputs, reached)
+
+    walk = _Walk(graph, result.opset, reached)
+    for value in chosen:
+        seed = ir.Value(name=f"{value.name}.gradient", shape=value.shape, type=value.type)
+        graph.inputs.append(set_role(seed, Role.OUTPUT_GRADIENT, value.name or ""))
+        walk.contribute(value, seed)
+    walk.run()
+    for source in sources:
+        total = walk.total(source)
+        if total is None:
+            continue
+        if total.producer() is None or total.is_graph_output():
+            with walk.builder(None, source.name or "") as op:
+                total = op.Identity(total)
+        total.name = f"{source.name}.gradient"
+        total.shape, total.dtype = source.shape, source.dtype
+        graph.outputs.append(set_role(total, Role.GRADIENT, source.name or ""))
+    return result
+
+
+def _outputs(
+    program: Program, names: Iterable[str] | None, reached: set[ir.Value]
+) -> list[ir.Value]:
+    by_name = {v.name: v for v in program.graph.outputs}
+    if names is None:
+        return [
+            v for v in program.outputs(Role.USER_OUTPUT, Role.LOSS) if v in reached
+        ]
+    missing = [n for n in names if n not in by_name]
+    if missing:
+        raise GradientError(f"the program has no output {missing[0]!r}")
+    return [by_name[n] for n in names if by_name[n] in reached]
+
+
+def _expand_composites_without_rule(
+    graph: ir.Graph, sources: Sequence[ir.Value], opset: int
+) -> None:
+    """An operator of ours that has no rule of its own differentiates through its body."""
+    while True:
+        reached = reachable(graph, sources)
+        found = [
+            node
+            for node in graph
+            if node.domain == DOMAIN
+            and entry_of(node) is None
+            and any(v in reached for v in node.inputs if v is not None)
+        ]
+        if not found:
+            return
+        for node in found:
+            expand_node(node, opset=opset)
+
+
+def reachable(graph: ir.Graph, sources: Sequence[ir.Value]) -> set[ir.Value]:
+    """Floating values that depend on a source through operators that pass gradients on."""
+    reached = set(sources)
+    for node in graph:
+        entry = entry_of(node)
+        if entry is not None and entry.rule is None:
+            continue
+        if any(v in reached for v in reads(node)):
+            reached.update(v for v in node.outputs if v.dtype in FLOATING or v.dtype is None)
+    return reached
+
+
+class _Walk:
+    def __init__(self, graph: ir.Graph, opset: int, reached: set[ir.Value]) -> None:
+        self.graph, self.opset, self.reached = graph, opset, reached
+        self.forward = list(graph)
+        self.contributions: dict[ir.Value, list[ir.Value]] = {}
+        self.constants: dict[tuple[object, ...], ir.Value] = {}
+
+    def builder(self, node: ir.Node | None, prefix: str) -> Builder:
+        return Builder(
+            self.graph,
+            opset=self.opset,
+            prefix=f"{prefix}.gradient",
+            phase=Phase.BACKWARD,
+            origin=origin_of(node) if node is not None else "",
+            constants=self.constants,
+        )
+
+    def contribute(self, value: ir.Value, gradient: ir.Value) -> None:
+        self.contributions.setdefault(value, []).append(gradient)
+
+    def total(self, value: ir.Value) -> ir.Value | None:
+        """The sum of the contributions to a value's gradient."""
+        parts = self.contributions.get(value)
+        if not parts:
+            return None
+        total = parts[0]
+        if len(parts) > 1:
+            with self.builder(value.producer(), f"{value.name}/sum") as op:
+                for part in parts[1:]:
+                    total = op.Add(total, part)
+            self.contributions[value] = [total]
+        if total.shape is None or shapes.static(total) is None:
+            if not total.is_graph_input():
+                total.shape = value.shape
+        return total
+
+    def run(self) -> None:
+        for node in reversed(self.forward):
+            dys = [self.total(v) for v in node.outputs]
+            if all(dy is None for dy in dys) or not any(v in self.reached for v in reads(node)):
+                continue
+            self.visit(node, dys)
+
+    def visit(self, node: ir.Node, dys: list[ir.Value | None]) -> None:
+        entry = entry_of(node)
+        if entry is None:
+            raise self.missing(node)
+        if entry.rule is None:
+            return
+        with self.builder(node, node.outputs[0].name or node.op_type) as op:
+            g = Gradient(node, dys, op, self.reached)
+            gradients = call(entry.rule, g)
+            for value, part in zip(node.inputs, gradients, strict=True):
+                if value is None or part is None or value not in self.reached:
+                    continue
+                if entry.broadcast:
+                    part = unbroadcast(op, part, value, g.y)
+                self.check(node, value, part)
+                self.contribute(value, part)
+
+    def check(self, node: ir.Node, value: ir.Value, part: ir.Value) -> None:
+        """A gradient has its value's dtype and, as far as both are known, its shape."""
+        assert part.dtype is None or value.dtype is None or part.dtype == value.dtype, (
+            f"the rule of {node.op_type} returns {part.dtype} for {value.name} ({value.dtype})"
+        )
+        known, wanted = shapes.dims(part), shapes.dims(value)
+        if known is None or wanted is None:
+            return
+        agree = len(known) == len(wanted) and all(
+            a == b for a, b in zip(known, wanted, strict=True)
+            if isinstance(a, int) and isinstance(b, int)
+        )
+        assert agree, (
+            f"the rule of {node.op_type} returns shape {known} for {value.name} {wanted}"
+        )
+
+    def missing(self, node: ir.Node) -> NoGradientRule:
+        name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+        origin = origin_of(node)
+        return NoGradientRule(
+            f"no gradient rule for {name!r} (opset {self.opset})",
+            where=f"{node.outputs[0].name}" + (f", from {origin}" if origin else ""),
+            because=self.path(node),
+            help=f'register one with @ortrain.gradient("{name}"), or leave fallback="torch" on',
+        )
+
+    def path(self, node: ir.Node) -> str:
+        """How the node lies between the outputs and what requires a gradient."""
+        source = next((v for v in reads(node) if v in self.reached), None)
+        while source is not None and source.producer() is not None:
+            producer = source.producer()
+            assert producer is not None
+            source = next((v for v in reads(producer) if v in self.reached), None)
+        name = source.name if source is not None else "an input"
+        return f"the outputs depend on {name!r} through it, and {name!r} requires a gradient"
+
+
+def unbroadcast(op: Builder, part: ir.Value, value: ir.Value, output: ir.Value) -> ir.Value:
+    """Sums a gradient of the output's shape over the axes along which ``value`` was broadcast."""
+    wide, narrow = shapes.dims(output), shapes.dims(value)
+    known = shapes.dims(part)
+    if known is not None and narrow is not None and known == narrow and None not in known:
+        return part
+    if wide is None or narrow is None:
+        return _unbroadcast_at_run_time(op, part, value)
+    lead = len(wide) - len(narrow)
+    pairs = list(zip(wide[lead:], narrow, strict=True))
+    ambiguous = any(
+        n != 1 and not shapes.same(w, n) and not (isinstance(n, int) and n > 1) for w, n in pairs
+    )
+    if ambiguous:
+        return _unbroadcast_at_run_time(op, part, value)
+    repeated = [lead + i for i, (w, n) in enumerate(pairs) if n == 1 and w != 1]
+    axes = [*range(lead), *repeated]
+    if not axes:
+        return part
+    if not repeated:
+        total: ir.Value = op.ReduceSum(part, axes, keepdims=0)
+    else:
+        total = op.ReduceSum(part, axes, keepdims=1)
+        if lead:
+            total = op.Squeeze(total, list(range(lead)))
+    total.shape, total.dtype = value.shape, value.dtype
+    return total
+
+
+def _unbroadcast_at_run_time(op: Builder, part: ir.Value, value: ir.Value) -> ir.Value:
+    """The same where symbolic dimensions do not tell which axes were broadcast."""
+    shape = op.Shape(value)
+    length, wide = shapes.rank(value), shapes.rank(part)
+    if wide is not None and length is not None and wide == length:
+        aligned = shape
+    else:
+        missing = op.Sub(op.Size(op.Shape(part)), op.Size(shape))
+        ones = op.Expand(op.constant(np.array([1], np.int64)), op.Unsqueeze(missing, [0]))
+        aligned = op.Concat(ones, shape, axis=0)
+    differs = op.Not(op.Equal(aligned, op.Shape(part)))
+    axes = op.Reshape(op.NonZero(differs), [-1])
+    axes.shape = ir.Shape([None])
+    summed = op.ReduceSum(part, axes, keepdims=1, noop_with_empty_axes=1)
+    result: ir.Value = op.Reshape(summed, shape, allowzero=1)
+    result.shape, result.dtype = value.shape, value.dtype
+    return result
+
+
+__all__ = ["differentiate", "unbroadcast"]

@@ -1,0 +1,211 @@
+"""Cutting a training program into a forward and one or more backward pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import onnx_ir as ir
+
+from ortrain.graph import shapes
+from ortrain.graph.walk import reads
+from ortrain.program import PHASE, Phase, Program, Role, phase_of, role_of, set_role
+
+# Operators that cost at most a pass or two over memory. Where everything that they read is at hand
+# in the backward anyway, their result is computed again instead of being kept.
+CHEAP = {
+    "Add", "And", "Cast", "Concat", "Equal", "Expand", "Flatten", "Gelu", "Greater",
+    "GreaterOrEqual", "Identity", "LeakyRelu", "Less", "LessOrEqual", "Mul", "Neg", "Not", "Or",
+    "Range", "Relu", "Reshape", "Shape", "Slice", "Squeeze", "Sub", "Transpose", "Unsqueeze",
+    "Where", "LayerNormalization",
+}  # fmt: skip
+CHEAP_COMPOSITES = {"Dropout", "StopGradient"}
+
+
+def partition(program: Program, pieces: int = 1) -> list[Program]:
+    """Cuts a differentiated program between its phases.
+
+    Args:
+        program: what :func:`~ortrain.autodiff.engine.differentiate` returned; left as it is.
+        pieces: how many programs the backward becomes. With several, what an earlier piece alone
+            needed can be freed before the later ones run, and gradients come out in groups.
+
+    Returns:
+        The forward, which has the user outputs, the updated buffers and then the saved values as
+        outputs, and the backward pieces in the order in which they run. Each declares as inputs
+        what it takes: output gradients, values saved by earlier programs (role saved, by name) and
+        inputs of the whole program that it reads itself.
+    """
+    graph = program.graph
+    order = list(graph)
+    backward = [n for n in order if phase_of(n) is not Phase.FORWARD]
+    forward = [n for n in order if phase_of(n) is Phase.FORWARD]
+    needed = {v for n in backward for v in reads(n)} | set(program.outputs(Role.GRADIENT))
+    made_forward = {v for n in forward for v in n.outputs}
+    keep, again = saved_values(forward, [v for v in made_forward if v in needed])
+
+    groups = _split([n for n in forward if n in again] + backward, pieces, again)
+    cuts: list[tuple[list[ir.Node], list[ir.Value], list[ir.Value]]] = []
+    forward_outputs = [v for v in graph.outputs if role_of(v) is not Role.GRADIENT]
+    gradients = set(program.outputs(Role.GRADIENT))
+    ordered_keep = [v for n in forward for v in n.outputs if v in keep]
+    cuts.append((forward, forward_outputs, [v for v in ordered_keep if not v.is_graph_output()]))
+    for i, group in enumerate(groups):
+        made = [v for n in group for v in n.outputs]
+        later = {v for other in groups[i + 1 :] for n in other for v in reads(n)}
+        again_later = {v for other in groups[i + 1 :] for n in other for v in n.outputs}
+        passed_on = [v for v in made if v in later and v not in again_later and v not in gradients]
+        produced = [v for v in graph.outputs if v in gradients and v in set(made)]
+        cuts.append((group, produced, passed_on))
+    first, *rest = cuts
+    inputs = [v for v in graph.inputs if role_of(v) is not Role.OUTPUT_GRADIENT]
+    return [
+        _extract(program, *first, phase=Phase.FORWARD, inputs=inputs),
+        *(_extract(program, *cut, phase=Phase.BACKWARD) for cut in rest),
+    ]
+
+
+def saved_values(
+    forward: Iterable[ir.Node], needed: Collection[ir.Value]
+) -> tuple[set[ir.Value], set[ir.Node]]:
+    """Which forward values the backward keeps, and which forward nodes it runs again.
+
+    A cheap node runs again where all it reads is at hand: a graph input, a constant, a saved value
+    or the result of another node that runs again. This one function decides; a memory budget or a
+    checkpointed region would replace it.
+    """
+    keep: set[ir.Value] = set()
+    again: set[ir.Node] = set()
+    wanted = set(needed)
+
+    def at_hand(value: ir.Value) -> bool:
+        producer = value.producer()
+        return producer is None or value in keep or producer in again or _constant(producer)
+
+    for node in forward:
+        mine = [v for v in node.outputs if v in wanted]
+        if not mine:
+            continue
+        if _constant(node) or (_cheap(node) and all(at_hand(v) for v in reads(node))):
+            again.add(node)
+        else:
+            keep.update(mine)
+    return keep, _with_constants(again)
+
+
+def saved_bytes(programs: list[Program], sizes: dict[str, int]) -> int:
+    """Bytes of what the forward keeps, symbolic dimensions taken from ``sizes``."""
+    total = 0
+    for value in programs[0].outputs(Role.SAVED):
+        count = 1
+        for dim in shapes.dims(value) or ():
+            count *= dim if isinstance(dim, int) else sizes.get(dim or "", 1)
+        total += count * (value.dtype.itemsize if value.dtype is not None else 4)
+    return int(total)
+
+
+def _constant(node: ir.Node) -> bool:
+    return node.op_type == "Constant" and not node.domain
+
+
+def _cheap(node: ir.Node) -> bool:
+    if node.domain == "ortrain":
+        return node.op_type in CHEAP_COMPOSITES
+    return node.op_type in CHEAP and not node.domain
+
+
+def _with_constants(nodes: set[ir.Node]) -> set[ir.Node]:
+    result = set(nodes)
+    for node in nodes:
+        for value in reads(node):
+            producer = value.producer()
+            if producer is not None and _constant(producer):
+                result.add(producer)
+    return result
+
+
+def _split(nodes: list[ir.Node], pieces: int, again: set[ir.Node]) -> list[list[ir.Node]]:
+    """Contiguous groups of about equal numbers of backward nodes, with the nodes that each group
+    runs again put in front of their first reader."""
+    backward = [n for n in nodes if n not in again]
+    share = max(1, -(-len(backward) // pieces))
+    groups = [backward[i : i + share] for i in range(0, len(backward), share)] or [[]]
+    position = {n: i for i, n in enumerate(nodes)}
+    result = []
+    for group in groups:
+        pulled: set[ir.Node] = set()
+        stack = list(group)
+        while stack:
+            for value in reads(stack.pop()):
+                producer = value.producer()
+                if producer is None or producer in pulled:
+                    continue
+                if producer in again or _constant(producer):
+                    pulled.add(producer)
+                    stack.append(producer)
+        extra = sorted(pulled - set(group), key=lambda n: position.get(n, -1))
+        result.append([*extra, *group])
+    return result
+
+
+def _extract(
+    program: Program,
+    nodes: list[ir.Node],
+    outputs: list[ir.Value],
+    saved: list[ir.Value],
+    phase: Phase,
+    inputs: Iterable[ir.Value] = (),
+) -> Program:
+    """A program of its own from some nodes: what they do not make becomes an input.
+
+    All its nodes take its phase, so that a mask that the backward draws again and one that a
+    forward node drew can be one computation there.
+    """
+    values: dict[ir.Value, ir.Value] = {}
+    copied: list[ir.Value] = []
+    initializers: list[ir.Value] = []
+    made = {v for n in nodes for v in n.outputs}
+    taken: dict[ir.Value, None] = dict.fromkeys(inputs)
+    for value in [v for n in nodes for v in reads(n)] + outputs:
+        if value not in made:
+            taken.setdefault(value)
+    inputs_in_order = [v for v in program.graph.inputs if v in taken]
+    for value in [*inputs_in_order, *(v for v in taken if v not in set(inputs_in_order))]:
+        copy = ir.Value(
+            name=value.name,
+            shape=value.shape,
+            type=value.type,
+            const_value=value.const_value if value.is_initializer() else None,
+            metadata_props=dict(value.metadata_props),
+        )
+        values[value] = copy
+        if value.is_initializer() and not value.is_graph_input():
+            initializers.append(copy)
+        else:
+            copied.append(copy if value.is_graph_input() else set_role(copy, Role.SAVED))
+    copies = []
+    for node in nodes:
+        copy_node = ir.Node(
+            node.domain,
+            node.op_type,
+            [values[v] if v is not None else None for v in node.inputs],
+            node.attributes.values(),
+            num_outputs=len(node.outputs),
+            name=node.name,
+            metadata_props={**node.metadata_props, PHASE: phase.value},
+        )
+        for old, new in zip(node.outputs, copy_node.outputs, strict=True):
+            new.name, new.shape, new.type = old.name, old.shape, old.type
+            new.metadata_props.update(old.metadata_props)
+            values[old] = new
+        copies.append(copy_node)
+    outs = [values[v] for v in outputs] + [set_role(values[v], Role.SAVED) for v in saved]
+    graph = ir.Graph(
+        copied,
+        outs,
+        nodes=copies,
+        initializers=initializers,
+        opset_imports=dict(program.model.opset_imports),
+        name=program.graph.name,
+    )
+    model = ir.Model(graph, ir_version=program.model.ir_version)
+    return Program(model)

@@ -1,0 +1,218 @@
+"""One registry of gradient rules, and ``Gradient``: what a rule is given.
+
+A rule reads like the maths. Its signature is the ONNX schema: inputs positional, attributes keyword
+with ONNX's defaults. It returns one gradient for each input, None where none flows::
+
+    @gradient("Softmax")
+    def softmax(g, input, *, axis=-1):
+        \"\"\"dx = y * (dy - sum(dy * y))\"\"\"
+        return g.y * (g.dy - g.op.ReduceSum(g.dy * g.y, [axis], keepdims=1))
+
+The walk (:mod:`ortrain.autodiff.engine`) does what every rule would repeat: it finds the nodes,
+adds up contributions, reduces broadcast axes and checks the result.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import onnx_ir as ir
+
+from ortrain.errors import GradientError, UnsupportedGradient
+from ortrain.graph import shapes
+from ortrain.graph.build import Builder
+from ortrain.ops.base import attributes_of
+from ortrain.program import origin_of
+
+Rule = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the registry knows of an operator.
+
+    Attributes:
+        rule: None where the operator is declared not differentiable.
+        broadcast: the rule's gradients have the output's shape, and the walk reduces them to each
+            input's.
+        reason: why there is no gradient.
+    """
+
+    rule: Rule | None
+    broadcast: bool = False
+    reason: str = ""
+
+
+_ENTRIES: dict[tuple[str, str], Entry] = {}
+
+
+def _key(name: str) -> tuple[str, str]:
+    domain, _, op_type = name.rpartition("::")
+    return domain, op_type
+
+
+def _register(name: str, entry: Entry) -> None:
+    if _key(name) in _ENTRIES:
+        raise GradientError(
+            f"a gradient of {name!r} is registered twice",
+            help="one rule an operator: remove one of the two",
+        )
+    _ENTRIES[_key(name)] = entry
+
+
+def gradient(*names: str, broadcast: bool = False) -> Callable[[Rule], Rule]:
+    """Registers the decorated rule for operators (``domain::Name`` outside the standard domain).
+
+    Args:
+        names: operators that share the rule.
+        broadcast: the operator broadcasts its inputs as numpy does; the rule returns gradients of
+            the output's shape and the walk sums them over the broadcast axes.
+
+    Raises:
+        GradientError: one of the operators has a rule already.
+    """
+
+    def register(rule: Rule) -> Rule:
+        for name in names:
+            _register(name, Entry(rule, broadcast))
+        return rule
+
+    return register
+
+
+def no_gradient(*names: str, reason: str) -> None:
+    """Declares operators through which no gradient flows: their derivative is zero or undefined."""
+    for name in names:
+        _register(name, Entry(None, reason=reason))
+
+
+def entry_of(node: ir.Node) -> Entry | None:
+    """What the registry knows of a node's operator, None where nothing."""
+    return _ENTRIES.get((node.domain, node.op_type))
+
+
+def status(name: str) -> str:
+    """``"rule"``, ``"no gradient"`` or ``"missing"`` for an operator."""
+    entry = _ENTRIES.get(_key(name))
+    if entry is None:
+        return "missing"
+    return "rule" if entry.rule is not None else "no gradient"
+
+
+def registered() -> dict[str, Entry]:
+    """All entries by name."""
+    return {f"{d}::{n}" if d else n: entry for (d, n), entry in _ENTRIES.items()}
+
+
+class Gradient:
+    """What a rule sees of one node.
+
+    Attributes:
+        op: the builder that emits the backward nodes.
+        node: the forward node.
+        dys: gradient of each output, None where none flows.
+    """
+
+    def __init__(
+        self, node: ir.Node, dys: Sequence[ir.Value | None], op: Builder, wanted: set[ir.Value]
+    ) -> None:
+        self.node = node
+        self.dys = list(dys)
+        self.op = op
+        self._wanted = wanted
+
+    @property
+    def dy(self) -> ir.Value:
+        """Gradient of the first output (zeros where none flows)."""
+        known = self.dys[0]
+        return self.op.zeros_like(self.y) if known is None else known
+
+    @property
+    def y(self) -> ir.Value:
+        """The first output."""
+        return self.node.outputs[0]
+
+    @property
+    def opset(self) -> int:
+        """Opset of the standard domain."""
+        return self.op.opset
+
+    def needs(self, index: int) -> bool:
+        """Whether the gradient of an input is wanted at all."""
+        value = self.node.inputs[index] if index < len(self.node.inputs) else None
+        return value is not None and value in self._wanted
+
+    def output(self, index: int, dtype: ir.DataType | None = None) -> ir.Value:
+        """An output of the forward node, added to the node where it is optional and absent.
+
+        Args:
+            index: position of the output.
+            dtype: of the output; the first output's by default.
+        """
+        if index >= len(self.node.outputs):
+            base = self.y.name
+            self.node.resize_outputs(index + 1)
+            for i, value in enumerate(self.node.outputs):
+                if not value.name and value is not self.y:
+                    value.name = f"{base}/output_{i}"
+        value = self.node.outputs[index]
+        if value.dtype is None:
+            value.dtype = dtype or self.y.dtype
+        return value
+
+    def rank(self, value: ir.Value) -> int:
+        """The number of axes of a value.
+
+        Raises:
+            UnsupportedGradient: it is unknown.
+        """
+        known = shapes.rank(value)
+        if known is None:
+            self.unsupported(f"the rank of {value.name!r} is unknown")
+        return known
+
+    def constant(self, value: ir.Value | None, name: str) -> Any:
+        """The value of an input that the rule needs as a constant.
+
+        Raises:
+            UnsupportedGradient: it is computed at run time.
+        """
+        known = shapes.constant(value)
+        if known is None:
+            self.unsupported(f"its input {name!r} is not a constant")
+        return known
+
+    def unsupported(self, reason: str) -> NoReturn:
+        """Says that the gradient should exist and does not."""
+        raise UnsupportedGradient(
+            f"no gradient for this form of {self.node.op_type!r}: {reason}",
+            where=f"{self.y.name}{', ' + origin_of(self.node) if origin_of(self.node) else ''}",
+            help='leave fallback="torch" on, or report the form so that the rule can be extended',
+        )
+
+
+def call(rule: Rule, g: Gradient) -> list[ir.Value | None]:
+    """Calls a rule with a node's inputs and attributes; one gradient for each input."""
+    attributes = attributes_of(g.node)
+    signature = inspect.signature(rule)
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values())
+    keyword = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    if not keyword:
+        known = signature.parameters
+        unknown = [name for name in attributes if name not in known]
+        if unknown:
+            g.unsupported(f"the rule does not know the attribute {unknown[0]!r}")
+    inputs = list(g.node.inputs)
+    if not variadic:
+        positional = [
+            p for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD
+        ]
+        inputs += [None] * (len(positional) - 1 - len(inputs))
+    result = rule(g, *inputs, **attributes)
+    if result is None or isinstance(result, ir.Value):
+        result = (result,)
+    gradients = list(result)
+    return gradients + [None] * (len(g.node.inputs) - len(gradients))

@@ -1,0 +1,142 @@
+"""Settings. The only place that reads environment variables."""
+
+from __future__ import annotations
+
+import enum
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Engine = Literal["auto", "onnxruntime", "torch"]
+Fallback = Literal["torch", "raise"]
+
+
+class LogLevel(enum.IntEnum):
+    """How much ORTModule says; the values are those of ONNX Runtime Training."""
+
+    VERBOSE = 0
+    DEVINFO = 1
+    INFO = 2
+    WARNING = 3
+    ERROR = 4
+    FATAL = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How ORTModule works.
+
+    Attributes:
+        engine: ``"auto"`` times the graph against eager on the first steps and keeps the faster;
+            ``"onnxruntime"`` always runs the graph, ``"torch"`` never.
+        fallback: what happens where the module cannot become a graph: ``"torch"`` runs it eagerly
+            with one warning, ``"raise"`` raises the error.
+        provider: execution provider of onnxruntime; None picks the one of the module's device.
+        opset: of the captured graph.
+        threads: threads inside an operator; 0 takes torch's number.
+        backward_pieces: how many programs the backward is cut into; 0 decides by what is saved.
+        cache_dir: folder in which compiled graphs are kept between processes; None keeps none.
+        retry: try to capture again at each step after a fallback, instead of once.
+    """
+
+    engine: Engine = "auto"
+    fallback: Fallback = field(default_factory=lambda: fallback_from_environment())
+    provider: str | None = None
+    opset: int = field(default_factory=lambda: int(_variable("ORTMODULE_ONNX_OPSET_VERSION", "21")))
+    threads: int = 0
+    backward_pieces: int = 0
+    cache_dir: Path | None = field(default_factory=lambda: _path("ORTMODULE_CACHE_DIR"))
+    retry: bool = field(default_factory=lambda: _flag("ORTMODULE_FALLBACK_RETRY"))
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("auto", "onnxruntime", "torch"):
+            raise ValueError(
+                f"engine={self.engine!r}: expected 'auto', 'onnxruntime' or 'torch'"
+            )
+        if self.fallback not in ("torch", "raise"):
+            raise ValueError(f"fallback={self.fallback!r}: expected 'torch' or 'raise'")
+        if not 18 <= self.opset <= 23:
+            raise ValueError(f"opset={self.opset}: expected 18 to 23")
+
+
+@dataclass(frozen=True)
+class DebugOptions:
+    """What ORTModule shows of its work, as in ONNX Runtime Training.
+
+    Attributes:
+        log_level: the environment variable ``ORTMODULE_LOG_LEVEL`` wins over it.
+        save_onnx: write the graphs as ONNX files.
+        onnx_prefix: start of their names; required with ``save_onnx``.
+        save_path: their folder; ``ORTMODULE_SAVE_ONNX_PATH`` wins, the working folder otherwise.
+
+    Raises:
+        ValueError: ``save_onnx`` without ``onnx_prefix``.
+    """
+
+    log_level: LogLevel = LogLevel.WARNING
+    save_onnx: bool = False
+    onnx_prefix: str = ""
+    save_path: str = ""
+
+    def __post_init__(self) -> None:
+        if self.save_onnx and not self.onnx_prefix:
+            raise ValueError("save_onnx=True needs an onnx_prefix: the start of the files' names")
+        named = _variable("ORTMODULE_LOG_LEVEL", "")
+        if named:
+            try:
+                object.__setattr__(self, "log_level", LogLevel[named.upper()])
+            except KeyError:
+                raise ValueError(
+                    f"ORTMODULE_LOG_LEVEL={named!r}: expected one of "
+                    f"{', '.join(level.name for level in LogLevel)}"
+                ) from None
+
+    @property
+    def folder(self) -> Path:
+        """Where graphs are written."""
+        return Path(_variable("ORTMODULE_SAVE_ONNX_PATH", "") or self.save_path or ".")
+
+
+# Policies under which a failed capture or build runs in PyTorch; the rest let the error through.
+_POLICIES: dict[str, Fallback] = {
+    "FALLBACK_DISABLE": "raise",
+    "FALLBACK_FORCE_TORCH_FORWARD": "torch",
+    "FALLBACK_FORCE_TORCH_BACKWARD": "torch",
+    "FALLBACK_UNSUPPORTED_DEVICE": "torch",
+    "FALLBACK_UNSUPPORTED_DATA": "torch",
+    "FALLBACK_UNSUPPORTED_TORCH_MODEL": "torch",
+    "FALLBACK_UNSUPPORTED_ONNX_MODEL": "torch",
+    "FALLBACK_BAD_INITIALIZATION": "torch",
+}
+
+
+def fallback_from_environment() -> Fallback:
+    """``fallback`` as ``ORTMODULE_FALLBACK_POLICY`` asks for it; ``"torch"`` where it is unset.
+
+    Raises:
+        ValueError: an unknown policy.
+    """
+    named = _variable("ORTMODULE_FALLBACK_POLICY", "")
+    if not named:
+        return "torch"
+    policies = [part.strip() for part in named.split("|")]
+    unknown = [p for p in policies if p not in _POLICIES]
+    if unknown:
+        raise ValueError(
+            f"ORTMODULE_FALLBACK_POLICY={unknown[0]!r}: expected one of {', '.join(_POLICIES)}"
+        )
+    return "raise" if policies == ["FALLBACK_DISABLE"] else "torch"
+
+
+def _variable(name: str, default: str) -> str:
+    return os.environ.get(name, default)
+
+
+def _path(name: str) -> Path | None:
+    value = _variable(name, "")
+    return Path(value) if value else None
+
+
+def _flag(name: str) -> bool:
+    return _variable(name, "").lower() in ("1", "true", "yes")

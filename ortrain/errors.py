@@ -1,0 +1,84 @@
+"""Every error that ortrain raises on purpose.
+
+::
+
+    OrtrainError
+    ├── CaptureError          the module cannot become one ONNX graph
+    │   └── UnsupportedInput  an argument of a type that a graph cannot take        (also TypeError)
+    ├── GradientError         a graph cannot be differentiated
+    │   ├── NoGradientRule    an operator without a rule lies between loss and parameter
+    │   └── UnsupportedGradient  a rule exists, but not for this form of the operator
+    ├── GraphError            a graph breaks a contract of the stage that made it
+    ├── ExecutionError        a runtime refuses or fails to run a graph
+    ├── StateError            a call at the wrong time (a second backward, a pickled session)
+    └── ParityError           two results that must agree do not
+
+Each message says what, where, why it matters and the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class OrtrainError(Exception):
+    """Base of all errors of ortrain."""
+
+    def __init__(self, what: str, *, where: str = "", because: str = "", help: str = "") -> None:
+        self.what, self.where, self.because, self.help = what, where, because, help
+        rows = [what]
+        for label, text in (("where", where), ("because", because), ("help", help)):
+            if text:
+                rows.append(f"  {label + ':':<9}{text}")
+        super().__init__("\n".join(rows))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.what, self.where, self.because, self.help))
+
+
+def _rebuild(
+    kind: type[OrtrainError], what: str, where: str, because: str, help: str
+) -> OrtrainError:
+    return kind(what, where=where, because=because, help=help)
+
+
+class CaptureError(OrtrainError):
+    """The module cannot become one ONNX graph. Remedy: as the message says, or run it eagerly."""
+
+
+class UnsupportedInput(CaptureError, TypeError):
+    """An argument of a type that a graph cannot take. Remedy: pass tensors, or nest them."""
+
+
+class GradientError(OrtrainError):
+    """A graph cannot be differentiated."""
+
+
+class NoGradientRule(GradientError):
+    """An operator without a gradient rule lies on the way from the loss to what requires grad."""
+
+
+class UnsupportedGradient(GradientError):
+    """A gradient rule exists, but not for this form of the operator."""
+
+
+class GraphError(OrtrainError, ValueError):
+    """A graph breaks a contract of the stage that made it."""
+
+
+class ExecutionError(OrtrainError, RuntimeError):
+    """A runtime refuses or fails to run a graph."""
+
+
+class StateError(OrtrainError, RuntimeError):
+    """A call at the wrong time, such as a second backward through one forward."""
+
+
+class ParityError(OrtrainError, AssertionError):
+    """Two results that must agree do not."""
+
+
+def listing(names: Sequence[str], limit: int = 5) -> str:
+    """``"a, b, c and 4 more"``: a list in an error message, cut where it stops helping."""
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

@@ -1,0 +1,242 @@
+"""``Builder``: emits ONNX nodes as if they were function calls and arithmetic.
+
+::
+
+    with Builder(graph, prefix="softmax_grad") as op:
+        dx = y * (dy - op.ReduceSum(dy * y, [axis], keepdims=1))
+
+Python numbers become constants of the dtype of the values beside them, lists of integers become
+``int64`` tensors, and equal constants are shared. Every value gets its dtype, and its shape as far
+as :mod:`ortrain.graph.shapes` can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ortrain.graph import shapes
+from ortrain.program import ORIGIN, PHASE, Phase
+
+Operand = ir.Value | int | float | bool | Sequence[int] | np.ndarray | None
+
+# Operators whose inputs share one dtype, by the positions that share it (None = all of them).
+# A bare Python number at such a position takes the dtype of the first value among them.
+_SAME_TYPE: dict[str, tuple[int, ...] | None] = {
+    "Where": (1, 2),
+    "ScatterND": (0, 2),
+    "ScatterElements": (0, 2),
+    "Pad": (0, 2),
+    "OneHot": (2,),
+}
+# Positions that always take int64 (or what is given as an array).
+_INT64 = {
+    ("Reshape", 1), ("Expand", 1), ("Slice", 1), ("Slice", 2), ("Slice", 3), ("Slice", 4),
+    ("Unsqueeze", 1), ("Squeeze", 1), ("ReduceSum", 1), ("ReduceMean", 1), ("ReduceMax", 1),
+    ("ReduceMin", 1), ("ReduceProd", 1), ("ReduceL2", 1), ("ReduceL1", 1), ("Split", 1),
+    ("Tile", 1), ("Pad", 1), ("Pad", 3), ("Gather", 1), ("GatherND", 1), ("GatherElements", 1),
+    ("ScatterND", 1), ("ScatterElements", 1), ("ConstantOfShape", 0), ("TopK", 1),
+    ("CumSum", 1), ("Trilu", 1), ("OneHot", 0), ("OneHot", 1), ("ReduceSumSquare", 1),
+    ("ReduceLogSumExp", 1), ("CenterCropPad", 1), ("MaxUnpool", 2), ("Col2Im", 1), ("Col2Im", 2),
+}  # fmt: skip
+
+
+class Builder:
+    """Emits nodes into a graph, or collects them where ``graph`` is None.
+
+    Args:
+        graph: where nodes are appended; None collects them in :attr:`nodes` only.
+        opset: of the standard domain: rules look at :attr:`opset` where a form depends on it.
+        prefix: start of the names of the emitted values; names are deterministic.
+        phase: written into every node.
+        origin: the user's module path and source line, written into every node.
+        constants: shared pool of constants: (dtype, shape, bytes) → value.
+        before: nodes are inserted before this node of the graph instead of appended.
+    """
+
+    def __init__(
+        self,
+        graph: ir.Graph | None = None,
+        *,
+        opset: int = 21,
+        prefix: str = "",
+        phase: Phase = Phase.FORWARD,
+        origin: str = "",
+        constants: dict[tuple[Any, ...], ir.Value] | None = None,
+        before: ir.Node | None = None,
+    ) -> None:
+        self.graph = graph
+        self.opset = opset
+        self.prefix = prefix
+        self.phase = phase
+        self.origin = origin
+        self.before = before
+        self.nodes: list[ir.Node] = []
+        self.constants: dict[tuple[Any, ...], ir.Value] = {} if constants is None else constants
+        self._outer: list[Any] = []
+
+    # -- nodes -------------------------------------------------------------------------------
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if not op_type[0].isupper():
+            raise AttributeError(op_type)
+
+        def emit(*operands: Operand, **attributes: Any) -> Any:
+            return self.node(op_type, operands, **attributes)
+
+        return emit
+
+    def node(
+        self,
+        op_type: str,
+        operands: Iterable[Operand],
+        *,
+        domain: str = "",
+        outputs: int = 1,
+        name: str | None = None,
+        **attributes: Any,
+    ) -> Any:
+        """Emits one node.
+
+        Returns:
+            The output value, or a tuple of them where ``outputs`` is above 1.
+        """
+        inputs = self._operands(op_type, list(operands), domain)
+        while inputs and inputs[-1] is None:
+            inputs.pop()
+        node = ir.Node(
+            domain,
+            op_type,
+            inputs,
+            [a for a in ir.convenience.convert_attributes(attributes)] if attributes else (),
+            num_outputs=outputs,
+        )
+        node.metadata_props[PHASE] = self.phase.value
+        if self.origin:
+            node.metadata_props[ORIGIN] = self.origin
+        if name:
+            node.outputs[0].name = name
+        elif self.prefix:
+            node.outputs[0].name = f"{self.prefix}/{op_type}_{len(self.nodes)}"
+            for i, value in enumerate(node.outputs[1:], 1):
+                value.name = f"{self.prefix}/{op_type}_{len(self.nodes)}_{i}"
+        infer = shapes.infer if domain in ("", "com.microsoft") else _operator_types(domain, op_type)
+        infer(node)
+        self.nodes.append(node)
+        if self.graph is not None:
+            if self.before is None:
+                self.graph.append(node)
+            else:
+                self.graph.insert_before(self.before, node)
+        return node.outputs[0] if outputs == 1 else tuple(node.outputs)
+
+    # -- constants ---------------------------------------------------------------------------
+
+    def constant(self, value: Any, dtype: ir.DataType | np.dtype | None = None) -> ir.Value:
+        """A constant as an initializer (or a ``Constant`` node where there is no graph)."""
+        if isinstance(dtype, ir.DataType):
+            dtype = dtype.numpy()
+        array = np.asarray(value, dtype=dtype)
+        key = (array.dtype.str, str(array.dtype), array.shape, array.tobytes())
+        known = self.constants.get(key)
+        if known is not None:
+            return known
+        tensor = ir.tensor(np.ascontiguousarray(array) if array.ndim else array)
+        if self.graph is None:
+            node = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], num_outputs=1)
+            node.metadata_props[PHASE] = self.phase.value
+            result = node.outputs[0]
+            result.dtype, result.shape, result.const_value = tensor.dtype, tensor.shape, tensor
+            self.nodes.append(node)
+        else:
+            name = _constant_name(array, self.graph)
+            result = ir.Value(
+                name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor
+            )
+            self.graph.register_initializer(result)
+        self.constants[key] = result
+        return result
+
+    def _operands(
+        self, op_type: str, operands: list[Operand], domain: str
+    ) -> list[ir.Value | None]:
+        same = _SAME_TYPE.get(op_type, None) if not domain else None
+        dtype = None
+        for i, operand in enumerate(operands):
+            if isinstance(operand, ir.Value) and (same is None or i in same):
+                dtype = operand.dtype
+                if (op_type, i) not in _INT64:
+                    break
+        result: list[ir.Value | None] = []
+        for i, operand in enumerate(operands):
+            if operand is None or isinstance(operand, ir.Value):
+                result.append(operand)
+            elif isinstance(operand, np.ndarray | np.generic):
+                result.append(self.constant(operand))
+            elif not domain and (op_type, i) in _INT64:
+                result.append(self.constant(operand, np.dtype(np.int64)))
+            elif isinstance(operand, bool):
+                result.append(self.constant(operand, np.dtype(np.bool_)))
+            elif isinstance(operand, int | float) and dtype is not None:
+                result.append(self.constant(operand, dtype))
+            else:
+                result.append(self.constant(operand))
+        return result
+
+    # -- arithmetic on values ----------------------------------------------------------------
+
+    def __enter__(self) -> Builder:
+        self._outer.append(ir.set_value_magic_handler(self))  # type: ignore[arg-type]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        ir.set_value_magic_handler(self._outer.pop())
+
+    # -- phrases that many emitters need -----------------------------------------------------
+
+    def shape(self, value: ir.Value) -> ir.Value:
+        """The shape as an int64 tensor: a constant where it is known, else a ``Shape`` node."""
+        known = shapes.static(value)
+        return self.constant(known, np.dtype(np.int64)) if known is not None else self.Shape(value)
+
+    def dim(self, value: ir.Value, axis: int) -> ir.Value:
+        """One dimension as an int64 tensor of shape [1]."""
+        if value.shape is not None:
+            size = value.shape[axis]
+            if isinstance(size, int):
+                return self.constant([size], np.dtype(np.int64))
+            axis %= len(value.shape)
+            return self.Shape(value, start=axis, end=axis + 1)
+        return self.Gather(self.Shape(value), [axis])
+
+    def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """The value in another dtype; itself where it has it already."""
+        return value if value.dtype == dtype else self.Cast(value, to=int(dtype))
+
+    def zeros_like(self, value: ir.Value) -> ir.Value:
+        assert value.dtype is not None
+        return self.Expand(self.constant(0, value.dtype), self.shape(value))
+
+
+def _operator_types(domain: str, op_type: str) -> Callable[[ir.Node], None]:
+    return shapes.OPERATORS.get((domain, op_type), lambda node: None)
+
+
+def _constant_name(array: np.ndarray, graph: ir.Graph) -> str:
+    text = "_".join(str(v) for v in array.reshape(-1)[:4].tolist()) or "empty"
+    text = text.replace("-", "m").replace(".", "p").replace("+", "")
+    name = base = f"const/{array.dtype}_{'x'.join(map(str, array.shape)) or 's'}_{text}"
+    taken = 0
+    while name in graph.initializers:
+        taken += 1
+        name = f"{base}.{taken}"
+    return name

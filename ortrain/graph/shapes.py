@@ -1,0 +1,298 @@
+"""Dtypes and shapes of the values that :class:`~ortrain.graph.build.Builder` emits.
+
+Deliberately small: a dtype for every operator, a shape where it follows at once from the inputs'.
+:func:`infer_all` asks onnx's own inference for a whole model. An unknown shape costs a ``Shape``
+node at run time; a wrong one costs a wrong gradient, so whatever is in doubt stays unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+Dim = int | str | None
+
+# Typing of operators outside the standard domain, entered by whoever defines them.
+OPERATORS: dict[tuple[str, str], Callable[[ir.Node], None]] = {}
+
+_BOOL = {
+    "And", "Or", "Not", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
+    "IsNaN", "IsInf",
+}  # fmt: skip
+_INT64 = {"Shape", "Size", "ArgMax", "ArgMin", "NonZero"}
+_ELEMENTWISE = {
+    "Add", "Sub", "Mul", "Div", "Pow", "Where", "And", "Or", "Xor", "Equal", "Greater",
+    "GreaterOrEqual", "Less", "LessOrEqual", "BitwiseXor", "BitwiseAnd", "BitwiseOr", "BitShift",
+    "Min", "Max", "Sum", "Mean", "Mod", "PRelu",
+}  # fmt: skip
+_SAME_SHAPE = {
+    "Abs", "Ceil", "Cos", "Erf", "Exp", "Floor", "Identity", "Log", "Neg", "Not", "Reciprocal",
+    "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sqrt", "Tanh", "Cast", "Softmax", "LogSoftmax",
+    "HardSigmoid", "IsNaN", "IsInf", "Gelu", "Clip", "CumSum", "Trilu", "BitwiseNot",
+    "ScatterND", "ScatterElements", "LeakyRelu", "Elu", "Selu", "Softplus", "Softsign",
+    "HardSwish", "Mish", "LayerNormalization", "RMSNormalization", "GroupNormalization",
+    "InstanceNormalization", "Dropout", "Atan", "Asin", "Acos", "Tan", "Sinh", "Cosh",
+}  # fmt: skip
+
+
+def dims(value: ir.Value | None) -> tuple[Dim, ...] | None:
+    """The shape as ints, symbol names and None (unknown); None for an unknown rank."""
+    if value is None or value.shape is None:
+        return None
+    return tuple(d if isinstance(d, int) else d.value for d in value.shape)
+
+
+def rank(value: ir.Value) -> int | None:
+    """The number of axes, None where it is unknown."""
+    return None if value.shape is None else len(value.shape)
+
+
+def static(value: ir.Value) -> list[int] | None:
+    """The shape where every dimension is a known number."""
+    known = dims(value)
+    if known is None or not all(isinstance(d, int) for d in known):
+        return None
+    return [d for d in known if isinstance(d, int)]
+
+
+def size(value: ir.Value) -> int | None:
+    """The number of elements, where it is known."""
+    known = static(value)
+    return None if known is None else math.prod(known)
+
+
+def constant(value: ir.Value | None) -> np.ndarray | None:
+    """The value of an initializer or ``Constant`` node; None for anything computed or fed."""
+    if value is None:
+        return None
+    tensor = ir.convenience.get_const_tensor(value)
+    if tensor is None or value.is_graph_input():
+        return None
+    return tensor.numpy()
+
+
+def same(a: Dim, b: Dim) -> bool:
+    """Whether two dimensions are known to be equal."""
+    return a is not None and a == b
+
+
+def broadcast(*known: Sequence[Dim] | None) -> tuple[Dim, ...] | None:
+    """The shape of a numpy-style broadcast, unknown dimensions as None."""
+    if any(k is None for k in known):
+        return None
+    present = [list(k) for k in known if k is not None]
+    length = max(map(len, present))
+    result: list[Dim] = []
+    for column in zip(*([1] * (length - len(k)) + k for k in present), strict=True):
+        wide = [d for d in column if d != 1]
+        numbers = [d for d in wide if isinstance(d, int)]
+        if not wide:
+            result.append(1)
+        elif numbers:
+            result.append(numbers[0])
+        else:
+            result.append(wide[0] if all(same(wide[0], d) for d in wide) else None)
+    return tuple(result)
+
+
+def infer(node: ir.Node) -> None:
+    """Sets the dtype, and where it is cheap the shape, of a new node's outputs."""
+    first = next((v for v in node.inputs if v is not None), None)
+    out, op = node.outputs[0], node.op_type
+    if op in _BOOL:
+        dtype: ir.DataType | None = ir.DataType.BOOL
+    elif op in _INT64:
+        dtype = ir.DataType.INT64
+    elif op == "Cast":
+        dtype = ir.DataType(node.attributes["to"].as_int())
+    elif op == "Where":
+        dtype = node.inputs[1].dtype if node.inputs[1] is not None else None
+    elif op == "OneHot":
+        dtype = node.inputs[2].dtype if node.inputs[2] is not None else None
+    elif op == "ConstantOfShape":
+        value = node.attributes.get("value")
+        dtype = value.as_tensor().dtype if value is not None else ir.DataType.FLOAT
+    elif op in ("Range", "CastLike", "EyeLike"):
+        pick = node.inputs[1] if op == "CastLike" else first
+        dtype = pick.dtype if pick is not None else None
+    else:
+        dtype = first.dtype if first is not None else None
+    for value in node.outputs:
+        value.dtype = dtype
+    if op in ("Dropout", "MaxPool", "TopK") and len(node.outputs) > 1:
+        node.outputs[1].dtype = ir.DataType.BOOL if op == "Dropout" else ir.DataType.INT64
+    shape = _shape(node, op)
+    if shape is not None:
+        out.shape = ir.Shape(shape)
+
+
+def _shape(node: ir.Node, op: str) -> tuple[Dim, ...] | None:
+    inputs = node.inputs
+    if op in _SAME_SHAPE:
+        return dims(inputs[0])
+    if op in _ELEMENTWISE:
+        return broadcast(*(dims(v) for v in inputs))
+    rule = _RULES.get(op)
+    return rule(node) if rule else None
+
+
+def _reduce(node: ir.Node) -> tuple[Dim, ...] | None:
+    known = dims(node.inputs[0])
+    if known is None:
+        return None
+    keep = _attribute(node, "keepdims", 1)
+    axes_value = node.inputs[1] if len(node.inputs) > 1 else None
+    if axes_value is None:
+        if _attribute(node, "noop_with_empty_axes", 0):
+            return known
+        axes = list(range(len(known)))
+    else:
+        given = constant(axes_value)
+        if given is None:
+            return None
+        axes = [int(a) % len(known) for a in given]
+    if keep:
+        return tuple(1 if i in axes else d for i, d in enumerate(known))
+    return tuple(d for i, d in enumerate(known) if i not in axes)
+
+
+def _transpose(node: ir.Node) -> tuple[Dim, ...] | None:
+    known = dims(node.inputs[0])
+    if known is None:
+        return None
+    perm = node.attributes.get("perm")
+    order = perm.as_ints() if perm is not None else range(len(known) - 1, -1, -1)
+    return tuple(known[i] for i in order)
+
+
+def _matmul(node: ir.Node) -> tuple[Dim, ...] | None:
+    a, b = dims(node.inputs[0]), dims(node.inputs[1])
+    if a is None or b is None or len(a) < 2 or len(b) < 2:
+        return None
+    if _attribute(node, "transA", 0):
+        a = (*a[:-2], a[-1], a[-2])
+    if _attribute(node, "transB", 0):
+        b = (*b[:-2], b[-1], b[-2])
+    batch = broadcast(a[:-2], b[:-2])
+    return None if batch is None else (*batch, a[-2], b[-1])
+
+
+def _reshape(node: ir.Node) -> tuple[Dim, ...] | None:
+    target = constant(node.inputs[1])
+    if target is None:
+        return None
+    known = dims(node.inputs[0])
+    zero_is_zero = bool(_attribute(node, "allowzero", 0))
+    result: list[Dim] = []
+    for i, d in enumerate(target.tolist()):
+        if d == 0 and not zero_is_zero:
+            result.append(known[i] if known is not None and i < len(known) else None)
+        elif d == -1:
+            result.append(None)
+        else:
+            result.append(d)
+    if known is not None and target.tolist().count(-1) == 1:
+        position = target.tolist().index(-1)
+        rest = [d for i, d in enumerate(result) if i != position]
+        left = list(known)
+        for d in rest:
+            if d in left and d is not None:
+                left.remove(d)
+            elif d != 1:
+                break
+        else:
+            left = [d for d in left if d != 1]
+            if len(left) <= 1:
+                result[position] = left[0] if left else 1
+        if result[position] is None and all(isinstance(d, int) for d in (*known, *rest)):
+            total = math.prod(d for d in known if isinstance(d, int))
+            others = math.prod(d for d in rest if isinstance(d, int))
+            result[position] = total // others if others else None
+    return tuple(result)
+
+
+def _expand(node: ir.Node) -> tuple[Dim, ...] | None:
+    target = constant(node.inputs[1])
+    return None if target is None else broadcast(dims(node.inputs[0]), target.tolist())
+
+
+def _unsqueeze(node: ir.Node) -> tuple[Dim, ...] | None:
+    known, axes = dims(node.inputs[0]), constant(node.inputs[1])
+    if known is None or axes is None:
+        return None
+    length = len(known) + len(axes)
+    inserted = {int(a) % length for a in axes}
+    rest = iter(known)
+    return tuple(1 if i in inserted else next(rest) for i in range(length))
+
+
+def _squeeze(node: ir.Node) -> tuple[Dim, ...] | None:
+    known = dims(node.inputs[0])
+    if known is None or len(node.inputs) < 2:
+        return None
+    axes = constant(node.inputs[1])
+    if axes is None:
+        return None
+    gone = {int(a) % len(known) for a in axes}
+    return tuple(d for i, d in enumerate(known) if i not in gone)
+
+
+def _shape_of(node: ir.Node) -> tuple[Dim, ...] | None:
+    known = dims(node.inputs[0])
+    if known is None:
+        return (None,)
+    start = _attribute(node, "start", 0)
+    end = _attribute(node, "end", len(known))
+    return (len(range(*slice(start, end).indices(len(known)))),)
+
+
+def _attribute(node: ir.Node, name: str, default: int) -> int:
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_int()
+
+
+_RULES: dict[str, Callable[[ir.Node], tuple[Dim, ...] | None]] = {
+    **{
+        f"Reduce{kind}": _reduce
+        for kind in ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSumExp")
+    },
+    "Transpose": _transpose,
+    "MatMul": _matmul,
+    "FusedMatMul": _matmul,
+    "Gemm": _matmul,
+    "Reshape": _reshape,
+    "Expand": _expand,
+    "Unsqueeze": _unsqueeze,
+    "Squeeze": _squeeze,
+    "Shape": _shape_of,
+    "Size": lambda node: (),
+}
+
+
+def infer_all(model: ir.Model) -> None:
+    """Runs onnx's shape inference over the whole model; never overwrites what is known better."""
+    from onnx_ir.passes.common import ShapeInferencePass
+
+    before = {}
+    for value in _values(model.graph):
+        if value.shape is not None:
+            before[value] = (value.shape.copy(), value.type)
+    ShapeInferencePass(check_type=False, strict_mode=False)(model)
+    for value, (shape, type_) in before.items():
+        if value.shape is None or len(value.shape) != len(shape):
+            value.shape = shape
+        else:
+            value.shape = ir.Shape(
+                [
+                    old if isinstance(old, int) or old.value is not None else new
+                    for old, new in zip(shape, value.shape, strict=True)
+                ]
+            )
+        value.type = type_ or value.type
+
+
+def _values(graph: ir.Graph) -> list[ir.Value]:
+    return [v for node in graph for v in node.outputs] + list(graph.inputs)

@@ -1,0 +1,32 @@
+"""Walks over a graph that do not forget what sub-graphs read from outside."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+
+def reads(node: ir.Node) -> list[ir.Value]:
+    """A node's inputs, with the values that its sub-graphs capture from outside."""
+    direct = [v for v in node.inputs if v is not None]
+    for attribute in node.attributes.values():
+        if attribute.type is ir.AttributeType.GRAPH:
+            inner = attribute.as_graph()
+            own = set(inner.inputs) | {v for n in inner.all_nodes() for v in n.outputs}
+            own |= set(inner.initializers.values())
+            direct += [
+                v for n in inner.all_nodes() for v in n.inputs if v is not None and v not in own
+            ]
+    return direct
+
+
+def ancestors(values: list[ir.Value]) -> set[ir.Node]:
+    """Every node that one of the values depends on."""
+    found: set[ir.Node] = set()
+    stack = [v.producer() for v in values]
+    while stack:
+        node = stack.pop()
+        if node is None or node in found:
+            continue
+        found.add(node)
+        stack.extend(v.producer() for v in reads(node))
+    return found

@@ -1,0 +1,10 @@
+"""ortrain's own operators: composites that carry meaning through the stages.
+
+One file each: the schema is a Python signature, the body is written with the graph builder. The
+body is the operator's meaning, its fallback on any ONNX runtime, and its test oracle.
+"""
+
+from ortrain.ops.base import DOMAIN, OPERATORS, Operator, expand, operator
+from ortrain.ops import attention, batch_norm, cross_entropy, dropout, embedding, stop_gradient
+
+__all__ = ["DOMAIN", "OPERATORS", "Operator", "expand", "operator"]

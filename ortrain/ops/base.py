@@ -1,0 +1,138 @@
+"""Registry of ortrain's operators, and their expansion into standard ONNX."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from ortrain.errors import GraphError
+from ortrain.graph import shapes
+from ortrain.graph.build import Builder
+from ortrain.program import origin_of, phase_of
+
+DOMAIN = "ortrain"
+
+Body = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of the ``ortrain`` domain.
+
+    Attributes:
+        name: the ONNX ``op_type``.
+        body: ``body(op, *inputs, **attributes)`` emits standard ONNX and returns the outputs.
+        types: sets dtype and shape of a node's outputs from its inputs.
+        outputs: names of the outputs.
+    """
+
+    name: str
+    body: Body
+    types: Callable[[ir.Node], None]
+    outputs: tuple[str, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the inputs, in order; those with a default of None are optional."""
+        positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = inspect.signature(self.body).parameters.values()
+        return tuple(p.name for p in parameters if p.kind is positional)[1:]
+
+
+OPERATORS: dict[str, Operator] = {}
+
+
+def operator(
+    name: str, *, outputs: tuple[str, ...] = ("output",), types: Callable[[ir.Node], None]
+) -> Callable[[Body], Body]:
+    """Registers the decorated body as operator ``ortrain::name``."""
+
+    def register(body: Body) -> Body:
+        if name in OPERATORS:
+            raise GraphError(f"operator {DOMAIN}::{name} is registered twice")
+        OPERATORS[name] = Operator(name, body, types, outputs)
+        shapes.OPERATORS[DOMAIN, name] = types
+        return body
+
+    return register
+
+
+def like_first(node: ir.Node) -> None:
+    """Typing: the first output is like the first input."""
+    source, target = node.inputs[0], node.outputs[0]
+    assert source is not None
+    target.dtype, target.shape = source.dtype, source.shape
+
+
+def attributes_of(node: ir.Node) -> dict[str, Any]:
+    """A node's attributes as Python values."""
+    return {name: _plain(attribute) for name, attribute in node.attributes.items()}
+
+
+def _plain(attribute: ir.Attr) -> Any:
+    value = attribute.value
+    if attribute.type is ir.AttributeType.TENSOR:
+        return attribute.as_tensor().numpy()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def expand(
+    graph: ir.Graph, *, opset: int, only: Callable[[ir.Node], bool] | None = None
+) -> int:
+    """Replaces ortrain's operators in a graph (sub-graphs included) by their bodies.
+
+    Args:
+        graph: changed in place.
+        opset: of the standard domain.
+        only: restricts the expansion to some nodes.
+
+    Returns:
+        How many nodes were replaced.
+    """
+    found = [n for n in graph.all_nodes() if n.domain == DOMAIN and (only is None or only(n))]
+    pools: dict[int, dict[tuple[Any, ...], ir.Value]] = {}
+    for node in found:
+        expand_node(node, opset=opset, constants=pools.setdefault(id(node.graph), {}))
+    return len(found)
+
+
+def expand_node(
+    node: ir.Node, *, opset: int, constants: dict[tuple[Any, ...], ir.Value] | None = None
+) -> Collection[ir.Node]:
+    """Replaces one node by its operator's body; returns the new nodes."""
+    known = OPERATORS.get(node.op_type)
+    if known is None:
+        raise GraphError(f"there is no operator {DOMAIN}::{node.op_type}")
+    owner = node.graph
+    assert isinstance(owner, ir.Graph)
+    name = node.outputs[0].name or node.name or node.op_type
+    builder = Builder(
+        owner,
+        opset=opset,
+        prefix=name,
+        phase=phase_of(node),
+        origin=origin_of(node),
+        constants=constants,
+        before=node,
+    )
+    with builder as op:
+        results = known.body(op, *node.inputs, **attributes_of(node))
+    if isinstance(results, ir.Value):
+        results = (results,)
+    for old, new in zip(node.outputs, results, strict=False):
+        if new.producer() is None:  # the body passed an input through
+            with builder as op:
+                new = op.Identity(new)
+        keep = old.name
+        if new.shape is None or shapes.static(new) is None:
+            new.shape = old.shape or new.shape
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        new.metadata_props.update(old.metadata_props)
+        old.name = None
+        new.name = keep
+    owner.remove(node, safe=True)
+    return builder.nodes

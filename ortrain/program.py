@@ -1,0 +1,177 @@
+"""``Program``: an ONNX model and the roles of its inputs and outputs. The noun all stages pass on."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections import Counter
+from enum import StrEnum
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from ortrain.errors import GraphError
+
+ROLE = "ortrain.role"
+TARGET = "ortrain.target"
+PHASE = "ortrain.phase"
+ORIGIN = "ortrain.origin"
+
+
+class Role(StrEnum):
+    """What an input or output of a program is for."""
+
+    # inputs
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    USER_INPUT = "user_input"
+    SEED = "seed"
+    OUTPUT_GRADIENT = "output_gradient"
+    OPTIMIZER_STATE = "optimizer_state"
+    HYPERPARAMETER = "hyperparameter"
+    # outputs
+    USER_OUTPUT = "user_output"
+    LOSS = "loss"
+    GRADIENT = "gradient"
+    UPDATED_BUFFER = "updated_buffer"
+    UPDATED_PARAMETER = "updated_parameter"
+    UPDATED_STATE = "updated_state"
+    # both: an output of one piece of a cut program and an input of a later one
+    SAVED = "saved"
+
+
+class Phase(StrEnum):
+    """Which part of a training step a node belongs to. No pass merges nodes of two phases."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    UPDATE = "update"
+
+
+def role_of(value: ir.Value) -> Role | None:
+    """The role of an input or output, None for a value inside the graph."""
+    role = value.metadata_props.get(ROLE)
+    return Role(role) if role else None
+
+
+def set_role(value: ir.Value, role: Role, target: str = "") -> ir.Value:
+    """Marks a value; ``target`` names what it belongs to (the buffer that an output updates)."""
+    value.metadata_props[ROLE] = role.value
+    if target:
+        value.metadata_props[TARGET] = target
+    return value
+
+
+def target_of(value: ir.Value) -> str:
+    """What the value belongs to: a gradient's parameter, an updated buffer's name; else its own."""
+    return value.metadata_props.get(TARGET) or value.name or ""
+
+
+def phase_of(node: ir.Node) -> Phase:
+    return Phase(node.metadata_props.get(PHASE, Phase.FORWARD))
+
+
+def origin_of(node: ir.Node) -> str:
+    """The user's module path and source line of a node, as far as capture knew them."""
+    return node.metadata_props.get(ORIGIN, "")
+
+
+class Program:
+    """An ``onnx_ir`` model whose inputs and outputs have roles.
+
+    Roles live in the values' metadata, so that they survive :meth:`save` and :meth:`load`.
+
+    Args:
+        model: the ONNX model. The program owns it: passes change it in place.
+        aliases: output name → name of the input whose memory the output may take.
+    """
+
+    def __init__(self, model: ir.Model, aliases: dict[str, str] | None = None) -> None:
+        self.model = model
+        self.aliases = dict(aliases or {})
+
+    @property
+    def graph(self) -> ir.Graph:
+        return self.model.graph
+
+    @property
+    def opset(self) -> int:
+        """The opset of the standard domain."""
+        return self.model.opset_imports[""]
+
+    def inputs(self, *roles: Role) -> list[ir.Value]:
+        """The inputs with one of the roles (all without an argument), in graph order."""
+        return [v for v in self.graph.inputs if not roles or role_of(v) in roles]
+
+    def outputs(self, *roles: Role) -> list[ir.Value]:
+        """The outputs with one of the roles (all without an argument), in graph order."""
+        return [v for v in self.graph.outputs if not roles or role_of(v) in roles]
+
+    def input(self, name: str) -> ir.Value:
+        """The input of that name.
+
+        Raises:
+            GraphError: there is none.
+        """
+        for value in self.graph.inputs:
+            if value.name == name:
+                return value
+        raise GraphError(f"the program has no input {name!r}")
+
+    def operators(self) -> Counter[str]:
+        """How often each operator occurs, ``domain::`` prefixed outside the standard domain."""
+        return Counter(
+            n.op_type if not n.domain else f"{n.domain}::{n.op_type}"
+            for n in self.graph.all_nodes()
+        )
+
+    def clone(self) -> Program:
+        """An independent copy (constants are shared)."""
+        return Program(self.model.clone(), self.aliases)
+
+    def text(self) -> str:
+        """The program as ONNX text."""
+        return onnx.printer.to_text(ir.to_proto(self.model))
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        roles = Counter(str(role_of(v)) for v in self.graph.inputs)
+        listed = ", ".join(f"{count} {role}" for role, count in roles.items())
+        return f"Program({len(self.graph)} nodes, opset {self.opset}; {listed})"
+
+    def diff(self, other: Program) -> str:
+        """A unified diff of the two programs' texts; empty where they are the same."""
+        lines = difflib.unified_diff(
+            self.text().splitlines(), other.text().splitlines(), "self", "other", lineterm="", n=2
+        )
+        return "\n".join(lines)
+
+    def save(self, path: str | os.PathLike[str], external_data_above: int = 1 << 26) -> None:
+        """Writes an ONNX file; initializers go into ``<name>.data`` where they sum up to more
+        than ``external_data_above`` bytes (a protobuf holds at most 2 GiB)."""
+        target = Path(path)
+        size = sum(v.const_value.nbytes for v in self.graph.initializers.values() if v.const_value)
+        external = f"{target.name}.data" if size > external_data_above else None
+        ir.save(self.model, target, external_data=external)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Program:
+        """Reads what :meth:`save` wrote (or any ONNX file, whose values then have no roles)."""
+        return cls(ir.load(path))
+
+    def serialize(self) -> bytes:
+        """The model as protobuf bytes.
+
+        Raises:
+            GraphError: it is larger than protobuf's 2 GiB.
+        """
+        try:
+            return ir.to_proto(self.model).SerializeToString()
+        except ValueError as error:
+            raise GraphError(
+                "the graph with its constants is larger than 2 GiB",
+                help="keep weights as inputs, or save with external data",
+            ) from error

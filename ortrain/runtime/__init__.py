@@ -1,0 +1,1 @@
+"""Running programs: executors lower a program to operators they know, compile it, and run it."""

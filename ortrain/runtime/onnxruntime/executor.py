@@ -1,0 +1,148 @@
+"""Sessions of the stock onnxruntime, run without a copy of any tensor.
+
+A call is one ``run_with_ortvaluevector``: the feeds are ``OrtValue``s that share the memory of
+whatever made them (6 outputs: 6.4 µs a run and 2 µs to hand them to torch, against 43 µs through
+``IOBinding`` and DLPack). Results are allocated by onnxruntime in one arena that all sessions of
+the process share, so that what a backward frees serves the next forward.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnxruntime
+from onnxruntime.capi import _pybind_state as native
+
+from ortrain.errors import ExecutionError
+from ortrain.program import Program
+from ortrain.runtime.onnxruntime.lowering import lower
+
+OrtValue = native.OrtValue
+OrtValueVector = native.OrtValueVector
+
+_RUN = onnxruntime.RunOptions()
+_shared_arena = False
+
+
+def _share_arena() -> None:
+    """Registers one CPU arena for the process; chunks grow by what is asked, not by powers of two."""
+    global _shared_arena
+    if _shared_arena:
+        return
+    memory = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    arena = onnxruntime.OrtArenaCfg(
+        {
+            "max_mem": 0,
+            "arena_extend_strategy": 1,  # kSameAsRequested
+            "initial_chunk_size_bytes": -1,
+            "max_dead_bytes_per_chunk": -1,
+        }
+    )
+    onnxruntime.create_and_register_allocator(memory, arena)
+    _shared_arena = True
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A session with its names in the order of the program's inputs and outputs."""
+
+    session: onnxruntime.InferenceSession
+    input_names: list[str]
+    output_names: list[str]
+    devices: list[object]
+
+    def run_values(self, feeds: OrtValueVector) -> OrtValueVector:
+        """Runs on values in input order; returns fresh values in output order.
+
+        Raises:
+            ExecutionError: onnxruntime refused or failed.
+        """
+        fetches = OrtValueVector()
+        try:
+            self.session._sess.run_with_ortvaluevector(
+                _RUN, self.input_names, feeds, self.output_names, fetches, self.devices
+            )
+        except Exception as error:
+            raise ExecutionError(
+                "onnxruntime failed to run the graph",
+                because=str(error).strip().splitlines()[0],
+                help="compare the inputs' shapes with those of the capture; ortrain.explain shows "
+                "what runs where",
+            ) from error
+        return fetches
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Runs on numpy arrays in input order."""
+        feeds = OrtValueVector()
+        for array in inputs:
+            feeds.push_back(
+                onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))._ortvalue
+            )
+        return [np.array(value.numpy()) for value in self.run_values(feeds)]
+
+
+class OnnxRuntimeExecutor:
+    """Runs programs on one execution provider of the stock onnxruntime.
+
+    Args:
+        provider: name of the execution provider.
+        threads: threads inside an operator; 0 leaves it to onnxruntime.
+    """
+
+    name = "onnxruntime"
+
+    def __init__(self, provider: str = "CPUExecutionProvider", threads: int = 0) -> None:
+        if provider not in onnxruntime.get_available_providers():
+            raise ExecutionError(
+                f"onnxruntime has no execution provider {provider!r}",
+                help=f"this build offers {', '.join(onnxruntime.get_available_providers())}",
+            )
+        self.provider = provider
+        self.threads = threads
+
+    def lower(self, program: Program) -> Program:
+        """The program in operators that onnxruntime runs fastest."""
+        return lower(program)
+
+    def compile(self, program: Program) -> Compiled:
+        """Makes a session of a lowered program.
+
+        Raises:
+            ExecutionError: onnxruntime refuses the model.
+        """
+        _share_arena()
+        try:
+            session = onnxruntime.InferenceSession(
+                program.serialize(), self.session_options(), providers=[self.provider]
+            )
+        except Exception as error:
+            raise ExecutionError(
+                "onnxruntime refuses the graph",
+                because=str(error).strip().splitlines()[0],
+                help='leave fallback="torch" on, and report the graph (DebugOptions(save_onnx=…))',
+            ) from error
+        inputs = [v.name or "" for v in program.graph.inputs]
+        outputs = [v.name or "" for v in program.graph.outputs]
+        cpu = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(), 0)
+        return Compiled(session, inputs, outputs, [cpu] * len(outputs))
+
+    def session_options(self) -> onnxruntime.SessionOptions:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        options.log_severity_level = 3
+        # A pattern is planned per input shape and holds its peak as one block; single chunks of
+        # the shared arena can also serve the outputs.
+        options.enable_mem_pattern = False
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        # Spinning threads make operators quick to start, but torch's own operators beside us need
+        # the cores: stop when the run ends.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        if "ORTRAIN_ORT_LEVEL" in os.environ:
+            level = int(os.environ["ORTRAIN_ORT_LEVEL"])
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel(level)
+        return options

@@ -1,0 +1,144 @@
+"""Standard ONNX and ortrain's operators → what the stock onnxruntime runs fastest.
+
+``MatMul(Transpose(a), b)`` becomes one ``com.microsoft.FusedMatMul`` that reads ``a`` as it lies,
+and a constant factor before or after a product becomes its ``alpha``::
+
+    t = Transpose<perm=[0,1,3,2]>(k)
+    s = MatMul(q, t)                 →    y = com.microsoft.FusedMatMul<transB=1, alpha=0.125>(q, k)
+    y = Mul(s, 0.125)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from ortrain.graph import shapes
+from ortrain.ops import expand
+from ortrain.passes.clean import clean
+from ortrain.program import Program
+
+MICROSOFT = "com.microsoft"
+
+
+def lower(program: Program) -> Program:
+    """Lowers a copy of the program."""
+    result = program.clone()
+    while expand(result.graph, opset=result.opset):
+        pass
+    clean(result)
+    fuse_products(result)
+    clean(result)
+    return result
+
+
+def fuse_products(program: Program) -> int:
+    """Absorbs transposes and constant factors into matrix products; returns how many changed."""
+    changed = 0
+    for node in list(program.graph):
+        if node.op_type == "MatMul" and not node.domain and _fuse(program.graph, node):
+            changed += 1
+    if changed:
+        program.model.opset_imports.setdefault(MICROSOFT, 1)
+    return changed
+
+
+def _fuse(graph: ir.Graph, node: ir.Node) -> bool:
+    alpha, transposed = 1.0, [0, 0]
+    operands: list[ir.Value] = []
+    for side in (0, 1):
+        operand = node.inputs[side]
+        assert operand is not None
+        factor, operand = _unscaled(operand)
+        alpha *= factor
+        flipped = _flipped(operand)
+        if flipped is not None:
+            transposed[side], operand = 1, flipped
+            factor, operand = _unscaled(operand)
+            alpha *= factor
+        operands.append(operand)
+    output = node.outputs[0]
+    scaled = _scaled_by_its_only_reader(output)
+    if scaled is not None:
+        alpha *= scaled[0]
+        output = scaled[1].outputs[0]
+    if alpha == 1.0 and not any(transposed):
+        return False
+    fused = ir.Node(
+        MICROSOFT,
+        "FusedMatMul",
+        operands,
+        ir.convenience.convert_attributes(
+            {"alpha": alpha, "transA": transposed[0], "transB": transposed[1]}
+        ),
+        num_outputs=1,
+        metadata_props=dict(node.metadata_props),
+    )
+    result = fused.outputs[0]
+    result.dtype, result.shape = output.dtype, output.shape
+    result.metadata_props.update(output.metadata_props)
+    graph.insert_after(scaled[1] if scaled is not None else node, fused)
+    name, output.name = output.name, None
+    ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
+    result.name = name
+    if scaled is not None:
+        graph.remove(scaled[1], safe=True)
+    graph.remove(node, safe=True)
+    return True
+
+
+def _flipped(value: ir.Value) -> ir.Value | None:
+    """The source of a transpose of the last two axes."""
+    producer = value.producer()
+    if producer is None or producer.op_type != "Transpose" or producer.domain:
+        return None
+    perm = producer.attributes.get("perm")
+    if perm is None:
+        length = shapes.rank(value)
+        order: Sequence[int] = range(length - 1, -1, -1) if length == 2 else ()
+    else:
+        order = perm.as_ints()
+    length = len(order)
+    if length < 2 or list(order) != [*range(length - 2), length - 1, length - 2]:
+        return None
+    return producer.inputs[0]
+
+
+def _factor(node: ir.Node) -> tuple[float, ir.Value] | None:
+    """The constant scalar of a ``Mul`` and its other operand."""
+    if node.op_type != "Mul" or node.domain:
+        return None
+    for i in (0, 1):
+        known = shapes.constant(node.inputs[i])
+        other = node.inputs[1 - i]
+        if known is not None and known.size == 1 and known.ndim == 0 and other is not None:
+            return float(known), other
+    return None
+
+
+def _unscaled(value: ir.Value) -> tuple[float, ir.Value]:
+    """The operand without a constant factor, where every reader is a product that absorbs it."""
+    producer = value.producer()
+    if producer is None or value.is_graph_output():
+        return 1.0, value
+    found = _factor(producer)
+    absorbed = all(_is_product(use.node) or _flips_into_products(use.node) for use in value.uses())
+    return found if found is not None and absorbed else (1.0, value)
+
+
+def _is_product(node: ir.Node) -> bool:
+    return node.op_type in ("MatMul", "FusedMatMul") and node.domain in ("", MICROSOFT)
+
+
+def _flips_into_products(node: ir.Node) -> bool:
+    out = node.outputs[0]
+    return _flipped(out) is not None and all(_is_product(use.node) for use in out.uses())
+
+
+def _scaled_by_its_only_reader(value: ir.Value) -> tuple[float, ir.Node] | None:
+    uses = list(value.uses())
+    if len(uses) != 1 or value.is_graph_output():
+        return None
+    found = _factor(uses[0].node)
+    return None if found is None else (found[0], uses[0].node)

@@ -1,0 +1,1 @@
+"""One call of a module as compiled programs: built once, run at every step."""

@@ -1,0 +1,245 @@
+"""From a captured program to a compiled step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import onnx_ir as ir
+
+from ortrain.autodiff.engine import FLOATING, differentiate, reachable
+from ortrain.autodiff.partition import partition, saved_bytes
+from ortrain.passes.clean import clean
+from ortrain.program import Program, Role, role_of, target_of
+
+# Above this much kept between forward and backward, the backward runs in pieces, so that what the
+# first pieces used is freed while the last ones make the gradients. A run costs about 10 µs.
+PIECE_BYTES = 32 << 20
+MOST_PIECES = 6
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where an input of a backward piece comes from.
+
+    Attributes:
+        kind: ``feed`` (a feed of the forward), ``fetch`` (an output of it), ``upstream`` (a
+            gradient of a user output), ``carry`` (an output of an earlier piece).
+        index: position there; of all carried values in the order in which they are made.
+    """
+
+    kind: str
+    index: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One backward program.
+
+    Attributes:
+        compiled: its session.
+        takes: where its inputs come from: feeds and fetches, then upstream, then carried ones.
+        gives: the positions of its outputs: ``(position, index of the gradient)``.
+        carries: positions of its outputs that later pieces take.
+    """
+
+    compiled: Any
+    takes: tuple[Source, ...]
+    gives: tuple[tuple[int, int], ...]
+    carries: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A compiled step.
+
+    Attributes:
+        forward: session of the forward program.
+        feeds: its inputs, as (role, name).
+        outputs: how many of its outputs the user gets; they come first.
+        reachable: which of them depend on what requires a gradient.
+        upstream: which of them the backward expects a gradient of.
+        bools: which of them are bool.
+        updated: buffers to write back: (position of the output, name of the buffer).
+        pieces: the backward, in order; empty for inference.
+        arguments: names of the inputs that require a gradient: user inputs, then parameters.
+        wrt: those that have one under ``upstream``, in the order of the pieces' ``gives``.
+        reads_back: feeds that the backward reads: their positions.
+        keeps_outputs: user outputs whose memory the backward reads: their positions.
+        programs: the programs before lowering, for reports and for saving.
+        lowered: the programs as they run.
+        seconds: what each stage took.
+    """
+
+    forward: Any
+    feeds: tuple[tuple[Role, str], ...]
+    outputs: int
+    reachable: tuple[bool, ...]
+    upstream: tuple[bool, ...]
+    bools: tuple[int, ...]
+    updated: tuple[tuple[int, str], ...]
+    pieces: tuple[Piece, ...] = ()
+    arguments: tuple[str, ...] = ()
+    wrt: tuple[str, ...] = ()
+    reads_back: tuple[int, ...] = ()
+    keeps_outputs: tuple[int, ...] = ()
+    programs: tuple[Program, ...] = ()
+    lowered: tuple[Program, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Stopwatch:
+    """Seconds by stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+
+
+def build(
+    program: Program,
+    wrt: Sequence[str],
+    outputs: Sequence[str] | None,
+    executor: Any,
+    *,
+    pieces: int = 0,
+    sizes: dict[str, int] | None = None,
+) -> Plan:
+    """Differentiates, cuts, lowers and compiles a captured program.
+
+    Args:
+        program: the forward program; left as it is.
+        wrt: names of the inputs that require a gradient; none for inference.
+        outputs: names of the outputs that will receive one.
+        executor: what compiles it.
+        pieces: of the backward; 0 decides by the bytes that are saved.
+        sizes: example value of each symbolic dimension, for that decision.
+
+    Returns:
+        The plan of the step.
+    """
+    watch = Stopwatch()
+    with watch("differentiate"):
+        whole = differentiate(program, wrt, outputs) if wrt else program.clone()
+    if not whole.outputs(Role.GRADIENT):
+        programs = [whole]
+    else:
+        with watch("rewrite"):
+            clean(whole)
+        with watch("partition"):
+            programs = partition(whole, 1)
+            count = pieces or _pieces(saved_bytes(programs, sizes or {}))
+            if count > 1:
+                programs = partition(whole, count)
+    with watch("lower"):
+        lowered = [executor.lower(p) for p in programs]
+    with watch("compile"):
+        compiled = [executor.compile(p) for p in lowered]
+    reached = reachable(program.graph, [program.input(name) for name in wrt])
+    users = program.outputs(Role.USER_OUTPUT, Role.LOSS)
+    return _plan(
+        programs,
+        lowered,
+        compiled,
+        tuple(wrt),
+        tuple(v in reached for v in users),
+        {target_of(v) for v in whole.inputs(Role.OUTPUT_GRADIENT)},
+        watch.seconds,
+    )
+
+
+_TURN = {"feed": 0, "fetch": 0, "upstream": 1, "carry": 2}
+
+
+def _pieces(kept: int) -> int:
+    return max(1, min(MOST_PIECES, kept // PIECE_BYTES))
+
+
+def _plan(
+    programs: list[Program],
+    lowered: list[Program],
+    compiled: list[Any],
+    arguments: tuple[str, ...],
+    reachable: tuple[bool, ...],
+    upstream: set[str],
+    seconds: dict[str, float],
+) -> Plan:
+    forward, *backward = programs
+    feeds = tuple((role_of(v) or Role.USER_INPUT, v.name or "") for v in lowered[0].graph.inputs)
+    outs = list(forward.graph.outputs)
+    users = [v for v in outs if role_of(v) in (Role.USER_OUTPUT, Role.LOSS)]
+    feed_index = {name: i for i, (_, name) in enumerate(feeds)}
+    fetch_index = {v.name: i for i, v in enumerate(outs)}
+    user_index = {v.name: i for i, v in enumerate(users)}
+    carried: dict[str, int] = {}
+    wrt: list[str] = []
+    pieces = []
+    for source_program, program, session in zip(
+        backward, lowered[1:], compiled[1:], strict=True
+    ):
+        takes = []
+        for value in program.graph.inputs:
+            name = value.name or ""
+            if role_of(value) is Role.OUTPUT_GRADIENT:
+                takes.append((name, Source("upstream", user_index[target_of(value)])))
+            elif name in carried:
+                takes.append((name, Source("carry", carried[name])))
+            elif name in feed_index:
+                takes.append((name, Source("feed", feed_index[name])))
+            else:
+                takes.append((name, Source("fetch", fetch_index[name])))
+        takes.sort(key=lambda take: _TURN[take[1].kind])
+        session = replace(session, input_names=[name for name, _ in takes])
+        gives, carries = [], []
+        for i, value in enumerate(source_program.graph.outputs):
+            if role_of(value) is Role.GRADIENT:
+                gives.append((i, len(wrt)))
+                wrt.append(target_of(value))
+            else:
+                carried[value.name or ""] = len(carried)
+                carries.append(i)
+        sources = tuple(source for _, source in takes)
+        pieces.append(Piece(session, sources, tuple(gives), tuple(carries)))
+    read = {t.index for p in pieces for t in p.takes if t.kind == "feed"}
+    fetched = {t.index for p in pieces for t in p.takes if t.kind == "fetch"}
+    return Plan(
+        forward=compiled[0],
+        feeds=feeds,
+        outputs=len(users),
+        reachable=reachable,
+        upstream=tuple((v.name or "") in upstream for v in users),
+        bools=tuple(i for i, v in enumerate(users) if v.dtype is ir.DataType.BOOL),
+        updated=tuple(
+            (i, target_of(v)) for i, v in enumerate(outs) if role_of(v) is Role.UPDATED_BUFFER
+        ),
+        pieces=tuple(pieces),
+        arguments=arguments,
+        wrt=tuple(wrt),
+        reads_back=tuple(sorted(read)),
+        keeps_outputs=tuple(sorted(i for i in fetched if i < len(users))),
+        programs=tuple(programs),
+        lowered=tuple(lowered),
+        seconds=seconds,
+    )
+
+
+def likely_upstream(program: Program) -> list[str]:
+    """The outputs that will probably receive a gradient: the loss alone where there is one.
+
+    A floating scalar in the first place is taken for a loss. The guess costs nothing but time: a
+    backward with other gradients builds its own step.
+    """
+    floats = [v for v in program.outputs(Role.USER_OUTPUT, Role.LOSS) if v.dtype in FLOATING]
+    if floats and floats[0].shape is not None and len(floats[0].shape) == 0:
+        floats = floats[:1]
+    return [v.name or "" for v in floats]
+
+

@@ -1,0 +1,86 @@
+"""What ORTModule did and why, for people and for programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Contest:
+    """Seconds of the graph and of eager PyTorch over the same steps.
+
+    Attributes:
+        graph: seconds per measured step, forward and backward.
+        eager: likewise.
+        winner: ``"graph"`` or ``"eager"``; empty while it runs.
+    """
+
+    graph: list[float] = field(default_factory=list)
+    eager: list[float] = field(default_factory=list)
+    winner: str = ""
+
+    def __str__(self) -> str:
+        if not self.winner:
+            return f"running: {len(self.graph)} graph and {len(self.eager)} eager steps timed"
+        return (
+            f"{self.winner} is faster: graph {_seconds(median(self.graph))}, "
+            f"eager {_seconds(median(self.eager))} (medians of {len(self.graph)} and "
+            f"{len(self.eager)} steps)"
+        )
+
+
+@dataclass
+class Report:
+    """State of an ORTModule after its first forward.
+
+    Attributes:
+        mode: ``"graph"`` where the last call ran the compiled graph, else ``"eager"``.
+        reason: why not the graph; empty in graph mode.
+        stages: seconds of each stage of the last build.
+        engine: what runs the graph, for example ``"onnxruntime CPUExecutionProvider"``.
+        captures: how many times the module was captured.
+        nodes: nodes of each program before and after lowering, by name of the program.
+        saved_bytes: kept between forward and backward, at the sizes of the capture.
+        contest: the measurement behind ``engine="auto"``.
+    """
+
+    mode: str = ""
+    reason: str = ""
+    stages: dict[str, float] = field(default_factory=dict)
+    engine: str = ""
+    captures: int = 0
+    nodes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    saved_bytes: int = 0
+    contest: Contest | None = None
+
+    def __str__(self) -> str:
+        if not self.mode:
+            return "ORTModule: not called yet"
+        rows = [f"ORTModule: {self.mode}" + (f" ({self.reason})" if self.reason else "")]
+        if self.engine:
+            rows.append(f"  engine    {self.engine}")
+        if self.captures:
+            rows.append(f"  captures  {self.captures}")
+        if self.stages:
+            total = sum(self.stages.values())
+            parts = ", ".join(f"{k} {_seconds(v)}" for k, v in self.stages.items())
+            rows.append(f"  stages    {_seconds(total)}: {parts}")
+        for name, (before, after) in self.nodes.items():
+            rows.append(f"  {name:<9} {before} nodes, {after} after lowering")
+        if self.saved_bytes:
+            rows.append(f"  saved     {self.saved_bytes / 2**20:.1f} MiB between the passes")
+        if self.contest is not None:
+            rows.append(f"  contest   {self.contest}")
+        return "\n".join(rows)
+
+
+def median(values: list[float]) -> float:
+    """The middle value (the lower of two)."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2] if ordered else 0.0
+
+
+def _seconds(value: float) -> str:
+    if value >= 1:
+        return f"{value:.2f} s"
+    return f"{value * 1e3:.1f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} µs"
