@@ -1,0 +1,57 @@
+# Each target does its own set-up. `make venv` alone builds the environment in .venv.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+# The tests run in parallel, one thread in each worker; more would only fight over the cores.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
+              TOKENIZERS_PARALLELISM=false
+# Nothing here may reach for a model hub.
+OFFLINE    := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv test lint format demo clean
+
+help:
+	@echo "make demo    fine-tune a real model on real text, eager and ortrain side by side"
+	@echo "make test    run the tests"
+	@echo "make lint    ruff and mypy"
+	@echo "make format  rewrite the sources in the house format"
+	@echo "make venv    build .venv; the other targets do this by themselves"
+	@echo "make clean   remove what builds and runs leave behind, .venv excepted"
+
+venv: $(STAMP)
+
+# torch comes first and by itself: were it resolved together with the rest, pip could fetch several
+# of its builds, gigabytes each, before it settles on the pinned one.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "ortrain needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --disable-pip-version-check --constraint constraints.txt \
+	  --editable '.[hf,demo,dev]'
+	@touch $@
+
+test: $(STAMP)
+	$(OFFLINE) $(ONE_THREAD) $(BIN)/pytest -n 2 $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Every demo starts afresh.
+demo: $(STAMP)
+	rm -rf outputs/demo outputs/demo.unfinished
+	$(OFFLINE) $(BIN)/ortrain demo --output outputs/demo
+
+clean:
+	rm -rf build dist outputs *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	find ortrain tests -type d -name __pycache__ -prune -exec rm -rf {} +

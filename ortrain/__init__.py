@@ -1,0 +1,64 @@
+"""ortrain trains PyTorch and ONNX models through an ordinary ONNX graph, on the stock onnxruntime.
+
+The names below load what they need when they are first used: ``import ortrain`` loads neither torch
+nor onnxruntime.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0.dev0"
+
+if TYPE_CHECKING:
+    from ortrain.autodiff import differentiate, gradient, no_gradient
+    from ortrain.capture.export import capture
+    from ortrain.config import DebugOptions, LogLevel, Options
+    from ortrain.explanation import explain
+    from ortrain.module import ORTModule
+    from ortrain.program import Program, Role
+    from ortrain.step.report import Report
+
+_HOME = {
+    "DebugOptions": "ortrain.config",
+    "LogLevel": "ortrain.config",
+    "ORTModule": "ortrain.module",
+    "Options": "ortrain.config",
+    "Program": "ortrain.program",
+    "Report": "ortrain.step.report",
+    "Role": "ortrain.program",
+    "capture": "ortrain.capture.export",
+    "differentiate": "ortrain.autodiff",
+    "explain": "ortrain.explanation",
+    "gradient": "ortrain.autodiff",
+    "no_gradient": "ortrain.autodiff",
+}
+
+__all__ = [
+    "DebugOptions",
+    "LogLevel",
+    "ORTModule",
+    "Options",
+    "Program",
+    "Report",
+    "Role",
+    "__version__",
+    "capture",
+    "differentiate",
+    "explain",
+    "gradient",
+    "no_gradient",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'ortrain' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

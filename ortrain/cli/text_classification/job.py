@@ -1,0 +1,209 @@
+"""The job from end to end: files in, a directory with the trained classifier out."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from pathlib import Path
+from typing import TextIO
+
+import torch
+
+from ortrain.cli.progress import Progress
+from ortrain.cli.text_classification.batches import Batches
+from ortrain.cli.text_classification.classifier import (
+    Classifier,
+    check_length,
+    engine_report,
+    load_classifier,
+    wrapped,
+)
+from ortrain.cli.text_classification.examples import Example, check_labels, label_names
+from ortrain.cli.text_classification.examples import read_examples as read_file
+from ortrain.cli.text_classification.fine_tuning import Training
+from ortrain.cli.text_classification.onnx_file import WrongExportError, write_onnx
+from ortrain.cli.text_classification.output import Output
+from ortrain.cli.text_classification.report import Outcome, write_report, write_steps
+from ortrain.cli.text_classification.settings import Settings
+from ortrain.cli.usage import CommandError, UsageError, one_line
+
+
+class ExportError(CommandError):
+    """Training is done and kept, but the ONNX file could not be made of it."""
+
+
+def run(settings: Settings, *, out: TextIO | None = None, err: TextIO | None = None) -> Outcome:
+    """Fine-tune a classifier and write its directory.
+
+    Args:
+        settings: What to do.
+        out: Takes what is found out; stdout by default.
+        err: Takes the progress; stderr by default.
+
+    Raises:
+        UsageError: An input is wrong. No directory is left behind unless it holds a checkpoint.
+        ExportError: The trained model cannot be written as ONNX.
+        KeyboardInterrupt: Ctrl-C was pressed.
+    """
+    out, err = out or sys.stdout, err or sys.stderr
+    output = Output(settings.output)
+    output.check(resume=settings.resume)
+    training_examples, evaluation_examples, labels = _read(settings)
+    classifier = load_classifier(
+        settings.model, labels, seed=settings.seed, dropout=settings.dropout
+    )
+    check_length(classifier, settings.max_length)
+    evaluation = Batches(
+        classifier,
+        evaluation_examples,
+        size=settings.batch_size,
+        max_length=settings.max_length,
+    )
+    training_batches = Batches(
+        classifier,
+        training_examples,
+        size=settings.batch_size,
+        max_length=settings.max_length,
+        seed=settings.seed,
+    )
+    identity = _identity(settings)
+    state = output.read_checkpoint() if settings.resume else None
+    if state is not None:
+        _check_identity(state["identity"], identity, output)
+    output.open()
+    try:
+        runner = wrapped(classifier.model, settings.engine)
+        training = Training(classifier.model, runner, training_batches, evaluation, settings)
+        if state is None:
+            torch.manual_seed(settings.seed)
+        else:
+            training.restore(state)
+            print(f"resumed after step {training.history.steps}", file=out)
+        print(
+            f"{len(training_examples)} examples, {len(labels)} labels, {training.total_steps} "
+            f"steps, engine {settings.engine}",
+            file=out,
+            flush=True,
+        )
+        progress = Progress(err, training.total_steps, done=training.history.steps)
+        try:
+            training.run(
+                progress,
+                lambda state: output.write_checkpoint({**state, "identity": identity}),
+                lambda epoch, correct: print(
+                    f"epoch {epoch}: accuracy {correct / len(evaluation_examples):.4f} "
+                    f"({correct} of {len(evaluation_examples)})",
+                    file=out,
+                    flush=True,
+                ),
+            )
+        finally:
+            progress.close()
+        classifier.save(output.unfinished)
+        export_seconds = export_difference = None
+        if settings.onnx:
+            print("writing and checking model.onnx", file=out, flush=True)
+            started = time.perf_counter()
+            export_difference = _export(classifier, evaluation, output)
+            export_seconds = time.perf_counter() - started
+        outcome = Outcome(
+            settings=settings,
+            labels=classifier.labels,
+            training_examples=len(training_examples),
+            evaluation_examples=len(evaluation_examples),
+            history=training.history,
+            engine=engine_report(runner),
+            export_seconds=export_seconds,
+            export_difference=export_difference,
+        )
+        write_report(outcome, output.unfinished / "report.md")
+        write_steps(training.history, output.unfinished / "steps.csv")
+        output.finish()
+    except BaseException:
+        output.abandon()
+        raise
+    return outcome
+
+
+def _read(settings: Settings) -> tuple[list[Example], list[Example], list[str]]:
+    training, evaluation = (
+        read_file(
+            path,
+            text_column=settings.text_column,
+            label_column=settings.label_column,
+            columns=settings.columns,
+        )
+        for path in (settings.training_file, settings.evaluation_file)
+    )
+    labels = label_names(training, settings.training_file)
+    check_labels(evaluation, settings.evaluation_file, labels, settings.training_file)
+    return training, evaluation, labels
+
+
+def _identity(settings: Settings) -> dict[str, str]:
+    """All that the weights depend on; a run resumes only where all of it is as it was."""
+    digests = {
+        option: hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        for option, file in (
+            ("--train", settings.training_file),
+            ("--eval", settings.evaluation_file),
+        )
+    }
+    names = {
+        "--model": settings.model,
+        "--engine": settings.engine,
+        "--epochs": settings.epochs,
+        "--batch-size": settings.batch_size,
+        "--learning-rate": settings.learning_rate,
+        "--weight-decay": settings.weight_decay,
+        "--max-length": settings.max_length,
+        "--seed": settings.seed,
+        "--dropout": settings.dropout,
+        "--text-column": settings.text_column,
+        "--label-column": settings.label_column,
+        "--columns": settings.columns,
+    }
+    return {**digests, **{option: str(value) for option, value in names.items()}}
+
+
+def _check_identity(saved: dict[str, str], now: dict[str, str], output: Output) -> None:
+    for option, value in now.items():
+        if saved.get(option) == value:
+            continue
+        if option in ("--train", "--eval"):
+            raise UsageError(
+                f"{option}: the file is not the one that the run began with; restore it, or remove "
+                f"{output.unfinished} and start again without --resume"
+            )
+        raise UsageError(
+            f"{option} {value}: the run in {output.unfinished} began with {saved.get(option)}; "
+            "resume with that, or remove the directory and start again without --resume"
+        )
+
+
+def _export(classifier: Classifier, evaluation: Batches, output: Output) -> float:
+    first = next(evaluation.epoch())
+    # A second, smaller size, so that a size that the exporter froze shows.
+    smallest = {
+        name: tensor[:1] if name == "labels" else tensor[:1, :2] for name, tensor in first.items()
+    }
+    path = output.unfinished / "model.onnx"
+    try:
+        return write_onnx(classifier, path, [first, smallest])
+    except WrongExportError as error:
+        raise ExportError(_kept(str(error), output)) from error
+    except Exception as error:
+        # The exporter fails with errors of every kind, and hours of training hang on this line.
+        raise ExportError(
+            _kept(f"the model cannot be exported ({one_line(error)})", output)
+        ) from error
+
+
+def _kept(reason: str, output: Output) -> str:
+    for path in output.unfinished.glob("model.onnx*"):
+        path.unlink()
+    return (
+        f"{reason}; the trained weights are kept in {output.unfinished}, run the same command with "
+        "--resume --no-onnx to finish without the ONNX file"
+    )

@@ -1,0 +1,162 @@
+"""``ORTModule``: a module whose forward and backward run as one cut ONNX graph."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from ortrain.config import DebugOptions, Options
+from ortrain.step.report import Report
+from ortrain.step.runner import Runner
+
+_OWN = frozenset({"_runner", "_original", "_options", "_debug_options"})
+
+
+class ORTModule(nn.Module):
+    """Wraps a module so that it trains through its own ONNX graph on the stock onnxruntime.
+
+    ::
+
+        model = ORTModule(model)
+
+    Nothing else changes: parameters, buffers, ``state_dict`` keys and attributes are the module's
+    own, and its outputs come back as the same types. The first forward captures the module; what
+    cannot be captured runs in PyTorch, with one warning and the reason in :attr:`report`.
+
+    Args:
+        module: the module to train. It is shared, not copied.
+        debug_options: logging, and graphs written as ONNX files.
+        options: engine, fallback, execution provider and the rest.
+
+    Raises:
+        TypeError: ``module`` is not an ``nn.Module``, or is a ``DataParallel``.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        debug_options: DebugOptions | None = None,
+        *,
+        options: Options | None = None,
+    ) -> None:
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"ORTModule wraps a torch.nn.Module, not {type(module).__name__}")
+        if isinstance(module, nn.DataParallel):
+            raise TypeError(
+                "ORTModule cannot wrap torch.nn.DataParallel; wrap the module itself, and use "
+                "DistributedDataParallel around ORTModule for several devices"
+            )
+        if isinstance(module, ORTModule):
+            module = module.module
+        super().__init__()
+        own = self.__dict__
+        own["_original"] = module
+        own["_options"] = options or Options()
+        own["_debug_options"] = debug_options or DebugOptions()
+        own["_runner"] = Runner(module, own["_options"], own["_debug_options"])
+        # The same dictionaries, not copies: whatever walks, moves, casts or replaces parameters
+        # does so in the module itself, under its own names.
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            own[name] = module.__dict__[name]
+        del own["training"]
+        # Attributes of the class and of the module, so that signatures can be inspected.
+        self.__dict__["__signature__"] = inspect.signature(module.forward)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the module; same arguments, same results."""
+        return self.__dict__["_runner"](args, kwargs)
+
+    @property
+    def module(self) -> nn.Module:
+        """The wrapped module."""
+        original: nn.Module = self.__dict__["_original"]
+        return original
+
+    @property
+    def report(self) -> Report:
+        """What ran where, and why; complete after the first forward."""
+        report: Report = self.__dict__["_runner"].report
+        return report
+
+    # -- everything else is the module's own -------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_original"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN or (name.startswith("_") and name.endswith("_hooks")):
+            self.__dict__[name] = value
+        else:
+            setattr(self.__dict__["_original"], name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.__dict__["_original"], name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self.__dict__["_original"])})
+
+    def train(self, mode: bool = True) -> ORTModule:
+        """Sets the module's mode."""
+        self.module.train(mode)
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own, with its key names."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own, with its key names."""
+        return self.module.load_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.module._load_from_state_dict(*args, **kwargs)
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.module._save_to_state_dict(*args, **kwargs)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> ORTModule:
+        self.module._apply(*args, **kwargs)
+        return self
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        """The module's own children."""
+        return self.module.named_children()
+
+    def register_buffer(self, *args: Any, **kwargs: Any) -> None:
+        """Registers a buffer of the module."""
+        self.module.register_buffer(*args, **kwargs)
+
+    def register_parameter(self, *args: Any, **kwargs: Any) -> None:
+        """Registers a parameter of the module."""
+        self.module.register_parameter(*args, **kwargs)
+
+    def extra_repr(self) -> str:
+        return f"{type(self.module).__name__}, {self.report.mode or 'not called yet'}"
+
+    # -- copies ------------------------------------------------------------------------------
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rebuild, (self.module, self._debug_options, self._options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ORTModule:
+        result = ORTModule(
+            copy.deepcopy(self.module, memo), self._debug_options, options=self._options
+        )
+        memo[id(self)] = result
+        return result
+
+
+def _rebuild(module: nn.Module, debug_options: DebugOptions, options: Options) -> ORTModule:
+    return ORTModule(module, debug_options, options=options)
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The module inside an ORTModule; any other module itself."""
+    return module.module if isinstance(module, ORTModule) else module
+
+
+__all__ = ["ORTModule", "unwrap"]

@@ -1,0 +1,99 @@
+"""A tiny pretrained model and small files to train it on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from ortrain.cli import main
+
+WORDS = ("good", "fine", "great", "bad", "poor", "awful", "film", "plot", "the", "a", "was")
+
+Run = Callable[..., int]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a two-layer BERT of width 16, with the dropout of the real ones."""
+    directory = tmp_path_factory.mktemp("model") / "tiny"
+    directory.mkdir()
+    vocabulary = directory / "vocab.txt"
+    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]) + "\n")
+    tokenizer = transformers.BertTokenizer(vocab=str(vocabulary), model_max_length=16)
+    tokenizer.save_pretrained(directory)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=16,
+    )
+    transformers.BertModel(config).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def training_file(tmp_path: Path) -> Path:
+    """Ten examples of two labels."""
+    path = tmp_path / "train.csv"
+    rows = [
+        f"the {noun} was {adjective},{label}"
+        for noun in ("film", "plot")
+        for adjective, label in (
+            ("good", "yes"),
+            ("fine", "yes"),
+            ("bad", "no"),
+            ("poor", "no"),
+            ("awful", "no"),
+        )
+    ]
+    path.write_text("\n".join(["text,label", *rows]) + "\n")
+    return path
+
+
+@pytest.fixture
+def evaluation_file(tmp_path: Path) -> Path:
+    """Two examples, one of each label."""
+    path = tmp_path / "eval.csv"
+    path.write_text("text,label\na great film,yes\na poor plot,no\n")
+    return path
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """Where runs write to; not there yet."""
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def train(tiny_model: Path, training_file: Path, evaluation_file: Path, output: Path) -> Run:
+    """Runs ``ortrain train text-classification`` and returns its status.
+
+    Three steps an epoch, two epochs; options given later replace the ones here.
+    """
+
+    def run(*options: object) -> int:
+        return main(
+            [
+                *("train", "text-classification"),
+                *("--model", str(tiny_model)),
+                *("--train", str(training_file)),
+                *("--eval", str(evaluation_file)),
+                *("--output", str(output)),
+                *("--engine", "torch"),
+                *("--epochs", "2"),
+                *("--batch-size", "4"),
+                *("--learning-rate", "0.01"),
+                *("--max-length", "8"),
+                "--no-onnx",
+                *map(str, options),
+            ]
+        )
+
+    return run
