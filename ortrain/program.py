@@ -10,6 +10,7 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes.common import NameFixPass
 
 from ortrain.errors import GraphError
 
@@ -161,6 +162,10 @@ class Program:
     def load(cls, path: str | os.PathLike[str]) -> Program:
         """Reads what :meth:`save` wrote (or any ONNX file, whose values then have no roles)."""
         return cls(ir.load(path))
+
+    def name_values(self) -> None:
+        """Gives every value a name of its own; inputs and outputs keep theirs."""
+        NameFixPass()(self.model)
 
     def serialize(self) -> bytes:
         """The model as protobuf bytes.

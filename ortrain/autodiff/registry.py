@@ -215,4 +215,6 @@ def call(rule: Rule, g: Gradient) -> list[ir.Value | None]:
     if result is None or isinstance(result, ir.Value):
         result = (result,)
     gradients = list(result)
-    return gradients + [None] * (len(g.node.inputs) - len(gradients))
+    given = len(g.node.inputs)
+    assert not any(gradients[given:]), f"{g.node.op_type}: a gradient for an input that is absent"
+    return (gradients + [None] * given)[:given]

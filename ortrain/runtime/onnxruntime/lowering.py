@@ -30,6 +30,7 @@ def lower(program: Program) -> Program:
     clean(result)
     fuse_products(result)
     clean(result)
+    result.name_values()
     return result
 
 

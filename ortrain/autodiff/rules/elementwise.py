@@ -1,0 +1,219 @@
+"""Arithmetic, activations, and selection, element by element."""
+
+from __future__ import annotations
+
+import math
+
+
+from ortrain.autodiff.registry import gradient, no_gradient
+from ortrain.graph import shapes
+
+no_gradient(
+    "Ceil", "Floor", "Round", "Sign", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
+    "And", "Or", "Not", "Xor", "IsNaN", "IsInf", "BitShift", "BitwiseAnd", "BitwiseOr",
+    "BitwiseXor", "BitwiseNot",
+    reason="piecewise constant: the derivative is zero wherever it exists",
+)  # fmt: skip
+
+
+@gradient("Add", broadcast=True)
+def add(g, a, b):
+    """da = dy, db = dy"""
+    return g.dy, g.dy
+
+
+@gradient("Sub", broadcast=True)
+def sub(g, a, b):
+    """da = dy, db = -dy"""
+    return g.dy, -g.dy if g.needs(1) else None
+
+
+@gradient("Mul", broadcast=True)
+def mul(g, a, b):
+    """da = dy * b, db = dy * a"""
+    return g.dy * b if g.needs(0) else None, g.dy * a if g.needs(1) else None
+
+
+@gradient("Div", broadcast=True)
+def div(g, a, b):
+    """da = dy / b, db = -dy * y / b"""
+    da = g.dy / b
+    return da, -(da * g.y) if g.needs(1) else None
+
+
+@gradient("Pow", broadcast=True)
+def pow(g, base, exponent):
+    """d base = dy * n * base^(n-1); d n = dy * y * ln(base), 0 where base is 0"""
+    base_gradient = None
+    if g.needs(0):
+        known = shapes.constant(exponent)
+        if known is not None and known.size == 1:
+            base_gradient = _constant_power(g, base, float(known.reshape(-1)[0]))
+        else:
+            n = g.op.cast(exponent, base.dtype)
+            base_gradient = g.dy * n * g.op.Pow(base, n - 1)
+    if not g.needs(1):
+        return base_gradient, None
+    positive = g.op.Greater(base, 0)
+    log = g.op.Log(g.op.Where(positive, base, 1))
+    return base_gradient, g.dy * g.y * log
+
+
+def _constant_power(g, base, n):
+    if n == 1:
+        return g.dy
+    if n == 2:
+        return g.dy * (base * 2)
+    if n == 3:
+        return g.dy * (base * base * 3)
+    if n == 0.5:
+        return g.dy * 0.5 / g.y
+    return g.dy * (g.op.Pow(base, n - 1) * n)
+
+
+@gradient("Sqrt")
+def sqrt(g, x):
+    """dx = dy / (2 y)"""
+    return g.dy * 0.5 / g.y
+
+
+@gradient("Reciprocal")
+def reciprocal(g, x):
+    """dx = -dy * y²"""
+    return -(g.dy * g.y * g.y)
+
+
+@gradient("Neg")
+def neg(g, x):
+    """dx = -dy"""
+    return -g.dy
+
+
+@gradient("Abs")
+def abs(g, x):
+    """dx = dy * sign(x)"""
+    return g.dy * g.op.Sign(x)
+
+
+@gradient("Exp")
+def exp(g, x):
+    """dx = dy * y"""
+    return g.dy * g.y
+
+
+@gradient("Log")
+def log(g, x):
+    """dx = dy / x"""
+    return g.dy / x
+
+
+@gradient("Sin")
+def sin(g, x):
+    """dx = dy * cos(x)"""
+    return g.dy * g.op.Cos(x)
+
+
+@gradient("Cos")
+def cos(g, x):
+    """dx = -dy * sin(x)"""
+    return -(g.dy * g.op.Sin(x))
+
+
+@gradient("Erf")
+def erf(g, x):
+    """dx = dy * 2/sqrt(pi) * exp(-x²)"""
+    return g.dy * (2 / math.sqrt(math.pi)) * g.op.Exp(-(x * x))
+
+
+@gradient("Sigmoid")
+def sigmoid(g, x):
+    """dx = dy * y * (1 - y)"""
+    return g.dy * (g.y - g.y * g.y)
+
+
+@gradient("Tanh")
+def tanh(g, x):
+    """dx = dy * (1 - y²)"""
+    return g.dy - g.dy * g.y * g.y
+
+
+@gradient("Relu")
+def relu(g, x):
+    """dx = dy where y > 0"""
+    return g.dy * g.op.cast(g.op.Greater(g.y, 0), x.dtype)
+
+
+@gradient("LeakyRelu")
+def leaky_relu(g, x, *, alpha=0.01):
+    """dx = dy where x > 0, else alpha * dy"""
+    return g.op.Where(g.op.Greater(x, 0), g.dy, g.dy * alpha)
+
+
+@gradient("Gelu")
+def gelu(g, x, *, approximate="none"):
+    """dx = dy * (Phi(x) + x * phi(x)); tanh form: the derivative of Hendrycks and Gimpel's
+
+    The exact form takes nine passes: with s = x/sqrt(2), Phi = (1 + erf(s))/2 is one HardSigmoid
+    of erf(s) (its clipping to [0, 1] never acts), and x * phi(x) = s / exp(s²) / sqrt(pi), where
+    an overflow of the exponential gives the right zero.
+    """
+    if approximate == "tanh":
+        k, c = math.sqrt(2 / math.pi), 0.044715
+        square = x * x
+        t = g.op.Tanh((x * (square * c + 1)) * k)
+        inner = (square * (3 * c) + 1) * (x * k)
+        return g.dy * ((t + 1) * 0.5 + (inner - inner * t * t) * 0.5)
+    s = x * math.sqrt(0.5)
+    cdf = g.op.HardSigmoid(g.op.Erf(s), alpha=0.5, beta=0.5)
+    tail = (s / g.op.Exp(s * s)) * (1 / math.sqrt(math.pi))
+    return g.dy * (cdf + tail)
+
+
+@gradient("Where", broadcast=True)
+def where(g, condition, a, b):
+    """da = dy where the condition holds, db = dy elsewhere"""
+    zero = g.op.constant(0, g.y.dtype)
+    da = g.op.Where(condition, g.dy, zero) if g.needs(1) else None
+    db = g.op.Where(condition, zero, g.dy) if g.needs(2) else None
+    return None, da, db
+
+
+@gradient("Clip")
+def clip(g, x, low=None, high=None):
+    """dx = dy where low <= x <= high (as torch: both ends included)"""
+    inside = None
+    if low is not None:
+        inside = g.op.GreaterOrEqual(x, low)
+    if high is not None:
+        below = g.op.LessOrEqual(x, high)
+        inside = below if inside is None else g.op.And(inside, below)
+    if g.needs(1) or g.needs(2):
+        g.unsupported("its bounds require a gradient")
+    return g.dy if inside is None else g.dy * g.op.cast(inside, x.dtype)
+
+
+@gradient("Max", "Min", broadcast=True)
+def extremum(g, *inputs):
+    """dy goes to the operand that won, in equal parts to those that tie (as torch)"""
+    won = [g.op.cast(g.op.Equal(x, g.y), g.y.dtype) for x in inputs]
+    if len(inputs) == 1:
+        return (g.dy,)
+    count = won[0]
+    for other in won[1:]:
+        count = count + other
+    share = g.dy / count
+    return tuple(share * w for w in won)
+
+
+@gradient("Cast")
+def cast(g, x, *, to, saturate=1, round_mode="up"):
+    """dx = dy in x's dtype"""
+    return g.op.cast(g.dy, x.dtype)
+
+
+@gradient("Identity")
+def identity(g, x):
+    """dx = dy"""
+    return g.dy
+
+

@@ -1,0 +1,91 @@
+"""Gathering and scattering."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ortrain.autodiff.registry import gradient
+from ortrain.graph import shapes
+
+
+@gradient("Gather")
+def gather(g, data, indices, *, axis=0):
+    """d data = zeros, with dy added at the indices"""
+    length = g.rank(data)
+    axis %= length
+    known = shapes.constant(indices)
+    if known is not None and known.ndim <= 1 and known.size == 1:
+        return _one_row(g, data, int(known.reshape(-1)[0]), axis, keep=known.ndim == 1)
+    dy = g.dy
+    places = g.rank(indices)
+    if axis:
+        # Bring the gathered axes of dy to the front, scatter rows, and put the axis back.
+        total = g.rank(g.dy)
+        moved = [*range(axis, axis + places), *range(axis), *range(axis + places, total)]
+        dy = g.op.Transpose(dy, perm=moved)
+    lead = [axis, *(i for i in range(length) if i != axis)]
+    rows = g.op.Transpose(data, perm=lead) if axis else data
+    shape = g.op.Gather(g.op.shape(data), lead) if axis else g.op.shape(rows)
+    total = scatter_rows(g, shape, indices, dy, data.dtype)
+    return g.op.Transpose(total, perm=np.argsort(lead).tolist()) if axis else total
+
+
+def _one_row(g, data, index, axis, keep):
+    """One constant place (a first token): pad dy with zeros instead of scattering it."""
+    dy = g.dy if keep else g.op.Unsqueeze(g.dy, [axis])
+    size = g.op.dim(data, axis)
+    before = size + index if index < 0 else g.op.constant([index], np.dtype(np.int64))
+    after = size - before - 1
+    zero = g.op.constant([0], np.dtype(np.int64))
+    length = g.rank(data)
+    low = [before if i == axis else zero for i in range(length)]
+    high = [after if i == axis else zero for i in range(length)]
+    return g.op.Pad(dy, g.op.Concat(*low, *high, axis=0), 0)
+
+
+def scatter_rows(g, shape, indices, updates, dtype):
+    """Zeros of ``shape`` with ``updates`` [..., *shape[1:]] added at the rows ``indices`` [...]."""
+    zeros = g.op.Expand(g.op.constant(0, dtype), shape)
+    index = g.op.Unsqueeze(g.op.cast(indices, ir.DataType.INT64), [-1])
+    return g.op.ScatterND(zeros, index, updates, reduction="add")
+
+
+@gradient("GatherElements")
+def gather_elements(g, data, indices, *, axis=0):
+    """d data = zeros, with dy added at the indices"""
+    return g.op.ScatterElements(g.op.zeros_like(data), indices, g.dy, axis=axis, reduction="add")
+
+
+@gradient("GatherND")
+def gather_nd(g, data, indices, *, batch_dims=0):
+    """d data = zeros, with dy added at the indices"""
+    if batch_dims:
+        g.unsupported("batch_dims above 0")
+    return g.op.ScatterND(g.op.zeros_like(data), indices, g.dy, reduction="add")
+
+
+@gradient("ScatterND")
+def scatter_nd(g, data, indices, updates, *, reduction="none"):
+    """d data = dy (zero where overwritten), d updates = dy at the indices"""
+    if reduction not in ("none", "add"):
+        g.unsupported(f"reduction {reduction!r}")
+    d_updates = g.op.GatherND(g.dy, indices) if g.needs(2) else None
+    if reduction == "add" or not g.needs(0):
+        return g.dy, None, d_updates
+    return g.op.ScatterND(g.dy, indices, g.op.zeros_like(updates)), None, d_updates
+
+
+@gradient("ScatterElements")
+def scatter_elements(g, data, indices, updates, *, axis=0, reduction="none"):
+    """d data = dy (zero where overwritten), d updates = dy at the indices"""
+    if reduction not in ("none", "add"):
+        g.unsupported(f"reduction {reduction!r}")
+    d_updates = g.op.GatherElements(g.dy, indices, axis=axis) if g.needs(2) else None
+    if reduction == "add" or not g.needs(0):
+        return g.dy, None, d_updates
+    cleared = g.op.ScatterElements(g.dy, indices, g.op.zeros_like(updates), axis=axis)
+    return cleared, None, d_updates
+
+
+

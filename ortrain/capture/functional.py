@@ -1,0 +1,228 @@
+"""In-place operators become functional ones, and buffer updates become results."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from ortrain.capture.origin import captured_error
+
+aten = torch.ops.aten
+
+# How a new value of a view is written back into the tensor that it is a view of:
+# (base, view's arguments after the base, new value) → arguments of the operator.
+_WRITE_BACK = {
+    aten.slice.Tensor: aten.slice_scatter.default,
+    aten.select.int: aten.select_scatter.default,
+}
+_RESHAPES = {
+    aten.view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim,
+    aten.squeeze.default, aten.flatten.using_ints,
+}  # fmt: skip
+_ALIASES = {aten.alias.default, aten.detach.default}
+_TRANSPOSES = {aten.transpose.int, aten.t.default}
+_VIEWS = {*_WRITE_BACK, *_RESHAPES, *_ALIASES, *_TRANSPOSES, aten.expand.default,
+          aten.permute.default, aten.narrow.default}  # fmt: skip
+_RANDOM = {"normal_", "uniform_", "bernoulli_", "random_", "exponential_", "cauchy_",
+           "log_normal_", "geometric_"}  # fmt: skip
+
+
+def functionalise(exported: ExportedProgram) -> dict[str, fx.Node]:
+    """Rewrites every in-place operator of a program's graph.
+
+    Covered are writes to a tensor that the graph itself made, to a buffer, and to a slice,
+    a selection or a reshape of one of these.
+
+    Returns:
+        The buffers that the graph updates, with the node of each one's new value.
+    """
+    return _Functional(exported).run()
+
+
+class _Functional:
+    def __init__(self, exported: ExportedProgram) -> None:
+        self.graph = exported.graph_module.graph
+        specs = exported.graph_signature.input_specs
+        self.inputs = {s.arg.name: s for s in specs if hasattr(s.arg, "name")}
+        self.current: dict[fx.Node, fx.Node] = {}  # a placeholder → the buffer's value by now
+        self.owner: dict[fx.Node, fx.Node] = {}  # the other way
+        self.order = {node: i for i, node in enumerate(self.graph.nodes)}
+
+    def run(self) -> dict[str, fx.Node]:
+        for node in list(self.graph.nodes):
+            if node.op != "call_function":
+                continue
+            if node.target is aten.batch_norm.default and node.args[5]:
+                self.batch_norm(node)
+            elif node.target is aten.instance_norm.default and node.args[3] is not None:
+                raise captured_error(
+                    node, "instance_norm with running statistics cannot be captured",
+                    help="leave track_running_stats off",
+                )
+            elif isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+                self.in_place(node)
+        return {str(self.inputs[k.name].target): v for k, v in self.current.items()}
+
+    # -- batch normalization -----------------------------------------------------------------
+
+    def batch_norm(self, node: fx.Node) -> None:
+        """``aten.batch_norm`` updates its running statistics although its schema hides it."""
+        *head, mean, variance, training, momentum, eps = node.args[:8]
+        value = node.meta["val"]
+        with self.graph.inserting_before(node):
+            functional = self.graph.call_function(
+                aten._native_batch_norm_legit_functional.default,
+                (*head, mean, variance, training, momentum, eps),
+            )
+            weight = value.new_empty(value.shape[1])
+            functional.meta = {**node.meta, "val": (value, weight, weight, weight, weight)}
+            results = []
+            for i in (0, 3, 4):
+                result = self.graph.call_function(operator.getitem, (functional, i))
+                result.meta = {**node.meta, "val": functional.meta["val"][i]}
+                results.append(result)
+        node.replace_all_uses_with(results[0])
+        for old, new in ((mean, results[1]), (variance, results[2])):
+            if old is not None:
+                self.replace(node, old, new)
+        self.graph.erase_node(node)
+
+    # -- in-place operators ------------------------------------------------------------------
+
+    def in_place(self, node: fx.Node) -> None:
+        target = node.target
+        name = target._schema.name.removeprefix("aten::")
+        if target.namespace != "aten" or not name.endswith("_") or name in _RANDOM:
+            because = "it draws random numbers in place" if name in _RANDOM else ""
+            raise captured_error(node, f"{target} cannot be captured", because=because)
+        written = node.args[0]
+        assert isinstance(written, fx.Node)
+        with self.graph.inserting_before(node):
+            new = self.functional(node, name)
+        node.replace_all_uses_with(new)
+        self.replace(node, written, new)
+        self.graph.erase_node(node)
+
+    def functional(self, node: fx.Node, name: str) -> fx.Node:
+        """The node that computes what the in-place operator leaves in its first argument."""
+        written = node.args[0]
+        assert isinstance(written, fx.Node)
+        if name == "copy_":
+            source = node.args[1]
+            target, args = aten.expand_as.default, (self._cast(source, written), written)
+            if source.meta["val"].shape == written.meta["val"].shape:
+                target, args = aten.clone.default, (args[0],)
+            kwargs: dict[str, Any] = {}
+        elif name in ("fill_", "zero_"):
+            value = node.args[1] if name == "fill_" else 0
+            target, args, kwargs = aten.full_like.default, (written, value), {}
+        else:
+            packet = getattr(aten, name[:-1], None)
+            target = getattr(packet, node.target._overloadname, None)
+            if target is None:
+                raise captured_error(node, f"{node.target} cannot be captured")
+            args, kwargs = node.args, dict(node.kwargs)
+        new = self.graph.call_function(target, args, kwargs)
+        new.meta = {**node.meta, "val": written.meta["val"]}
+        return new
+
+    def _cast(self, source: fx.Node, written: fx.Node) -> fx.Node:
+        known, wanted = source.meta["val"], written.meta["val"].dtype
+        if known.dtype == wanted:
+            return source
+        cast = self.graph.call_function(aten.to.dtype, (source, wanted))
+        cast.meta = {**source.meta, "val": known.to(wanted)}
+        return cast
+
+    def replace(self, at: fx.Node, written: fx.Node, new: fx.Node) -> None:
+        """Every later reader of the memory behind ``written`` sees the new value."""
+        base, path = self._base(written)
+        self._check(at, base)
+        with self.graph.inserting_before(at):
+            for view in reversed(path):
+                new = self._write_back(at, view, new)
+        owner = base if base.op == "placeholder" else self.owner.get(base)
+        if owner is not None:
+            self.current[owner], self.owner[new] = new, owner
+        # The other views of the same memory are taken again, from the new value.
+        fresh: dict[fx.Node, fx.Node] = {base: new}
+        for view in self._views(base):
+            if self._later(view, at):
+                with self.graph.inserting_before(at):
+                    again = self.graph.node_copy(view, lambda n: fresh.get(n, n))
+                fresh[view] = again
+                self.order[again] = self.order[at]
+        for old, latest in fresh.items():
+            old.replace_all_uses_with(
+                latest, delete_user_cb=lambda user: self.order.get(user, -1) > self.order[at]
+            )
+
+    def _later(self, view: fx.Node, at: fx.Node) -> bool:
+        """Whether the view itself comes earlier but it, or a view of it, is read later."""
+        if self.order.get(view, -1) >= self.order[at]:
+            return False
+        return any(
+            self.order.get(user, -1) > self.order[at]
+            or (user.target in _VIEWS and user.args[0] is view and self._later(user, at))
+            for user in view.users
+        )
+
+    def _views(self, base: fx.Node) -> Iterator[fx.Node]:
+        """Views of a tensor, in graph order by generation."""
+        for user in list(base.users):
+            if user.target in _VIEWS and user.args[0] is base:
+                yield user
+                yield from self._views(user)
+
+    def _base(self, node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
+        path: list[fx.Node] = []
+        while node.op == "call_function" and node.target in _VIEWS:
+            path.insert(0, node)
+            source = node.args[0]
+            assert isinstance(source, fx.Node)
+            node = source
+        return node, path
+
+    def _check(self, at: fx.Node, base: fx.Node) -> None:
+        if base.op == "call_function":
+            return
+        spec = self.inputs.get(base.name)
+        if spec is not None and spec.kind is InputKind.BUFFER:
+            return
+        kind = "a parameter" if spec and spec.kind is InputKind.PARAMETER else "an argument"
+        raise captured_error(
+            at,
+            f"{at.target} writes into {kind}",
+            because="a graph does not change its inputs",
+            help="work on a copy (tensor.clone())",
+        )
+
+    def _write_back(self, at: fx.Node, view: fx.Node, new: fx.Node) -> fx.Node:
+        """The tensor that ``view`` was taken from, with ``new`` in the view's place."""
+        source = view.args[0]
+        assert isinstance(source, fx.Node)
+        rest = view.args[1:]
+        if view.target in _WRITE_BACK:
+            args: tuple[Any, ...] = (source, new, *rest)
+            target: Any = _WRITE_BACK[view.target]
+        elif view.target in _ALIASES:
+            return new
+        elif view.target in _TRANSPOSES:
+            target, args = view.target, (new, *rest)
+        elif view.target in _RESHAPES:
+            shape = list(source.meta["val"].shape)
+            if not all(isinstance(size, int) for size in shape):
+                raise captured_error(at, f"{at.target} into a reshaped tensor of symbolic size")
+            target, args = aten.reshape.default, (new, shape)
+        else:
+            raise captured_error(at, f"{at.target} into {view.target} cannot be captured")
+        node = self.graph.call_function(target, args)
+        node.meta = {**at.meta, "val": source.meta["val"]}
+        return node
+

@@ -1,0 +1,109 @@
+"""What made an export fail, in a few words."""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from typing import Any
+
+import torch
+
+from ortrain.capture.origin import TORCH
+from ortrain.errors import CaptureError
+
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Refusal(CaptureError):
+    """A failed export.
+
+    Attributes:
+        final: whether another way of exporting would fail in the same way.
+        failed: what was tried, each with its reason.
+    """
+
+    final: bool = False
+    failed: tuple[str, ...] = ()
+
+
+# (what the message contains, what it means, the way out, whether no other rung can help)
+_KNOWN: tuple[tuple[str, str, str, bool], ...] = (
+    (
+        "Could not guard on data-dependent expression",
+        "the Python code branches on the values of a tensor",
+        "compute both ways and choose with torch.where",
+        True,
+    ),
+    (
+        "Could not extract specialized integer from data-dependent expression",
+        "the Python code needs a number out of a tensor",
+        "keep the computation in tensors",
+        True,
+    ),
+    (
+        "is not supported or pytree-flattenable",
+        "an output is of a type that is no pytree",
+        "return tensors, tuples, lists, dicts or ModelOutput",
+        True,
+    ),
+    (
+        "tensor attribute",
+        "the forward assigns a tensor to an attribute",
+        "register it as a buffer",
+        True,
+    ),
+)
+
+
+def refusal(module: torch.nn.Module, error: BaseException) -> Refusal:
+    """The reason for which an export failed, and where in the user's code."""
+    text = _ANSI.sub("", str(error))
+    where = _where(module, error)
+    if "Cache" in text and "pytree-flattenable" in text:
+        result = Refusal(
+            "the output holds a key-value cache",
+            where=where,
+            because="past_key_values is no tuple of tensors, and training has no use for it",
+            help="set model.config.use_cache = False, or call the model with use_cache=False",
+        )
+        result.final = True
+        return result
+    for needle, meaning, help, final in _KNOWN:
+        if needle in text:
+            result = Refusal(
+                "the module cannot be exported",
+                where=where,
+                because=f"{meaning} ({_first_line(text)})",
+                help=help,
+            )
+            result.final = final
+            return result
+    return Refusal(
+        "the module cannot be exported",
+        where=where,
+        because=f"{type(error).__name__}: {_first_line(text)}",
+        help="change the code there, or leave this module to eager",
+    )
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no message")[:300]
+
+
+def _where(module: torch.nn.Module, error: BaseException) -> str:
+    """Module path and source line of the innermost frame that is neither torch's nor ours."""
+    names: dict[int, str] = {id(child): name for name, child in module.named_modules()}
+    found, path = "", ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if file.startswith((TORCH, _OWN)) or file.startswith("<"):
+            continue
+        owner: Any = frame.f_locals.get("self")
+        if id(owner) in names:
+            path = names[id(owner)]
+        found = f"{file}:{line}"
+    if not found:
+        return path
+    return f"{path} ({found})" if path else f"({found})"

@@ -1,0 +1,7 @@
+"""Our translations from ATen to ONNX: where upstream has none, or one that is wrong for training,
+and the common operators, so that most graphs need no other and stay small."""
+
+from ortrain.capture.translations import arithmetic, index, loss, nn, reduce, shape
+from ortrain.capture.translations.base import TRANSLATIONS, recorded, translating
+
+__all__ = ["TRANSLATIONS", "recorded", "translating"]

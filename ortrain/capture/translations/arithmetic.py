@@ -1,0 +1,204 @@
+"""Element by element: arithmetic, comparison, logic, selection, casts, symbolic integers."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ortrain.capture.translations.base import (
+    Function,
+    Scalar,
+    Translator,
+    aten,
+    dtype_or,
+    refuse,
+    translation,
+)
+
+
+def _binary(op_type: str, *targets: Any) -> Function:
+    @translation(*targets)
+    def translate(op: Translator, self: ir.Value, other: Scalar) -> ir.Value:
+        return op.node(op_type, (self, op.beside(other, self)))
+
+    return translate
+
+
+def _unary(op_type: str, *targets: Any) -> Function:
+    @translation(*targets)
+    def translate(op: Translator, self: ir.Value) -> ir.Value:
+        return op.node(op_type, (self,))
+
+    return translate
+
+
+_binary("Mul", aten.mul.Tensor, aten.mul.Scalar)
+_binary("Div", aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
+_binary("Equal", aten.eq.Tensor, aten.eq.Scalar)
+_binary("Greater", aten.gt.Tensor, aten.gt.Scalar)
+_binary("GreaterOrEqual", aten.ge.Tensor, aten.ge.Scalar)
+_binary("Less", aten.lt.Tensor, aten.lt.Scalar)
+_binary("LessOrEqual", aten.le.Tensor, aten.le.Scalar)
+_binary("Min", aten.minimum.default, aten.min.other)
+_binary("Max", aten.maximum.default, aten.max.other)
+_binary("And", aten.logical_and.default)
+_binary("Or", aten.logical_or.default)
+_binary("Xor", aten.logical_xor.default)
+_unary("Abs", aten.abs.default)
+_unary("Ceil", aten.ceil.default)
+_unary("Cos", aten.cos.default)
+_unary("Erf", aten.erf.default)
+_unary("Exp", aten.exp.default)
+_unary("Floor", aten.floor.default)
+_unary("Identity", aten.contiguous.default, aten.alias.default, aten.lift_fresh_copy.default)
+_unary("Log", aten.log.default)
+_unary("Neg", aten.neg.default)
+_unary("Not", aten.logical_not.default)
+_unary("Reciprocal", aten.reciprocal.default)
+_unary("Sigmoid", aten.sigmoid.default)
+_unary("Sign", aten.sign.default)
+_unary("Sin", aten.sin.default)
+_unary("Sqrt", aten.sqrt.default)
+_unary("Tanh", aten.tanh.default)
+
+
+@translation(aten.add.Tensor, aten.add.Scalar)
+def add(op: Translator, self: ir.Value, other: Scalar, alpha: Scalar = 1) -> ir.Value:
+    return op.Add(self, _times(op, op.beside(other, self), alpha))
+
+
+@translation(aten.sub.Tensor, aten.sub.Scalar)
+def sub(op: Translator, self: ir.Value, other: Scalar, alpha: Scalar = 1) -> ir.Value:
+    return op.Sub(self, _times(op, op.beside(other, self), alpha))
+
+
+@translation(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(op: Translator, self: ir.Value, other: Scalar, alpha: Scalar = 1) -> ir.Value:
+    return op.Sub(op.beside(other, self), _times(op, self, alpha))
+
+
+def _times(op: Translator, value: Scalar, alpha: Scalar) -> Scalar:
+    if not isinstance(alpha, ir.Value) and alpha == 1:
+        return value
+    if isinstance(value, ir.Value):
+        return op.Mul(value, op.beside(alpha, value))
+    return value * alpha  # type: ignore[operator]
+
+
+@translation(aten.ne.Tensor, aten.ne.Scalar)
+def ne(op: Translator, self: ir.Value, other: Scalar) -> ir.Value:
+    return op.Not(op.Equal(self, op.beside(other, self)))
+
+
+@translation(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor)
+def pow(op: Translator, self: ir.Value, exponent: Scalar) -> ir.Value:
+    return op.Pow(self, op.beside(exponent, self))
+
+
+@translation(aten.rsqrt.default)
+def rsqrt(op: Translator, self: ir.Value) -> ir.Value:
+    return op.Reciprocal(op.Sqrt(self))
+
+
+@translation(aten.clamp.default)
+def clamp(
+    op: Translator, self: ir.Value, min: Scalar | None = None, max: Scalar | None = None
+) -> ir.Value:
+    if not isinstance(min, ir.Value) and not isinstance(max, ir.Value):
+        return op.Clip(self, min, max)
+    result = self
+    if min is not None:
+        result = op.Max(result, op.beside(min, self))
+    if max is not None:
+        result = op.Min(result, op.beside(max, self))
+    return result
+
+
+@translation(aten.clamp_min.default)
+def clamp_min(op: Translator, self: ir.Value, min: Scalar) -> ir.Value:
+    return clamp(op, self, min)
+
+
+@translation(aten.clamp_max.default)
+def clamp_max(op: Translator, self: ir.Value, max: Scalar) -> ir.Value:
+    return clamp(op, self, None, max)
+
+
+def _logical_or_bitwise(logical: str, bitwise: str, *targets: Any) -> None:
+    @translation(*targets)
+    def translate(op: Translator, self: ir.Value, *other: ir.Value) -> ir.Value:
+        return op.node(logical if self.dtype == ir.DataType.BOOL else bitwise, (self, *other))
+
+
+_logical_or_bitwise("And", "BitwiseAnd", aten.__and__.Tensor, aten.bitwise_and.Tensor)
+_logical_or_bitwise("Or", "BitwiseOr", aten.__or__.Tensor, aten.bitwise_or.Tensor)
+_logical_or_bitwise("Xor", "BitwiseXor", aten.__xor__.Tensor, aten.bitwise_xor.Tensor)
+_logical_or_bitwise("Not", "BitwiseNot", aten.bitwise_not.default)
+
+
+@translation(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf)
+def where(op: Translator, condition: ir.Value, self: Scalar, other: Scalar) -> ir.Value:
+    return op.Where(condition, self, other)
+
+
+@translation(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(op: Translator, self: ir.Value, mask: ir.Value, value: Scalar) -> ir.Value:
+    return op.Where(mask, op.beside(value, self), self)
+
+
+@translation(aten.detach.default)
+def detach(op: Translator, self: ir.Value) -> ir.Value:
+    return op.ours("StopGradient", self)
+
+
+# -- casts ---------------------------------------------------------------------------------------
+
+
+@translation(aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default, aten.clone.default)
+def to_dtype(op: Translator, self: ir.Value, dtype: Any = None, *rest: Any, **kw: Any) -> ir.Value:
+    assert self.dtype is not None
+    return op.cast(self, dtype_or(dtype, self.dtype))
+
+
+@translation(aten.to.device)
+def to_device(
+    op: Translator, self: ir.Value, device: Any, dtype: Any = None, *rest: Any, **kw: Any
+) -> ir.Value:
+    return to_dtype(op, self, dtype)
+
+
+@translation(aten.to.other, aten.type_as.default)
+def to_other(op: Translator, self: ir.Value, other: ir.Value, *rest: Any, **kw: Any) -> ir.Value:
+    assert other.dtype is not None
+    return op.cast(self, other.dtype)
+
+
+# -- symbolic integers ---------------------------------------------------------------------------
+
+
+@translation(aten.sym_size.int)
+def sym_size(op: Translator, self: ir.Value, dim: int) -> ir.Value:
+    return op.Squeeze(op.dim(self, dim), [0])
+
+
+@translation(aten.sym_numel.default)
+def sym_numel(op: Translator, self: ir.Value) -> ir.Value:
+    return op.Size(self)
+
+
+def _sizes(op_type: str, *targets: Any) -> None:
+    @translation(*targets)
+    def translate(op: Translator, a: Scalar, b: Scalar) -> ir.Value:
+        if isinstance(a, float) or isinstance(b, float):
+            raise refuse(f"{op_type} of a symbolic size and a float")
+        return op.node(op_type, [np.int64(v) if isinstance(v, int) else v for v in (a, b)])
+
+
+_sizes("Add", operator.add)
+_sizes("Sub", operator.sub)
+_sizes("Mul", operator.mul)
+_sizes("Div", operator.floordiv)  # sizes are not negative, so that rounding down is truncation
+_sizes("Mod", operator.mod)

@@ -1,0 +1,168 @@
+"""Reading and writing by index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from ortrain.capture.translations.base import INT64_MAX, Size, Translator, aten, refuse, translation
+from ortrain.graph import shapes
+
+
+@translation(aten.gather.default)
+def gather(
+    op: Translator, self: ir.Value, dim: int, index: ir.Value, *, sparse_grad: bool = False
+) -> ir.Value:
+    return op.GatherElements(self, index, axis=dim)
+
+
+@translation(aten.index_select.default)
+def index_select(op: Translator, self: ir.Value, dim: int, index: ir.Value) -> ir.Value:
+    return op.Gather(self, index, axis=dim)
+
+
+@translation(aten.index.Tensor)
+def index(op: Translator, self: ir.Value, indices: Sequence[ir.Value | None]) -> ir.Value:
+    given = {dim: value for dim, value in enumerate(indices) if value is not None}
+    if any(value.dtype == ir.DataType.BOOL for value in given.values()):
+        raise refuse(
+            "indexing with a mask",
+            "the result's size depends on the data",
+            "multiply by the mask, or use torch.where",
+        )
+    length = shapes.rank(self)
+    assert length is not None
+    dims = list(given)
+    if len(dims) == 1:
+        return op.Gather(self, given[dims[0]], axis=dims[0])
+    whole = _whole_ranges(op, self, given)
+    if whole is not None:
+        return whole
+    rest = [d for d in range(length) if d not in given]
+    if dims != list(range(len(dims))):
+        self = op.Transpose(self, perm=dims + rest)
+    picked = op.GatherND(self, _positions(op, list(given.values())))
+    width = max(shapes.rank(v) or 0 for v in given.values())
+    first = dims[0]
+    if first == 0 or dims != list(range(first, first + len(dims))):
+        return picked  # torch puts the indexed axes in front where they are not neighbours
+    lead = list(range(width, width + first))
+    order = [*lead, *range(width), *range(width + first, width + len(rest))]
+    return op.Transpose(picked, perm=order)
+
+
+def _positions(op: Translator, indices: list[ir.Value]) -> ir.Value:
+    """Index tensors, broadcast against each other, side by side on a last axis."""
+    dims = [shapes.dims(v) for v in indices]
+    wide = shapes.broadcast(*dims)
+    assert wide is not None
+    known = [d == wide and None not in wide for d in dims]
+    if not all(known):
+        target = op.Concat(*(_size(op, indices, axis - len(wide)) for axis in range(len(wide))), axis=0)
+        indices = [v if k else op.Expand(v, target) for v, k in zip(indices, known, strict=True)]
+    return op.Concat(*(op.Unsqueeze(v, [-1]) for v in indices), axis=-1)
+
+
+def _size(op: Translator, values: list[ir.Value], axis: int) -> ir.Value:
+    """The broadcast size of one axis, counted from the end."""
+    sizes = []
+    for value in values:
+        dims = shapes.dims(value)
+        if dims is not None and len(dims) >= -axis and dims[axis] != 1:
+            sizes.append((dims[axis], op.dim(value, axis)))
+    if not sizes:
+        return op.constant(np.array([1], np.int64))
+    if any(isinstance(dim, int) for dim, _ in sizes):
+        return next(size for dim, size in sizes if isinstance(dim, int))
+    first = sizes[0]
+    if all(shapes.same(first[0], dim) for dim, _ in sizes):
+        return first[1]
+    return op.Max(*(size for _, size in sizes))
+
+
+def _whole_ranges(
+    op: Translator, self: ir.Value, given: dict[int, ir.Value]
+) -> ir.Value | None:
+    """``x[arange(n)[:, None], arange(m)]`` with all of x's rows and columns is x, axes inserted.
+
+    Transformers builds its attention masks like that.
+    """
+    own = shapes.dims(self)
+    if own is None or list(given) != list(range(len(own))):
+        return None
+    width = max(shapes.rank(v) or 0 for v in given.values())
+    axes = []
+    for dim, value in given.items():
+        ranged, dims = _range_below(value), shapes.dims(value)
+        if ranged is None or dims is None or not shapes.same(ranged, own[dim]):
+            return None
+        wide = [i - len(dims) + width for i, d in enumerate(dims) if d != 1]
+        if len(wide) != 1:
+            return None
+        axes.append(wide[0])
+    if axes != sorted(set(axes)):
+        return None
+    inserted = [axis for axis in range(width) if axis not in axes]
+    return op.Unsqueeze(self, inserted) if inserted else self
+
+
+def _range_below(value: ir.Value) -> shapes.Dim:
+    """n where the value is ``arange(n)`` with axes inserted, else None."""
+    while True:
+        node = value.producer()
+        if node is None or node.domain:
+            return None
+        source = node.inputs[0] if node.inputs else None
+        if node.op_type in ("Unsqueeze", "Identity") and source is not None:
+            value = source
+        elif node.op_type == "Add" and source is not None and _is(node.inputs[1], 0):
+            value = source
+        elif node.op_type == "Range" and _is(node.inputs[0], 0) and _is(node.inputs[2], 1):
+            dims = shapes.dims(value)
+            return dims[0] if dims else None
+        else:
+            return None
+
+
+def _is(value: ir.Value | None, number: int) -> bool:
+    known = shapes.constant(value)
+    return known is not None and bool((known == number).all())
+
+
+# -- writing: what in-place assignments to a slice become ----------------------------------------
+
+
+@translation(aten.slice_scatter.default)
+def slice_scatter(
+    op: Translator,
+    self: ir.Value,
+    src: ir.Value,
+    dim: int = 0,
+    start: Size | None = None,
+    end: Size | None = None,
+    step: int = 1,
+) -> ir.Value:
+    if step != 1:
+        raise refuse("assignment to a slice with a step")
+    start = 0 if start is None else start
+    end = INT64_MAX if end is None else end
+    size = (shapes.dims(self) or ())[dim]
+    parts = []
+    if not (isinstance(start, int) and start == 0):
+        parts.append(op.Slice(self, [0], op.index(start), [dim], [1]))
+    parts.append(src)
+    if not isinstance(end, int) or not (end == INT64_MAX or (isinstance(size, int) and end >= size)):
+        parts.append(op.Slice(self, op.index(end), [INT64_MAX], [dim], [1]))
+    return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=dim)
+
+
+@translation(aten.select_scatter.default)
+def select_scatter(
+    op: Translator, self: ir.Value, src: ir.Value, dim: int, index: Size
+) -> ir.Value:
+    if isinstance(index, ir.Value):
+        raise refuse("assignment at a symbolic index")
+    end = INT64_MAX if index == -1 else index + 1
+    return slice_scatter(op, self, op.Unsqueeze(src, [dim]), dim, index, end)

@@ -1,0 +1,362 @@
+"""Layers: products, normalization, activation, dropout, embedding, attention, convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ortrain.capture.translations.base import Scalar, Translator, aten, refuse, translation
+from ortrain.graph import shapes
+
+
+@translation(aten.linear.default)
+def linear(
+    op: Translator, input: ir.Value, weight: ir.Value, bias: ir.Value | None = None
+) -> ir.Value:
+    if shapes.rank(input) == 2:
+        return op.Gemm(input, weight, bias, transB=1)
+    result = op.MatMul(input, op.Transpose(weight, perm=[1, 0]))
+    return result if bias is None else op.Add(result, bias)
+
+
+@translation(aten.matmul.default, aten.mm.default, aten.bmm.default)
+def matmul(op: Translator, self: ir.Value, other: ir.Value) -> ir.Value:
+    return op.MatMul(self, other)
+
+
+@translation(aten.addmm.default, aten.baddbmm.default)
+def addmm(
+    op: Translator,
+    self: ir.Value,
+    first: ir.Value,
+    second: ir.Value,
+    *,
+    beta: Scalar = 1,
+    alpha: Scalar = 1,
+) -> ir.Value:
+    product = op.MatMul(first, second)
+    if alpha != 1:
+        product = op.Mul(product, alpha)
+    if beta == 0:
+        return product
+    return op.Add(self if beta == 1 else op.Mul(self, beta), product)
+
+
+@translation(aten.layer_norm.default)
+def layer_norm(
+    op: Translator,
+    input: ir.Value,
+    normalized_shape: Sequence[int],
+    weight: ir.Value | None = None,
+    bias: ir.Value | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> ir.Value:
+    assert input.dtype is not None
+    if weight is None:
+        weight = op.constant(np.ones(tuple(normalized_shape)), input.dtype)
+    return op.LayerNormalization(
+        input, weight, bias, axis=-len(normalized_shape), epsilon=float(eps)
+    )
+
+
+@translation(aten._native_batch_norm_legit_functional.default)
+def batch_norm_training(
+    op: Translator,
+    input: ir.Value,
+    weight: ir.Value | None,
+    bias: ir.Value | None,
+    running_mean: ir.Value | None,
+    running_var: ir.Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    assert training, "capture replaces only batch_norm(training=True) by this"
+    return op.ours(
+        "BatchNorm",
+        input,
+        weight,
+        bias,
+        running_mean,
+        running_var,
+        outputs=5,
+        momentum=float(momentum),
+        eps=float(eps),
+    )
+
+
+@translation(aten.batch_norm.default)
+def batch_norm(
+    op: Translator,
+    input: ir.Value,
+    weight: ir.Value | None,
+    bias: ir.Value | None,
+    running_mean: ir.Value | None,
+    running_var: ir.Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool = True,
+) -> ir.Value:
+    assert not training
+    assert running_mean is not None
+    assert input.dtype is not None
+    assert input.shape is not None
+    channels = input.shape[1]
+    if weight is None:
+        weight = op.constant(np.ones(channels), input.dtype)
+    if bias is None:
+        bias = op.constant(np.zeros(channels), input.dtype)
+    return op.BatchNormalization(input, weight, bias, running_mean, running_var, epsilon=float(eps))
+
+
+@translation(aten.softmax.int)
+def softmax(op: Translator, self: ir.Value, dim: int, dtype: Any = None) -> ir.Value:
+    return op.Softmax(in_dtype(op, self, dtype), axis=dim)
+
+
+@translation(aten.log_softmax.int)
+def log_softmax(op: Translator, self: ir.Value, dim: int, dtype: Any = None) -> ir.Value:
+    return op.LogSoftmax(in_dtype(op, self, dtype), axis=dim)
+
+
+def in_dtype(op: Translator, value: ir.Value, dtype: Any) -> ir.Value:
+    return value if dtype is None or dtype == -1 else op.cast(value, ir.DataType(dtype))
+
+
+@translation(aten.gelu.default)
+def gelu(op: Translator, self: ir.Value, *, approximate: str = "none") -> ir.Value:
+    if op.opset >= 20:
+        return op.Gelu(self, approximate=approximate)
+    if approximate == "tanh":
+        inner = op.Mul(op.Add(self, op.Mul(op.Pow(self, 3.0), 0.044715)), float(np.sqrt(2 / np.pi)))
+        factor = op.Tanh(inner)
+    else:
+        factor = op.Erf(op.Mul(self, float(np.sqrt(0.5))))
+    return op.Mul(op.Mul(self, 0.5), op.Add(factor, 1.0))
+
+
+@translation(aten.relu.default)
+def relu(op: Translator, self: ir.Value) -> ir.Value:
+    return op.Relu(self)
+
+
+@translation(aten.silu.default)
+def silu(op: Translator, self: ir.Value) -> ir.Value:
+    return op.Mul(self, op.Sigmoid(self))
+
+
+@translation(aten.dropout.default)
+def dropout(op: Translator, input: ir.Value, p: float, train: bool) -> ir.Value:
+    if not train or p == 0:
+        return input
+    return op.ours("Dropout", input, op.seed(), ratio=float(p), stream=op.stream())
+
+
+@translation(aten.feature_dropout.default)
+def feature_dropout(op: Translator, input: ir.Value, p: float, train: bool) -> ir.Value:
+    """Drops whole channels: the mask is that of one element a channel, spread by a product."""
+    length = shapes.rank(input)
+    if not train or p == 0:
+        return input
+    assert length is not None
+    assert input.dtype is not None
+    one = op.constant(np.ones((1,) * length), input.dtype)
+    lead = op.Concat(op.dim(input, 0), op.dim(input, 1), [1] * (length - 2), axis=0)
+    kept = op.ours("Dropout", op.Expand(one, lead), op.seed(), ratio=float(p), stream=op.stream())
+    return op.Mul(input, kept)
+
+
+@translation(
+    aten.alpha_dropout.default, aten.feature_alpha_dropout.default, aten.native_dropout.default
+)
+def other_dropout(op: Translator, input: ir.Value, p: float, train: bool | None) -> ir.Value:
+    if not train or p == 0:
+        return input
+    raise refuse(
+        "alpha dropout",
+        "its mask comes from torch's generator",
+        "use nn.Dropout, or leave this module to eager",
+    )
+
+
+@translation(aten.embedding.default)
+def embedding(
+    op: Translator,
+    weight: ir.Value,
+    indices: ir.Value,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> ir.Value:
+    if scale_grad_by_freq or sparse:
+        kind = "scale_grad_by_freq" if scale_grad_by_freq else "sparse"
+        raise refuse(
+            f"an embedding with {kind}=True",
+            "its gradient is another than the graph's",
+            f"leave {kind} off",
+        )
+    return op.ours("Embedding", weight, indices, padding_idx=int(padding_idx))
+
+
+@translation(aten.scaled_dot_product_attention.default)
+def attention(
+    op: Translator,
+    query: ir.Value,
+    key: ir.Value,
+    value: ir.Value,
+    attn_mask: ir.Value | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> ir.Value:
+    q, k = shapes.dims(query), shapes.dims(key)
+    assert q is not None
+    assert k is not None
+    if scale is None:
+        if not isinstance(q[-1], int):
+            raise refuse("attention whose head size is symbolic")
+        scale = q[-1] ** -0.5
+    if enable_gqa and q[-3] != k[-3]:
+        if not isinstance(q[-3], int) or not isinstance(k[-3], int):
+            raise refuse("grouped attention whose head count is symbolic")
+        key, value = (_repeat_heads(op, v, q[-3], q[-3] // k[-3]) for v in (key, value))
+    dropping = dropout_p > 0
+    return op.ours(
+        "Attention",
+        query,
+        key,
+        value,
+        attn_mask,
+        op.seed() if dropping else None,
+        scale=float(scale),
+        causal=int(is_causal),
+        ratio=float(dropout_p),
+        stream=op.stream() if dropping else 0,
+    )
+
+
+def _repeat_heads(op: Translator, value: ir.Value, heads: int, times: int) -> ir.Value:
+    """[B, H/times, S, E] → [B, H, S, E], each head repeated in place."""
+    known = shapes.dims(value)
+    assert known is not None
+    axis = len(known) - 3
+    wide = [1] * (len(known) + 1)
+    wide[axis + 1] = times
+    spread = op.Expand(op.Unsqueeze(value, [axis + 1]), op.constant(np.array(wide, np.int64)))
+    result = op.Reshape(spread, [0] * axis + [heads, -1, _static(known[-1])])
+    result.shape = ir.Shape((*known[:-3], heads, *known[-2:]))
+    return result
+
+
+def _static(dim: shapes.Dim) -> int:
+    if not isinstance(dim, int):
+        raise refuse("grouped attention whose head size is symbolic")
+    return dim
+
+
+_SPATIAL = {
+    aten.conv1d.default: 1,
+    aten.conv2d.default: 2,
+    aten.conv3d.default: 3,
+    aten.conv1d.padding: 1,
+    aten.conv2d.padding: 2,
+    aten.conv3d.padding: 3,
+}
+
+
+@translation(*_SPATIAL)
+def convolution(
+    op: Translator,
+    input: ir.Value,
+    weight: ir.Value,
+    bias: ir.Value | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | str | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> ir.Value:
+    known = shapes.static(weight)
+    assert known is not None
+    kernel = known[2:]
+    count = len(kernel)
+    dilations = spread(dilation, count)
+    if shapes.rank(input) == count + 1:  # without a batch axis
+        single = convolution(
+            op, op.Unsqueeze(input, [0]), weight, bias, stride, padding, dilation, groups
+        )
+        return op.Squeeze(single, [0])
+    if isinstance(padding, str):
+        total = [
+            d * (k - 1) if padding == "same" else 0 for d, k in zip(dilations, kernel, strict=True)
+        ]
+        pads = [t // 2 for t in total] + [t - t // 2 for t in total]
+    else:
+        pads = spread(padding, count) * 2
+    return op.Conv(
+        input,
+        weight,
+        bias,
+        kernel_shape=kernel,
+        strides=spread(stride, count),
+        pads=pads,
+        dilations=dilations,
+        group=groups,
+    )
+
+
+@translation(aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
+def max_pool(
+    op: Translator,
+    self: ir.Value,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = (),
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+) -> ir.Value:
+    count = (shapes.rank(self) or 0) - 2
+    kernel = spread(kernel_size, count)
+    return op.MaxPool(
+        self,
+        kernel_shape=kernel,
+        strides=spread(stride, count) if stride else kernel,
+        pads=spread(padding, count) * 2,
+        dilations=spread(dilation, count),
+        ceil_mode=int(ceil_mode),
+    )
+
+
+@translation(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default)
+def adaptive_average_pool(
+    op: Translator, self: ir.Value, output_size: Sequence[int | None]
+) -> ir.Value:
+    known = shapes.dims(self)
+    assert known is not None
+    count = len(output_size)
+    wanted = [known[i - count] if size is None else size for i, size in enumerate(output_size)]
+    if all(size == 1 for size in wanted):
+        return op.ReduceMean(self, list(range(-count, 0)), keepdims=1)
+    if wanted == list(known[-count:]):
+        return self
+    kernel = []
+    for size, dim in zip(wanted, known[-count:], strict=True):
+        if not isinstance(dim, int) or not isinstance(size, int) or dim % size:
+            raise refuse(
+                f"adaptive pooling of {dim} to {size}", "the windows would be of unequal size"
+            )
+        kernel.append(dim // size)
+    return op.AveragePool(self, kernel_shape=kernel, strides=kernel)
+
+
+def spread(value: int | Sequence[int], count: int) -> list[int]:
+    """One number for each spatial axis."""
+    if isinstance(value, int):
+        return [value] * count
+    return list(value) * count if len(value) == 1 else list(value)

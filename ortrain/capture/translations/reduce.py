@@ -1,0 +1,109 @@
+"""Reductions, running sums, triangles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from ortrain.capture.translations.base import Translator, aten, translation
+from ortrain.capture.translations.nn import in_dtype
+
+_WHOLE = {ir.DataType.BOOL, ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32,
+          ir.DataType.UINT8}  # fmt: skip
+
+
+@translation(aten.sum.default)
+def sum_all(op: Translator, self: ir.Value, *, dtype: Any = None) -> ir.Value:
+    return op.ReduceSum(_summand(op, self, dtype), keepdims=0)
+
+
+@translation(aten.sum.dim_IntList)
+def sum(
+    op: Translator,
+    self: ir.Value,
+    dim: int | Sequence[int] | None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+) -> ir.Value:
+    return op.ReduceSum(_summand(op, self, dtype), *_axes(dim), keepdims=int(keepdim))
+
+
+def _summand(op: Translator, value: ir.Value, dtype: Any) -> ir.Value:
+    """torch sums small integers in int64."""
+    if dtype is None or dtype == -1:
+        return op.cast(value, ir.DataType.INT64) if value.dtype in _WHOLE else value
+    return in_dtype(op, value, dtype)
+
+
+@translation(aten.mean.default)
+def mean_all(op: Translator, self: ir.Value, *, dtype: Any = None) -> ir.Value:
+    return op.ReduceMean(in_dtype(op, self, dtype), keepdims=0)
+
+
+@translation(aten.mean.dim)
+def mean(
+    op: Translator,
+    self: ir.Value,
+    dim: int | Sequence[int] | None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+) -> ir.Value:
+    return op.ReduceMean(in_dtype(op, self, dtype), *_axes(dim), keepdims=int(keepdim))
+
+
+def _axes(dim: int | Sequence[int] | None) -> list[list[int]]:
+    """The axes input; torch takes an empty list for all of them."""
+    if dim is None or dim == []:
+        return []
+    return [[dim] if isinstance(dim, int) else list(dim)]
+
+
+@translation(aten.amax.default)
+def amax(
+    op: Translator, self: ir.Value, dim: int | Sequence[int] = (), keepdim: bool = False
+) -> ir.Value:
+    return op.ReduceMax(self, *_axes(dim or None), keepdims=int(keepdim))
+
+
+@translation(aten.amin.default)
+def amin(
+    op: Translator, self: ir.Value, dim: int | Sequence[int] = (), keepdim: bool = False
+) -> ir.Value:
+    return op.ReduceMin(self, *_axes(dim or None), keepdims=int(keepdim))
+
+
+@translation(aten.argmax.default)
+def argmax(
+    op: Translator, self: ir.Value, dim: int | None = None, keepdim: bool = False
+) -> ir.Value:
+    if dim is None:
+        return op.ArgMax(op.Reshape(self, [-1]), axis=0, keepdims=0)
+    return op.ArgMax(self, axis=dim, keepdims=int(keepdim))
+
+
+@translation(aten.cumsum.default)
+def cumsum(op: Translator, self: ir.Value, dim: int, *, dtype: Any = None) -> ir.Value:
+    return op.CumSum(_summand(op, self, dtype), op.constant(dim, ir.DataType.INT64))
+
+
+@translation(aten.tril.default)
+def tril(op: Translator, self: ir.Value, diagonal: int = 0) -> ir.Value:
+    return _triangle(op, self, diagonal, upper=0)
+
+
+@translation(aten.triu.default)
+def triu(op: Translator, self: ir.Value, diagonal: int = 0) -> ir.Value:
+    return _triangle(op, self, diagonal, upper=1)
+
+
+def _triangle(op: Translator, value: ir.Value, diagonal: Any, upper: int) -> ir.Value:
+    offset = diagonal if isinstance(diagonal, ir.Value) else op.constant(diagonal, ir.DataType.INT64)
+    if value.dtype == ir.DataType.BOOL:  # no kernel for bool on every provider
+        return op.cast(
+            op.Trilu(op.cast(value, ir.DataType.INT64), offset, upper=upper), ir.DataType.BOOL
+        )
+    return op.Trilu(value, offset, upper=upper)

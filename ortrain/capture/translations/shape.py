@@ -1,0 +1,305 @@
+"""Shape: reshape, transpose, expand, join and cut; and what makes new tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ortrain.capture.translations.base import (
+    INT64_MAX,
+    Scalar,
+    Size,
+    Translator,
+    aten,
+    dtype_or,
+    refuse,
+    translation,
+)
+from ortrain.graph import shapes
+
+
+@translation(aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+def reshape(op: Translator, self: ir.Value, size: Sequence[Size]) -> ir.Value:
+    # A static size of 0 is a size, not "as it was".
+    return op.Reshape(self, op.sizes(size), allowzero=1)
+
+
+@translation(aten.flatten.using_ints)
+def flatten(op: Translator, self: ir.Value, start_dim: int = 0, end_dim: int = -1) -> ir.Value:
+    length = shapes.rank(self)
+    assert length is not None
+    if length == 0:
+        return op.Reshape(self, [1])
+    start, end = start_dim % length, end_dim % length
+    tail = [op.dim(self, axis) for axis in range(end + 1, length)]
+    target = op.constant(np.array([0] * start + [-1], np.int64))
+    return op.Reshape(self, op.Concat(target, *tail, axis=0) if tail else target)
+
+
+@translation(aten.unflatten.int)
+def unflatten(op: Translator, self: ir.Value, dim: int, sizes: Sequence[Size]) -> ir.Value:
+    length = shapes.rank(self)
+    assert length is not None
+    dim %= length
+    tail = [op.dim(self, axis) for axis in range(dim + 1, length)]
+    lead = op.constant(np.array([0] * dim, np.int64))
+    return op.Reshape(self, op.Concat(lead, op.sizes(sizes), *tail, axis=0))
+
+
+@translation(aten.transpose.int)
+def transpose(op: Translator, self: ir.Value, dim0: int, dim1: int) -> ir.Value:
+    length = shapes.rank(self)
+    assert length is not None
+    if length == 0:
+        return self
+    perm = list(range(length))
+    perm[dim0], perm[dim1] = perm[dim1], perm[dim0]
+    return op.Transpose(self, perm=perm)
+
+
+@translation(aten.permute.default)
+def permute(op: Translator, self: ir.Value, dims: Sequence[int]) -> ir.Value:
+    return op.Transpose(self, perm=[d % len(dims) for d in dims]) if dims else self
+
+
+@translation(aten.t.default, aten.numpy_T.default, aten.mT.default)
+def t(op: Translator, self: ir.Value) -> ir.Value:
+    length = shapes.rank(self)
+    return self if length is None or length < 2 else transpose(op, self, -2, -1)
+
+
+@translation(aten.unsqueeze.default)
+def unsqueeze(op: Translator, self: ir.Value, dim: int) -> ir.Value:
+    return op.Unsqueeze(self, [dim])
+
+
+@translation(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def squeeze(op: Translator, self: ir.Value, dim: int | Sequence[int] | None = None) -> ir.Value:
+    known = shapes.dims(self)
+    assert known is not None
+    if dim is None:
+        wanted = list(range(len(known)))
+    else:
+        wanted = [dim] if isinstance(dim, int) else list(dim)
+    # A symbolic size was not 1 when the trace passed here, and torch then leaves it alone.
+    gone = [d for d in wanted if known and known[d] == 1]
+    return op.Squeeze(self, gone) if gone else self
+
+
+@translation(aten.expand.default)
+def expand(
+    op: Translator, self: ir.Value, size: Sequence[Size], *, implicit: bool = False
+) -> ir.Value:
+    return op.Expand(self, op.sizes([1 if isinstance(s, int) and s == -1 else s for s in size]))
+
+
+@translation(aten.expand_as.default)
+def expand_as(op: Translator, self: ir.Value, other: ir.Value) -> ir.Value:
+    return op.Expand(self, op.shape(other))
+
+
+@translation(aten.slice.Tensor)
+def slice(
+    op: Translator,
+    self: ir.Value,
+    dim: int = 0,
+    start: Size | None = None,
+    end: Size | None = None,
+    step: int = 1,
+) -> ir.Value:
+    start = 0 if start is None else start
+    end = INT64_MAX if end is None else end
+    if isinstance(start, int) and start == 0 and isinstance(end, int) and end == INT64_MAX:
+        if step == 1:
+            return self
+    return op.Slice(self, op.index(start), op.index(end), [dim], [step])
+
+
+@translation(aten.narrow.default)
+def narrow(op: Translator, self: ir.Value, dim: int, start: Size, length: Size) -> ir.Value:
+    begin, count = op.index(start), op.index(length)
+    return op.Slice(self, begin, op.Add(begin, count), [dim], [1])
+
+
+@translation(aten.select.int)
+def select(op: Translator, self: ir.Value, dim: int, index: Size) -> ir.Value:
+    if isinstance(index, int):
+        index = op.constant(np.int64(index))
+    return op.Gather(self, index, axis=dim)
+
+
+@translation(aten.cat.default)
+def cat(op: Translator, tensors: Sequence[ir.Value], dim: int = 0) -> ir.Value:
+    # torch ignores empty vectors among tensors of higher rank.
+    kept = [v for v in tensors if shapes.dims(v) != (0,)]
+    if not kept:
+        return tensors[0]
+    return kept[0] if len(kept) == 1 else op.Concat(*kept, axis=dim)
+
+
+@translation(aten.stack.default)
+def stack(op: Translator, tensors: Sequence[ir.Value], dim: int = 0) -> ir.Value:
+    return op.Concat(*(op.Unsqueeze(v, [dim]) for v in tensors), axis=dim)
+
+
+@translation(aten.split.Tensor, aten.split.default)
+def split(op: Translator, self: ir.Value, split_size: Size, dim: int = 0) -> Any:
+    total = _static_dim(self, dim)
+    if not isinstance(split_size, int):
+        raise refuse("split into pieces of symbolic size")
+    sizes = [min(split_size, total - start) for start in range(0, total, split_size)]
+    return split_sizes(op, self, sizes, dim)
+
+
+@translation(aten.split_with_sizes.default, aten.split.sizes)
+def split_sizes(op: Translator, self: ir.Value, split_sizes: Sequence[int], dim: int = 0) -> Any:
+    if len(split_sizes) == 1:
+        return (op.Identity(self),)
+    return op.Split(
+        self, op.constant(np.array(split_sizes, np.int64)), axis=dim, outputs=len(split_sizes)
+    )
+
+
+@translation(aten.chunk.default)
+def chunk(op: Translator, self: ir.Value, chunks: int, dim: int = 0) -> Any:
+    return split(op, self, -(-_static_dim(self, dim) // chunks), dim)
+
+
+@translation(aten.unbind.int)
+def unbind(op: Translator, self: ir.Value, dim: int = 0) -> Any:
+    count = _static_dim(self, dim)
+    return tuple(op.Gather(self, op.constant(np.int64(i)), axis=dim) for i in range(count))
+
+
+def _static_dim(value: ir.Value, dim: int) -> int:
+    known = shapes.dims(value)
+    assert known is not None
+    size = known[dim]
+    if not isinstance(size, int):
+        raise refuse("split of a symbolic dimension", "the number of pieces would vary")
+    return size
+
+
+# -- new tensors ---------------------------------------------------------------------------------
+
+
+@translation(aten.arange.default)
+def arange(op: Translator, end: Scalar, *, dtype: Any = None, **kw: Any) -> ir.Value:
+    return arange_step(op, 0, end, 1, dtype=dtype)
+
+
+@translation(aten.arange.start)
+def arange_start(
+    op: Translator, start: Scalar, end: Scalar, *, dtype: Any = None, **kw: Any
+) -> ir.Value:
+    return arange_step(op, start, end, 1, dtype=dtype)
+
+
+@translation(aten.arange.start_step)
+def arange_step(
+    op: Translator,
+    start: Scalar,
+    end: Scalar,
+    step: Scalar = 1,
+    *,
+    dtype: Any = None,
+    **kw: Any,
+) -> ir.Value:
+    whole = not any(isinstance(v, float) for v in (start, end, step))
+    counting = ir.DataType.INT64 if whole else ir.DataType.FLOAT
+    wanted = dtype_or(dtype, counting)
+    if not whole and wanted == ir.DataType.DOUBLE:
+        counting = wanted
+    bounds = [
+        op.cast(v, counting) if isinstance(v, ir.Value) else op.constant(v, counting)
+        for v in (start, end, step)
+    ]
+    return op.cast(op.Range(*bounds), wanted)
+
+
+@translation(aten.full.default)
+def full(
+    op: Translator, size: Sequence[Size], fill_value: Scalar, *, dtype: Any = None, **kw: Any
+) -> ir.Value:
+    if isinstance(fill_value, ir.Value):
+        assert fill_value.dtype is not None
+        scalar = op.cast(fill_value, dtype_or(dtype, fill_value.dtype))
+    else:
+        scalar = op.constant(fill_value, dtype_or(dtype, _default_dtype(fill_value)))
+    return op.Expand(scalar, op.sizes(size)) if len(size) else op.Identity(scalar)
+
+
+def _default_dtype(value: float) -> ir.DataType:
+    if isinstance(value, bool):
+        return ir.DataType.BOOL
+    return ir.DataType.INT64 if isinstance(value, int) else ir.DataType.FLOAT
+
+
+@translation(aten.zeros.default)
+def zeros(op: Translator, size: Sequence[Size], *, dtype: Any = None, **kw: Any) -> ir.Value:
+    return full(op, size, 0.0, dtype=dtype)
+
+
+@translation(aten.ones.default)
+def ones(op: Translator, size: Sequence[Size], *, dtype: Any = None, **kw: Any) -> ir.Value:
+    return full(op, size, 1.0, dtype=dtype)
+
+
+@translation(aten.new_zeros.default, aten.new_empty.default)
+def new_zeros(
+    op: Translator, self: ir.Value, size: Sequence[Size], *, dtype: Any = None, **kw: Any
+) -> ir.Value:
+    return new_full(op, self, size, 0, dtype=dtype)
+
+
+@translation(aten.new_ones.default)
+def new_ones(
+    op: Translator, self: ir.Value, size: Sequence[Size], *, dtype: Any = None, **kw: Any
+) -> ir.Value:
+    return new_full(op, self, size, 1, dtype=dtype)
+
+
+@translation(aten.new_full.default)
+def new_full(
+    op: Translator,
+    self: ir.Value,
+    size: Sequence[Size],
+    fill_value: Scalar,
+    *,
+    dtype: Any = None,
+    **kw: Any,
+) -> ir.Value:
+    assert self.dtype is not None
+    return full(op, size, fill_value, dtype=dtype_or(dtype, self.dtype))
+
+
+@translation(aten.full_like.default)
+def full_like(
+    op: Translator, self: ir.Value, fill_value: Scalar, *, dtype: Any = None, **kw: Any
+) -> ir.Value:
+    assert self.dtype is not None
+    wanted = dtype_or(dtype, self.dtype)
+    scalar = (
+        op.cast(fill_value, wanted)
+        if isinstance(fill_value, ir.Value)
+        else op.constant(fill_value, wanted)
+    )
+    return op.Expand(scalar, op.shape(self))
+
+
+@translation(aten.zeros_like.default, aten.empty_like.default)
+def zeros_like(op: Translator, self: ir.Value, *, dtype: Any = None, **kw: Any) -> ir.Value:
+    return full_like(op, self, 0, dtype=dtype)
+
+
+@translation(aten.ones_like.default)
+def ones_like(op: Translator, self: ir.Value, *, dtype: Any = None, **kw: Any) -> ir.Value:
+    return full_like(op, self, 1, dtype=dtype)
+
+
+@translation(aten.scalar_tensor.default)
+def scalar_tensor(op: Translator, s: Scalar, *, dtype: Any = None, **kw: Any) -> ir.Value:
+    return full(op, [], s, dtype=dtype_or(dtype, ir.DataType.FLOAT))
