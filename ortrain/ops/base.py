@@ -93,11 +93,15 @@ def expand(
     Returns:
         How many nodes were replaced.
     """
-    found = [n for n in graph.all_nodes() if n.domain == DOMAIN and (only is None or only(n))]
     pools: dict[int, dict[tuple[Any, ...], ir.Value]] = {}
-    for node in found:
-        expand_node(node, opset=opset, constants=pools.setdefault(id(node.graph), {}))
-    return len(found)
+    replaced = 0
+    while True:  # a body may hold operators of ours in turn
+        found = [n for n in graph.all_nodes() if n.domain == DOMAIN and (only is None or only(n))]
+        if not found:
+            return replaced
+        for node in found:
+            expand_node(node, opset=opset, constants=pools.setdefault(id(node.graph), {}))
+        replaced += len(found)
 
 
 def expand_node(

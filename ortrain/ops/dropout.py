@@ -1,16 +1,19 @@
 """``ortrain::Dropout``: a mask from a counter-based hash, the same bits on every runtime.
 
-The element at logical position ``p`` (its index in the flattened tensor) is kept where
+An element has a logical position: its row (the index over all axes but the last, flattened) and its
+column. Rows and columns get a well mixed odd 32-bit number each, and the element is kept where
 
-    h = p * M + a              (a, b: two 32-bit keys made from the seed and the stream)
-    h = (h ^ (h >> 15)) * b
-    h = (h ^ (h >> 13)) * N
-    h < floor((1 - ratio) * 2^32)
+    R(row) * C(column)  <  floor((1 - ratio) * 2^32)
 
-in arithmetic modulo 2^32: a Weyl sequence mixed by two multiply-xorshift rounds, in the manner of
-Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014). Integer arithmetic
-alone defines it, so int32 with wrap-around and a masked shift gives the same bits as uint32.
-Nothing random is saved for the backward: the gradient draws the same mask again.
+modulo 2^32. ``R(i) = mix(i * W + a) | 1`` and ``C(i) = mix(i * W + b) | 1`` with two keys a, b made
+from the seed and the stream, and ``mix`` the multiply-xorshift finalizer "lowbias32" of Chris
+Wellons. So the large tensor costs one multiplication and one comparison, where a hash of each
+element's number costs eight passes over memory; the high bits of the product of two odd numbers
+depend on all bits of both, and the tests find keep rates and correlations (pairs, triples,
+rectangles) as those of independent draws.
+
+Integer arithmetic alone defines the mask, so int32 with wrap-around and a masked shift gives the
+same bits as uint32. Nothing random is saved for the backward: the gradient draws the mask again.
 """
 
 from __future__ import annotations
@@ -23,7 +26,6 @@ from ortrain.graph.build import Builder
 from ortrain.ops.base import like_first, operator
 
 WEYL = 0x9E3779B1
-ROUND = 0x85EBCA6B
 U32 = np.uint32
 
 
@@ -43,8 +45,8 @@ def dropout(
         op: the builder.
         input: floating, any shape.
         seed: int64 scalar; one a step.
-        index: int64, broadcastable to the input: logical position of each element. Absent: the
-            position in the flattened input. With it, a pass may drop rows and keep the mask.
+        index: int64, of the input's shape without its last axis: logical row of each row. Absent:
+            the rows in order. With it, a pass may drop rows and keep the mask of the others.
         ratio: probability of a zero, in [0, 1].
         stream: number of this dropout in its program, so that two masks are independent.
     """
@@ -69,13 +71,17 @@ def keep(
     stream: int,
 ) -> ir.Value:
     """The bool mask of the kept elements, of the input's shape."""
-    first, second = _keys(op, seed, stream)
-    if index is not None:
-        h = op.Add(op.Mul(op.cast(index, ir.DataType.UINT32), U32(WEYL)), first)
+    row_key, column_key = _keys(op, seed, stream)
+    length = shapes.rank(input)
+    assert length is not None, "capture gives every value a rank"
+    if length == 0:
+        h = _odd(op, row_key)
+    elif length == 1 and index is None:
+        h = _odd(op, _weyl(op, _range(op, op.dim(input, 0)), column_key))
     else:
-        h = _weyl(op, input, first)
-    h = op.Mul(_xorshift(op, h, 15), second)
-    h = op.Mul(_xorshift(op, h, 13), U32(ROUND))
+        rows = _rows(op, input) if index is None else op.cast(index, ir.DataType.UINT32)
+        row = op.Unsqueeze(_odd(op, _weyl(op, rows, row_key)), [-1])
+        h = op.Mul(row, _odd(op, _weyl(op, _range(op, op.dim(input, -1)), column_key)))
     threshold = min(int((1.0 - ratio) * 2**32), 2**32 - 1)
     result: ir.Value = op.Less(h, U32(threshold))
     if result.shape is None and input.shape is not None:
@@ -83,34 +89,28 @@ def keep(
     return result
 
 
-def _weyl(op: Builder, input: ir.Value, key: ir.Value) -> ir.Value:
-    """``position * WEYL + key`` of the input's shape.
+def _weyl(op: Builder, position: ir.Value, key: ir.Value) -> ir.Value:
+    result: ir.Value = op.Add(op.Mul(position, U32(WEYL)), key)
+    return result
 
-    Spelled as row + column, so that the large tensor costs one broadcast addition.
-    """
+
+def _odd(op: Builder, h: ir.Value) -> ir.Value:
+    result: ir.Value = op.BitwiseOr(_mix(op, h), U32(1))
+    return result
+
+
+def _rows(op: Builder, input: ir.Value) -> ir.Value:
+    """``0 … rows-1`` as uint32, in the input's shape without its last axis."""
     length = shapes.rank(input)
-    if length == 0:
-        return key
-    if length is None:
-        flat = op.Mul(_range(op, op.Size(input)), U32(WEYL))
-        return op.Reshape(op.Add(flat, key), op.shape(input))
-    if length == 1:
-        return op.Add(op.Mul(_range(op, op.dim(input, 0)), U32(WEYL)), key)
-    shape = op.shape(input)
-    width = op.dim(input, -1)
+    assert length is not None
     known = shapes.static(input)
-    rows_shape: ir.Value
     if known is not None:
-        rows = op.constant(np.array([int(np.prod(known[:-1]))], np.int64))
-        rows_shape = op.constant(np.array([*known[:-1], 1], np.int64))
-    else:
-        rows = op.Div(op.Size(input), width)
-        lead = op.Slice(shape, [0], [length - 1])
-        rows_shape = op.Concat(lead, [1], axis=0)
-    stride = op.Mul(op.cast(width, ir.DataType.UINT32), U32(WEYL))
-    row = op.Add(op.Mul(_range(op, rows), stride), key)
-    column = op.Mul(_range(op, width), U32(WEYL))
-    return op.Add(op.Reshape(row, rows_shape), column)
+        count = op.constant(np.array([int(np.prod(known[:-1]))], np.int64))
+        return op.Reshape(_range(op, count), known[:-1])
+    lead = op.Shape(input, start=0, end=length - 1)
+    count = op.dim(input, 0) if length == 2 else op.ReduceProd(lead, keepdims=1)
+    rows = _range(op, count)
+    return rows if length == 2 else op.Reshape(rows, lead)
 
 
 def _range(op: Builder, count: ir.Value) -> ir.Value:
@@ -120,23 +120,24 @@ def _range(op: Builder, count: ir.Value) -> ir.Value:
     return op.cast(op.Range(np.int64(0), count, np.int64(1)), ir.DataType.UINT32)
 
 
+def _mix(op: Builder, h: ir.Value) -> ir.Value:
+    """The finalizer lowbias32: every bit of the result depends on every bit of ``h``."""
+    h = op.Mul(_xorshift(op, h, 16), U32(0x7FEB352D))
+    h = op.Mul(_xorshift(op, h, 15), U32(0x846CA68B))
+    return _xorshift(op, h, 16)
+
+
 def _xorshift(op: Builder, h: ir.Value, bits: int) -> ir.Value:
     result: ir.Value = op.BitwiseXor(h, op.BitShift(h, U32(bits), direction="RIGHT"))
     return result
 
 
 def _keys(op: Builder, seed: ir.Value, stream: int) -> tuple[ir.Value, ir.Value]:
-    """Two 32-bit keys, the second odd, from the 64-bit seed and the stream."""
+    """Two 32-bit keys, for rows and columns, from the 64-bit seed and the stream."""
     salt = (stream * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & (2**64 - 1)
     mask = np.int64(0xFFFFFFFF)
     low = op.cast(op.BitwiseAnd(seed, mask), ir.DataType.UINT32)
     high = op.cast(op.BitwiseAnd(op.Div(seed, np.int64(2**32)), mask), ir.DataType.UINT32)
-
-    def mix(h: ir.Value) -> ir.Value:
-        h = op.Mul(_xorshift(op, h, 16), U32(0x7FEB352D))
-        h = op.Mul(_xorshift(op, h, 15), U32(0x846CA68B))
-        return _xorshift(op, h, 16)
-
-    first = mix(op.BitwiseXor(low, U32(salt & 0xFFFFFFFF)))
-    second = mix(op.BitwiseXor(op.Add(high, first), U32(salt >> 32)))
-    return first, op.BitwiseOr(second, U32(1))
+    first = _mix(op, op.BitwiseXor(low, U32(salt & 0xFFFFFFFF)))
+    second = _mix(op, op.BitwiseXor(op.Add(high, first), U32(salt >> 32)))
+    return first, second

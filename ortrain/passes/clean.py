@@ -15,12 +15,12 @@ constants are folded, never an input. 0.05 s for a BERT-base of 1,000 nodes.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx.reference
 import onnx_ir as ir
 
 from ortrain.graph import shapes
@@ -141,39 +141,73 @@ def _fold(context: Context, node: ir.Node) -> bool:
         return False
     if sum(a.size for a in arrays if a is not None) > _FOLD_LIMIT:
         return False
-    results = _evaluate(node, context.program.opset)
-    if results is None or any(r.size > _FOLD_LIMIT for r in results):
+    result = _evaluate(node)
+    if result is None or result.size > _FOLD_LIMIT:
         return False
-    builder = context.before(node)
-    _replace(context.program.graph, node, [builder.constant(r) for r in results])
+    _replace(context.program.graph, node, [context.before(node).constant(result)])
     return True
 
 
-def _evaluate(node: ir.Node, opset: int) -> list[np.ndarray] | None:
-    """Runs one node on the reference executor; None where that cannot."""
-    names = [f"i{i}" for i in range(len(node.inputs))]
-    outputs = [f"o{i}" for i in range(len(node.outputs))]
-    proto = onnx.helper.make_node(node.op_type, names, outputs)
-    proto.attribute.extend(ir.to_proto(a) for a in node.attributes.values())
-    graph = onnx.helper.make_graph(
-        [proto],
-        "constants",
-        [onnx.helper.make_tensor_value_info(n, 0, None) for n in names],
-        [onnx.helper.make_tensor_value_info(n, 0, None) for n in outputs],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
-    feeds = {n: shapes.constant(v) for n, v in zip(names, node.inputs, strict=True)}
-    try:
-        results = onnx.reference.ReferenceEvaluator(model).run(None, feeds)
-    except Exception:  # whatever it cannot compute stays in the graph
+# What constants of a graph go through. Loading the reference executor instead takes 0.4 s.
+_NUMPY: dict[str, Callable[..., np.ndarray]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": lambda a, b: np.trunc(a / b).astype(a.dtype) if a.dtype.kind in "iu" else a / b,
+    "Neg": np.negative,
+    "Abs": np.abs,
+    "Sqrt": np.sqrt,
+    "Reciprocal": lambda a: np.divide(1, a, dtype=a.dtype),
+    "Pow": lambda a, b: np.power(a, b).astype(a.dtype),
+    "Exp": np.exp,
+    "Log": np.log,
+    "Sin": np.sin,
+    "Cos": np.cos,
+    "Floor": np.floor,
+    "Ceil": np.ceil,
+    "Not": np.logical_not,
+    "And": np.logical_and,
+    "Or": np.logical_or,
+    "Xor": np.logical_xor,
+    "Equal": np.equal,
+    "Greater": np.greater,
+    "GreaterOrEqual": np.greater_equal,
+    "Less": np.less,
+    "LessOrEqual": np.less_equal,
+    "Where": np.where,
+    "Min": lambda *a: functools.reduce(np.minimum, a),
+    "Max": lambda *a: functools.reduce(np.maximum, a),
+    "Cast": lambda a, *, to, **_: a.astype(ir.DataType(to).numpy()),
+    "Concat": lambda *a, axis: np.concatenate(a, axis),
+    "Expand": lambda a, shape: np.broadcast_to(
+        a, np.broadcast_shapes(a.shape, tuple(shape.tolist()))
+    ),
+    "Gather": lambda a, i, *, axis=0: np.take(a, i, axis),
+    "Transpose": lambda a, *, perm=None: np.transpose(a, perm),
+    "Unsqueeze": lambda a, axes: np.expand_dims(a, tuple(axes.reshape(-1).tolist())),
+    "Squeeze": lambda a, axes: np.squeeze(a, tuple(axes.reshape(-1).tolist())),
+    "Reshape": lambda a, shape, *, allowzero=0: a.reshape(
+        [a.shape[i] if d == 0 and not allowzero else d for i, d in enumerate(shape.tolist())]
+    ),
+    "Range": lambda a, b, c: np.arange(a, b, c, dtype=a.dtype),
+    "Shape": lambda a, *, start=0, end=None: np.array(a.shape[start:end], np.int64),
+    "Size": lambda a: np.array(a.size, np.int64),
+    "ConstantOfShape": lambda shape, *, value: np.full(shape.tolist(), value.numpy()[0]),
+}
+
+
+def _evaluate(node: ir.Node) -> np.ndarray | None:
+    """A node's value where its inputs are constants; None where numpy has no word for it."""
+    compute = _NUMPY.get(node.op_type)
+    if compute is None or len(node.outputs) != 1:
         return None
-    typed = []
-    for value, result in zip(node.outputs, results, strict=True):
-        array = np.asarray(result)
-        if value.dtype is not None and ir.DataType.from_numpy(array.dtype) != value.dtype:
-            return None
-        typed.append(array)
-    return typed
+    attributes = {a.name: a.value for a in node.attributes.values()}
+    try:
+        array = np.asarray(compute(*map(shapes.constant, node.inputs), **attributes))
+    except (ValueError, TypeError, IndexError, FloatingPointError):
+        return None  # whatever is wrong with it, the runtime shall say so
+    dtype = node.outputs[0].dtype
+    return array if dtype is None or ir.DataType.from_numpy(array.dtype) == dtype else None
 
 
 def _merge(graph: ir.Graph, node: ir.Node, seen: dict[Any, ir.Node]) -> bool:

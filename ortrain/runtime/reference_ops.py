@@ -6,6 +6,7 @@
 - ``ScatterND``, ``ScatterElements``: vectorized; upstream loops over every element in Python.
 - ``GatherElements``: fewer indices than data along the other axes.
 - ``Pad``: negative pads, which crop.
+- ``Mean``: broadcasting.
 - ``Erf``: in float64; upstream's is float32.
 - ``BitShift``: shifts of 0-dimensional arrays.
 """
@@ -305,6 +306,16 @@ class Pad(OpRun):  # noqa: D101
         return (np.pad(x[crop], grown, mode=kind),)
 
 
+class Mean(OpRun):  # noqa: D101
+    op_domain = ""
+
+    def _run(self, *arrays: Array) -> tuple[Array, ...]:
+        total = arrays[0]
+        for other in arrays[1:]:
+            total = total + other
+        return ((total / len(arrays)).astype(total.dtype),)
+
+
 class Erf(OpRun):  # noqa: D101
     op_domain = ""
 
@@ -320,6 +331,6 @@ class BitShift(OpRun):  # noqa: D101
 
 
 OPERATORS: tuple[type[OpRun], ...] = (
-    AveragePool, BitShift, Conv, ConvTranspose, Erf, GatherElements, MaxPool, Pad, ScatterElements,
-    ScatterND,
+    AveragePool, BitShift, Conv, ConvTranspose, Erf, GatherElements, MaxPool, Mean, Pad,
+    ScatterElements, ScatterND,
 )  # fmt: skip

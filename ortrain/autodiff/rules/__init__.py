@@ -2,13 +2,26 @@
 
 from ortrain.autodiff.rules import (
     composite,
+    conv,
     elementwise,
     index,
     linear,
     loss,
     norm,
+    pool,
     reduce,
     shape,
 )
 
-__all__ = ["composite", "elementwise", "index", "linear", "loss", "norm", "reduce", "shape"]
+__all__ = [
+    "composite",
+    "conv",
+    "elementwise",
+    "index",
+    "linear",
+    "loss",
+    "norm",
+    "pool",
+    "reduce",
+    "shape",
+]

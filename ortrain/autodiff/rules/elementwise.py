@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
+import onnx_ir as ir
 
+from ortrain.autodiff.broadcast import unbroadcast
 from ortrain.autodiff.registry import gradient, no_gradient
 from ortrain.graph import shapes
 
@@ -51,15 +53,18 @@ def pow(g, base, exponent):
             base_gradient = _constant_power(g, base, float(known.reshape(-1)[0]))
         else:
             n = g.op.cast(exponent, base.dtype)
-            base_gradient = g.dy * n * g.op.Pow(base, n - 1)
+            slope = n * g.op.Pow(base, n - 1)
+            base_gradient = g.dy * g.op.Where(g.op.Equal(n, 0), 0, slope)  # not 0 * 0^(-1)
     if not g.needs(1):
         return base_gradient, None
     positive = g.op.Greater(base, 0)
     log = g.op.Log(g.op.Where(positive, base, 1))
-    return base_gradient, g.dy * g.y * log
+    return base_gradient, g.op.cast(g.dy * g.y * log, exponent.dtype)
 
 
 def _constant_power(g, base, n):
+    if n == 0:
+        return g.dy * 0
     if n == 1:
         return g.dy
     if n == 2:
@@ -119,6 +124,60 @@ def cos(g, x):
     return -(g.dy * g.op.Sin(x))
 
 
+@gradient("Tan")
+def tan(g, x):
+    """dx = dy * (1 + y²)"""
+    return g.dy + g.dy * g.y * g.y
+
+
+@gradient("Asin")
+def asin(g, x):
+    """dx = dy / sqrt(1 - x²)"""
+    return g.dy / g.op.Sqrt(1 - x * x)
+
+
+@gradient("Acos")
+def acos(g, x):
+    """dx = -dy / sqrt(1 - x²)"""
+    return -g.dy / g.op.Sqrt(1 - x * x)
+
+
+@gradient("Atan")
+def atan(g, x):
+    """dx = dy / (1 + x²)"""
+    return g.dy / (x * x + 1)
+
+
+@gradient("Sinh")
+def sinh(g, x):
+    """dx = dy * cosh(x)"""
+    return g.dy * g.op.Cosh(x)
+
+
+@gradient("Cosh")
+def cosh(g, x):
+    """dx = dy * sinh(x)"""
+    return g.dy * g.op.Sinh(x)
+
+
+@gradient("Asinh")
+def asinh(g, x):
+    """dx = dy / sqrt(x² + 1)"""
+    return g.dy / g.op.Sqrt(x * x + 1)
+
+
+@gradient("Acosh")
+def acosh(g, x):
+    """dx = dy / sqrt(x² - 1)"""
+    return g.dy / g.op.Sqrt(x * x - 1)
+
+
+@gradient("Atanh")
+def atanh(g, x):
+    """dx = dy / (1 - x²)"""
+    return g.dy / (1 - x * x)
+
+
 @gradient("Erf")
 def erf(g, x):
     """dx = dy * 2/sqrt(pi) * exp(-x²)"""
@@ -147,6 +206,87 @@ def relu(g, x):
 def leaky_relu(g, x, *, alpha=0.01):
     """dx = dy where x > 0, else alpha * dy"""
     return g.op.Where(g.op.Greater(x, 0), g.dy, g.dy * alpha)
+
+
+@gradient("PRelu", broadcast=True)
+def prelu(g, x, slope):
+    """dx = dy where x > 0, else slope * dy; d slope = x * dy where x <= 0"""
+    positive = g.op.Greater(x, 0)
+    dx = g.op.Where(positive, g.dy, g.dy * slope) if g.needs(0) else None
+    return dx, g.op.Where(positive, 0, g.dy * x) if g.needs(1) else None
+
+
+@gradient("ThresholdedRelu")
+def thresholded_relu(g, x, *, alpha=1.0):
+    """dx = dy where x > alpha"""
+    return g.dy * g.op.cast(g.op.Greater(x, alpha), x.dtype)
+
+
+@gradient("Shrink")
+def shrink(g, x, *, bias=0.0, lambd=0.5):
+    """dx = dy where |x| > lambd"""
+    return g.dy * g.op.cast(g.op.Greater(g.op.Abs(x), lambd), x.dtype)
+
+
+@gradient("Elu")
+def elu(g, x, *, alpha=1.0):
+    """dx = dy where x > 0, else dy * (y + alpha)"""
+    return g.op.Where(g.op.Greater(x, 0), g.dy, g.dy * (g.y + alpha))
+
+
+@gradient("Celu")
+def celu(g, x, *, alpha=1.0):
+    """dx = dy where x > 0, else dy * exp(x / alpha) = dy * (y / alpha + 1)"""
+    return g.op.Where(g.op.Greater(x, 0), g.dy, g.dy * (g.y * (1 / alpha) + 1))
+
+
+@gradient("Selu")
+def selu(g, x, *, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875):
+    """dx = gamma * dy where x > 0, else dy * (y + alpha * gamma)"""
+    return g.dy * g.op.Where(g.op.Greater(x, 0), gamma, g.y + alpha * gamma)
+
+
+@gradient("Softplus")
+def softplus(g, x):
+    """dx = dy * sigmoid(x)"""
+    return g.dy * g.op.Sigmoid(x)
+
+
+@gradient("Softsign")
+def softsign(g, x):
+    """dx = dy / (1 + |x|)² = dy * (1 - |y|)²"""
+    rest = 1 - g.op.Abs(g.y)
+    return g.dy * rest * rest
+
+
+@gradient("HardSigmoid")
+def hard_sigmoid(g, x, *, alpha=0.2, beta=0.5):
+    """dx = alpha * dy where 0 < y < 1"""
+    inside = g.op.And(g.op.Greater(g.y, 0), g.op.Less(g.y, 1))
+    return g.dy * g.op.Where(inside, g.op.constant(alpha, x.dtype), 0)
+
+
+@gradient("HardSwish")
+def hard_swish(g, x):
+    """dx = dy * (x / 3 + 1/2) where |x| < 3, dy above, 0 below"""
+    slope = x * (1 / 3) + 0.5
+    above = g.op.Where(g.op.GreaterOrEqual(x, 3), 1, slope)
+    return g.dy * g.op.Where(g.op.LessOrEqual(x, -3), 0, above)
+
+
+@gradient("Swish")
+def swish(g, x, *, alpha=1.0):
+    """with s = sigmoid(alpha x): dx = dy * (s + alpha * y * (1 - s))"""
+    s = g.op.Sigmoid(x if alpha == 1 else x * alpha)
+    tail = g.y - g.y * s
+    return g.dy * (s + (tail if alpha == 1 else tail * alpha))
+
+
+@gradient("Mish")
+def mish(g, x):
+    """with t = tanh(softplus(x)): dx = dy * (t + x * (1 - t²) * sigmoid(x))"""
+    t = g.op.Tanh(g.op.Softplus(x))
+    return g.dy * (t + x * g.op.Sigmoid(x) * (1 - t * t))
 
 
 @gradient("Gelu")
@@ -181,15 +321,18 @@ def where(g, condition, a, b):
 @gradient("Clip")
 def clip(g, x, low=None, high=None):
     """dx = dy where low <= x <= high (as torch: both ends included)"""
-    inside = None
+    inside = d_low = d_high = None
     if low is not None:
         inside = g.op.GreaterOrEqual(x, low)
+        if g.needs(1):
+            d_low = unbroadcast(g.op, g.op.Where(inside, 0, g.dy), low, g.y)
     if high is not None:
         below = g.op.LessOrEqual(x, high)
+        if g.needs(2):
+            d_high = unbroadcast(g.op, g.op.Where(below, 0, g.dy), high, g.y)
         inside = below if inside is None else g.op.And(inside, below)
-    if g.needs(1) or g.needs(2):
-        g.unsupported("its bounds require a gradient")
-    return g.dy if inside is None else g.dy * g.op.cast(inside, x.dtype)
+    dx = g.dy if inside is None else g.dy * g.op.cast(inside, x.dtype)
+    return dx, d_low, d_high
 
 
 @gradient("Max", "Min", broadcast=True)
@@ -205,6 +348,42 @@ def extremum(g, *inputs):
     return tuple(share * w for w in won)
 
 
+@gradient("Sum", broadcast=True)
+def sum(g, *inputs):
+    """every input's gradient is dy"""
+    return (g.dy,) * len(inputs)
+
+
+@gradient("Mean", broadcast=True)
+def mean(g, *inputs):
+    """every input's gradient is dy / n"""
+    return (g.dy * (1 / len(inputs)),) * len(inputs)
+
+
+@gradient("Mod", broadcast=True)
+def mod(g, a, b, *, fmod=0):
+    """a = q * b + y with a whole q: da = dy, db = -dy * q"""
+    return g.dy, g.dy * g.op.Round((g.y - a) / b) if g.needs(1) else None
+
+
+@gradient("Dropout")
+def dropout(g, x, ratio=None, training_mode=None, *, seed=None):
+    """dx = dy / (1 - ratio) where the mask that the operator returns is true"""
+    if training_mode is None or shapes.constant(training_mode) is not None:
+        if training_mode is None or not g.constant(training_mode, "training_mode"):
+            return g.dy
+        kept = 1 - (0.5 if ratio is None else g.op.cast(ratio, x.dtype))
+    else:
+        g.unsupported("its training mode is decided at run time")
+    return g.dy * g.op.cast(g.output(1, ir.DataType.BOOL), x.dtype) / kept
+
+
+@gradient("CastLike")
+def cast_like(g, x, target_type, *, saturate=1, round_mode="up"):
+    """dx = dy in x's dtype"""
+    return g.op.cast(g.dy, x.dtype)
+
+
 @gradient("Cast")
 def cast(g, x, *, to, saturate=1, round_mode="up"):
     """dx = dy in x's dtype"""
@@ -215,5 +394,3 @@ def cast(g, x, *, to, saturate=1, round_mode="up"):
 def identity(g, x):
     """dx = dy"""
     return g.dy
-
-

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortrain.autodiff.registry import gradient
+from ortrain.autodiff.rules.shape import put_back
 from ortrain.graph import shapes
 
 
@@ -61,7 +62,9 @@ def gather_elements(g, data, indices, *, axis=0):
 def gather_nd(g, data, indices, *, batch_dims=0):
     """d data = zeros, with dy added at the indices"""
     if batch_dims:
-        g.unsupported("batch_dims above 0")
+        return put_back(
+            g, data, lambda p: g.op.GatherND(p, indices, batch_dims=batch_dims), repeats=True
+        )
     return g.op.ScatterND(g.op.zeros_like(data), indices, g.dy, reduction="add")
 
 
@@ -88,4 +91,16 @@ def scatter_elements(g, data, indices, updates, *, axis=0, reduction="none"):
     return cleared, None, d_updates
 
 
+@gradient("TopK")
+def top_k(g, x, k, *, axis=-1, largest=1, sorted=1):
+    """dx = zeros with dy at the places that were picked"""
+    if g.dys[0] is None:
+        return None
+    return g.op.ScatterElements(g.op.zeros_like(x), g.output(1), g.dy, axis=axis)
 
+
+@gradient("Compress")
+def compress(g, x, condition, *, axis=None):
+    """dx = zeros with dy at the places that were kept"""
+    options = {} if axis is None else {"axis": axis}
+    return put_back(g, x, lambda places: g.op.Compress(places, condition, **options))

@@ -41,3 +41,53 @@ def cross_entropy(
         dx = dx - shared
     index = safe_index(op, target, ignore_index)
     return op.ScatterElements(dx, index, -picked, axis=-1, reduction="add")
+
+
+@gradient("SoftmaxCrossEntropyLoss")
+def softmax_cross_entropy_loss(
+    g, scores, labels, weights=None, *, ignore_index=None, reduction="mean"
+):
+    """dx = (softmax(x) - onehot) * factor, the softmax from the log_prob that the operator returns"""
+    op = g.op
+    log_prob = g.output(1)
+    log_prob.shape = scores.shape
+    dx = None
+    if g.dys[0] is not None:
+        factor, index = _picked(g, labels, weights, scores, ignore_index, reduction)
+        spread = op.Exp(log_prob) * factor
+        dx = op.ScatterElements(spread, index, -factor, axis=1, reduction="add")
+    if len(g.dys) > 1 and g.dys[1] is not None:
+        through = g.dys[1] - op.Exp(log_prob) * op.ReduceSum(g.dys[1], [1], keepdims=1)
+        dx = through if dx is None else dx + through
+    return dx
+
+
+@gradient("NegativeLogLikelihoodLoss")
+def negative_log_likelihood_loss(
+    g, x, target, weight=None, *, ignore_index=None, reduction="mean"
+):
+    """dx = -factor at the target, 0 elsewhere"""
+    factor, index = _picked(g, target, weight, x, ignore_index, reduction)
+    return g.op.ScatterElements(g.op.zeros_like(x), index, -factor, axis=1)
+
+
+def _picked(g, target, weight, x, ignore_index, reduction):
+    """Each row's factor and its target, both with the class axis 1; a target that is to be ignored
+    has the factor 0."""
+    op = g.op
+    if weight is not None and g.needs(2):
+        g.unsupported("the class weights require a gradient")
+    factor, index = None, target
+    if ignore_index is not None:
+        ignored = op.Equal(target, ignore_index)
+        index = op.Where(ignored, 0, target)
+        factor = op.cast(op.Not(ignored), x.dtype)
+    if weight is not None:
+        rows = op.Gather(weight, index, axis=0)
+        factor = rows if factor is None else factor * rows
+    upstream = g.dy
+    if factor is None:
+        factor = op.Expand(op.constant(1, x.dtype), op.Shape(target))
+    if reduction == "mean":
+        upstream = upstream / op.ReduceSum(factor, keepdims=0)
+    return op.Unsqueeze(factor * upstream, [1]), op.Unsqueeze(index, [1])

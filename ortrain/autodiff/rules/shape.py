@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ortrain.autodiff.broadcast import unbroadcast
 from ortrain.autodiff.registry import gradient, no_gradient
 from ortrain.graph import shapes
 
@@ -13,16 +14,31 @@ no_gradient(
 )  # fmt: skip
 
 
-@gradient("Reshape", "Squeeze", "Unsqueeze", "Flatten")
-def reshape(g, x, shape=None, *, allowzero=0, axis=1):
+@gradient("Reshape")
+def reshape(g, x, shape, *, allowzero=0):
     """dx = dy in x's shape"""
-    known = shapes.static(x)
-    if known is not None:
-        return g.op.Reshape(g.dy, known, allowzero=1) if 0 in known else g.op.Reshape(g.dy, known)
-    symbols = [d for d in shapes.dims(x) or [None, None] if not isinstance(d, int)]
-    if len(symbols) == 1:
-        return g.op.Reshape(g.dy, [d if isinstance(d, int) else -1 for d in shapes.dims(x)])
-    return g.op.Reshape(g.dy, g.op.Shape(x), allowzero=1)
+    return _like(g, g.dy, x)
+
+
+@gradient("Squeeze", "Unsqueeze")
+def squeeze(g, x, axes=None):
+    """dx = dy in x's shape"""
+    return _like(g, g.dy, x)
+
+
+@gradient("Flatten")
+def flatten(g, x, *, axis=1):
+    """dx = dy in x's shape"""
+    return _like(g, g.dy, x)
+
+
+def _like(g, value, x):
+    """The value in x's shape, which is spelled out as far as it is known."""
+    known = shapes.dims(x) or (None, None)
+    unknown = [d for d in known if not isinstance(d, int)]
+    if 0 not in known and len(unknown) <= 1:
+        return g.op.Reshape(value, [d if isinstance(d, int) else -1 for d in known])
+    return g.op.Reshape(value, g.op.shape(x), allowzero=1)
 
 
 @gradient("Transpose")
@@ -35,8 +51,6 @@ def transpose(g, x, *, perm=None):
 @gradient("Expand")
 def expand(g, x, shape):
     """dx = dy summed over the repeated axes"""
-    from ortrain.autodiff.engine import unbroadcast
-
     return unbroadcast(g.op, g.dy, x, g.y)
 
 
@@ -49,7 +63,7 @@ def concat(g, *inputs, axis):
     else:
         lengths = g.op.Concat(*(g.op.dim(x, axis) for x in inputs), axis=0)
     parts = g.op.node("Split", (g.dy, lengths), outputs=len(inputs), axis=axis)
-    return (parts,) if len(inputs) == 1 else parts
+    return parts
 
 
 @gradient("Split")
@@ -68,7 +82,7 @@ def slice(g, x, starts, ends, axes=None, steps=None):
     unit = steps is None or (known[3] is not None and (known[3] == 1).all())
     if unit and known[0] is not None and known[1] is not None and (axes is None or known[2] is not None):
         return _padded(g, x, known[0], known[1], known[2])
-    return _scattered(g, x, starts, ends, axes, steps)
+    return put_back(g, x, lambda places: g.op.Slice(places, starts, ends, axes, steps))
 
 
 def _padded(g, x, starts, ends, axes):
@@ -97,15 +111,22 @@ def _bound(g, position, size):
     return g.op.Max(size + position, 0)
 
 
-def _scattered(g, x, starts, ends, axes, steps):
-    """Any slice: the same slice of the element numbers tells where dy goes."""
-    numbers = g.op.Reshape(
-        g.op.Range(np.int64(0), g.op.Size(x), np.int64(1)), g.op.Shape(x), allowzero=1
-    )
-    taken = g.op.Slice(numbers, starts, ends, axes, steps)
-    flat = g.op.Expand(g.op.constant(0, x.dtype), g.op.Reshape(g.op.Size(x), [1]))
-    total = g.op.ScatterElements(flat, g.op.Reshape(taken, [-1]), g.op.Reshape(g.dy, [-1]), axis=0)
-    return g.op.Reshape(total, g.op.Shape(x), allowzero=1)
+def put_back(g, x, move, *, repeats=False):
+    """Any operator that moves elements: moving their numbers tells where dy belongs.
+
+    ``repeats`` says that it may put one element at several places.
+    """
+    numbers = g.op.Range(np.int64(0), g.op.Size(x), np.int64(1))
+    moved = move(g.op.Reshape(numbers, g.op.shape(x), allowzero=1))
+    return scatter_flat(g, x, moved, g.dy, repeats=repeats)
+
+
+def scatter_flat(g, x, places, dy, *, repeats):
+    """Zeros of x's shape with dy at places in the flattened x."""
+    zeros = g.op.Expand(g.op.constant(0, x.dtype), g.op.Reshape(g.op.Size(x), [1]))
+    places, dy = g.op.Reshape(places, [-1]), g.op.Reshape(dy, [-1])
+    options = {"reduction": "add"} if repeats else {}
+    return _like(g, g.op.ScatterElements(zeros, places, dy, axis=0, **options), x)
 
 
 @gradient("Tile")
@@ -123,20 +144,42 @@ def tile(g, x, repeats):
 @gradient("Pad")
 def pad(g, x, pads, constant_value=None, axes=None, *, mode="constant"):
     """dx = dy without the padding"""
-    if mode != "constant":
-        g.unsupported(f"mode {mode!r}")
     if g.needs(2):
         g.unsupported("its fill value requires a gradient")
-    shape = g.op.shape(x)
-    if axes is not None:
-        count = g.op.Div(g.op.Size(pads), 2)
-        before = g.op.Slice(pads, [0], g.op.Reshape(count, [1]))
-        return g.op.Slice(g.dy, before, before + g.op.Gather(shape, axes), axes)
-    before = g.op.Slice(pads, [0], [g.rank(x)])
-    # A negative pad crops: what was cropped has no gradient, and Pad puts its zeros back.
-    low = g.op.Max(before, 0)
-    high = low + g.op.Min(shape + g.op.Min(before, 0), shape)
-    known = shapes.constant(pads)
-    if known is None or (known < 0).any():
-        return g.op.Pad(g.dy, g.op.Neg(pads), 0)
-    return g.op.Slice(g.dy, low, high, np.arange(g.rank(x)))
+    if mode == "constant":
+        # Negated pads crop what was added, and put zeros back where a negative pad had cropped.
+        known = shapes.constant(pads)
+        negated = g.op.Neg(pads) if known is None else g.op.constant(-known)
+        return g.op.Pad(g.dy, negated, 0, axes)
+    return put_back(
+        g, x, lambda places: g.op.Pad(places, pads, None, axes, mode=mode), repeats=True
+    )
+
+
+@gradient("Trilu")
+def trilu(g, x, k=None, *, upper=1):
+    """dx = the same triangle of dy"""
+    return g.op.Trilu(g.dy, k, upper=upper)
+
+
+@gradient("ReverseSequence")
+def reverse_sequence(g, x, sequence_lens, *, batch_axis=1, time_axis=0):
+    """dx = dy reversed in the same way"""
+    return g.op.ReverseSequence(g.dy, sequence_lens, batch_axis=batch_axis, time_axis=time_axis)
+
+
+@gradient("SpaceToDepth")
+def space_to_depth(g, x, *, blocksize, mode="DCR"):
+    """dx = dy with its depth back in space"""
+    return g.op.DepthToSpace(g.dy, blocksize=blocksize, mode=mode)
+
+
+@gradient("DepthToSpace")
+def depth_to_space(g, x, *, blocksize, mode="DCR"):
+    """dx = dy with its blocks back in depth"""
+    if mode == "DCR":
+        return g.op.SpaceToDepth(g.dy, blocksize=blocksize)
+    size = g.op.constant([blocksize], np.dtype(np.int64))
+    height, width = g.op.dim(x, 2), g.op.dim(x, 3)
+    blocks = g.op.Reshape(g.dy, g.op.Concat([0], [-1], height, size, width, size, axis=0))
+    return _like(g, g.op.Transpose(blocks, perm=[0, 1, 3, 5, 2, 4]), x)

@@ -6,6 +6,8 @@ and a constant factor before or after a product becomes its ``alpha``::
     t = Transpose<perm=[0,1,3,2]>(k)
     s = MatMul(q, t)                 →    y = com.microsoft.FusedMatMul<transB=1, alpha=0.125>(q, k)
     y = Mul(s, 0.125)
+
+A transpose of the product itself is absorbed too, by exchanging the operands.
 """
 
 from __future__ import annotations
@@ -59,12 +61,21 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> bool:
             factor, operand = _unscaled(operand)
             alpha *= factor
         operands.append(operand)
-    output = node.outputs[0]
-    scaled = _scaled_by_its_only_reader(output)
-    if scaled is not None:
-        alpha *= scaled[0]
-        output = scaled[1].outputs[0]
-    if alpha == 1.0 and not any(transposed):
+    output, absorbed = node.outputs[0], [node]
+    same_rank = shapes.rank(operands[0]) == shapes.rank(operands[1]) is not None
+    while (reader := _only_reader(output)) is not None:
+        factor_of_output = _factor(reader)
+        if factor_of_output is not None:
+            alpha *= factor_of_output[0]
+        elif same_rank and _flipped(reader.outputs[0]) is output:
+            # (a b)ᵀ = bᵀ aᵀ: a weight's gradient comes out in the weight's own layout.
+            operands.reverse()
+            transposed = [1 - transposed[1], 1 - transposed[0]]
+        else:
+            break
+        output = reader.outputs[0]
+        absorbed.append(reader)
+    if alpha == 1.0 and not any(transposed) and len(absorbed) == 1:
         return False
     fused = ir.Node(
         MICROSOFT,
@@ -79,13 +90,12 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> bool:
     result = fused.outputs[0]
     result.dtype, result.shape = output.dtype, output.shape
     result.metadata_props.update(output.metadata_props)
-    graph.insert_after(scaled[1] if scaled is not None else node, fused)
+    graph.insert_after(absorbed[-1], fused)
     name, output.name = output.name, None
     ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
     result.name = name
-    if scaled is not None:
-        graph.remove(scaled[1], safe=True)
-    graph.remove(node, safe=True)
+    for old in reversed(absorbed):
+        graph.remove(old, safe=True)
     return True
 
 
@@ -137,9 +147,6 @@ def _flips_into_products(node: ir.Node) -> bool:
     return _flipped(out) is not None and all(_is_product(use.node) for use in out.uses())
 
 
-def _scaled_by_its_only_reader(value: ir.Value) -> tuple[float, ir.Node] | None:
+def _only_reader(value: ir.Value) -> ir.Node | None:
     uses = list(value.uses())
-    if len(uses) != 1 or value.is_graph_output():
-        return None
-    found = _factor(uses[0].node)
-    return None if found is None else (found[0], uses[0].node)
+    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
