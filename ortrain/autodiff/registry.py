@@ -153,12 +153,10 @@ class Gradient:
             dtype: of the output; the first output's by default.
         """
         if index >= len(self.node.outputs):
-            base = self.y.name
             self.node.resize_outputs(index + 1)
-            for i, value in enumerate(self.node.outputs):
-                if not value.name and value is not self.y:
-                    value.name = f"{base}/output_{i}"
         value = self.node.outputs[index]
+        if not value.name:
+            value.name = f"{self.y.name}/output_{index}"
         if value.dtype is None:
             value.dtype = dtype or self.y.dtype
         return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,16 +44,53 @@ class Call:
         leaves: in the order in which the export numbers its inputs.
         args: positional arguments, tensors replaced by aliases.
         kwargs: keyword arguments in the order of the signature, tensors replaced by aliases.
+        signature: of the module's forward.
     """
 
     leaves: tuple[Leaf, ...]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    signature: inspect.Signature
 
     @property
     def tensors(self) -> list[Leaf]:
         """The tensors in the order of their positions."""
         return sorted((leaf for leaf in self.leaves if leaf.is_tensor), key=lambda l: l.position)
+
+    def growable(self) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+        """Axes of size 1, as (position, axis), that are a batch, and those that are a length.
+
+        Axis 0 is a batch if every tensor has size 1 there. Axis 1 is a length where tokens or
+        masks of shape [B, L], or features of shape [B, L, H], have size 1 there.
+        """
+        ranked = [leaf for leaf in self.tensors if leaf.value.ndim]
+        single = bool(ranked) and all(leaf.value.shape[0] == 1 for leaf in ranked)
+        batches = {(leaf.position, 0) for leaf in ranked} if single else set()
+        lengths = {
+            (leaf.position, 1)
+            for leaf in ranked
+            if leaf.value.ndim == (3 if leaf.value.is_floating_point() else 2)
+            and leaf.value.shape[1] == 1
+        }
+        return batches, lengths
+
+    def grown(self, axes: frozenset[tuple[int, int]]) -> Call:
+        """The call with some tensors repeated along axes of size 1."""
+        if not axes:
+            return self
+        taken = {size for leaf in self.tensors for size in leaf.value.shape}
+        batch, length = [size for size in range(3, 3 + len(taken) + 2) if size not in taken][:2]
+        flat, spec = pytree.tree_flatten((self.args, self.kwargs))
+        for i, leaf in enumerate(self.leaves):
+            times = [
+                {0: batch, 1: length}[axis] if (leaf.position, axis) in axes else 1
+                for axis in range(leaf.value.ndim if leaf.is_tensor else 0)
+            ]
+            if any(t > 1 for t in times):
+                longer = leaf.value.detach().repeat(times)
+                flat[i] = longer.requires_grad_(leaf.value.requires_grad)
+        args, kwargs = pytree.tree_unflatten(flat, spec)
+        return replace(self, args=args, kwargs=kwargs)
 
     def dynamic_shapes(self, dims: dict[int, dict[int, Any]]) -> Any:
         """What ``torch.export`` takes: for each leaf, by position, its symbolic axes."""
@@ -61,7 +98,7 @@ class Call:
         args, kwargs = pytree.tree_unflatten(
             [dims.get(leaf.position) for leaf in self.leaves], spec
         )
-        return (*args, *kwargs.values()) if args else kwargs
+        return dict(self.signature.bind(*args, **kwargs).arguments)
 
 
 def example_call(
@@ -95,7 +132,7 @@ def example_call(
         leaves.append(Leaf(positions[path], name, value))
         copies.append(_alias(name, value))
     new_args, new_kwargs = pytree.tree_unflatten(copies, spec)
-    return Call(tuple(leaves), new_args, new_kwargs)
+    return Call(tuple(leaves), new_args, new_kwargs, signature)
 
 
 def free_name(name: str, used: set[str]) -> str:

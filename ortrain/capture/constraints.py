@@ -150,7 +150,7 @@ def evaluate(expression: Any, values: dict[sympy.Symbol, int]) -> Any:
     return sympy_interp(PythonReferenceAnalysis, symbols, expression)
 
 
-def is_assumption(guard: sympy.Basic, hints: dict[sympy.Symbol, int]) -> bool:
+def is_assumption(guard: sympy.Basic) -> bool:
     """Whether a guard merely says that some size is not 0 or 1.
 
     ``Ne(e, 1)``, ``Ne(e, 0)``, ``e >= 2`` and ``e > 1``: the trace adds them wherever it decides
@@ -198,18 +198,16 @@ def constraints_of(
                 static[i, axis] = int(expression)
             else:
                 derived[i, axis] = expression
-    ranges, assumed, hard = [], [], []
+    known_guards = [g for g in guards if not g.free_symbols - set(places)]
+    hard = [g for g in known_guards if not is_assumption(g)]
+    assumed = [sympy.Ge(symbol, 2, evaluate=False) for symbol in places]
+    assumed += dict.fromkeys(g for g in known_guards if is_assumption(g))
+    ranges = []
     for symbol, where in places.items():
-        known = bounds.get(symbol)
-        low, high = (1, None) if known is None else (_integer(known.lower), _integer(known.upper))
-        if low is None or low <= 2:
-            assumed.append(sympy.Ge(symbol, 2, evaluate=False))
-            low = 1
+        bound = bounds.get(symbol)
+        low, high = (1, None) if bound is None else (_integer(bound.lower), _integer(bound.upper))
+        low = 1 if low is None or _explained(symbol, low, assumed) else low
         ranges.append(Range(str(symbol), tuple(where), low, high))
-    for guard in guards:
-        if guard.free_symbols - set(places):
-            continue  # of a size that the data decides; nothing to check beforehand
-        (assumed if is_assumption(guard, {}) else hard).append(guard)
     return Constraints(
         names=tuple(names),
         ranks=tuple(len(shape) for shape in shapes),
@@ -217,8 +215,16 @@ def constraints_of(
         equal=tuple((where[0], other) for where in places.values() for other in where[1:]),
         ranges=tuple(ranges),
         derived=derived,
-        guards=tuple(g for g in hard if not _is_bound(g)),
+        guards=tuple(dict.fromkeys(g for g in hard if not _is_bound(g))),
         assumed=tuple(assumed),
+    )
+
+
+def _explained(symbol: sympy.Symbol, low: int, assumed: Sequence[sympy.Basic]) -> bool:
+    """Whether a lower bound merely sums up assumptions, such as ``s - 1`` being at least 2."""
+    own = [guard for guard in assumed if guard.free_symbols == {symbol}]
+    return all(
+        any(not evaluate(guard, {symbol: size}) for guard in own) for size in range(1, low)
     )
 
 

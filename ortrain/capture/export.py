@@ -9,9 +9,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -24,9 +25,9 @@ from ortrain.capture import exporter, fx, lift
 from ortrain.capture.call import Call, example_call, step_name
 from ortrain.capture.constraints import Constraints, Shapes, constraints_of
 from ortrain.capture.origin import captured_error
-from ortrain.capture.refusal import refusal
+from ortrain.capture.refusal import Refusal, refusal
 from ortrain.capture.translations import TRANSLATIONS, recorded, translating
-from ortrain.capture.untouched import untouched
+from ortrain.capture.untouched import uncollected, untouched
 from ortrain.errors import CaptureError
 from ortrain.passes.clean import clean
 from ortrain.program import Program, Role
@@ -73,7 +74,8 @@ class Captured:
         output_leaves: the leaves of the module's output, in pytree order.
         output_spec: the pytree of the module's output: ``output_spec.unflatten(leaves)``.
         constraints: which shapes the program is valid for.
-        rung: how the module was captured: ``non-strict``, ``sizes of 1 kept symbolic``, ``strict``.
+        rung: how the module was captured: ``non-strict``, ``batch of 1 repeated``,
+            ``batch or length of 1 repeated``, ``sizes of 1 kept symbolic``, ``strict``.
         failed: what was tried before, and why it did not work.
         seconds: what each part took.
     """
@@ -112,6 +114,28 @@ class _Rung:
     dims: dict[int, dict[int, Any]]
     strict: bool = False
     oblivious: bool = False
+    grown: frozenset[tuple[int, int]] = frozenset()  # axes of size 1 to repeat the example along
+
+
+@dataclass
+class _Exported:
+    """An export that came about.
+
+    Attributes:
+        program: of torch.export.
+        constraints: on the shapes.
+        rung: how it was made.
+        refused_shape: why the example itself cannot use it; empty if it can.
+        fixes_batch: the leading dimensions that became constants.
+        failed: what was tried before.
+    """
+
+    program: ExportedProgram
+    constraints: Constraints
+    rung: str
+    refused_shape: str
+    fixes_batch: str
+    failed: tuple[str, ...] = ()
 
 
 def capture(
@@ -143,11 +167,10 @@ def capture(
     state = lift.state_of(module)
     call = example_call(module, tuple(args), dict(kwargs or {}), taken=state.first)
     registry = _registry(opset)
-    with untouched(module), torch.enable_grad():
-        exported, rung, failed = _export(module, call)
+    with uncollected(), untouched(module), torch.enable_grad():
+        found = _export(module, call)
+        exported = found.program
         watch.lap("export")
-        _unify_batch(exported, call)
-        constraints = _constraints(exported, call)
         updated = fx.clean(exported, registry.covers)
         watch.lap("clean-up of the ATen graph")
         model, seed = _translate(exported, registry, opset)
@@ -159,6 +182,8 @@ def capture(
     )
     clean(program)
     dropped = set(lift.drop_unused_inputs(program))
+    for node in program.graph.all_nodes():
+        node.name = node.outputs[0].name  # as profilers show it
     watch.lap("clean-up of the ONNX graph")
     tensors = tuple(UserInput(leaf.name, leaf.position) for leaf in call.tensors)
     by_name = {t.name: t for t in tensors}
@@ -169,9 +194,9 @@ def capture(
         tensors=tensors,
         output_leaves=leaves,
         output_spec=exported.call_spec.out_spec,
-        constraints=constraints,
-        rung=rung.name,
-        failed=tuple(failed),
+        constraints=found.constraints,
+        rung=found.rung,
+        failed=found.failed,
         seconds=watch.laps,
     )
 
@@ -214,49 +239,76 @@ def _check_ambient_modes() -> None:
 def _rungs(call: Call) -> list[_Rung]:
     """What is tried, in order.
 
-    A size of 1 is special to PyTorch (it may broadcast), so that the trace would fix it. Only if
-    there is one, the first attempts ask it not to.
+    A size of 1 is special to PyTorch (it may broadcast), so that the trace would fix it. Where it
+    is a batch or a length of 1, the example is repeated along that axis before it is traced; the
+    trace looks at no values. Only if that fails, PyTorch is asked to take 1 for any other size.
     """
     sizes = {leaf.position: leaf.value.shape for leaf in call.tensors}
     every = {p: {axis: Dim.AUTO for axis in range(len(s))} for p, s in sizes.items()}
     rungs = [_Rung("non-strict", every), _Rung("strict", every, strict=True)]
-    if not any(size == 1 for shape in sizes.values() for size in shape):
+    batches, lengths = call.growable()
+    if not batches and not lengths:
         return rungs
-    leading = {
-        p: {axis: Dim.AUTO for axis, size in enumerate(s) if axis == 0 or size != 1}
-        for p, s in sizes.items()
-    }
-    return [
-        _Rung("sizes of 1 kept symbolic", every, oblivious=True),
-        _Rung("leading sizes of 1 kept symbolic", leading, oblivious=True),
-        *rungs,
-    ]
+    grown = [_Rung("batch of 1 repeated", every, grown=frozenset(batches))] if batches else []
+    if lengths:
+        both = frozenset(batches | lengths)
+        grown.insert(0, _Rung("batch or length of 1 repeated", every, grown=both))
+    return [*grown, _Rung("sizes of 1 kept symbolic", every, oblivious=True), *rungs]
 
 
-def _export(module: torch.nn.Module, call: Call) -> tuple[ExportedProgram, _Rung, list[str]]:
+def _export(module: torch.nn.Module, call: Call) -> _Exported:
+    """The first export whose graph can serve the call."""
     failed: list[str] = []
-    first_error: CaptureError | None = None
+    first: Refusal | None = None
     for rung in _rungs(call):
         try:
-            exported = exporter.export(
-                module,
-                call.args,
-                call.kwargs,
-                call.dynamic_shapes(rung.dims),
-                strict=rung.strict,
-                oblivious=rung.oblivious,
-            )
-        except Exception as error:
-            reason = refusal(module, error)
-            failed.append(f"{rung.name}: {reason.because or reason.what}")
-            first_error = first_error or reason
-            if reason.final:
+            found = _attempt(module, call, rung)
+        except Refusal as error:
+            failed.append(f"{rung.name}: {error.because}")
+            first = first or error
+            if error.final:
                 break
             continue
-        return exported, rung, failed
-    assert first_error is not None
-    first_error.failed = tuple(failed)
-    raise first_error
+        if found.fixes_batch and not rung.strict:
+            # Python such as len(tensor) turns a size into a number; Dynamo sees through it.
+            with contextlib.suppress(Refusal):
+                other = _attempt(module, call, replace(rung, name="strict", strict=True))
+                if other.refused_shape == "" and not other.fixes_batch:
+                    failed.append(f"{rung.name}: it would fix {found.fixes_batch}")
+                    found = other
+        if found.refused_shape:  # the example had been repeated, and the graph needs it so
+            failed.append(f"{rung.name}: {found.refused_shape}")
+            continue
+        found.failed = tuple(failed)
+        return found
+    assert first is not None
+    raise first.after(failed)
+
+
+def _attempt(module: torch.nn.Module, call: Call, rung: _Rung) -> _Exported:
+    example = call.grown(rung.grown)
+    try:
+        program = exporter.export(
+            module,
+            example.args,
+            example.kwargs,
+            call.dynamic_shapes(rung.dims),
+            strict=rung.strict,
+            oblivious=rung.oblivious,
+        )
+    except Exception as error:
+        raise refusal(module, error) from error
+    _unify_batch(program, example)
+    constraints = _constraints(program, call)
+    shapes = [tuple(leaf.value.shape) for leaf in call.tensors]
+    fixed = [
+        f"{constraints.names[i]}.shape[0]"
+        for (i, axis) in constraints.static
+        if axis == 0 and (shapes[i][0] != 1 or rung.grown)
+    ]
+    return _Exported(
+        program, constraints, rung.name, constraints.why_not(shapes), ", ".join(fixed)
+    )
 
 
 def _tensor_shapes(exported: ExportedProgram, call: Call) -> dict[int, tuple[Any, ...]]:
@@ -279,7 +331,11 @@ def _unify_batch(exported: ExportedProgram, call: Call) -> None:
     """
     shapes = _tensor_shapes(exported, call)
     sizes = {leaf.position: leaf.value.shape for leaf in call.tensors}
-    leading = [p for p, shape in shapes.items() if shape and isinstance(shape[0], torch.SymInt)]
+    leading = [
+        position
+        for position, shape in shapes.items()
+        if shape and isinstance(shape[0], torch.SymInt) and shape[0].node.expr.is_Symbol
+    ]
     for position in leading[1:]:
         first = leading[0]
         if sizes[position][0] == sizes[first][0]:

@@ -56,6 +56,7 @@ def inline_regions(module: fx.GraphModule) -> None:
             continue
         _inline(module, node, body, args, barrier)
     module.graph.eliminate_dead_code()
+    module.delete_all_unused_submodules()
 
 
 def _inline(
@@ -275,5 +276,15 @@ def clean(exported: ExportedProgram, covered: Callable[[set[Any]], set[Any]]) ->
     updated = functionalise(exported)
     decompose(module, covered)
     promote(module)
+    _name_outputs(exported)
     module.graph.lint()
     return updated
+
+
+def _name_outputs(exported: ExportedProgram) -> None:
+    """The signature names the nodes that are returned now."""
+    (returned,) = exported.graph_module.graph.output_node().args
+    specs = exported.graph_signature.output_specs
+    for spec, node in zip(specs, returned, strict=True):
+        if isinstance(node, fx.Node):
+            spec.arg.name = node.name

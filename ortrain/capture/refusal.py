@@ -27,6 +27,13 @@ class Refusal(CaptureError):
     final: bool = False
     failed: tuple[str, ...] = ()
 
+    def after(self, failed: list[str]) -> Refusal:
+        """The same error, with what else was tried."""
+        because = self.because if len(failed) < 2 else "; ".join(failed)
+        result = Refusal(self.what, where=self.where, because=because, help=self.help)
+        result.failed, result.final = tuple(failed), self.final
+        return result
+
 
 # (what the message contains, what it means, the way out, whether no other rung can help)
 _KNOWN: tuple[tuple[str, str, str, bool], ...] = (

@@ -7,6 +7,9 @@
 - ``GatherElements``: fewer indices than data along the other axes.
 - ``Pad``: negative pads, which crop.
 - ``Mean``: broadcasting.
+- ``GroupNormalization``, ``LayerNormalization``: in float64; upstream's compute in float32, or
+  return statistics in the wrong dtype.
+- ``LpNormalization``: p = 1 of negative numbers.
 - ``Erf``: in float64; upstream's is float32.
 - ``BitShift``: shifts of 0-dimensional arrays.
 """
@@ -316,6 +319,59 @@ class Mean(OpRun):  # noqa: D101
         return ((total / len(arrays)).astype(total.dtype),)
 
 
+def _standardized(x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
+    wide = x.astype(np.promote_types(x.dtype, np.float32))
+    mean = wide.mean(axes, keepdims=True)
+    inverse = 1 / np.sqrt(np.square(wide - mean).mean(axes, keepdims=True) + epsilon)
+    return (wide - mean) * inverse, mean, inverse
+
+
+class LayerNormalization(OpRun):  # noqa: D101
+    op_domain = ""
+
+    def _run(
+        self,
+        x: Array,
+        scale: Array,
+        bias: Array | None = None,
+        axis: int = -1,
+        epsilon: float = 1e-5,
+        stash_type: int | None = None,
+    ) -> tuple[Array, ...]:
+        axes = tuple(range(axis % x.ndim, x.ndim))
+        n, mean, inverse = _standardized(x, axes, float(epsilon))
+        y = n.astype(x.dtype) * scale
+        return ((y if bias is None else y + bias).astype(x.dtype), mean, inverse)
+
+
+class GroupNormalization(OpRun):  # noqa: D101
+    op_domain = ""
+
+    def _run(
+        self,
+        x: Array,
+        scale: Array,
+        bias: Array,
+        epsilon: float = 1e-5,
+        num_groups: int = 1,
+        stash_type: int | None = None,
+    ) -> tuple[Array, ...]:
+        n, _, _ = _standardized(x.reshape(x.shape[0], num_groups, -1), (2,), float(epsilon))
+        repeats = x.shape[1] // len(scale)  # above 1 where they belong to groups, before opset 21
+        column = (-1, *[1] * (x.ndim - 2))
+        scale, bias = (v.repeat(repeats).reshape(column) for v in (scale, bias))
+        return ((n.reshape(x.shape) * scale + bias).astype(x.dtype),)
+
+
+class LpNormalization(OpRun):  # noqa: D101
+    op_domain = ""
+
+    def _run(self, x: Array, axis: int | None = None, p: int | None = None) -> tuple[Array, ...]:
+        power = p or 2
+        norm = (np.abs(x) ** power).sum(-1 if axis is None else axis, keepdims=True) ** (1 / power)
+        return (np.where(norm == 0, 0, x / norm).astype(x.dtype),)
+
+
 class Erf(OpRun):  # noqa: D101
     op_domain = ""
 
@@ -331,6 +387,6 @@ class BitShift(OpRun):  # noqa: D101
 
 
 OPERATORS: tuple[type[OpRun], ...] = (
-    AveragePool, BitShift, Conv, ConvTranspose, Erf, GatherElements, MaxPool, Mean, Pad,
-    ScatterElements, ScatterND,
+    AveragePool, BitShift, Conv, ConvTranspose, Erf, GatherElements, GroupNormalization,
+    LayerNormalization, LpNormalization, MaxPool, Mean, Pad, ScatterElements, ScatterND,
 )  # fmt: skip

@@ -199,6 +199,10 @@ class Runner:
         captured = capture(self.module, flat.args, flat.kwargs, opset=self.options.opset)
         self.report.stages = {"capture": time.perf_counter() - start}
         self.report.captures += 1
+        if self.state is not None and self.state.guard.changed() is not None:
+            # The trace ran the module's code, which may fill in what it finds missing, as it does
+            # in eager: transformers writes `config.problem_type` in the first forward.
+            self.state.guard = Guard(self.module)
         place = _places(flat)
         served = Served(
             captured,

@@ -90,10 +90,11 @@ def in_float64(program: Program) -> Program:
         tensor = value.const_value
         if tensor is not None and tensor.dtype == ir.DataType.FLOAT:
             value.const_value = ir.tensor(tensor.numpy().astype(np.float64), name=value.name)
-            value.dtype = ir.DataType.DOUBLE
+            value.type = ir.TensorType(ir.DataType.DOUBLE)
     for value in [*graph.inputs, *(v for n in graph.all_nodes() for v in n.outputs)]:
         if value.dtype == ir.DataType.FLOAT:
-            value.dtype = ir.DataType.DOUBLE
+            # A type of its own: a copy of a program shares the types of the original's values.
+            value.type = ir.TensorType(ir.DataType.DOUBLE)
     for node in graph.all_nodes():
         for name, attribute in list(node.attributes.items()):
             if attribute.type is ir.AttributeType.TENSOR:

@@ -36,7 +36,7 @@ def conv(
     frame = Frame(g, x, w, g.y, auto_pad, dilations, kernel_shape, pads, strides)
     dx = frame.transposed(g.dy, w, x, group) if g.needs(0) else None
     dw = frame.weight_gradient(x, g.dy, w, group) if g.needs(1) else None
-    return dx, dw, _bias_gradient(g) if g.needs(2) else None
+    return dx, dw, _bias_gradient(g, x) if g.needs(2) else None
 
 
 @gradient("ConvTranspose")
@@ -56,11 +56,11 @@ def conv_transpose(
         dx = g.op.Conv(g.dy, w, group=group, pads=frame.flat_pads(), **frame.steps())
     if g.needs(1):
         dw = frame.weight_gradient(g.dy, x, w, group)
-    return dx, dw, _bias_gradient(g) if g.needs(2) else None
+    return dx, dw, _bias_gradient(g, x) if g.needs(2) else None
 
 
-def _bias_gradient(g):
-    return g.op.ReduceSum(g.dy, [0, *range(2, g.rank(g.dy))], keepdims=0)
+def _bias_gradient(g, x):
+    return g.op.ReduceSum(g.dy, [0, *range(2, g.rank(x))], keepdims=0)
 
 
 def _implied_pads(g, frame, x, w, auto_pad, extra):
@@ -142,9 +142,9 @@ class Frame:
             **steps,
         )  # fmt: skip
         axes = list(range(2, 2 + self.rank))
-        return self.op.Slice(wide, [0] * self.rank, self._sizes(x), axes)
+        return self.op.Slice(wide, [0] * self.rank, self.sizes(x), axes)
 
-    def _sizes(self, value):
+    def sizes(self, value):
         """The spatial sizes as an int64 tensor."""
         known = shapes.dims(value)[2:]
         if all(isinstance(s, int) for s in known):
@@ -211,7 +211,7 @@ class Frame:
         if group == 1:
             batch = op.Transpose(image, perm=swap)
         else:  # [N, g, c, ...] → [c, g * N, ...]: the groups become groups of images
-            sizes = self._sizes(image)
+            sizes = self.sizes(image)
             parts = op.Reshape(image, op.Concat([0, group, -1], sizes, axis=0))
             order = op.Transpose(parts, perm=[2, 1, 0, *range(3, 3 + rank)])
             batch = op.Reshape(order, op.Concat([0, -1], sizes, axis=0))
@@ -221,7 +221,7 @@ class Frame:
         )  # fmt: skip
         if any(s != 1 for s in self.strides):  # positions that a stride passed over
             axes = list(range(2, 2 + rank))
-            size = self.kernel if self.kernel is not None else self._sizes(w)
+            size = self.kernel if self.kernel is not None else self.sizes(w)
             full = op.Slice(full, [0] * rank, size, axes)
         return op.Transpose(full, perm=swap)
 

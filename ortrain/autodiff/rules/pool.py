@@ -78,7 +78,7 @@ def average_pool(
     channels = shapes.dims(x)[1]
     group = channels if isinstance(channels, int) else 1
     if group == 1:  # every channel an image of its own
-        dy = op.Reshape(dy, op.Concat([-1, 1], frame._sizes(g.y), axis=0))
+        dy = op.Reshape(dy, op.Concat([-1, 1], frame.sizes(g.y), axis=0))
         dy.shape = ir.Shape([None, 1, *g.y.shape[2:]])
     ones = op.constant(np.full((group, 1, *kernel_shape), 1 / area, x.dtype.numpy()))
     dx = frame.transposed(dy, ones, x, group)
@@ -88,7 +88,7 @@ def average_pool(
 def _counts(g, x, frame, count_include_pad):
     """How many elements each window averages, [1, 1, positions]: a convolution of ones."""
     op, rank = g.op, frame.rank
-    ones = op.Expand(op.constant(1, x.dtype), op.Concat([1, 1], frame._sizes(x), axis=0))
+    ones = op.Expand(op.constant(1, x.dtype), op.Concat([1, 1], frame.sizes(x), axis=0))
     pads = frame.flat_pads()
     if count_include_pad and any(pads):
         ones = op.Pad(ones, [0, 0, *pads[:rank], 0, 0, *pads[rank:]], 1)

@@ -7,6 +7,7 @@ import numpy as np
 from ortrain.autodiff.broadcast import unbroadcast
 from ortrain.autodiff.registry import gradient, no_gradient
 from ortrain.graph import shapes
+from ortrain.ops.base import attributes_of
 
 no_gradient(
     "Shape", "Size", "NonZero", "Range", "ConstantOfShape", "Constant", "EyeLike",
@@ -183,3 +184,39 @@ def depth_to_space(g, x, *, blocksize, mode="DCR"):
     height, width = g.op.dim(x, 2), g.op.dim(x, 3)
     blocks = g.op.Reshape(g.dy, g.op.Concat([0], [-1], height, size, width, size, axis=0))
     return _like(g, g.op.Transpose(blocks, perm=[0, 1, 3, 5, 2, 4]), x)
+
+
+@gradient("Resize")
+def resize(
+    g, x, roi=None, scales=None, sizes=None, *, antialias=0, axes=None,
+    coordinate_transformation_mode="half_pixel", cubic_coeff_a=-0.75, exclude_outside=0,
+    extrapolation_value=0.0, keep_aspect_ratio_policy="stretch", mode="nearest",
+    nearest_mode="round_prefer_floor",
+):  # fmt: skip
+    """along each axis y = A x, so dx = Aᵀ dy, where A is the identity matrix resized likewise"""
+    if coordinate_transformation_mode == "tf_crop_and_resize":
+        g.unsupported("coordinate_transformation_mode 'tf_crop_and_resize'")
+    if keep_aspect_ratio_policy != "stretch":
+        g.unsupported(f"keep_aspect_ratio_policy {keep_aspect_ratio_policy!r}")
+    given = {k: v for k, v in attributes_of(g.node).items() if k != "axes"}
+    op, length, dx = g.op, g.rank(x), g.dy
+    factors = shapes.constant(scales)
+    before, after = (shapes.dims(v) or (None,) * length for v in (x, g.y))
+    for place, axis in enumerate(range(length) if axes is None else [a % length for a in axes]):
+        if factors is not None and factors.size and factors[place] == 1:
+            continue
+        if (factors is None or not factors.size) and shapes.same(before[axis], after[axis]):
+            continue
+        size = op.dim(x, axis)
+        zeros = op.Expand(op.constant(0, x.dtype), op.Concat(size, size, axis=0))
+        if sizes is None:
+            target = (op.Concat(op.Gather(scales, [place]), np.float32([1]), axis=0), None)
+        else:
+            target = (None, op.Concat(op.Gather(sizes, [place]), size, axis=0))
+        matrix = op.Resize(op.EyeLike(zeros), None, *target, **given)
+        order = [*(i for i in range(length) if i != axis), axis]
+        back = [int(i) for i in np.argsort(order)]
+        last = axis == length - 1
+        dx = op.MatMul(dx if last else op.Transpose(dx, perm=order), matrix)
+        dx = dx if last else op.Transpose(dx, perm=back)
+    return dx

@@ -37,6 +37,9 @@ def addmm(
     beta: Scalar = 1,
     alpha: Scalar = 1,
 ) -> ir.Value:
+    if shapes.rank(first) == 2 and not any(isinstance(v, ir.Value) for v in (alpha, beta)):
+        scales = {k: float(v) for k, v in (("alpha", alpha), ("beta", beta)) if v != 1}
+        return op.Gemm(first, second, self if beta != 0 else None, **scales)
     product = op.MatMul(first, second)
     if alpha != 1:
         product = op.Mul(product, alpha)
@@ -61,6 +64,42 @@ def layer_norm(
     return op.LayerNormalization(
         input, weight, bias, axis=-len(normalized_shape), epsilon=float(eps)
     )
+
+
+@translation(aten.group_norm.default)
+def group_norm(
+    op: Translator,
+    input: ir.Value,
+    num_groups: int,
+    weight: ir.Value | None = None,
+    bias: ir.Value | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> ir.Value:
+    assert input.dtype is not None
+    channels = (shapes.dims(input) or ())[1]
+    if not isinstance(channels, int):
+        raise refuse("group_norm over a symbolic number of channels")
+    length = shapes.rank(input)
+    assert length is not None
+    if op.opset >= 21:
+        if weight is None:
+            weight = op.constant(np.ones(channels), input.dtype)
+        if bias is None:
+            bias = op.constant(np.zeros(channels), input.dtype)
+        return op.GroupNormalization(
+            input, weight, bias, num_groups=num_groups, epsilon=float(eps)
+        )
+    unit = op.constant(np.ones(num_groups), input.dtype)
+    zero = op.constant(np.zeros(num_groups), input.dtype)
+    grouped = op.Reshape(input, [0, num_groups, -1])
+    normal = op.Reshape(
+        op.InstanceNormalization(grouped, unit, zero, epsilon=float(eps)), op.Shape(input)
+    )
+    column = [channels] + [1] * (length - 2)
+    if weight is not None:
+        normal = op.Mul(normal, op.Reshape(weight, column))
+    return normal if bias is None else op.Add(normal, op.Reshape(bias, column))
 
 
 @translation(aten._native_batch_norm_legit_functional.default)

@@ -183,6 +183,61 @@ def _static_dim(value: ir.Value, dim: int) -> int:
     return size
 
 
+@translation(aten.repeat.default)
+def repeat(op: Translator, self: ir.Value, repeats: Sequence[Size]) -> ir.Value:
+    dims = shapes.dims(self)
+    assert dims is not None
+    lead = len(repeats) - len(dims)
+    if lead:
+        self = op.Unsqueeze(self, list(range(lead)))
+    wide = (1,) * lead + dims
+    times = [1 if isinstance(r, int) and r == 1 else r for r in repeats]
+    if all(isinstance(t, int) and t == 1 for t in times):
+        return self
+    if all(d == 1 or (isinstance(t, int) and t == 1) for d, t in zip(wide, times, strict=True)):
+        return op.Expand(self, op.sizes(times))
+    return op.Tile(self, op.sizes(times))
+
+
+_PADDING = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+
+
+@translation(aten.pad.default)
+def pad(
+    op: Translator,
+    self: ir.Value,
+    pad: Sequence[Size],
+    mode: str = "constant",
+    value: float | None = None,
+) -> ir.Value:
+    length = shapes.rank(self)
+    assert length is not None
+    count = len(pad) // 2  # torch's pairs start at the last axis
+    pads = op.sizes([pad[2 * i] for i in range(count)] + [pad[2 * i + 1] for i in range(count)])
+    axes = op.constant(np.arange(length - 1, length - 1 - count, -1, dtype=np.int64))
+    fill = None if mode != "constant" or not value else op.constant(value, self.dtype)
+    return op.Pad(self, pads, fill, axes, mode=_PADDING[mode])
+
+
+@translation(aten.diff.default)
+def diff(
+    op: Translator,
+    self: ir.Value,
+    n: int = 1,
+    dim: int = -1,
+    prepend: ir.Value | None = None,
+    append: ir.Value | None = None,
+) -> ir.Value:
+    ends = [v for v in (prepend, self, append) if v is not None]
+    result = self if len(ends) == 1 else op.Concat(*ends, axis=dim)
+    for _ in range(n):
+        later = op.Slice(result, [1], [INT64_MAX], [dim], [1])
+        earlier = op.Slice(result, [0], [-1], [dim], [1])
+        different = "Xor" if result.dtype == ir.DataType.BOOL else "Sub"
+        result = op.node(different, (later, earlier))
+    return result
+
+
 # -- new tensors ---------------------------------------------------------------------------------
 
 
