@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from ortrain.autodiff import rules as _rules  # noqa: F401  (registers every rule)
 from ortrain.autodiff.broadcast import unbroadcast
+from ortrain.autodiff.decompose import DECOMPOSES, decompose
 from ortrain.autodiff.registry import Gradient, call, entry_of
 from ortrain.errors import GradientError, NoGradientRule
 from ortrain.graph import shapes
@@ -49,7 +50,7 @@ def differentiate(
     result = program.clone()
     graph = result.graph
     sources = [result.input(name) for name in wrt]
-    _expand_composites_without_rule(graph, sources, result.opset)
+    _expand_operators_without_rule(result, sources)
     reached = reachable(graph, sources)
     chosen = _outputs(result, outputs, reached)
 
@@ -87,23 +88,26 @@ def _outputs(
     return [by_name[n] for n in names if by_name[n] in reached]
 
 
-def _expand_composites_without_rule(
-    graph: ir.Graph, sources: Sequence[ir.Value], opset: int
-) -> None:
-    """An operator of ours that has no rule of its own differentiates through its body."""
+def _expand_operators_without_rule(program: Program, sources: Sequence[ir.Value]) -> None:
+    """An operator that has a body and no rule of its own differentiates through its body."""
     while True:
-        reached = reachable(graph, sources)
+        reached = reachable(program.graph, sources)
         found = [
             node
-            for node in graph
-            if node.domain == DOMAIN
+            for node in program.graph
+            if (node.domain == DOMAIN or (not node.domain and node.op_type in DECOMPOSES))
             and entry_of(node) is None
             and any(v in reached for v in node.inputs if v is not None)
         ]
         if not found:
             return
         for node in found:
-            expand_node(node, opset=opset)
+            if node.domain == DOMAIN:
+                expand_node(node, opset=program.opset)
+            else:
+                decompose(node, program.opset)
+        if any(not node.domain for node in found):
+            shapes.infer_all(program.model)  # such bodies compute shapes that ours know
 
 
 def reachable(graph: ir.Graph, sources: Sequence[ir.Value]) -> set[ir.Value]:

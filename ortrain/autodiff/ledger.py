@@ -13,8 +13,10 @@ from enum import StrEnum
 import onnx
 
 from ortrain.autodiff import rules as _rules  # noqa: F401  (registers every rule)
+from ortrain.autodiff.decompose import DECOMPOSES
 from ortrain.autodiff.registry import registered
 from ortrain.errors import GradientError
+from ortrain.ops import DOMAIN, OPERATORS
 
 
 class Status(StrEnum):
@@ -50,6 +52,8 @@ _ROUNDING = "not yet: rounding, for which training takes a straight-through esti
 _QUANTIZED = "computes on quantized integers"
 
 UNSUPPORTED = {
+    "AffineGrid": _CONTROL,
+    "CausalConvWithState": "not yet",
     "Col2Im": "not yet",
     "ConcatFromSequence": _SEQUENCE,
     "ConvInteger": _QUANTIZED,
@@ -65,10 +69,12 @@ UNSUPPORTED = {
     "If": _CONTROL,
     "LRN": "not yet",
     "LSTM": _RECURRENT,
+    "LinearAttention": "not yet",
     "Loop": _CONTROL,
     "LpPool": "not yet",
     "MatMulInteger": _QUANTIZED,
     "MaxRoiPool": "not yet",
+    "MeanVarianceNormalization": "not yet: LayerNormalization and its kin have rules",
     "OneHot": "not yet: its two values may require a gradient, its indices never do",
     "Optional": _SEQUENCE,
     "OptionalGetElement": _SEQUENCE,

@@ -25,9 +25,9 @@ from ortrain.capture import exporter, fx, lift
 from ortrain.capture.call import Call, example_call, step_name
 from ortrain.capture.constraints import Constraints, Shapes, constraints_of
 from ortrain.capture.origin import captured_error
-from ortrain.capture.refusal import Refusal, refusal
+from ortrain.capture.refusal import Refusal, assigning, refusal
 from ortrain.capture.translations import TRANSLATIONS, recorded, translating
-from ortrain.capture.untouched import uncollected, untouched
+from ortrain.capture.untouched import uncollected, untouched, watched
 from ortrain.errors import CaptureError
 from ortrain.passes.clean import clean
 from ortrain.program import Program, Role
@@ -287,17 +287,22 @@ def _export(module: torch.nn.Module, call: Call) -> _Exported:
 
 def _attempt(module: torch.nn.Module, call: Call, rung: _Rung) -> _Exported:
     example = call.grown(rung.grown)
+    # Dynamo would trace the hook that watches.
+    watching = contextlib.nullcontext([]) if rung.strict else watched(module)
     try:
-        program = exporter.export(
-            module,
-            example.args,
-            example.kwargs,
-            call.dynamic_shapes(rung.dims),
-            strict=rung.strict,
-            oblivious=rung.oblivious,
-        )
+        with watching as changed:
+            program = exporter.export(
+                module,
+                example.args,
+                example.kwargs,
+                call.dynamic_shapes(rung.dims),
+                strict=rung.strict,
+                oblivious=rung.oblivious,
+            )
     except Exception as error:
         raise refusal(module, error) from error
+    if changed:
+        raise assigning(changed)
     _unify_batch(program, example)
     constraints = _constraints(program, call)
     shapes = [tuple(leaf.value.shape) for leaf in call.tensors]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import logging
 import re
 import warnings
@@ -64,7 +65,8 @@ def export(
         oblivious: do not let a size of 1 decide anything.
     """
     sizes = symbolic_config.patch(backed_size_oblivious=True) if oblivious else _nothing()
-    with sizes, _quiet():
+    # torch prints the partial graph of a failure; the error has what matters of it.
+    with sizes, _quiet(), contextlib.redirect_stderr(io.StringIO()):
         return torch.export.export(
             module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
         )

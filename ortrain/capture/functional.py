@@ -25,10 +25,7 @@ _RESHAPES = {
     aten.view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim,
     aten.squeeze.default, aten.flatten.using_ints,
 }  # fmt: skip
-_ALIASES = {aten.alias.default, aten.detach.default}
 _TRANSPOSES = {aten.transpose.int, aten.t.default}
-_VIEWS = {*_WRITE_BACK, *_RESHAPES, *_ALIASES, *_TRANSPOSES, aten.expand.default,
-          aten.permute.default, aten.narrow.default}  # fmt: skip
 _RANDOM = {"normal_", "uniform_", "bernoulli_", "random_", "exponential_", "cauchy_",
            "log_normal_", "geometric_"}  # fmt: skip
 
@@ -105,7 +102,7 @@ class _Functional:
         assert isinstance(written, fx.Node)
         with self.graph.inserting_before(node):
             new = self.functional(node, name)
-        node.replace_all_uses_with(new)
+        node.replace_all_uses_with(written)  # which the next line then takes from the new value
         self.replace(node, written, new)
         self.graph.erase_node(node)
 
@@ -129,7 +126,7 @@ class _Functional:
                 raise captured_error(node, f"{node.target} cannot be captured")
             args, kwargs = node.args, dict(node.kwargs)
         new = self.graph.call_function(target, args, kwargs)
-        new.meta = {**node.meta, "val": written.meta["val"]}
+        new.meta = {**node.meta, "val": written.meta["val"], _FRESH: True}
         return new
 
     def _cast(self, source: fx.Node, written: fx.Node) -> fx.Node:
@@ -144,6 +141,8 @@ class _Functional:
         """Every later reader of the memory behind ``written`` sees the new value."""
         base, path = self._base(written)
         self._check(at, base)
+        views = list(self._views(base))
+        self._check_shared(at, base, views)
         with self.graph.inserting_before(at):
             for view in reversed(path):
                 new = self._write_back(at, view, new)
@@ -152,7 +151,7 @@ class _Functional:
             self.current[owner], self.owner[new] = new, owner
         # The other views of the same memory are taken again, from the new value.
         fresh: dict[fx.Node, fx.Node] = {base: new}
-        for view in self._views(base):
+        for view in views:
             if self._later(view, at):
                 with self.graph.inserting_before(at):
                     again = self.graph.node_copy(view, lambda n: fresh.get(n, n))
@@ -169,25 +168,41 @@ class _Functional:
             return False
         return any(
             self.order.get(user, -1) > self.order[at]
-            or (user.target in _VIEWS and user.args[0] is view and self._later(user, at))
+            or (_viewed(user) is view and self._later(user, at))
             for user in view.users
         )
 
     def _views(self, base: fx.Node) -> Iterator[fx.Node]:
-        """Views of a tensor, in graph order by generation."""
+        """Views of a tensor, each after what it is a view of."""
         for user in list(base.users):
-            if user.target in _VIEWS and user.args[0] is base:
+            if _viewed(user) is base:
                 yield user
                 yield from self._views(user)
 
     def _base(self, node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
+        """The tensor whose memory a node shows, and the views on the way to the node."""
         path: list[fx.Node] = []
-        while node.op == "call_function" and node.target in _VIEWS:
+        while (source := _viewed(node)) is not None:
             path.insert(0, node)
-            source = node.args[0]
-            assert isinstance(source, fx.Node)
             node = source
         return node, path
+
+    def _check_shared(self, at: fx.Node, base: fx.Node, views: list[fx.Node]) -> None:
+        """Refuses memory that is shared in a way that :meth:`_views` does not see.
+
+        The pieces of ``chunk`` and ``split`` are such: each is a view, but of what the piece's
+        node does not say.
+        """
+        memory, known = _memory(base), {base, *views, at}
+        for node, order in self.order.items():
+            if node in known or order > self.order[at] or _memory(node) != memory:
+                continue
+            if any(self.order.get(user, -1) > self.order[at] for user in node.users):
+                raise captured_error(
+                    at,
+                    f"{at.target} writes into memory that {node.name} shows as well",
+                    help="work on a copy (tensor.clone())",
+                )
 
     def _check(self, at: fx.Node, base: fx.Node) -> None:
         if base.op == "call_function":
@@ -211,7 +226,7 @@ class _Functional:
         if view.target in _WRITE_BACK:
             args: tuple[Any, ...] = (source, new, *rest)
             target: Any = _WRITE_BACK[view.target]
-        elif view.target in _ALIASES:
+        elif _layout(view) == _layout(source):
             return new
         elif view.target in _TRANSPOSES:
             target, args = view.target, (new, *rest)
@@ -223,6 +238,32 @@ class _Functional:
         else:
             raise captured_error(at, f"{at.target} into {view.target} cannot be captured")
         node = self.graph.call_function(target, args)
-        node.meta = {**at.meta, "val": source.meta["val"]}
+        node.meta = {**at.meta, "val": source.meta["val"], _FRESH: True}
         return node
 
+
+
+# Marks nodes of ours: their ``val`` is borrowed from the tensor whose new value they are.
+_FRESH = "ortrain.fresh"
+
+
+def _memory(node: fx.Node) -> int | None:
+    """What tells whether two nodes show the same memory."""
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
+def _layout(node: fx.Node) -> tuple[str, ...]:
+    """Shape, strides and offset, in words: comparing symbolic sizes would add conditions."""
+    value = node.meta["val"]
+    return (str(tuple(value.shape)), str(value.stride()), str(value.storage_offset()))
+
+
+def _viewed(node: fx.Node) -> fx.Node | None:
+    """The argument whose memory a node's result shares; None where it has its own."""
+    if node.op != "call_function" or not node.args or _FRESH in node.meta:
+        return None
+    source, memory = node.args[0], _memory(node)
+    if memory is None or not isinstance(source, fx.Node) or _memory(source) != memory:
+        return None
+    return source

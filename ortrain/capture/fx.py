@@ -282,9 +282,10 @@ def clean(exported: ExportedProgram, covered: Callable[[set[Any]], set[Any]]) ->
 
 
 def _name_outputs(exported: ExportedProgram) -> None:
-    """The signature names the nodes that are returned now."""
-    (returned,) = exported.graph_module.graph.output_node().args
-    specs = exported.graph_signature.output_specs
-    for spec, node in zip(specs, returned, strict=True):
+    """The signature names the nodes that are returned now; constants it has by value."""
+    output = exported.graph_module.graph.output_node()
+    (returned,) = output.args
+    for spec, node in zip(exported.graph_signature.output_specs, returned, strict=True):
         if isinstance(node, fx.Node):
             spec.arg.name = node.name
+    output.args = (tuple(node for node in returned if isinstance(node, fx.Node)),)

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from ortrain.capture.origin import TORCH
-from ortrain.errors import CaptureError
+from ortrain.errors import CaptureError, listing
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_CACHE = re.compile(r"Found <class '[\w.]*Cache'> in output|type `?\w*Cache`? .*flattenable")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -55,12 +56,6 @@ _KNOWN: tuple[tuple[str, str, str, bool], ...] = (
         "return tensors, tuples, lists, dicts or ModelOutput",
         True,
     ),
-    (
-        "tensor attribute",
-        "the forward assigns a tensor to an attribute",
-        "register it as a buffer",
-        True,
-    ),
 )
 
 
@@ -68,7 +63,7 @@ def refusal(module: torch.nn.Module, error: BaseException) -> Refusal:
     """The reason for which an export failed, and where in the user's code."""
     text = _ANSI.sub("", str(error))
     where = _where(module, error)
-    if "Cache" in text and "pytree-flattenable" in text:
+    if _CACHE.search(text):
         result = Refusal(
             "the output holds a key-value cache",
             where=where,
@@ -93,6 +88,17 @@ def refusal(module: torch.nn.Module, error: BaseException) -> Refusal:
         because=f"{type(error).__name__}: {_first_line(text)}",
         help="change the code there, or leave this module to eager",
     )
+
+
+def assigning(attributes: list[str]) -> Refusal:
+    """The refusal of a forward that changes attributes."""
+    result = Refusal(
+        f"the forward assigns {listing([repr(name) for name in attributes])}",
+        because="a graph computes outputs and updates buffers, and nothing else",
+        help="make it a buffer and update that in place, or assign it outside of forward",
+    )
+    result.final = True
+    return result
 
 
 def _first_line(text: str) -> str:

@@ -11,31 +11,42 @@ from typing import Any
 import numpy as np
 import torch
 
-from ortrain.errors import CaptureError
-
 _SCALAR = (type(None), bool, int, float, complex, str)
+_WATCHED = (bool, int, float, complex, str, torch.Tensor)
 _STORES = ("_parameters", "_buffers", "_modules")
+
+
+Snapshot = list[tuple[str, torch.nn.Module, dict[str, Any]]]
 
 
 @contextlib.contextmanager
 def untouched(module: torch.nn.Module) -> Iterator[None]:
-    """Restores random states and the attributes of all sub-modules.
-
-    Raises:
-        CaptureError: the forward assigns an attribute: a graph would not.
-    """
-    attributes = _attributes(module)
+    """Restores random states and the attributes of all sub-modules."""
+    before = snapshot(module)
     with _random_states():
         try:
             yield
         finally:
-            changed = _restore(module, attributes)
-    if changed:
-        raise CaptureError(
-            f"the forward changes the attribute {changed[0]!r}",
-            because="a graph computes outputs and updates buffers, and nothing else",
-            help="make it a buffer that is updated in place, or keep it outside of forward",
-        )
+            _restore(before)
+
+
+@contextlib.contextmanager
+def watched(module: torch.nn.Module) -> Iterator[list[str]]:
+    """Collects the paths of numbers and tensors that a traced forward assigns to attributes.
+
+    torch.export puts attributes back by itself, so that they are looked at when forward returns.
+    """
+    before = snapshot(module)
+    changed: list[str] = []
+
+    def look(*_: object) -> None:
+        changed.extend(changes(before))
+
+    handle = module.register_forward_hook(look)
+    try:
+        yield changed
+    finally:
+        handle.remove()
 
 
 @contextlib.contextmanager
@@ -68,7 +79,8 @@ def _random_states() -> Iterator[None]:
             torch.cuda.set_rng_state_all(devices)
 
 
-def _attributes(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module, dict[str, Any]]]:
+def snapshot(module: torch.nn.Module) -> Snapshot:
+    """The attributes of a module and its sub-modules."""
     found = []
     for path, child in module.named_modules():
         kept = dict(child.__dict__)
@@ -78,41 +90,36 @@ def _attributes(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module, dic
     return found
 
 
-def _restore(
-    module: torch.nn.Module, before: list[tuple[str, torch.nn.Module, dict[str, Any]]]
-) -> list[str]:
-    """Puts the attributes back; returns the paths of numbers and tensors that had changed."""
+def changes(before: Snapshot) -> list[str]:
+    """Paths of attributes that hold another number or tensor than they did."""
     changed = []
     for path, child, kept in before:
         now = child.__dict__
-        for name in [n for n in now if n not in kept]:
-            if _matters(now[name]):
+        for name in now.keys() | kept.keys():
+            old, new = kept.get(name, _MISSING), now.get(name, _MISSING)
+            matters = isinstance(old, _WATCHED) or isinstance(new, _WATCHED)
+            if name not in _STORES and matters and not _equal(old, new):
                 changed.append(f"{path}.{name}" if path else name)
+    return sorted(changed)
+
+
+def _restore(before: Snapshot) -> None:
+    for _, child, kept in before:
+        now = child.__dict__
+        for name in [n for n in now if n not in kept]:
             del now[name]
         for name, value in kept.items():
-            if name in _STORES:
-                _restore_store(now[name], value)
-            elif now.get(name, _MISSING) is not value:
-                latest = now.get(name, _MISSING)
-                if (_matters(value) or _matters(latest)) and not _equal(value, latest):
-                    changed.append(f"{path}.{name}" if path else name)
+            if name not in _STORES:
                 now[name] = value
-    return changed
+            elif now[name].keys() != value.keys() or any(
+                now[name][key] is not value[key] for key in value
+            ):
+                now[name].clear()
+                now[name].update(value)
 
 
 _MISSING = object()
 
 
-def _restore_store(now: dict[str, Any], kept: dict[str, Any]) -> None:
-    if list(now.items()) != list(kept.items()):
-        if now.keys() != kept.keys() or any(now[k] is not kept[k] for k in kept):
-            now.clear()
-            now.update(kept)
-
-
-def _matters(value: Any) -> bool:
-    return isinstance(value, (*_SCALAR, torch.Tensor))
-
-
 def _equal(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and isinstance(a, _SCALAR) and a == b
+    return a is b or (type(a) is type(b) and isinstance(a, _SCALAR) and a == b)

@@ -12,8 +12,9 @@ import onnx_ir as ir
 
 from ortrain.autodiff.engine import FLOATING, differentiate, reachable
 from ortrain.autodiff.partition import partition, saved_bytes
-from ortrain.passes.clean import clean
+from ortrain.passes import rewrite
 from ortrain.program import Program, Role, role_of, target_of
+from ortrain.step.cache import Cache
 
 # Above this much kept between forward and backward, the backward runs in pieces, so that what the
 # first pieces used is freed while the last ones make the gradients. A run costs about 10 µs.
@@ -112,6 +113,7 @@ def build(
     *,
     pieces: int = 0,
     sizes: dict[str, int] | None = None,
+    cache: Cache | None = None,
 ) -> Plan:
     """Differentiates, cuts, lowers and compiles a captured program.
 
@@ -122,25 +124,21 @@ def build(
         executor: what compiles it.
         pieces: of the backward; 0 decides by the bytes that are saved.
         sizes: example value of each symbolic dimension, for that decision.
+        cache: of cut and lowered programs.
 
     Returns:
         The plan of the step.
     """
     watch = Stopwatch()
-    with watch("differentiate"):
-        whole = differentiate(program, wrt, outputs) if wrt else program.clone()
-    if not whole.outputs(Role.GRADIENT):
-        programs = [whole]
-    else:
-        with watch("rewrite"):
-            clean(whole)
-        with watch("partition"):
-            programs = partition(whole, 1)
-            count = pieces or _pieces(saved_bytes(programs, sizes or {}))
-            if count > 1:
-                programs = partition(whole, count)
-    with watch("lower"):
-        lowered = [executor.lower(p) for p in programs]
+
+    def make() -> list[Program]:
+        programs = cut(program, wrt, outputs, pieces, sizes or {}, watch)
+        with watch("lower"):
+            return [*programs, *(executor.lower(p) for p in programs)]
+
+    decided_by = (program.serialize(), tuple(wrt), outputs, pieces, sizes, repr(executor))
+    both = list((cache or Cache(None)).programs(decided_by, make))
+    programs, lowered = both[: len(both) // 2], both[len(both) // 2 :]
     with watch("compile"):
         compiled = [executor.compile(p) for p in lowered]
     reached = reachable(program.graph, [program.input(name) for name in wrt])
@@ -151,12 +149,35 @@ def build(
         compiled,
         tuple(wrt),
         tuple(v in reached for v in users),
-        {target_of(v) for v in whole.inputs(Role.OUTPUT_GRADIENT)},
+        {target_of(v) for p in programs[1:] for v in p.inputs(Role.OUTPUT_GRADIENT)},
         watch.seconds,
     )
 
 
 _TURN = {"feed": 0, "fetch": 0, "upstream": 1, "carry": 2}
+
+
+def cut(
+    program: Program,
+    wrt: Sequence[str],
+    outputs: Sequence[str] | None,
+    pieces: int,
+    sizes: dict[str, int],
+    watch: Stopwatch,
+) -> list[Program]:
+    """The forward and the backward pieces of a program, before lowering."""
+    if not wrt:
+        return [program.clone()]
+    with watch("differentiate"):
+        whole = differentiate(program, wrt, outputs)
+    if not whole.outputs(Role.GRADIENT):
+        return [whole]
+    with watch("rewrite"):
+        rewrite(whole, "training")
+    with watch("partition"):
+        programs = partition(whole, 1)
+        count = pieces or _pieces(saved_bytes(programs, sizes))
+        return partition(whole, count) if count > 1 else programs
 
 
 def _pieces(kept: int) -> int:

@@ -10,19 +10,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from ortrain.errors import StateError
+from ortrain.capture.survey import contents
+from ortrain.errors import StateError, UnsupportedGradient
 from ortrain.program import Role
 from ortrain.runtime.bridge import all_to_torch, to_ort
 from ortrain.runtime.onnxruntime.executor import OrtValueVector
 from ortrain.step.build import Plan
 
+Received = tuple[bool, ...]
+"""Which outputs receive a gradient."""
+
 
 class Feeds:
     """The feeds of a forward: what changes at every call first, then parameters and buffers.
 
-    The ``OrtValue`` of a parameter is made once and made again where its memory has moved.
+    The ``OrtValue`` of a parameter is made once, and again where its memory has moved. That of a
+    parameter that is not contiguous is a copy, and made at every call.
     """
 
     def __init__(self, plan: Plan, tensors: dict[str, torch.Tensor]) -> None:
@@ -46,9 +50,9 @@ class Feeds:
         pointers = self.pointers
         i = 0
         for tensor, value in zip(self.held, self.values, strict=True):
-            if tensor.data_ptr() != pointers[i]:
+            if tensor.data_ptr() != pointers[i] or not tensor.is_contiguous():
                 value = self.values[i] = to_ort(tensor)
-                pointers[i] = tensor.data_ptr()
+                pointers[i] = tensor.data_ptr() if tensor.is_contiguous() else -1
             push(value)
             i += 1
         return vector
@@ -68,19 +72,19 @@ class Step:
     Args:
         plan: the compiled step.
         tensors: parameters and buffers by name.
-        rebuild: called where the outputs that receive a gradient are not those the plan expects;
+        other: called where the outputs that receive a gradient are not those the plan expects;
             returns the step for them.
+
+    Attributes:
+        leaves: the parameters that receive a gradient.
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        tensors: dict[str, torch.Tensor],
-        rebuild: Callable[[tuple[bool, ...]], Step],
+        self, plan: Plan, tensors: dict[str, torch.Tensor], other: Callable[[Received], Step]
     ) -> None:
         self.plan = plan
         self.feeds = Feeds(plan, tensors)
-        self.rebuild = rebuild
+        self.other = other
         self.buffers = [(i, tensors[name]) for i, name in plan.updated]
         self.parameters = [tensors[n] for n in plan.arguments if n in tensors]
         names = self.feeds.names
@@ -88,6 +92,13 @@ class Step:
         self.inputs = [users.index(n) for n in plan.arguments if n not in tensors]
         place = {name: i for i, name in enumerate(plan.wrt)}
         self.order = [place.get(name, -1) for name in plan.arguments]
+        self.leaves = [tensors[n] for n in plan.arguments if n in tensors and n in place]
+        # With two outputs or more, the backward may be asked for gradients of others than expected.
+        self.may_differ = sum(plan.reachable) > 1
+        own = {name for _, name in plan.updated}
+        self.overwritten = [(names.index(n), tensors[n]) for n in own if n in names]
+        held = [name for role, name in plan.feeds if role in (Role.PARAMETER, Role.BUFFER)]
+        self.lasting = [tensors[n] for n in held if n not in own]
 
     def infer(self, users: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Runs the forward alone."""
@@ -95,6 +106,11 @@ class Step:
         tensors = all_to_torch(fetches, self.plan.bools)
         self.write_back(tensors)
         return tensors[: self.plan.outputs]
+
+    def try_out(self, users: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Runs the forward alone and updates no buffer."""
+        fetches = self.plan.forward.run_values(self.feeds(users))
+        return all_to_torch(fetches, self.plan.bools)[: self.plan.outputs]
 
     def train(self, users: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Runs the forward and leaves a backward with autograd."""
@@ -118,9 +134,10 @@ class _Function(torch.autograd.Function):
         fetches = plan.forward.run_values(feeds)
         count = plan.outputs
         outputs = [_at(fetches, i, i in plan.bools) for i in range(count)]
+        ctx.replay = _Replay(step, feeds, users) if step.may_differ else None
         for i, buffer in step.buffers:
             buffer.copy_(_at(fetches, i, False))
-        ctx.step, ctx.feeds, ctx.stash = step, feeds, _stash(plan, feeds, fetches)
+        ctx.step, ctx.stash = step, _stash(plan, feeds, fetches)
         ctx.set_materialize_grads(False)
         # Autograd then notices an in-place change of what the backward reads.
         held, first = step.feeds.held, len(feeds) - len(step.feeds.held)
@@ -139,22 +156,75 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor | None) -> Any:
         ctx.saved_tensors  # noqa: B018  (raises where one of them was changed in place)
-        step, feeds, stash = ctx.step, ctx.feeds, ctx.stash
+        step, stash, replay = ctx.step, ctx.stash, ctx.replay
         if stash is None:
             raise StateError(
                 "a second backward through the same forward of ORTModule",
                 because="what the forward saved was freed by the first backward",
                 help="call the module again, or sum the losses and call backward once",
             )
-        ctx.stash = ctx.feeds = None
+        ctx.stash = ctx.replay = None
         for given, expected in zip(upstream, step.plan.upstream, strict=True):
             if (given is not None) is not expected:
-                step, stash = _other(step, feeds, tuple(g is not None for g in upstream))
+                step, stash = replay(tuple([g is not None for g in upstream]))
                 break
-        del feeds
-        if torch.is_grad_enabled():
-            return _once(ctx, step, stash, *upstream)
-        return _run_backward(step, stash, upstream)
+        del replay
+        if torch.is_grad_enabled():  # create_graph=True
+            with torch.no_grad():
+                gradients = _run_backward(step, stash, upstream)
+            sealed = [None if g is None else g.requires_grad_() for g in gradients]
+            return (None, None, *_FirstOrder.apply(*sealed))
+        return (None, None, *_run_backward(step, stash, upstream))
+
+
+class _Replay:
+    """A forward that can run again: for gradients of other outputs than the step expects.
+
+    The seed is among the feeds, so what the forward saves is the same to the bit.
+    """
+
+    __slots__ = ("before", "feeds", "step", "tensors", "versions")
+
+    def __init__(self, step: Step, feeds: Any, users: Sequence[torch.Tensor]) -> None:
+        self.step, self.feeds = step, feeds
+        # The feeds share the memory of parameters and inputs, and this forward's own updates of
+        # buffers come next.
+        self.before = {i: to_ort(buffer.clone()) for i, buffer in step.overwritten}
+        self.tensors = [*step.lasting, *users]
+        self.versions = contents(self.tensors)
+
+    def __call__(self, received: Received) -> tuple[Step, list[Any]]:
+        """The step for these gradients, and what its forward saves."""
+        if contents(self.tensors) != self.versions:
+            raise StateError(
+                "a parameter or an input was changed in place between forward and backward",
+                because="the gradient arrives at other outputs than expected, so that the forward "
+                "has to run again on the same values",
+                help="call backward before the optimizer steps",
+            )
+        other = self.step.other(received)
+        place = {name: i for i, name in enumerate(self.step.feeds.names)}
+        feeds = OrtValueVector()
+        for name in other.feeds.names:
+            i = place[name]
+            feeds.push_back(self.before[i] if i in self.before else self.feeds[i])
+        return other, _stash(other.plan, feeds, other.plan.forward.run_values(feeds))
+
+
+class _FirstOrder(torch.autograd.Function):
+    """Gradients that cannot be differentiated again, and say so."""
+
+    @staticmethod
+    def forward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        return tuple([None if g is None else g.view_as(g) for g in gradients])
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: torch.Tensor | None) -> Any:
+        raise UnsupportedGradient(
+            "a gradient of a gradient through ORTModule",
+            because="its backward is a compiled graph without a backward of its own",
+            help='run this module eagerly: Options(engine="torch")',
+        )
 
 
 def _stash(plan: Plan, feeds: Any, fetches: Any) -> list[Any]:
@@ -174,30 +244,14 @@ def _stash(plan: Plan, feeds: Any, fetches: Any) -> list[Any]:
     return stash
 
 
-def _other(step: Step, feeds: Any, pattern: tuple[bool, ...]) -> tuple[Step, list[Any]]:
-    """The step for the gradients that really came, its forward run again on the same feeds.
-
-    The seed is among them, so what the forward saves is the same to the bit.
-    """
-    other = step.rebuild(pattern)
-    place = {name: i for i, name in enumerate(step.feeds.names)}
-    again = OrtValueVector()
-    for name in other.feeds.names:
-        again.push_back(feeds[place[name]])
-    return other, _stash(other.plan, again, other.plan.forward.run_values(again))
-
-
 def _at(values: Any, index: int, is_bool: bool) -> torch.Tensor:
     tensor: torch.Tensor = torch._C._from_dlpack(values.dlpack_at(index))
     return tensor.view(torch.bool) if is_bool else tensor
 
 
-@once_differentiable
-def _once(ctx: Any, step: Step, stash: Any, *upstream: torch.Tensor | None) -> Any:
-    return _run_backward(step, stash, upstream)
-
-
-def _run_backward(step: Step, stash: list[Any], upstream: Sequence[torch.Tensor | None]) -> Any:
+def _run_backward(
+    step: Step, stash: list[Any], upstream: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
     plan = step.plan
     gradients: list[torch.Tensor | None] = [None] * len(plan.wrt)
     carried: list[Any] = []
@@ -222,4 +276,4 @@ def _run_backward(step: Step, stash: list[Any], upstream: Sequence[torch.Tensor 
             for position, target in piece.gives:
                 gradients[target] = tensors[position]
     gradients.append(None)  # what -1 in the order finds
-    return (None, None, *[gradients[i] for i in step.order])
+    return [gradients[i] for i in step.order]

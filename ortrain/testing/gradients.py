@@ -152,8 +152,11 @@ class _Check:
             raise ParityError(f"no gradient flows to {missing[0]!r}", where=self.where)
 
         results = _run(_reference(training, check_annotations=True), {**wide, **seeds})
+        # Bit for bit, but for an operator that was replaced by its function body.
+        kept = set(double.operators()) <= set(training.operators())
+        bound = 0.0 if kept else self.tolerance.oracle
         for name, value in values.items():
-            assert_close(results[name], value, 0.0, f"output {name!r} after autodiff", self.where)
+            assert_close(results[name], value, bound, f"output {name!r} after autodiff", self.where)
         gradients = {n: results[f"{n}.gradient"] for n in names}
         for name, gradient in gradients.items():
             if gradient.shape != wide[name].shape:
@@ -261,7 +264,8 @@ class _Check:
         training = executor.lower(differentiate(program, self.wrt, self.outputs))
         if all(v.shape is not None for v in (*training.graph.inputs, *training.graph.outputs)):
             onnx.checker.check_model(ir.to_proto(training.model))  # it insists on a rank
-        narrow = {k: v.astype(np.float32) for k, v in seeds.items()}
+        dtypes = {v.name: v.dtype.numpy() for v in training.graph.inputs if v.dtype is not None}
+        narrow = {k: v.astype(dtypes[k]) for k, v in seeds.items()}
         results = _run(executor.compile(training), {**feeds, **narrow}, training)
         for name, value in results.items():
             # A gradient that is zero by nature leaves rounding noise, of no scale of its own.

@@ -13,7 +13,7 @@ from ortrain.graph import shapes
 no_gradient(
     "Ceil", "Floor", "Round", "Sign", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
     "And", "Or", "Not", "Xor", "IsNaN", "IsInf", "BitShift", "BitwiseAnd", "BitwiseOr",
-    "BitwiseXor", "BitwiseNot",
+    "BitwiseXor", "BitwiseNot", "BitCast",
     reason="piecewise constant: the derivative is zero wherever it exists",
 )  # fmt: skip
 

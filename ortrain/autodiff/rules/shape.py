@@ -11,7 +11,17 @@ from ortrain.ops.base import attributes_of
 
 no_gradient(
     "Shape", "Size", "NonZero", "Range", "ConstantOfShape", "Constant", "EyeLike",
-    reason="the result does not depend on the values of its inputs",
+    "SequenceLength", "SequenceEmpty", "OptionalHasElement", "BlackmanWindow", "HammingWindow",
+    "HannWindow", "MelWeightMatrix", "ImageDecoder", "NonMaxSuppression",
+    reason="the result does not depend smoothly on the values of its inputs",
+)
+no_gradient(
+    "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+    "RandomUniformLike", reason="a random draw",
+)
+no_gradient(
+    "RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer",
+    reason="acts on strings",
 )  # fmt: skip
 
 

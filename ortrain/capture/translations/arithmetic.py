@@ -154,6 +154,12 @@ def detach(op: Translator, self: ir.Value) -> ir.Value:
     return op.ours("StopGradient", self)
 
 
+@translation(aten.item.default, aten._local_scalar_dense.default)
+def item(op: Translator, self: ir.Value) -> ir.Value:
+    """A number as far as Python is concerned: no gradient flows through it."""
+    return op.ours("StopGradient", op.Reshape(self, op.constant(np.array([], np.int64))))
+
+
 # -- casts ---------------------------------------------------------------------------------------
 
 

@@ -105,6 +105,9 @@ class OnnxRuntimeExecutor:
         self.provider = provider
         self.threads = threads
 
+    def __repr__(self) -> str:
+        return f"OnnxRuntimeExecutor({self.provider!r}, threads={self.threads})"
+
     def lower(self, program: Program) -> Program:
         """The program in operators that onnxruntime runs fastest."""
         return lower(program)

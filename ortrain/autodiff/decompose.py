@@ -1,0 +1,108 @@
+"""Standard operators that differentiate through the function body in their schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from ortrain.graph.build import Builder
+from ortrain.program import origin_of, phase_of
+
+# Operators without a rule whose body holds operators with rules, and no sub-graph.
+DECOMPOSES = {
+    "Attention": "softmax(scale * Q Kᵀ + mask) V, by its function body",
+    "CenterCropPad": "Pad and Slice, by its function body",
+    "RotaryEmbedding": "products with cos and sin, by its function body",
+    "SwiGLU": "swish(x) * gate, by its function body",
+}
+
+
+def decompose(node: ir.Node, opset: int) -> None:
+    """Replaces a node of the standard domain by the function body of its operator.
+
+    Args:
+        node: its inputs have dtypes and ranks.
+        opset: of the standard domain.
+    """
+    schema = onnx.defs.get_schema(node.op_type, opset)
+    function = _body(schema, node)
+    owner = node.graph
+    assert isinstance(owner, ir.Graph)
+    given = list(node.inputs) + [None] * (len(function.input) - len(node.inputs))
+    values: dict[str, ir.Value | None] = {"": None, **dict(zip(function.input, given, strict=True))}
+    builder = Builder(
+        owner,
+        opset=opset,
+        prefix=node.outputs[0].name or node.op_type,
+        phase=phase_of(node),
+        origin=origin_of(node),
+        before=node,
+    )
+    with builder as op:
+        for inner in function.node:
+            attributes = _attributes(inner, node, schema)
+            if inner.op_type == "Constant":
+                values[inner.output[0]] = op.constant(_constant(attributes))
+                continue
+            results = op.node(
+                inner.op_type,
+                [values[name] for name in inner.input],
+                outputs=len(inner.output),
+                **attributes,
+            )
+            results = (results,) if isinstance(results, ir.Value) else results
+            values.update(zip(inner.output, results, strict=True))
+        for old, name in zip(node.outputs, function.output, strict=False):
+            new = op.Identity(values[name])
+            new.shape, new.type = old.shape, old.type
+            ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+            new.metadata_props.update(old.metadata_props)
+            new.name, old.name = old.name, None
+    owner.remove(node, safe=True)
+
+
+def _body(schema: onnx.defs.OpSchema, node: ir.Node) -> onnx.FunctionProto:
+    if schema.has_function:
+        return schema.function_body
+    types = []
+    for value in node.inputs:
+        proto = onnx.TypeProto()
+        if value is not None and value.type is not None:
+            ir.serde.serialize_type_into(proto, value.type)
+            if value.shape is not None:
+                ir.serde.serialize_shape_into(proto, value.shape)
+        types.append(proto.SerializeToString())
+    plain = ir.to_proto(node).SerializeToString()
+    function = onnx.FunctionProto()
+    function.ParseFromString(schema.get_context_dependent_function(plain, types))
+    return function
+
+
+def _attributes(
+    inner: onnx.NodeProto, node: ir.Node, schema: onnx.defs.OpSchema
+) -> dict[str, Any]:
+    """The attributes of a node of the body, references to the operator's own ones resolved."""
+    result: dict[str, Any] = {}
+    for attribute in inner.attribute:
+        source = attribute
+        if attribute.ref_attr_name:
+            own = node.attributes.get(attribute.ref_attr_name)
+            if own is not None:
+                result[attribute.name] = list(own.value) if isinstance(own.value, tuple) else own.value
+                continue
+            source = schema.attributes[attribute.ref_attr_name].default_value
+            if not source.type:
+                continue
+        value = onnx.helper.get_attribute_value(source)
+        result[attribute.name] = value.decode() if isinstance(value, bytes) else value
+    return result
+
+
+def _constant(attributes: dict[str, Any]) -> np.ndarray:
+    ((kind, value),) = attributes.items()
+    if kind == "value":
+        return onnx.numpy_helper.to_array(value)
+    return np.asarray(value, np.float32 if "float" in kind else np.int64)
