@@ -23,6 +23,9 @@ from ortrain.runtime.onnxruntime.lowering import lower
 OrtValue = native.OrtValue
 OrtValueVector = native.OrtValueVector
 
+# Lowering has decided how each product reads its operands.
+DISABLED = ["MatmulTransposeFusion"]
+
 _RUN = onnxruntime.RunOptions()
 _shared_arena = False
 
@@ -121,7 +124,10 @@ class OnnxRuntimeExecutor:
         _share_arena()
         try:
             session = onnxruntime.InferenceSession(
-                program.serialize(), self.session_options(), providers=[self.provider]
+                program.serialize(),
+                self.session_options(),
+                providers=[self.provider],
+                disabled_optimizers=DISABLED,
             )
         except Exception as error:
             raise ExecutionError(

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from ortrain.graph import shapes
+from ortrain.graph.build import Builder
 from ortrain.ops import expand
 from ortrain.passes.clean import clean
-from ortrain.program import Program
+from ortrain.program import Program, origin_of, phase_of
 
 MICROSOFT = "com.microsoft"
 
@@ -31,6 +32,7 @@ def lower(program: Program) -> Program:
         pass
     clean(result)
     fuse_products(result)
+    lay_out_left_operands(result)
     clean(result)
     result.name_values()
     return result
@@ -45,6 +47,38 @@ def fuse_products(program: Program) -> int:
     if changed:
         program.model.opset_imports.setdefault(MICROSOFT, 1)
     return changed
+
+
+def lay_out_left_operands(program: Program) -> int:
+    """Transposes large left operands before a product instead of in it; returns how many.
+
+    onnxruntime's kernel reads a transposed left operand in strides: the gradient of a weight of
+    3072 x 768 over 1024 rows takes 12.9 ms so, and 11.7 ms with the transpose as a pass of its own.
+    """
+    changed = 0
+    for node in list(program.graph):
+        if node.op_type != "FusedMatMul" or not node.attributes["transA"].as_int():
+            continue
+        left = node.inputs[0]
+        known = shapes.dims(left)
+        if left is None or known is None or len(known) != 2 or not _large(known[1]):
+            continue
+        builder = Builder(
+            program.graph,
+            opset=program.opset,
+            prefix=f"{left.name}/transposed",
+            phase=phase_of(node),
+            origin=origin_of(node),
+            before=node,
+        )
+        node.replace_input_with(0, builder.Transpose(left, perm=[1, 0]))
+        node.attributes["transA"] = ir.AttrInt64("transA", 0)
+        changed += 1
+    return changed
+
+
+def _large(size: shapes.Dim) -> bool:
+    return isinstance(size, int) and size >= 256
 
 
 def _fuse(graph: ir.Graph, node: ir.Node) -> bool:
