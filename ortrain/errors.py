@@ -13,6 +13,8 @@
     ├── StateError            a call at the wrong time (a second backward, a pickled session)
     └── ParityError           two results that must agree do not
 
+and the one warning, `OrtrainWarning`: ortrain does something else than was asked for.
+
 Each message says what, where, why it matters and the way out.
 """
 
@@ -76,6 +78,10 @@ class StateError(OrtrainError, RuntimeError):
 
 class ParityError(OrtrainError, AssertionError):
     """Two results that must agree do not."""
+
+
+class OrtrainWarning(UserWarning):
+    """ortrain does something else than was asked for, and says why."""
 
 
 def listing(names: Sequence[str], limit: int = 5) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
@@ -13,7 +14,20 @@ from ortrain.config import DebugOptions, Options
 from ortrain.step.report import Report
 from ortrain.step.runner import Runner
 
-_OWN = frozenset({"_runner", "_original", "_options", "_debug_options"})
+# The module's own dictionaries, not copies: whatever walks, moves, casts or replaces parameters
+# does so in the module itself, under its own names.
+_SHARED = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_non_persistent_buffers_set",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+# What ORTModule has for itself, its hooks above all. Every other attribute is the module's.
+_OWN = frozenset(nn.Module().__dict__) - {*_SHARED, "training"}
 
 
 class ORTModule(nn.Module):
@@ -58,13 +72,13 @@ class ORTModule(nn.Module):
         own["_options"] = options or Options()
         own["_debug_options"] = debug_options or DebugOptions()
         own["_runner"] = Runner(module, own["_options"], own["_debug_options"])
-        # The same dictionaries, not copies: whatever walks, moves, casts or replaces parameters
-        # does so in the module itself, under its own names.
-        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+        for name in _SHARED:
             own[name] = module.__dict__[name]
         del own["training"]
-        # Attributes of the class and of the module, so that signatures can be inspected.
-        self.__dict__["__signature__"] = inspect.signature(module.forward)
+        # With the module's signature, by which trainers choose the columns of a data set.
+        own["__signature__"] = inspect.signature(module.forward)
+        if type(self).forward is ORTModule.forward:
+            own["forward"] = _entry(own["_runner"], module.forward)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module; same arguments, same results."""
@@ -85,16 +99,23 @@ class ORTModule(nn.Module):
     # -- everything else is the module's own -------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_original"], name)
+        try:
+            original = self.__dict__["_original"]
+        except KeyError:
+            raise AttributeError(name) from None
+        return getattr(original, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OWN or (name.startswith("_") and name.endswith("_hooks")):
+        if name in _OWN:
             self.__dict__[name] = value
         else:
             setattr(self.__dict__["_original"], name, value)
 
     def __delattr__(self, name: str) -> None:
         delattr(self.__dict__["_original"], name)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.__dict__["_original"][index]
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self.__dict__["_original"])})
@@ -122,6 +143,11 @@ class ORTModule(nn.Module):
         self.module._apply(*args, **kwargs)
         return self
 
+    def apply(self, fn: Callable[[nn.Module], None]) -> ORTModule:
+        """Calls ``fn`` with every sub-module and with the module."""
+        self.module.apply(fn)
+        return self
+
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
         """The module's own children."""
         return self.module.named_children()
@@ -135,19 +161,33 @@ class ORTModule(nn.Module):
         self.module.register_parameter(*args, **kwargs)
 
     def extra_repr(self) -> str:
+        """The module's class, and what ran its last call."""
         return f"{type(self.module).__name__}, {self.report.mode or 'not called yet'}"
 
     # -- copies ------------------------------------------------------------------------------
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _rebuild, (self.module, self._debug_options, self._options)
+        return _rebuild, (self.module, self._debug_options, self._options), self._hooks() or None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ORTModule:
-        result = ORTModule(
+        result = type(self)(
             copy.deepcopy(self.module, memo), self._debug_options, options=self._options
         )
         memo[id(self)] = result
+        result.__dict__.update(copy.deepcopy(self._hooks(), memo))
         return result
+
+    def _hooks(self) -> dict[str, Any]:
+        """The hooks on ORTModule itself."""
+        return {name: value for name in _OWN if (value := self.__dict__[name])}
+
+
+def _entry(runner: Runner, forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return runner(args, kwargs)
+
+    return call
 
 
 def _rebuild(module: nn.Module, debug_options: DebugOptions, options: Options) -> ORTModule:

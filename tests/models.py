@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -139,9 +138,7 @@ def _bert(dropout: float) -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
     return BertForSequenceClassification(
-        BertConfig(
-            **_ENCODER, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
-        )
+        BertConfig(**_ENCODER, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
     )
 
 

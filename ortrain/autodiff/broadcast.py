@@ -34,7 +34,7 @@ def unbroadcast(op: Builder, part: ir.Value, value: ir.Value, output: ir.Value) 
         total = op.ReduceSum(part, axes, keepdims=1)
         if lead:
             total = op.Squeeze(total, list(range(lead)))
-    total.shape, total.dtype = value.shape, value.dtype
+    total.shape, total.type = value.shape, value.type
     return total
 
 
@@ -42,16 +42,19 @@ def _unbroadcast_at_run_time(op: Builder, part: ir.Value, value: ir.Value) -> ir
     """The same where symbolic dimensions do not tell which axes were broadcast."""
     shape = op.Shape(value)
     length, wide = shapes.rank(value), shapes.rank(part)
-    if wide is not None and length is not None and wide == length:
+    if wide is not None and wide == length:
         aligned = shape
+    elif wide is not None and length is not None:
+        aligned = op.Concat([1] * (wide - length), shape, axis=0)
     else:
-        missing = op.Sub(op.Size(op.Shape(part)), op.Size(shape))
-        ones = op.Expand(op.constant(np.array([1], np.int64)), op.Unsqueeze(missing, [0]))
+        # ConstantOfShape rather than Expand, of which onnx infers the size 1 where it is 0.
+        missing = op.Unsqueeze(op.Sub(op.Size(op.Shape(part)), op.Size(shape)), [0])
+        ones = op.ConstantOfShape(missing, value=ir.tensor(np.array([1], np.int64)))
         aligned = op.Concat(ones, shape, axis=0)
     differs = op.Not(op.Equal(aligned, op.Shape(part)))
     axes = op.Reshape(op.NonZero(differs), [-1])
     axes.shape = ir.Shape([None])
     summed = op.ReduceSum(part, axes, keepdims=1, noop_with_empty_axes=1)
     result: ir.Value = op.Reshape(summed, shape, allowzero=1)
-    result.shape, result.dtype = value.shape, value.dtype
+    result.shape, result.type = value.shape, value.type
     return result

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from ortrain.graph.build import Builder
+from ortrain.ops.base import attributes_of
 from ortrain.program import origin_of, phase_of
 
 # Operators without a rule whose body holds operators with rules, and no sub-graph.
@@ -27,7 +28,7 @@ def decompose(node: ir.Node, opset: int) -> None:
         node: its inputs have dtypes and ranks.
         opset: of the standard domain.
     """
-    schema = onnx.defs.get_schema(node.op_type, opset)
+    schema: Any = onnx.defs.get_schema(node.op_type, opset)
     function = _body(schema, node)
     owner = node.graph
     assert isinstance(owner, ir.Graph)
@@ -64,7 +65,7 @@ def decompose(node: ir.Node, opset: int) -> None:
     owner.remove(node, safe=True)
 
 
-def _body(schema: onnx.defs.OpSchema, node: ir.Node) -> onnx.FunctionProto:
+def _body(schema: Any, node: ir.Node) -> onnx.FunctionProto:
     if schema.has_function:
         return schema.function_body
     types = []
@@ -81,17 +82,14 @@ def _body(schema: onnx.defs.OpSchema, node: ir.Node) -> onnx.FunctionProto:
     return function
 
 
-def _attributes(
-    inner: onnx.NodeProto, node: ir.Node, schema: onnx.defs.OpSchema
-) -> dict[str, Any]:
+def _attributes(inner: onnx.NodeProto, node: ir.Node, schema: Any) -> dict[str, Any]:
     """The attributes of a node of the body, references to the operator's own ones resolved."""
     result: dict[str, Any] = {}
     for attribute in inner.attribute:
         source = attribute
         if attribute.ref_attr_name:
-            own = node.attributes.get(attribute.ref_attr_name)
-            if own is not None:
-                result[attribute.name] = list(own.value) if isinstance(own.value, tuple) else own.value
+            if attribute.ref_attr_name in node.attributes:
+                result[attribute.name] = attributes_of(node)[attribute.ref_attr_name]
                 continue
             source = schema.attributes[attribute.ref_attr_name].default_value
             if not source.type:

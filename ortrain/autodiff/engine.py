@@ -79,9 +79,7 @@ def _outputs(
 ) -> list[ir.Value]:
     by_name = {v.name: v for v in program.graph.outputs}
     if names is None:
-        return [
-            v for v in program.outputs(Role.USER_OUTPUT, Role.LOSS) if v in reached
-        ]
+        return [v for v in program.outputs(Role.USER_OUTPUT, Role.LOSS) if v in reached]
     missing = [n for n in names if n not in by_name]
     if missing:
         raise GradientError(f"the program has no output {missing[0]!r}")
@@ -153,9 +151,8 @@ class _Walk:
                 for part in parts[1:]:
                     total = op.Add(total, part)
             self.contributions[value] = [total]
-        if total.shape is None or shapes.static(total) is None:
-            if not total.is_graph_input():
-                total.shape = value.shape
+        if shapes.static(total) is None and not total.is_graph_input():
+            total.shape = value.shape
         return total
 
     def run(self) -> None:
@@ -191,12 +188,11 @@ class _Walk:
         if known is None or wanted is None:
             return
         agree = len(known) == len(wanted) and all(
-            a == b for a, b in zip(known, wanted, strict=True)
+            a == b
+            for a, b in zip(known, wanted, strict=True)
             if isinstance(a, int) and isinstance(b, int)
         )
-        assert agree, (
-            f"the rule of {node.op_type} returns shape {known} for {value.name} {wanted}"
-        )
+        assert agree, f"the rule of {node.op_type} returns shape {known} for {value.name} {wanted}"
 
     def missing(self, node: ir.Node) -> NoGradientRule:
         name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type

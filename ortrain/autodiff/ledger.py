@@ -98,6 +98,23 @@ UNSUPPORTED = {
 }
 
 
+_HEAD = """\
+# Gradients of the ONNX operators
+
+Written by `python -m ortrain.autodiff.ledger` from the rules themselves, for onnx {onnx}:
+{counts}.
+
+- **rule**: a gradient rule exists; the note is the derivative. A form that the rule does not cover
+  is refused by name when a graph is differentiated, never ignored.
+- **no gradient**: the derivative is zero or undefined; no gradient flows.
+- **decomposes**: the operator is replaced by its function body, whose operators have rules.
+- **unsupported**: between the loss and a parameter it is an error.
+
+| operator | since opset | gradient | |
+| --- | --- | --- | --- |
+"""
+
+
 def ledger() -> list[Row]:
     """One row for each operator of the standard domain, then for each of ortrain's own.
 
@@ -155,29 +172,14 @@ def table() -> str:
     """The ledger as a page of documentation."""
     rows = ledger()
     counts = {status: sum(r.status is status for r in rows) for status in Status}
-    lines = [
-        "# Gradients of the ONNX operators",
-        "",
-        f"Written by `python -m ortrain.autodiff.ledger` from the rules themselves, for onnx "
-        f"{onnx.__version__}: "
-        + ", ".join(f"{count} {status.value}" for status, count in counts.items())
-        + ".",
-        "",
-        "- **rule**: a gradient rule exists; the note is the derivative. A form that the rule does "
-        "not cover is refused by name when a graph is differentiated, never ignored.",
-        "- **no gradient**: the derivative is zero or undefined; no gradient flows.",
-        "- **decomposes**: the operator is replaced by its function body, whose operators have "
-        "rules.",
-        "- **unsupported**: between the loss and a parameter it is an error.",
-        "",
-        "| operator | since opset | gradient | |",
-        "| --- | --- | --- | --- |",
-    ]
-    lines += [
-        f"| `{r.operator}` | {r.since or ''} | {r.status.value} | {_escaped(r.note)} |"
+    head = _HEAD.format(
+        onnx=onnx.__version__,
+        counts=", ".join(f"{count} {status.value}" for status, count in counts.items()),
+    )
+    return head + "".join(
+        f"| `{r.operator}` | {r.since or ''} | {r.status.value} | {_escaped(r.note)} |\n"
         for r in rows
-    ]
-    return "\n".join(lines) + "\n"
+    )
 
 
 def _escaped(text: str) -> str:

@@ -113,21 +113,29 @@ class Gradient:
     Attributes:
         op: the builder that emits the backward nodes.
         node: the forward node.
-        dys: gradient of each output, None where none flows.
+        sees_every_output: whether the rule has asked for :attr:`dys`. One that has not knows of the
+            first output alone, and a gradient of another is refused rather than lost.
     """
 
     def __init__(
         self, node: ir.Node, dys: Sequence[ir.Value | None], op: Builder, wanted: set[ir.Value]
     ) -> None:
         self.node = node
-        self.dys = list(dys)
         self.op = op
+        self._dys = list(dys)
         self._wanted = wanted
+        self.sees_every_output = False
+
+    @property
+    def dys(self) -> list[ir.Value | None]:
+        """Gradient of each output, None where none flows."""
+        self.sees_every_output = True
+        return self._dys
 
     @property
     def dy(self) -> ir.Value:
         """Gradient of the first output (zeros where none flows)."""
-        known = self.dys[0]
+        known = self._dys[0]
         return self.op.zeros_like(self.y) if known is None else known
 
     @property
@@ -158,7 +166,7 @@ class Gradient:
         if not value.name:
             value.name = f"{self.y.name}/output_{index}"
         if value.dtype is None:
-            value.dtype = dtype or self.y.dtype
+            value.type = ir.TensorType(dtype or self.y.dtype or ir.DataType.FLOAT)
         return value
 
     def rank(self, value: ir.Value) -> int:
@@ -167,7 +175,15 @@ class Gradient:
         Raises:
             UnsupportedGradient: it is unknown.
         """
-        known = shapes.rank(value)
+        return len(self.dims(value))
+
+    def dims(self, value: ir.Value) -> tuple[shapes.Dim, ...]:
+        """The dimensions of a value: sizes, symbols, and None for those that nothing is known of.
+
+        Raises:
+            UnsupportedGradient: even their number is unknown.
+        """
+        known = shapes.dims(value)
         if known is None:
             self.unsupported(f"the rank of {value.name!r} is unknown")
         return known
@@ -205,11 +221,12 @@ def call(rule: Rule, g: Gradient) -> list[ir.Value | None]:
             g.unsupported(f"the rule does not know the attribute {unknown[0]!r}")
     inputs = list(g.node.inputs)
     if not variadic:
-        positional = [
-            p for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD
-        ]
+        positional = [p for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
         inputs += [None] * (len(positional) - 1 - len(inputs))
     result = rule(g, *inputs, **attributes)
+    further = [i for i, dy in enumerate(g._dys) if i and dy is not None]
+    if further and not g.sees_every_output:
+        g.unsupported(f"a gradient flows into its output {further[0]}")
     if result is None or isinstance(result, ir.Value):
         result = (result,)
     gradients = list(result)

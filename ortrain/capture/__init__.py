@@ -1,0 +1,1 @@
+"""From a ``torch.nn.Module`` to a :class:`~ortrain.program.Program`."""

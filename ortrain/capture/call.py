@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +37,16 @@ class Leaf:
         """Whether the leaf is a tensor."""
         return isinstance(self.value, torch.Tensor)
 
+    def symbolic_axes(self, features: bool) -> range:
+        """Axes whose size may vary; without ``features`` only those of a batch and a length.
+
+        A length has tokens and masks, integers of any rank, and floats of shape [B, L, H].
+        """
+        rank = self.value.ndim
+        if features or not self.value.is_floating_point():
+            return range(rank)
+        return range(min(rank, 2 if rank == 3 else 1))
+
 
 @dataclass(frozen=True)
 class Call:
@@ -44,18 +56,18 @@ class Call:
         leaves: in the order in which the export numbers its inputs.
         args: positional arguments, tensors replaced by aliases.
         kwargs: keyword arguments in the order of the signature, tensors replaced by aliases.
-        signature: of the module's forward.
+        forward: the module's, or one like it whose signature names all of the call's arguments.
     """
 
     leaves: tuple[Leaf, ...]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    signature: inspect.Signature
+    forward: Callable[..., Any]
 
     @property
     def tensors(self) -> list[Leaf]:
         """The tensors in the order of their positions."""
-        return sorted((leaf for leaf in self.leaves if leaf.is_tensor), key=lambda l: l.position)
+        return sorted((leaf for leaf in self.leaves if leaf.is_tensor), key=_position)
 
     def growable(self) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
         """Axes of size 1, as (position, axis), that are a batch, and those that are a length.
@@ -98,7 +110,7 @@ class Call:
         args, kwargs = pytree.tree_unflatten(
             [dims.get(leaf.position) for leaf in self.leaves], spec
         )
-        return dict(self.signature.bind(*args, **kwargs).arguments)
+        return dict(inspect.signature(self.forward).bind(*args, **kwargs).arguments)
 
 
 def example_call(
@@ -118,7 +130,8 @@ def example_call(
     Raises:
         UnsupportedInput: a leaf is neither a plain tensor nor a constant.
     """
-    signature = inspect.signature(module.forward)
+    forward = _explicit(module.forward, kwargs)
+    signature = inspect.signature(forward)
     order = {name: i for i, name in enumerate(signature.parameters)}
     sorted_kwargs = dict(sorted(kwargs.items(), key=lambda item: order.get(item[0], len(order))))
     original, _ = pytree.tree_flatten_with_path((args, kwargs))
@@ -132,7 +145,47 @@ def example_call(
         leaves.append(Leaf(positions[path], name, value))
         copies.append(_alias(name, value))
     new_args, new_kwargs = pytree.tree_unflatten(copies, spec)
-    return Call(tuple(leaves), new_args, new_kwargs, signature)
+    return Call(tuple(leaves), new_args, new_kwargs, forward)
+
+
+@contextlib.contextmanager
+def explicit_signature(module: torch.nn.Module, call: Call) -> Iterator[None]:
+    """Lets a forward with ``**kwargs`` name those of the call, while it is traced.
+
+    torch.export (2.13) takes shapes for what ``**kwargs`` collects under one name and asks for them
+    under another.
+    """
+    if module.forward == call.forward:
+        yield
+        return
+    own = module.__dict__.get("forward")
+    module.forward = call.forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward  # the class's again
+        else:
+            module.forward = own
+
+
+def _explicit(forward: Callable[..., Any], names: Iterable[str]) -> Callable[..., Any]:
+    """The forward itself, or one whose signature has no ``**kwargs`` but the names it collects."""
+    signature = inspect.signature(forward)
+    collected = [name for name in names if name not in signature.parameters]
+    if not collected:
+        return forward
+    parameters = [
+        p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    parameters += [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in collected]
+
+    @functools.wraps(forward)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    traced.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return traced
 
 
 def free_name(name: str, used: set[str]) -> str:
@@ -142,12 +195,13 @@ def free_name(name: str, used: set[str]) -> str:
     return name
 
 
+def _position(leaf: Leaf) -> int:
+    return leaf.position
+
+
 def _name(path: tuple[Any, ...], signature: inspect.Signature) -> str:
     outer, first, *rest = path
-    if outer.idx == 1:
-        head = [str(first.key)]
-    else:
-        head = _positional_name(first.idx, signature)
+    head = [str(first.key)] if outer.idx == 1 else _positional_name(first.idx, signature)
     return ".".join([*head, *(step_name(step) for step in rest)])
 
 

@@ -128,7 +128,9 @@ class Constraints:
                 return f"{name} has {len(shape)} dimensions instead of {rank}"
         for (i, axis), size in self.static.items():
             if shapes[i][axis] != size:
-                return f"{self._place(i, axis)} is {shapes[i][axis]}; the graph has it fixed to {size}"
+                return (
+                    f"{self._place(i, axis)} is {shapes[i][axis]}; the graph has it fixed to {size}"
+                )
         for (i, axis), (j, other) in self.equal:
             if shapes[i][axis] != shapes[j][other]:
                 return f"{self._place(i, axis)} differs from {self._place(j, other)}"
@@ -223,9 +225,7 @@ def constraints_of(
 def _explained(symbol: sympy.Symbol, low: int, assumed: Sequence[sympy.Basic]) -> bool:
     """Whether a lower bound merely sums up assumptions, such as ``s - 1`` being at least 2."""
     own = [guard for guard in assumed if guard.free_symbols == {symbol}]
-    return all(
-        any(not evaluate(guard, {symbol: size}) for guard in own) for size in range(1, low)
-    )
+    return all(any(not evaluate(guard, {symbol: size}) for guard in own) for size in range(1, low))
 
 
 def _is_bound(guard: sympy.Basic) -> bool:

@@ -114,7 +114,9 @@ def lift(
             if name in held:
                 _enter(graph, held[name], name, role)
 
-    outputs = [(v, name, Role.USER_OUTPUT, "") for v, name in zip(graph.outputs, output_names, strict=True)]
+    outputs = [
+        (v, name, Role.USER_OUTPUT, "") for v, name in zip(graph.outputs, output_names, strict=True)
+    ]
     outputs += [(v, f"{n}.updated", Role.UPDATED_BUFFER, n) for n, v in new_buffers.items()]
     graph.outputs.clear()
     _set_outputs(graph, outputs)
@@ -132,9 +134,7 @@ def _enter(graph: ir.Graph, value: ir.Value, name: str, role: Role) -> None:
     graph.inputs.append(set_role(value, role))
 
 
-def _set_outputs(
-    graph: ir.Graph, outputs: Iterable[tuple[ir.Value, str, Role, str]]
-) -> None:
+def _set_outputs(graph: ir.Graph, outputs: Iterable[tuple[ir.Value, str, Role, str]]) -> None:
     """Every output is a value of its own, computed by a node."""
     used = {v.name for v in graph.inputs if v.name} | set(graph.initializers)
     seen: set[ir.Value] = set()

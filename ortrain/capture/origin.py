@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+from pathlib import Path
 
 import torch
 from torch import fx
@@ -11,7 +11,7 @@ from torch import fx
 from ortrain.errors import CaptureError
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-TORCH = os.path.dirname(torch.__file__) + os.sep
+TORCH = f"{Path(torch.__file__).parent}/"
 
 
 def module_path(node: fx.Node) -> str:
@@ -28,7 +28,7 @@ def source_line(node: fx.Node, *, full: bool = False) -> str:
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     for file, line in reversed(frames):
         if not file.startswith(TORCH):
-            return f"{file if full else os.path.basename(file)}:{line}"
+            return f"{file if full else Path(file).name}:{line}"
     return ""
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from ortrain.capture.origin import TORCH
 from ortrain.errors import CaptureError, listing
 
-_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_OWN = f"{Path(__file__).resolve().parent.parent}/"
 _CACHE = re.compile(r"Found <class '[\w.]*Cache'> in output|type `?\w*Cache`? .*flattenable")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -111,7 +111,7 @@ def _where(module: torch.nn.Module, error: BaseException) -> str:
     found, path = "", ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
-        if file.startswith((TORCH, _OWN)) or file.startswith("<"):
+        if file.startswith((TORCH, _OWN, "<")):
             continue
         owner: Any = frame.f_locals.get("self")
         if id(owner) in names:

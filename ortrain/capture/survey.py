@@ -76,7 +76,9 @@ _OPAQUE = (
     Optimizer,
     Tensor,
 )
-_OPAQUE_PACKAGES = {"torch", "threading", "weakref", "lightning", "pytorch_lightning", "accelerate"}
+_OPAQUE_PACKAGES = {
+    "torch", "threading", "weakref", "lightning", "pytorch_lightning", "accelerate", "ortrain",
+}  # fmt: skip
 # Classes whose namespaces are not watched.
 _FOREIGN_CLASSES = {"abc", "builtins", "collections", "enum", "torch", "typing"}
 # A config, and the config that it holds of a part of the model.

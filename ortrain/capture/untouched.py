@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
+import operator
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -13,10 +15,12 @@ import torch
 
 _SCALAR = (type(None), bool, int, float, complex, str)
 _WATCHED = (bool, int, float, complex, str, torch.Tensor)
-_STORES = ("_parameters", "_buffers", "_modules")
 
 
-Snapshot = list[tuple[str, torch.nn.Module, dict[str, Any]]]
+# (path, sub-module, attribute → its value and, of a container, a copy of what it holds)
+Snapshot = list[tuple[str, torch.nn.Module, dict[str, tuple[Any, Any]]]]
+# transformers notes here that it has installed hooks that collect hidden states.
+_FREE = {"_output_capturing_hooks_installed"}
 
 
 @contextlib.contextmanager
@@ -66,28 +70,31 @@ def uncollected() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _random_states() -> Iterator[None]:
-    python, numpy_state, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    python, cpu = random.getstate(), torch.get_rng_state()
+    legacy = np.random.get_state()  # noqa: NPY002 - what a user's code may draw from
     cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
     devices = torch.cuda.get_rng_state_all() if cuda else []
     try:
         yield
     finally:
         random.setstate(python)
-        np.random.set_state(numpy_state)
+        np.random.set_state(legacy)  # noqa: NPY002
         torch.set_rng_state(cpu)
         if cuda:
             torch.cuda.set_rng_state_all(devices)
 
 
 def snapshot(module: torch.nn.Module) -> Snapshot:
-    """The attributes of a module and its sub-modules."""
-    found = []
-    for path, child in module.named_modules():
-        kept = dict(child.__dict__)
-        for store in _STORES:
-            kept[store] = dict(kept[store])
-        found.append((path, child, kept))
-    return found
+    """The attributes of a module and its sub-modules, and what their containers hold."""
+    return [
+        (path, child, {name: (value, _contents(value)) for name, value in child.__dict__.items()})
+        for path, child in module.named_modules()
+    ]
+
+
+def _contents(value: Any) -> Any:
+    """A shallow copy of a container (parameters, hooks, user's lists); None for all else."""
+    return copy.copy(value) if isinstance(value, dict | list | set) else None
 
 
 def changes(before: Snapshot) -> list[str]:
@@ -95,10 +102,10 @@ def changes(before: Snapshot) -> list[str]:
     changed = []
     for path, child, kept in before:
         now = child.__dict__
-        for name in now.keys() | kept.keys():
-            old, new = kept.get(name, _MISSING), now.get(name, _MISSING)
+        for name in (now.keys() | kept.keys()) - _FREE:
+            old, new = kept.get(name, (_MISSING,))[0], now.get(name, _MISSING)
             matters = isinstance(old, _WATCHED) or isinstance(new, _WATCHED)
-            if name not in _STORES and matters and not _equal(old, new):
+            if matters and not _equal(old, new):
                 changed.append(f"{path}.{name}" if path else name)
     return sorted(changed)
 
@@ -108,14 +115,23 @@ def _restore(before: Snapshot) -> None:
         now = child.__dict__
         for name in [n for n in now if n not in kept]:
             del now[name]
-        for name, value in kept.items():
-            if name not in _STORES:
-                now[name] = value
-            elif now[name].keys() != value.keys() or any(
-                now[name][key] is not value[key] for key in value
-            ):
-                now[name].clear()
-                now[name].update(value)
+        for name, (value, contents) in kept.items():
+            now[name] = value
+            if contents is not None and not _same_contents(value, contents):
+                value.clear()
+                if isinstance(value, list):
+                    value.extend(contents)
+                else:
+                    value.update(contents)
+
+
+def _same_contents(now: Any, before: Any) -> bool:
+    """By identity: comparing tensors would compare their elements."""
+    if isinstance(now, set):
+        return now == before
+    if isinstance(now, list):
+        return len(now) == len(before) and all(map(operator.is_, now, before))
+    return list(now) == list(before) and all(map(operator.is_, now.values(), before.values()))
 
 
 _MISSING = object()

@@ -15,21 +15,17 @@ constants are folded, never an input. 0.05 s for a BERT-base of 1,000 nodes.
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
+from ortrain.passes.fold import LIMIT, fold
 from ortrain.passes.simplify import RULES, Context
 from ortrain.program import Program, phase_of
 
 _SWEEPS = 8
-_FOLD_LIMIT = 1 << 14  # elements; a folded Expand must not fill the file
 _RANDOM = {"RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike", "Bernoulli",
            "Multinomial"}  # fmt: skip
 
@@ -81,8 +77,7 @@ def _apply_rules(context: Context, node: ir.Node) -> bool:
 def _replace(graph: ir.Graph, node: ir.Node, values: list[ir.Value]) -> None:
     """Readers of the node's outputs read the values instead; an output keeps its name and role."""
     for old, new in zip(node.outputs, values, strict=False):
-        if new.dtype is None:
-            new.dtype = old.dtype
+        new.type = new.type or old.type
         if not new.is_graph_input() and not new.is_initializer():
             new.shape = _better(new, old)
         if old.is_graph_output():
@@ -99,7 +94,9 @@ def _better(new: ir.Value, old: ir.Value) -> ir.Shape | None:
     a, b = shapes.dims(new), shapes.dims(old)
     if a is None or b is None or len(a) != len(b):
         return new.shape if b is None else old.shape
-    return ir.Shape([y if x is None or isinstance(y, int) else x for x, y in zip(a, b, strict=True)])
+    return ir.Shape(
+        [y if x is None or isinstance(y, int) else x for x, y in zip(a, b, strict=True)]
+    )
 
 
 def _become_output(graph: ir.Graph, node: ir.Node, old: ir.Value, new: ir.Value) -> None:
@@ -109,7 +106,7 @@ def _become_output(graph: ir.Graph, node: ir.Node, old: ir.Value, new: ir.Value)
         copy.metadata_props.update(node.metadata_props)
         graph.insert_before(node, copy)
         new, source = copy.outputs[0], new
-        new.dtype, new.shape = source.dtype, source.shape
+        new.type, new.shape = source.type, source.shape
     name = old.name
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     new.metadata_props.update(old.metadata_props)
@@ -130,84 +127,13 @@ def _remove_identity(graph: ir.Graph, node: ir.Node) -> bool:
 
 def _fold(context: Context, node: ir.Node) -> bool:
     """Computes a node all of whose inputs are constants."""
-    if node.domain or node.op_type in _RANDOM or not node.inputs:
+    if any(v.is_graph_output() for v in node.outputs):
         return False
-    arrays = [shapes.constant(v) for v in node.inputs if v is not None]
-    if len(arrays) < len(node.inputs) or any(a is None for a in arrays):
-        return False
-    if any(v.is_graph_output() for v in node.outputs) or _has_graph(node):
-        return False
-    if any(math.prod(shapes.static(v) or [1]) > _FOLD_LIMIT for v in node.outputs):
-        return False
-    if sum(a.size for a in arrays if a is not None) > _FOLD_LIMIT:
-        return False
-    result = _evaluate(node)
-    if result is None or result.size > _FOLD_LIMIT:
+    result = fold(node)
+    if result is None:
         return False
     _replace(context.program.graph, node, [context.before(node).constant(result)])
     return True
-
-
-# What constants of a graph go through. Loading the reference executor instead takes 0.4 s.
-_NUMPY: dict[str, Callable[..., np.ndarray]] = {
-    "Add": np.add,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "Div": lambda a, b: np.trunc(a / b).astype(a.dtype) if a.dtype.kind in "iu" else a / b,
-    "Neg": np.negative,
-    "Abs": np.abs,
-    "Sqrt": np.sqrt,
-    "Reciprocal": lambda a: np.divide(1, a, dtype=a.dtype),
-    "Pow": lambda a, b: np.power(a, b).astype(a.dtype),
-    "Exp": np.exp,
-    "Log": np.log,
-    "Sin": np.sin,
-    "Cos": np.cos,
-    "Floor": np.floor,
-    "Ceil": np.ceil,
-    "Not": np.logical_not,
-    "And": np.logical_and,
-    "Or": np.logical_or,
-    "Xor": np.logical_xor,
-    "Equal": np.equal,
-    "Greater": np.greater,
-    "GreaterOrEqual": np.greater_equal,
-    "Less": np.less,
-    "LessOrEqual": np.less_equal,
-    "Where": np.where,
-    "Min": lambda *a: functools.reduce(np.minimum, a),
-    "Max": lambda *a: functools.reduce(np.maximum, a),
-    "Cast": lambda a, *, to, **_: a.astype(ir.DataType(to).numpy()),
-    "Concat": lambda *a, axis: np.concatenate(a, axis),
-    "Expand": lambda a, shape: np.broadcast_to(
-        a, np.broadcast_shapes(a.shape, tuple(shape.tolist()))
-    ),
-    "Gather": lambda a, i, *, axis=0: np.take(a, i, axis),
-    "Transpose": lambda a, *, perm=None: np.transpose(a, perm),
-    "Unsqueeze": lambda a, axes: np.expand_dims(a, tuple(axes.reshape(-1).tolist())),
-    "Squeeze": lambda a, axes: np.squeeze(a, tuple(axes.reshape(-1).tolist())),
-    "Reshape": lambda a, shape, *, allowzero=0: a.reshape(
-        [a.shape[i] if d == 0 and not allowzero else d for i, d in enumerate(shape.tolist())]
-    ),
-    "Range": lambda a, b, c: np.arange(a, b, c, dtype=a.dtype),
-    "Shape": lambda a, *, start=0, end=None: np.array(a.shape[start:end], np.int64),
-    "Size": lambda a: np.array(a.size, np.int64),
-    "ConstantOfShape": lambda shape, *, value: np.full(shape.tolist(), value.numpy()[0]),
-}
-
-
-def _evaluate(node: ir.Node) -> np.ndarray | None:
-    """A node's value where its inputs are constants; None where numpy has no word for it."""
-    compute = _NUMPY.get(node.op_type)
-    if compute is None or len(node.outputs) != 1:
-        return None
-    attributes = {a.name: a.value for a in node.attributes.values()}
-    try:
-        array = np.asarray(compute(*map(shapes.constant, node.inputs), **attributes))
-    except (ValueError, TypeError, IndexError, FloatingPointError):
-        return None  # whatever is wrong with it, the runtime shall say so
-    dtype = node.outputs[0].dtype
-    return array if dtype is None or ir.DataType.from_numpy(array.dtype) == dtype else None
 
 
 def _merge(graph: ir.Graph, node: ir.Node, seen: dict[Any, ir.Node]) -> bool:
@@ -272,9 +198,9 @@ def _remove_dead(graph: ir.Graph) -> bool:
 
 def _pool(graph: ir.Graph) -> dict[tuple[Any, ...], ir.Value]:
     """The small constants that the graph has, as :meth:`Builder.constant` looks them up."""
-    pool = {}
+    pool: dict[tuple[Any, ...], ir.Value] = {}
     for value in graph.initializers.values():
-        array = shapes.constant(value) if (shapes.size(value) or 0) <= _FOLD_LIMIT else None
+        array = shapes.constant(value) if (shapes.size(value) or 0) <= LIMIT else None
         if array is not None:
             key = (array.dtype.str, str(array.dtype), array.shape, array.tobytes())
             pool.setdefault(key, value)

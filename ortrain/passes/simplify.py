@@ -305,7 +305,7 @@ def shape_of(context: Context, node: ir.Node) -> ir.Value | None:
     if dims is None:
         return None
     start, end = (node.attributes.get(name) for name in ("start", "end"))
-    axes = range(len(dims))[slice(start and start.as_int(), end and end.as_int())]
+    axes = range(len(dims))[start.as_int() if start else 0 : end.as_int() if end else None]
     wanted = [dims[axis] for axis in axes]
     builder = context.before(node)
     if all(isinstance(d, int) for d in wanted):

@@ -48,7 +48,7 @@ class _Evaluator(ReferenceEvaluator):
     def __init__(self, proto: Any, **options: Any) -> None:
         options["new_ops"] = list(reference_ops.OPERATORS)
         super().__init__(proto, **options)
-        # Upstream's float attributes are numpy.float32, and arithmetic among them stays that coarse.
+        # Upstream's float attributes are numpy.float32, and arithmetic among them is as coarse.
         for node in self.rt_nodes_:
             for name, value in list(vars(node).items()):
                 if isinstance(value, np.float32):

@@ -135,11 +135,7 @@ class AveragePool(OpRun):  # noqa: D101
         rank, sizes = len(kernel_shape), x.shape[2:]
         strides, dilations = strides or [1] * rank, dilations or [1] * rank
         around = _explicit_pads(auto_pad, pads, sizes, kernel_shape, strides, dilations)
-        counted = np.ones((1, 1, *sizes), x.dtype)
-        if count_include_pad:
-            counted = _padded(counted, around, 1)
-        else:
-            counted = _padded(counted, around, 0)
+        counted = _padded(np.ones((1, 1, *sizes), x.dtype), around, 1 if count_include_pad else 0)
         if ceil_mode:
             wide = _with_ceil(around, sizes, kernel_shape, strides, dilations)
             extra = [(0, w[1] - a[1]) for w, a in zip(wide, around, strict=True)]
@@ -237,7 +233,9 @@ class ConvTranspose(OpRun):  # noqa: D101
 _AT = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
-def _scatter(data: Array, places: tuple[Array, ...], updates: Array, reduction: str | None) -> Array:
+def _scatter(
+    data: Array, places: tuple[Array, ...], updates: Array, reduction: str | None
+) -> Array:
     result = np.copy(data)
     if reduction in (None, "none"):
         result[places] = updates
@@ -267,7 +265,7 @@ class ScatterElements(OpRun):  # noqa: D101
         reduction: str | None = None,
     ) -> tuple[Array, ...]:
         axis = (axis or 0) % data.ndim
-        places = list(np.indices(indices.shape, sparse=True))
+        places: list[Array] = list(np.indices(indices.shape, sparse=True))
         places[axis] = np.where(indices < 0, indices + data.shape[axis], indices)
         return (_scatter(data, tuple(places), updates, reduction),)
 
@@ -277,7 +275,7 @@ class GatherElements(OpRun):  # noqa: D101
 
     def _run(self, data: Array, indices: Array, axis: int | None = None) -> tuple[Array, ...]:
         axis = (axis or 0) % data.ndim
-        places = list(np.indices(indices.shape, sparse=True))
+        places: list[Array] = list(np.indices(indices.shape, sparse=True))
         places[axis] = np.where(indices < 0, indices + data.shape[axis], indices)
         return (data[tuple(places)],)
 

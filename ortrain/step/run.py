@@ -41,6 +41,7 @@ class Feeds:
         self.pointers = [t.data_ptr() for t in self.held]
 
     def __call__(self, users: Sequence[torch.Tensor]) -> Any:
+        """All feeds of one forward, in the order of the program's inputs."""
         vector = OrtValueVector()
         push = vector.push_back
         for tensor in users:
@@ -48,13 +49,11 @@ class Feeds:
         if self.seeded:
             push(to_ort(draw_seed()))
         pointers = self.pointers
-        i = 0
-        for tensor, value in zip(self.held, self.values, strict=True):
+        for i, (tensor, value) in enumerate(zip(self.held, self.values, strict=True)):
             if tensor.data_ptr() != pointers[i] or not tensor.is_contiguous():
                 value = self.values[i] = to_ort(tensor)
                 pointers[i] = tensor.data_ptr() if tensor.is_contiguous() else -1
             push(value)
-            i += 1
         return vector
 
 

@@ -7,38 +7,75 @@ in PyTorch. Nothing is ever replayed that has not been compared first.
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
-from collections import OrderedDict
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import is_grad_enabled, nn
+from torch.utils import _pytree as pytree
 
+from ortrain.autodiff.partition import saved_bytes
 from ortrain.capture.export import Captured, capture
 from ortrain.capture.guard import Ambient, Guard, ambient, inner_hooks
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
+from ortrain.capture.untouched import untouched
 from ortrain.config import DebugOptions, LogLevel, Options
-from ortrain.errors import CaptureError, ExecutionError, GradientError, GraphError, OrtrainError
-from ortrain.program import Role
+from ortrain.errors import (
+    CaptureError,
+    ExecutionError,
+    GradientError,
+    GraphError,
+    OrtrainError,
+    OrtrainWarning,
+)
+from ortrain.program import Program, Role
 from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
-from ortrain.autodiff.partition import saved_bytes
+from ortrain.step import contest
 from ortrain.step.build import Plan, build, likely_upstream
-from ortrain.step.contest import Race, Sample
+from ortrain.step.cache import Cache
+from ortrain.step.contest import Race
 from ortrain.step.report import Report
-from ortrain.step.run import Step
+from ortrain.step.run import Received, Step
 
 # Module states whose captures are kept: training and evaluation, adapters on and off, …
 MOST_STATES = 8
 # Captures of one form of call that differ in sizes which the module's code depends on.
 MOST_SHAPES = 8
+# Sizes of calls that are remembered with the capture that serves them.
+MOST_SIZES = 4096
+# So many new states of the module within so many calls, and captures will never pay.
+RESTLESS_STATES, RESTLESS_CALLS = 8, 16
+# Calls that go to the module unseen once eager has won the contest; then one is looked at again.
+EAGER_SPELL = 256
+# Agreement that is asked of the outputs where sizes of 1 are tried for the first time.
+SAME = 1e-3
 
 PROVIDERS = {"cpu": "CPUExecutionProvider"}
 
+Sizes = tuple[torch.Size, ...]
 
-class OrtrainWarning(UserWarning):
-    """ortrain did something else than was asked for, and says why."""
+
+@dataclass
+class Variants:
+    """The steps of one capture that differ in the outputs which receive a gradient.
+
+    Attributes:
+        step: the one that the next forward runs.
+        by_outputs: all that were built.
+        misses: backwards that came for other outputs, since the last change of ``step``.
+        patience: how many it takes to change ``step``; doubles each time, so that a loop which
+            alternates settles.
+    """
+
+    step: Step
+    by_outputs: dict[tuple[str, ...], Step]
+    misses: int = 0
+    patience: int = 1
 
 
 @dataclass
@@ -50,26 +87,42 @@ class Served:
         order: for each tensor of the capture its place among the call's tensors.
         positions: for each user input of the program its place among the call's tensors.
         structure: rebuilds the module's output.
-        steps: compiled steps by (trainable inputs, outputs that receive a gradient).
+        variants: steps by what is trainable.
+        ones: which patterns of sizes of 1 were compared with the module, and whether they agree.
     """
 
     captured: Captured
     order: list[int]
     positions: list[int]
     structure: OutputStructure
-    steps: dict[tuple[Any, ...], Step] = field(default_factory=dict)
+    variants: dict[tuple[bool, ...], Variants] = field(default_factory=dict)
+    ones: dict[tuple[tuple[int, int], ...], bool] = field(default_factory=dict)
 
 
 @dataclass
 class Form:
-    """All that is known of one form of call in one state of the module."""
+    """All that is known of one form of call in one state of the module.
 
-    served: list[Served] = field(default_factory=list)
+    Attributes:
+        grad: whether gradients are enabled.
+        reason: why calls of this form run in PyTorch; empty where they do not.
+        lost: whether that is because eager is faster.
+        race: the contest with eager, until it is decided.
+        served: captures.
+        by_sizes: the capture that serves calls of these sizes.
+        refused: sizes for which there is no capture, and why; there is one for others.
+    """
+
+    grad: bool
     reason: str = ""
+    lost: bool = False
     race: Race | None = None
+    served: list[Served] = field(default_factory=list)
+    by_sizes: dict[Sizes, Served] = field(default_factory=dict)
+    refused: dict[Sizes, str] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(eq=False)
 class State:
     """A state of the module, as its guard saw it, with what was captured in it."""
 
@@ -84,6 +137,11 @@ class Runner:
         module: the module.
         options: settings.
         debug_options: what to show.
+
+    Attributes:
+        report: what ran where.
+        plan: of the step that was built last; None before.
+        rewrites: run on each captured program before it is differentiated.
     """
 
     def __init__(self, module: nn.Module, options: Options, debug_options: DebugOptions) -> None:
@@ -91,17 +149,34 @@ class Runner:
         self.options = options
         self.debug_options = debug_options
         self.report = Report()
-        self.states: OrderedDict[int, State] = OrderedDict()
+        self.plan: Plan | None = None
+        self.rewrites: Sequence[Callable[[Program], object]] = ()
+        self.states: list[State] = []
         self.state: State | None = None
         self.warned = False
         self.tensors: dict[str, torch.Tensor] = {}
+        self.calls = 0
+        self.arrivals: deque[int] = deque(maxlen=RESTLESS_STATES)
+        # Calls that go to the module unseen, while it trains or not and gradients are on or not.
+        self.spell = 0
+        self.spell_is_for = (True, True)
 
     # -- the hot path ------------------------------------------------------------------------
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs one call, as a graph or in PyTorch."""
+        if self.spell:
+            if (self.module.training, is_grad_enabled()) == self.spell_is_for:
+                self.spell -= 1
+                return self.module(*args, **kwargs)
+            self.spell = 0
+        start = contest.clock()
+        self.calls += 1
         state = self.state
-        if state is None or state.guard.changed() is not None:
-            state = self._find_state()
+        if state is None or (change := state.guard.changed()) is not None:
+            state = self._find_state("" if state is None else change)
+            if state is None:
+                return self._eager(self.report.reason, args, kwargs)
         try:
             flat = flatten_call(args, kwargs)
         except CaptureError as error:
@@ -109,45 +184,59 @@ class Runner:
         key = (flat.key, ambient())
         form = state.forms.get(key)
         if form is None:
-            form = state.forms[key] = self._new_form(key)
+            form = state.forms[key] = self._new_form(key, flat)
         if form.reason:
+            if form.lost:
+                self._begin_spell()
             return self._eager(form.reason, args, kwargs)
-        sample = None
-        race = form.race
+        race, sample = form.race, None
         if race is not None:
-            if race.winner == "eager" or (not race.winner and race.next() == "eager"):
-                return self._raced_eager(race, flat, args, kwargs)
-            if not race.winner and form.served:
-                sample = race.sample("graph", _size(flat))
+            if race.next() == "eager":
+                return self._eager_turn(race, form, flat)
+            if race.winner:
+                form.race = None
+            elif form.served:
+                sample = race.sample("graph", _size(flat), start)
+        sizes = tuple([t.shape for t in flat.tensors])
+        served = form.by_sizes.get(sizes)
         try:
-            served = self._served(form, flat)
-            step = self._step(served, flat, state)
-        except (CaptureError, GradientError, GraphError, ExecutionError) as error:
-            return self._refused(form, error, args, kwargs)
-        users = [flat.tensors[i] for i in served.positions]
-        self.report.mode, self.report.reason = "graph", ""
-        trains = bool(step.plan.arguments)
-        try:
+            if served is None:
+                served = self._find_capture(form, flat, sizes)
+            variants = served.variants.get(state.guard.trainable() if form.grad else ())
+            step = self._first_step(served, flat) if variants is None else variants.step
+            tensors = flat.tensors
+            users = [tensors[i] for i in served.positions]
+            trains = bool(step.plan.arguments)
             outputs = step.train(users) if trains else step.infer(users)
-        except ExecutionError as error:
-            return self._refused(form, error, args, kwargs)
+        except (CaptureError, GradientError, GraphError, ExecutionError) as error:
+            return self._refused(form, flat, sizes, error)
+        report = self.report
+        if report.reason or not report.mode:
+            report.mode, report.reason = "graph", ""
         if sample is not None:
-            leaves = [users[i] for i in step.inputs] + step.parameters
+            leaves = [t for i in step.inputs if (t := users[i]).requires_grad] + step.leaves
             sample.forward_done(outputs, leaves, trains)
         return served.structure.rebuild(outputs)
 
     # -- finding ------------------------------------------------------------------------------
 
-    def _find_state(self) -> State:
-        for number, state in reversed(self.states.items()):
+    def _find_state(self, change: str | None) -> State | None:
+        """The state that the module is in now; None where it never stays in one."""
+        for state in reversed(self.states):
             if state is not self.state and state.guard.changed() is None:
-                self.states.move_to_end(number)
+                self.states.remove(state)
                 break
         else:
+            self.arrivals.append(self.calls)
+            if (
+                len(self.arrivals) == RESTLESS_STATES
+                and self.calls - self.arrivals[0] < RESTLESS_CALLS
+            ):
+                self._give_up(change or "")
+                return None
             state = State(Guard(self.module))
-            self.states[time.perf_counter_ns()] = state
-            while len(self.states) > MOST_STATES:
-                self.states.popitem(last=False)
+        self.states.append(state)
+        del self.states[:-MOST_STATES]
         self.state = state
         self.tensors = {
             **dict(self.module.named_buffers()),
@@ -155,20 +244,43 @@ class Runner:
         }
         return state
 
-    def _new_form(self, key: Any) -> Form:
-        reason = self._not_served(Ambient(*key[1]))
+    def _give_up(self, change: str) -> None:
+        """Runs the module eagerly from now on: each of its states is new.
+
+        Raises:
+            CaptureError: where no fallback is allowed.
+        """
+        error = CaptureError(
+            f"{type(self.module).__name__} changes at nearly every call, and each capture is for "
+            "one state",
+            because=f"last, {change}",
+            help="make what changes an input or a buffer, so that the graph reads it",
+        )
+        self.arrivals.clear()
+        if self.options.fallback == "raise":
+            raise error
+        self._warn(str(error))
+        self.states.clear()
+        self.report.reason = str(error)
+        self.state = None
+        self.spell = sys.maxsize
+        self.spell_is_for = _Anything()  # type: ignore[assignment]
+
+    def _new_form(self, key: Any, flat: FlatCall) -> Form:
+        modes = Ambient(*key[1])
+        reason = self._not_served(modes, flat)
         race = Race() if self.options.engine == "auto" and not reason else None
-        if not reason and self.options.engine == "torch":
+        if self.options.engine == "torch":
             reason = 'engine="torch"'
-        if reason and self.options.engine != "torch":
+        elif reason:
             if self.options.fallback == "raise":
                 raise CaptureError(
                     f"{type(self.module).__name__} cannot run as a graph here: {reason}"
                 )
             self._warn(reason)
-        return Form(reason=reason, race=race)
+        return Form(modes.grad, reason=reason, race=race)
 
-    def _not_served(self, modes: Ambient) -> str:
+    def _not_served(self, modes: Ambient, flat: FlatCall) -> str:
         """Why no graph can serve calls under these modes; empty where one can."""
         if modes.autocast is not None:
             return "autocast is on: mixed precision is not served yet"
@@ -176,7 +288,8 @@ class Runner:
             return "deterministic algorithms are asked for"
         if modes.function_modes or modes.dispatch_modes or modes.transformed:
             return "a torch function mode or transform is active"
-        for name, tensor in self.tensors.items():
+        inputs = {f"an input of shape {[*t.shape]}": t for t in flat.tensors}
+        for name, tensor in {**self.tensors, **inputs}.items():
             if tensor.device.type not in PROVIDERS and self.options.provider is None:
                 return f"{name} is on {tensor.device}, for which there is no execution provider"
             if tensor.dtype in (torch.bfloat16, torch.float16):
@@ -185,76 +298,152 @@ class Runner:
                 return f"{name} is {tensor.layout}"
         return inner_hooks(self.module) or ""
 
-    def _served(self, form: Form, flat: FlatCall) -> Served:
+    def _find_capture(self, form: Form, flat: FlatCall, sizes: Sizes) -> Served:
+        """The capture for a call of these sizes, made anew where none serves it."""
+        refused = form.refused.get(sizes)
+        if refused is not None:
+            raise CaptureError(refused)
         for served in form.served:
-            if served.captured.accepts([flat.tensors[i].shape for i in served.order]):
-                return served
-        if len(form.served) >= MOST_SHAPES:
+            own = [sizes[i] for i in served.order]
+            if served.captured.accepts(own) and self._holds(served, flat, own):
+                break
+        else:
+            served = self._capture(form, flat)
+            own = [sizes[i] for i in served.order]
+            if not self._holds(served, flat, own):
+                raise CaptureError(
+                    "the graph does not compute what the module does at a size of 1",
+                    because=f"the inputs' shapes are {[list(size) for size in own]}",
+                    help="avoid sizes of 1, or wrap a sub-module whose code treats 1 as any size",
+                )
+            form.served.append(served)
+        if len(form.by_sizes) >= MOST_SIZES:
+            form.by_sizes.clear()
+        form.by_sizes[sizes] = served
+        return served
+
+    def _capture(self, form: Form, flat: FlatCall) -> Served:
+        if len(form.served) + len(form.refused) >= MOST_SHAPES:
             raise CaptureError(
                 f"the module was captured {MOST_SHAPES} times for different input sizes",
                 because="its code depends on sizes that change from call to call",
                 help="pad the inputs to a few sizes, or wrap a sub-module whose code does not",
             )
         start = time.perf_counter()
-        captured = capture(self.module, flat.args, flat.kwargs, opset=self.options.opset)
+        place, args, kwargs = _distinct(flat)
+        with torch.inference_mode(False), torch.set_grad_enabled(form.grad):
+            captured = capture(self.module, args, kwargs, opset=self.options.opset)
+        for rewrite in self.rewrites:
+            rewrite(captured.program)
         self.report.stages = {"capture": time.perf_counter() - start}
         self.report.captures += 1
         if self.state is not None and self.state.guard.changed() is not None:
             # The trace ran the module's code, which may fill in what it finds missing, as it does
             # in eager: transformers writes `config.problem_type` in the first forward.
             self.state.guard = Guard(self.module)
-        place = _places(flat)
-        served = Served(
+        return Served(
             captured,
             [place[t.position] for t in captured.tensors],
             [place[t.position] for t in captured.inputs],
             _structure(captured),
         )
-        form.served.append(served)
-        return served
 
-    def _step(self, served: Served, flat: FlatCall, state: State) -> Step:
-        key = state.guard.trainable() if torch.is_grad_enabled() else ()
-        step = served.steps.get(key)
-        if step is None:
-            trainable: list[str] = []
-            if torch.is_grad_enabled():
-                users = served.captured.program.inputs(Role.USER_INPUT)
-                needs = [flat.tensors[i].requires_grad for i in served.positions]
-                trainable = [v.name or "" for v, need in zip(users, needs, strict=True) if need]
-                held = served.captured.program.inputs(Role.PARAMETER)
-                trainable += [v.name or "" for v in held if self.tensors[v.name or ""].requires_grad]
-            sizes = _sizes(served, flat)
-            upstream = likely_upstream(served.captured.program)
-            step = self._build(served, key, trainable, upstream, sizes)
+    def _holds(self, served: Served, flat: FlatCall, sizes: Sequence[torch.Size]) -> bool:
+        """Whether the capture computes what the module does at these sizes.
+
+        PyTorch treats a size of 1 as different from all others, a graph does not. Where one is a 1
+        that the trace saw larger, the outputs are compared with the module's own, once for each
+        pattern of ones.
+        """
+        if served.captured.constraints.assumes(sizes):
+            return True
+        ones = tuple(
+            (i, axis) for i, shape in enumerate(sizes) for axis, n in enumerate(shape) if n == 1
+        )
+        if ones not in served.ones:
+            served.ones[ones] = self._agrees(served, flat)
+        return served.ones[ones]
+
+    def _agrees(self, served: Served, flat: FlatCall) -> bool:
+        """Whether one call of the graph and one of the module have the same outputs.
+
+        Neither changes a buffer or a random state. Shapes alone count where the graph draws random
+        numbers.
+        """
+        module = self.module
+        copies = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        with untouched(module), torch.no_grad():
+            output = torch.func.functional_call(module, copies, flat.args, flat.kwargs)
+        expected, _ = OutputStructure.from_output(output)
+        with untouched(module):
+            step = self._any_step(served, flat)
+            outputs = step.try_out([flat.tensors[i] for i in served.positions])
+        found, _ = OutputStructure.from_output(served.structure.rebuild(outputs))
+        drawn = bool(served.captured.program.inputs(Role.SEED))
+        return len(found) == len(expected) and all(
+            _same(a, b, shapes_only=drawn) for a, b in zip(found, expected, strict=True)
+        )
+
+    def _any_step(self, served: Served, flat: FlatCall) -> Step:
+        for variants in served.variants.values():
+            return variants.step
+        return self._first_step(served, flat)
+
+    def _first_step(self, served: Served, flat: FlatCall) -> Step:
+        """Builds the step for what is trainable now, by the likely outputs."""
+        assert self.state is not None
+        program = served.captured.program
+        grad = is_grad_enabled()
+        trainable: list[str] = []
+        if grad:
+            users = program.inputs(Role.USER_INPUT)
+            needs = [flat.tensors[i].requires_grad for i in served.positions]
+            trainable = [v.name or "" for v, need in zip(users, needs, strict=True) if need]
+            held = [v.name or "" for v in program.inputs(Role.PARAMETER)]
+            trainable += [name for name in held if self.tensors[name].requires_grad]
+        sizes = _sizes(served, flat)
+        tensors = self.tensors
+        outputs = [v.name or "" for v in program.outputs(Role.USER_OUTPUT, Role.LOSS)]
+
+        def make(upstream: Sequence[str]) -> Step:
+            return Step(self._build(program, trainable, upstream, sizes), tensors, other)
+
+        def other(received: Received) -> Step:
+            names = tuple(name for name, given in zip(outputs, received, strict=True) if given)
+            step = variants.by_outputs.get(names)
+            if step is None:
+                step = variants.by_outputs[names] = make(names)
+            variants.misses += 1
+            if variants.misses >= variants.patience:
+                variants.step, variants.misses = step, 0
+                variants.patience *= 2
+            return step
+
+        upstream = tuple(likely_upstream(program))
+        step = make(upstream)
+        variants = Variants(step, {upstream: step})
+        served.variants[self.state.guard.trainable() if grad else ()] = variants
         return step
 
     def _build(
         self,
-        served: Served,
-        key: tuple[bool, ...],
-        trainable: list[str],
-        upstream: list[str],
+        program: Program,
+        trainable: Sequence[str],
+        upstream: Sequence[str],
         sizes: dict[str, int],
-    ) -> Step:
-        """Builds a step and enters it as the one to use for calls with this key."""
-        program = served.captured.program
+    ) -> Plan:
         executor = OnnxRuntimeExecutor(
             self.options.provider or "CPUExecutionProvider",
             self.options.threads or torch.get_num_threads(),
         )
+        pieces = self.options.backward_pieces
+        cache = Cache(self.options.cache_dir)
         plan = build(
-            program, trainable, upstream, executor, pieces=self.options.backward_pieces, sizes=sizes
+            program, trainable, upstream, executor, pieces=pieces, sizes=sizes, cache=cache
         )
-
-        def rebuild(received: tuple[bool, ...]) -> Step:
-            users = program.outputs(Role.USER_OUTPUT, Role.LOSS)
-            names = [v.name or "" for v, given in zip(users, received, strict=True) if given]
-            return self._build(served, key, trainable, names, sizes)
-
+        self.plan = plan
         self._describe(plan, executor, sizes)
-        step = served.steps[key] = Step(plan, self.tensors, rebuild)
-        return step
+        return plan
 
     def _describe(self, plan: Plan, executor: OnnxRuntimeExecutor, sizes: dict[str, int]) -> None:
         report = self.report
@@ -289,57 +478,90 @@ class Runner:
         self._warn(str(error))
         return self._eager(str(error), args, kwargs)
 
-    def _refused(
-        self, form: Form, error: OrtrainError, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _refused(self, form: Form, flat: FlatCall, sizes: Sizes, error: OrtrainError) -> Any:
+        """Runs a call eagerly that cannot be captured, or that the graph failed to run."""
         if self.options.fallback == "raise":
             raise error
-        if not self.options.retry:
-            form.reason = str(error)
+        # If the module raises too, the call was wrong, and nothing is noted about the form.
+        output = self._eager(str(error), flat.args, flat.kwargs)
         self._warn(str(error))
-        return self._eager(str(error), args, kwargs)
-
-    def _raced_eager(
-        self, race: Race, flat: FlatCall, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        self.report.contest = race.contest
-        if race.winner:
-            self.report.mode, self.report.reason = "eager", str(race.contest)
-            return self.module(*args, **kwargs)
-        self.report.mode, self.report.reason = "eager", "its turn in the contest with the graph"
-        sample = race.sample("eager", _size(flat))
-        output = self.module(*args, **kwargs)
-        leaves = [p for p in self.module.parameters() if p.requires_grad]
-        leaves += [t for t in flat.tensors if t.requires_grad]
-        tensors, _ = OutputStructure.from_output(output)
-        sample.forward_done(tensors, leaves, torch.is_grad_enabled() and bool(leaves))
+        if not self.options.retry:
+            if not form.served:
+                form.reason = str(error)
+            elif len(form.refused) < MOST_SHAPES:  # other sizes are served
+                form.refused[sizes] = str(error)
+                form.by_sizes.pop(sizes, None)
         return output
 
+    def _eager_turn(self, race: Race, form: Form, flat: FlatCall) -> Any:
+        """A step that eager runs because it is its turn, or because it has won."""
+        self.report.contest = race.contest
+        if race.winner:
+            # The captures of this form will not be used again.
+            form.race, form.reason, form.lost = None, str(race.contest), True
+            form.served, form.by_sizes, form.refused = [], {}, {}
+            self._begin_spell()
+            return self._eager(form.reason, flat.args, flat.kwargs)
+        sample = race.sample("eager", _size(flat), contest.clock())
+        output = self._eager("its turn in the contest with the graph", flat.args, flat.kwargs)
+        held: list[torch.Tensor] = [*self.module.parameters(), *flat.tensors]
+        leaves = [t for t in held if t.requires_grad]
+        tensors, _ = OutputStructure.from_output(output)
+        sample.forward_done(tensors, leaves, is_grad_enabled() and bool(leaves))
+        return output
+
+    def _begin_spell(self) -> None:
+        self.spell = EAGER_SPELL
+        self.spell_is_for = (self.module.training, is_grad_enabled())
+
     def _warn(self, reason: str) -> None:
+        """Warns once, at the line outside of ortrain and torch that called the module."""
         if self.warned or self.debug_options.log_level > LogLevel.WARNING:
             return
         self.warned = True
+        frame, level = sys._getframe(1), 2
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INNER):
+            frame, level = frame.f_back, level + 1
         warnings.warn(
             f"ORTModule runs {type(self.module).__name__} in PyTorch: {reason}",
             OrtrainWarning,
-            stacklevel=6,
+            stacklevel=level,
         )
 
 
-def _places(flat: FlatCall) -> dict[int, int]:
-    """Position in torch's flattening of the call → place among ``flat.tensors``.
+_INNER = ("ortrain.", "torch.nn.modules.module")
 
-    Capture flattens a call in torch's order, the hot path in its own; the tensors are the same.
+
+class _Anything:
+    """Equal to everything."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _distinct(flat: FlatCall) -> tuple[dict[int, int], tuple[Any, ...], dict[str, Any]]:
+    """The call with a tensor object of its own at each place where one stands.
+
+    Returns:
+        Position in torch's flattening of the call → place among ``flat.tensors``, and the
+        arguments. Capture flattens a call in torch's order, the hot path in its own; where a tensor
+        is passed twice, the objects alone do not tell which is which.
     """
-    places: dict[int, list[int]] = {}
-    for i, tensor in enumerate(flat.tensors):
-        places.setdefault(id(tensor), []).append(i)
-    result: dict[int, int] = {}
-    for position, leaf in enumerate(torch.utils._pytree.tree_leaves((flat.args, flat.kwargs))):
-        own = places.get(id(leaf))
-        if own is not None:
-            result[position] = own.pop(0) if len(own) > 1 else own[0]
-    return result
+    leaves, spec = pytree.tree_flatten((flat.args, flat.kwargs))
+    own = [_alias(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    args, kwargs = pytree.tree_unflatten(own, spec)
+    places = {id(tensor): i for i, tensor in enumerate(flatten_call(args, kwargs).tensors)}
+    return {p: places[id(leaf)] for p, leaf in enumerate(own) if id(leaf) in places}, args, kwargs
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    if type(tensor) not in (torch.Tensor, nn.Parameter):
+        return tensor  # which capture refuses by name
+    with torch.inference_mode(False):
+        detached = tensor.clone() if tensor.is_inference() else tensor.detach()
+    return detached.requires_grad_(tensor.requires_grad)
 
 
 def _structure(captured: Captured) -> OutputStructure:
@@ -368,3 +590,16 @@ def _sizes(served: Served, flat: FlatCall) -> dict[str, int]:
 def _size(flat: FlatCall) -> int:
     """Elements of the call's largest tensor: what the time of a step is proportional to."""
     return max((t.numel() for t in flat.tensors), default=1)
+
+
+def _same(a: torch.Tensor, b: torch.Tensor, *, shapes_only: bool) -> bool:
+    """Whether two outputs agree but for roundings."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if shapes_only or not a.numel():
+        return True
+    if not a.is_floating_point():
+        return bool((a == b).all())
+    finite = b[b.isfinite()].abs()
+    scale = float(finite.max()) if finite.numel() else 1.0
+    return torch.allclose(a, b, rtol=SAME, atol=SAME * scale, equal_nan=True)

@@ -39,6 +39,7 @@ class OpCase:
         tolerance: a class in :data:`~ortrain.testing.TOLERANCES`.
         opsets: to try; by default 18 and 21, or the operator's first one where that is later.
         symbolic: whether to try the case with every dimension symbolic as well.
+        batch: whether to try it with the first dimension of the first input symbolic, too.
         unsupported: part of the reason with which the rule refuses a symbolic form.
         runtime: why stock onnxruntime cannot run the case, where it cannot.
         flat: names of the inputs whose gradient is zero by nature.
@@ -57,6 +58,7 @@ class OpCase:
     tolerance: str = "smooth"
     opsets: Sequence[int] | None = None
     symbolic: bool = True
+    batch: bool = False
     unsupported: str = ""
     runtime: str = ""
     flat: Sequence[str] = ()
@@ -104,18 +106,21 @@ class OpCase:
 
     def plain_attributes(self) -> dict[str, Any]:
         """The attributes as ONNX stores them: floats rounded to float32."""
-        return {k: float(np.float32(v)) if isinstance(v, float) else v
-                for k, v in self.attributes.items()}
+        return {
+            k: float(np.float32(v)) if isinstance(v, float) else v
+            for k, v in self.attributes.items()
+        }
 
     def build(
-        self, dtype: np.dtype[Any], opset: int, symbolic: bool
+        self, dtype: np.dtype[Any], opset: int, dims: str = "static"
     ) -> tuple[Program, dict[str, np.ndarray]]:
         """A program of this one node, and what to feed it.
 
         Args:
             dtype: of the floating inputs.
             opset: of the standard domain.
-            symbolic: every dimension of every input gets a symbol of its own.
+            dims: ``static``; ``batch``, where the first dimension of the first input is a symbol;
+                ``symbolic``, where every dimension of every input has a symbol of its own.
 
         Returns:
             The program and its feeds by input name.
@@ -138,10 +143,14 @@ class OpCase:
                 if name in self.constants:
                     values.append(op.constant(array))
                     continue
-                dims = [f"{name}_{i}" for i in range(array.ndim)] if symbolic else array.shape
+                shape: list[int | str] = list(array.shape)
+                if dims == "symbolic":
+                    shape = [f"{name}_{i}" for i in range(array.ndim)]
+                elif dims == "batch" and not graph.inputs:
+                    shape[0] = "batch"
                 value = ir.Value(
                     name=name,
-                    shape=ir.Shape(dims),
+                    shape=ir.Shape(shape),
                     type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
                 )
                 set_role(value, Role.PARAMETER if name in wrt else Role.USER_INPUT)

@@ -28,28 +28,31 @@ class Executor(Protocol):
     """What :func:`check_gradients` needs of an executor."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """For messages."""
 
-    def lower(self, program: Program) -> Program: ...
+    def lower(self, program: Program) -> Program:
+        """The program in operators that the executor knows."""
 
-    def compile(self, program: Program) -> Any: ...
+    def compile(self, program: Program) -> Any:
+        """Something with a method ``run(inputs) -> outputs``, arrays in graph order."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A form of a case: an opset, and static or symbolic dimensions."""
+    """A form of a case: an opset, and what is known of the dimensions (see OpCase.build)."""
 
     opset: int
-    symbolic: bool
+    dims: str
 
     def __str__(self) -> str:
-        return f"opset{self.opset}-{'symbolic' if self.symbolic else 'static'}"
+        return f"opset{self.opset}-{self.dims}"
 
 
 def variants(case: OpCase) -> list[Variant]:
     """The forms in which a case is tried."""
-    kinds = (False, True) if case.symbolic else (False,)
-    return [Variant(opset, symbolic) for opset in case.tried_opsets() for symbolic in kinds]
+    kinds = ["static"] + ["batch"] * case.batch + ["symbolic"] * case.symbolic
+    return [Variant(opset, dims) for opset in case.tried_opsets() for dims in kinds]
 
 
 def check_gradients(
@@ -58,6 +61,7 @@ def check_gradients(
     *,
     only: Iterable[Variant] | None = None,
     wrt: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
     torch: Callable[..., Any] | None = None,
     tolerance: str = "smooth",
     executor: Executor | None = None,
@@ -77,6 +81,8 @@ def check_gradients(
         inputs: data of a program's inputs by name; a case brings its own.
         only: restricts a case to some of its :func:`variants`.
         wrt: of a program: names of the inputs; by default its parameters.
+        outputs: of a program: names of those that receive a gradient; by default the floating ones
+            among its user outputs and losses.
         torch: of a program: see :attr:`OpCase.torch`.
         tolerance: of a program: a class in :data:`~ortrain.testing.TOLERANCES`.
         executor: runs the float32 program instead of stock onnxruntime.
@@ -92,18 +98,19 @@ def check_gradients(
     feeds = {k: np.asarray(v) for k, v in (inputs or {}).items()}
     names = list(wrt) if wrt is not None else [v.name or "" for v in single.inputs(Role.PARAMETER)]
     wide = {k: v.astype(np.float64) if v.dtype == np.float32 else v for k, v in feeds.items()}
-    check = _Check("the program", TOLERANCES[tolerance], names, None, torch, {})
+    chosen = None if outputs is None else list(outputs)
+    check = _Check("the program", TOLERANCES[tolerance], names, chosen, torch, {})
     check.run(in_float64(single), wide, single, feeds, executor or _Stock())
 
 
 def _check_case(case: OpCase, variant: Variant, executor: Executor | None) -> None:
-    double, wide = case.build(np.dtype(np.float64), variant.opset, variant.symbolic)
-    single, feeds = case.build(np.dtype(np.float32), variant.opset, variant.symbolic)
+    double, wide = case.build(np.dtype(np.float64), variant.opset, variant.dims)
+    single, feeds = case.build(np.dtype(np.float32), variant.opset, variant.dims)
     names = [n for n in case.differentiable(case.arrays()) if n in wide]
     outputs = [v.name or "" for v in double.graph.outputs]
     seeds = None if case.seeds is None else [outputs[i] for i in case.seeds]
     where = f"{case.id}, {variant}"
-    if variant.symbolic and case.unsupported:
+    if variant.dims == "symbolic" and case.unsupported:
         try:
             differentiate(double, names, seeds)
         except UnsupportedGradient as error:
@@ -145,24 +152,24 @@ class _Check:
         training = differentiate(double, self.wrt, self.outputs)
         forward = _reference(double)
         values = _run(forward, wide)
-        seeds = self.seeds(training, values)
-        names = [target_of(v) for v in training.outputs(Role.GRADIENT)]
-        missing = [n for n in self.wrt if n not in names]
+        added, made = _added(double, training)
+        seeds = self.seeds(added, values)
+        missing = [n for n in self.wrt if n not in made]
         if missing:
             raise ParityError(f"no gradient flows to {missing[0]!r}", where=self.where)
 
-        results = _run(_reference(training, check_annotations=True), {**wide, **seeds})
+        compiled = _reference(training, check_annotations=True)
+        results = _run(compiled, {**wide, **{added[k]: v for k, v in seeds.items()}})
         # Bit for bit, but for an operator that was replaced by its function body.
         kept = set(double.operators()) <= set(training.operators())
         bound = 0.0 if kept else self.tolerance.oracle
         for name, value in values.items():
             assert_close(results[name], value, bound, f"output {name!r} after autodiff", self.where)
-        gradients = {n: results[f"{n}.gradient"] for n in names}
+        gradients = {target: results[name] for target, name in made.items()}
         for name, gradient in gradients.items():
             if gradient.shape != wide[name].shape:
                 raise ParityError(
-                    f"the gradient of {name!r} has shape {gradient.shape}, not "
-                    f"{wide[name].shape}",
+                    f"the gradient of {name!r} has shape {gradient.shape}, not {wide[name].shape}",
                     where=self.where,
                 )
             self.numeric(forward, wide, seeds, name, gradient)
@@ -171,14 +178,13 @@ class _Check:
         if executor is not None:
             self.single(executor, single, feeds, seeds, results)
 
-    def seeds(self, training: Program, values: Arrays) -> Arrays:
-        """Random gradients of the outputs, exact in float32."""
+    def seeds(self, targets: Iterable[str], values: Arrays) -> Arrays:
+        """Random gradients of the outputs by the output's name, exact in float32."""
         rng = np.random.default_rng(1)
         found = {}
-        for value in training.inputs(Role.OUTPUT_GRADIENT):
-            shape = values[target_of(value)].shape
-            draw = rng.standard_normal(shape).astype(np.float32).astype(np.float64)
-            found[value.name or ""] = np.asarray(draw)
+        for target in targets:
+            draw = rng.standard_normal(values[target].shape).astype(np.float32)
+            found[target] = np.asarray(draw.astype(np.float64))
         return found
 
     def numeric(
@@ -197,9 +203,7 @@ class _Check:
         def along(distance: float) -> float:
             moved = {**feeds, name: np.asarray(feeds[name] + distance * direction)}
             outputs = _run(forward, moved)
-            return float(
-                sum((outputs[s.removesuffix(".gradient")] * v).sum() for s, v in seeds.items())
-            )
+            return float(sum((outputs[s] * v).sum() for s, v in seeds.items()))
 
         h = STEP
         numeric = (8 * (along(h) - along(-h)) - (along(2 * h) - along(-2 * h))) / (12 * h)
@@ -239,8 +243,7 @@ class _Check:
         outputs = self.torch(**{k: v for k, v in given.items() if k in accepted})
         outputs = outputs if isinstance(outputs, tuple | list) else (outputs,)
         tolerance = self.tolerance.oracle
-        for name, output in zip(seeds, outputs, strict=True):
-            target = name.removesuffix(".gradient")
+        for target, output in zip(seeds, outputs, strict=True):
             assert_close(
                 values[target], output.detach().numpy(), tolerance,
                 f"output {target!r} against torch", self.where,
@@ -252,7 +255,8 @@ class _Check:
             allow_unused=True,
         )
         for (name, gradient), other in zip(gradients.items(), expected, strict=True):
-            wanted = np.zeros_like(gradient) if other is None else other.numpy()
+            unused: Any = other is None  # torch's types deny it
+            wanted = np.zeros_like(gradient) if unused else other.numpy()
             assert_close(
                 gradient, wanted, tolerance, f"gradient of {name!r} against torch", self.where
             )
@@ -264,17 +268,29 @@ class _Check:
         training = executor.lower(differentiate(program, self.wrt, self.outputs))
         if all(v.shape is not None for v in (*training.graph.inputs, *training.graph.outputs)):
             onnx.checker.check_model(ir.to_proto(training.model))  # it insists on a rank
+        added, made = _added(program, training)
         dtypes = {v.name: v.dtype.numpy() for v in training.graph.inputs if v.dtype is not None}
-        narrow = {k: v.astype(dtypes[k]) for k, v in seeds.items()}
+        narrow = {added[k]: v.astype(dtypes[added[k]]) for k, v in seeds.items()}
+        flat = {made[n] for n in self.flat if n in made}
         results = _run(executor.compile(training), {**feeds, **narrow}, training)
         for name, value in results.items():
             # A gradient that is zero by nature leaves rounding noise, of no scale of its own.
-            if name.removesuffix(".gradient") in self.flat:
+            if name in flat:
                 continue
             assert_close(
                 value, expected[name], self.tolerance.single,
                 f"{name!r} in float32 on {executor.name}", self.where,
             )  # fmt: skip
+
+
+def _added(program: Program, training: Program) -> tuple[dict[str, str], dict[str, str]]:
+    """What differentiation appended: names of output gradients and of gradients, by target."""
+    inputs = training.graph.inputs[len(program.graph.inputs) :]
+    outputs = training.graph.outputs[len(program.graph.outputs) :]
+    return (
+        {target_of(v): v.name or "" for v in inputs},
+        {target_of(v): v.name or "" for v in outputs},
+    )
 
 
 def _reference(program: Program, check_annotations: bool = False) -> ReferenceCompiled:
@@ -317,7 +333,8 @@ class _Session:
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         names = [i.name for i in self._session.get_inputs()]
-        return [np.asarray(v) for v in self._session.run(None, dict(zip(names, inputs, strict=True)))]
+        feeds = dict(zip(names, inputs, strict=True))
+        return [np.asarray(v) for v in self._session.run(None, feeds)]
 
 
 __all__ = ["Executor", "Variant", "check_gradients", "variants"]

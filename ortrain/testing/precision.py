@@ -52,9 +52,7 @@ def assert_close(
         ParityError: they differ.
     """
     if actual.shape != expected.shape:
-        raise ParityError(
-            f"{what}: shape {actual.shape} instead of {expected.shape}", where=where
-        )
+        raise ParityError(f"{what}: shape {actual.shape} instead of {expected.shape}", where=where)
     if not actual.size:
         return
     wide = np.float64 if actual.dtype.kind == "f" else actual.dtype
@@ -96,6 +94,8 @@ def in_float64(program: Program) -> Program:
             # A type of its own: a copy of a program shares the types of the original's values.
             value.type = ir.TensorType(ir.DataType.DOUBLE)
     for node in graph.all_nodes():
+        if node.op_type == "ConstantOfShape" and "value" not in node.attributes:
+            node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.zeros(1)))
         for name, attribute in list(node.attributes.items()):
             if attribute.type is ir.AttributeType.TENSOR:
                 tensor = attribute.as_tensor()

@@ -1,6 +1,7 @@
 """Gradient rules by family. Importing this package registers them all."""
 
 from ortrain.autodiff.rules import (
+    activation,
     composite,
     conv,
     elementwise,
@@ -14,6 +15,7 @@ from ortrain.autodiff.rules import (
 )
 
 __all__ = [
+    "activation",
     "composite",
     "conv",
     "elementwise",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from ortrain.autodiff.registry import gradient, no_gradient
 from ortrain.autodiff.rules.index import scatter_rows
 
@@ -12,9 +11,7 @@ no_gradient("ortrain::StopGradient", reason="the user's program cut the gradient
 @gradient("ortrain::Dropout")
 def dropout(g, x, seed, index=None, *, ratio, stream):
     """dx = the same dropout of dy: the hash draws the same mask again, so none is saved"""
-    return g.op.node(
-        "Dropout", (g.dy, seed, index), domain="ortrain", ratio=ratio, stream=stream
-    )
+    return g.op.node("Dropout", (g.dy, seed, index), domain="ortrain", ratio=ratio, stream=stream)
 
 
 @gradient("ortrain::Embedding")
@@ -46,5 +43,3 @@ def batch_norm(
     mean_dn = op.ReduceMean(product, axes, keepdims=1)
     factor = inverse if weight is None else inverse * op.Reshape(weight, column)
     return ((g.dy - mean_d) - n * mean_dn) * factor, d_weight, d_bias
-
-

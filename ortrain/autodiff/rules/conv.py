@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from ortrain.autodiff.registry import gradient
+from ortrain.autodiff.registry import Gradient, gradient
 from ortrain.graph import shapes
 
 # More slices than this cost more than the convolution that needs none.
@@ -63,17 +64,15 @@ def _bias_gradient(g, x):
     return g.op.ReduceSum(g.dy, [0, *range(2, g.rank(x))], keepdims=0)
 
 
-def _implied_pads(g, frame, x, w, auto_pad, extra):
+def _implied_pads(g: Gradient, frame, x, w, auto_pad, extra):
     """The pads that give a transposed convolution its output's size."""
-    sizes, wanted = (shapes.static(v) for v in (x, g.y))
+    sizes, wanted = numbers(g.dims(x)[2:]), numbers(g.dims(g.y)[2:])
     if sizes is None or wanted is None or frame.kernel is None:
         g.unsupported("its pads follow from sizes that are known at run time only")
     result = []
-    for i, (stride, dilation, k) in enumerate(
-        zip(frame.strides, frame.dilations, frame.kernel, strict=True)
-    ):
-        full = (sizes[2 + i] - 1) * stride + (k - 1) * dilation + 1 + extra[i]
-        total = max(0, full - wanted[2 + i])
+    rows = zip(sizes, wanted, frame.kernel, frame.strides, frame.dilations, extra, strict=True)
+    for size, want, k, stride, dilation, more in rows:
+        total = max(0, (size - 1) * stride + (k - 1) * dilation + 1 + more - want)
         small, large = total // 2, total - total // 2
         result.append((small, large) if auto_pad == "SAME_UPPER" else (large, small))
     return result
@@ -88,14 +87,11 @@ class Frame:
         pads: (begin, end) of each spatial axis.
     """
 
-    def __init__(self, g, x, w, y, auto_pad, dilations, kernel_shape, pads, strides):
+    def __init__(self, g: Gradient, x, w, y, auto_pad, dilations, kernel_shape, pads, strides):
         self.g, self.op = g, g.op
         self.rank = rank = g.rank(x) - 2
         self.strides, self.dilations = strides or [1] * rank, dilations or [1] * rank
-        known = shapes.dims(w)[2:] if w is not None and shapes.dims(w) else [None] * rank
-        self.kernel = kernel_shape or (
-            list(known) if all(isinstance(k, int) for k in known) else None
-        )
+        self.kernel = kernel_shape or numbers(g.dims(w)[2:])
         flat = list(pads or [0] * (2 * rank))
         self.pads = list(zip(flat[:rank], flat[rank:], strict=True))
         if auto_pad == "VALID":
@@ -105,11 +101,13 @@ class Frame:
 
     def _same(self, x, i, auto_pad):
         """The pads with which the output has the input's size, divided by the stride."""
-        stride, size = self.strides[i], shapes.dims(x)[2 + i]
+        stride, size = self.strides[i], self.g.dims(x)[2 + i]
         if self.kernel is None or (stride != 1 and not isinstance(size, int)):
             self.g.unsupported("auto_pad over sizes that are known at run time only")
         reach = (self.kernel[i] - 1) * self.dilations[i]
-        total = reach if stride == 1 else max(0, (-(-size // stride) - 1) * stride + reach + 1 - size)
+        total = reach
+        if stride != 1:
+            total = max(0, (-(-size // stride) - 1) * stride + reach + 1 - size)
         small, large = total // 2, total - total // 2
         return (small, large) if auto_pad == "SAME_UPPER" else (large, small)
 
@@ -121,12 +119,12 @@ class Frame:
 
     def transposed(self, dy, w, x, group):
         """The transposed convolution of dy, of exactly x's size."""
-        sizes, counts = shapes.dims(x)[2:], (shapes.dims(dy) or [None] * (2 + self.rank))[2:]
+        sizes, counts = numbers(self.g.dims(x)[2:]), numbers((shapes.dims(dy) or (None,) * 3)[2:])
         begin = [low for low, _ in self.pads]
         steps = {**self.steps(), "group": group}
         if all(s == 1 for s in self.strides):  # nothing that a stride might have passed over
             return self.op.ConvTranspose(dy, w, pads=self.flat_pads(), **steps)
-        if self.kernel is not None and all(isinstance(s, int) for s in (*sizes, *counts)):
+        if self.kernel is not None and sizes is not None and counts is not None:
             surplus = [
                 (n - 1) * s + (k - 1) * d + 1 - low - size
                 for n, s, k, d, low, size in zip(
@@ -146,8 +144,8 @@ class Frame:
 
     def sizes(self, value):
         """The spatial sizes as an int64 tensor."""
-        known = shapes.dims(value)[2:]
-        if all(isinstance(s, int) for s in known):
+        known = numbers(self.g.dims(value)[2:])
+        if known is not None:
             return self.op.constant(np.array(known, np.int64))
         return self.op.Shape(value, start=2)
 
@@ -174,11 +172,11 @@ class Frame:
         columns = slices[0] if len(slices) == 1 else op.Concat(*slices, axis=-1)
         columns = self._rows(columns, image, len(slices))
         rows = op.Reshape(op.Transpose(dy, perm=[1, 0, *range(2, 2 + rank)]), [0, -1])
-        product = op.Reshape(op.MatMul(rows, columns), [0, *self.kernel, -1])
+        product = op.Reshape(op.MatMul(rows, columns), [0, *(self.kernel or []), -1])
         return op.Transpose(product, perm=[0, 1 + rank, *range(1, 1 + rank)])
 
     def _rows(self, columns, image, taps):
-        channels = shapes.dims(image)[1]
+        channels = self.g.dims(image)[1]
         if isinstance(channels, int):
             return self.op.Reshape(columns, [-1, taps * channels])
         width = self.op.dim(image, 1) * taps
@@ -194,11 +192,13 @@ class Frame:
         return op.Reshape(op.Concat(*sums, axis=1), op.shape(w))
 
     def _grouped(self, image, dy, w, group):
-        """For each image and group one matrix product of dy and the taps, then a sum over images."""
+        """For each image and group a matrix product of dy and the taps, then a sum over images."""
         op = self.op
-        outer, inner = shapes.dims(w)[:2]
+        outer, inner = self.g.dims(w)[:2]
         slices = self._slices(self._padded(image), dy, first=2)
         taps = op.Concat(*(op.Unsqueeze(s, [2]) for s in slices), axis=2)
+        assert isinstance(outer, int)
+        assert isinstance(inner, int)
         columns = op.Reshape(taps, [0, group, inner * len(slices), -1])
         rows = op.Reshape(dy, [0, group, outer // group, -1])
         product = op.MatMul(rows, op.Transpose(columns, perm=[0, 1, 3, 2]))
@@ -228,23 +228,32 @@ class Frame:
     def _padded(self, image):
         if not any(self.flat_pads()):
             return image
-        (begin, end) = zip(*self.pads, strict=True)
-        return self.op.Pad(image, [0, 0, *begin, 0, 0, *end], 0)
+        flat = self.flat_pads()
+        around = [0, 0, *flat[: self.rank], 0, 0, *flat[self.rank :]]
+        return self.op.Pad(image, around, 0)
 
     def _slices(self, padded, dy, first):
-        """What each tap of the kernel sees: one strided slice for each, spatial axes from `first`."""
-        axes = list(range(first, first + self.rank))
-        counts = shapes.dims(dy)[2:]
-        if all(k == 1 for k in self.kernel) and all(s == 1 for s in self.strides):
+        """What each tap of the kernel sees: a strided slice each, the spatial axes from `first`."""
+        kernel = self.kernel or []
+        if all(k == 1 for k in kernel) and all(s == 1 for s in self.strides):
             return [padded]
-        if all(isinstance(n, int) for n in counts):
-            span = np.array([(n - 1) * s + 1 for n, s in zip(counts, self.strides, strict=True)])
-        else:
-            strides = np.array(self.strides, np.int64)
-            span = (self.op.Shape(dy, start=2) - 1) * self.op.constant(strides) + 1
+        axes = list(range(first, first + self.rank))
+        strides, dilations = np.array(self.strides), np.array(self.dilations)
+        counts = numbers(self.g.dims(dy)[2:])
+        if counts is None:
+            reach = (self.op.Shape(dy, start=2) - 1) * self.op.constant(strides) + 1
         slices = []
-        for tap in itertools.product(*(range(k) for k in self.kernel)):
-            start = np.array(tap, np.int64) * np.array(self.dilations, np.int64)
-            end = start + span if isinstance(span, np.ndarray) else span + self.op.constant(start)
+        for tap in itertools.product(*map(range, kernel)):
+            start = np.array(tap) * dilations
+            if counts is None:
+                end = reach + self.op.constant(start)
+            else:
+                end = start + (np.array(counts) - 1) * strides + 1
             slices.append(self.op.Slice(padded, start, end, axes, self.strides))
         return slices
+
+
+def numbers(dims: Sequence[shapes.Dim]) -> list[int] | None:
+    """The dimensions as a list, None where one of them is unknown."""
+    known = [d for d in dims if isinstance(d, int)]
+    return known if len(known) == len(dims) else None

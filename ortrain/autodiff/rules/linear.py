@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortrain.autodiff.registry import gradient
 from ortrain.autodiff.broadcast import unbroadcast
+from ortrain.autodiff.registry import gradient
 from ortrain.graph import shapes
 
 
@@ -86,7 +86,7 @@ def gemm(g, a, b, c=None, *, alpha=1.0, beta=1.0, transA=0, transB=0):
 def einsum(g, *inputs, equation):
     """d x_i = einsum of dy and the other inputs, with the axes that x_i alone had repeated"""
     terms, result = _equation(g, equation, len(inputs))
-    grads = []
+    grads: list[ir.Value | None] = []
     for i, (x, term) in enumerate(zip(inputs, terms, strict=True)):
         if not g.needs(i):
             grads.append(None)

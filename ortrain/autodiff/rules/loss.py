@@ -19,8 +19,11 @@ def cross_entropy(
     if weight is not None and g.needs(2):
         g.unsupported("the class weights require a gradient")
     op = g.op
+    further = g.dys[1] if len(g.dys) > 1 else None  # of a second derivative
+    if further is not None:
+        further = further - op.Exp(g.output(1)) * op.ReduceSum(further, [-1], keepdims=1)
     if g.dys[0] is None:
-        return None
+        return further
     options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
     coefficient, spread = row_factors(op, logits, target, weight, **options)
     upstream = g.dy
@@ -40,14 +43,15 @@ def cross_entropy(
     if shared is not None:
         dx = dx - shared
     index = safe_index(op, target, ignore_index)
-    return op.ScatterElements(dx, index, -picked, axis=-1, reduction="add")
+    dx = op.ScatterElements(dx, index, -picked, axis=-1, reduction="add")
+    return dx if further is None else dx + further
 
 
 @gradient("SoftmaxCrossEntropyLoss")
 def softmax_cross_entropy_loss(
     g, scores, labels, weights=None, *, ignore_index=None, reduction="mean"
 ):
-    """dx = (softmax(x) - onehot) * factor, the softmax from the log_prob that the operator returns"""
+    """dx = (softmax(x) - onehot) * factor; the operator returns the logarithm of the softmax"""
     op = g.op
     log_prob = g.output(1)
     log_prob.shape = scores.shape
@@ -63,9 +67,7 @@ def softmax_cross_entropy_loss(
 
 
 @gradient("NegativeLogLikelihoodLoss")
-def negative_log_likelihood_loss(
-    g, x, target, weight=None, *, ignore_index=None, reduction="mean"
-):
+def negative_log_likelihood_loss(g, x, target, weight=None, *, ignore_index=None, reduction="mean"):
     """dx = -factor at the target, 0 elsewhere"""
     factor, index = _picked(g, target, weight, x, ignore_index, reduction)
     return g.op.ScatterElements(g.op.zeros_like(x), index, -factor, axis=1)

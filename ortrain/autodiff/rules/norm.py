@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from ortrain.autodiff.broadcast import unbroadcast
 from ortrain.autodiff.registry import gradient
+from ortrain.autodiff.rules.reduce import reduced_count
 
 
 @gradient("LayerNormalization")
@@ -13,6 +14,7 @@ def layer_norm(g, x, scale, bias=None, *, axis=-1, epsilon=1e-5, stash_type=1):
     """with n = (x - mean) / std and d = dy * scale: dx = (d - mean(d) - n * mean(d * n)) / std"""
     length = g.rank(x)
     axes = list(range(axis % length, length))
+    _, d_mean, d_inverse = (*g.dys, None, None)[:3]  # the latter two of a second derivative
     n, inverse = _normalized(g, x, axes, epsilon)
     product = g.dy * n
     d_scale = unbroadcast(g.op, product, scale, x) if g.needs(1) else None
@@ -22,7 +24,13 @@ def layer_norm(g, x, scale, bias=None, *, axis=-1, epsilon=1e-5, stash_type=1):
     d = g.dy * scale
     mean_d = g.op.ReduceMean(d, axes, keepdims=1)
     mean_dn = g.op.ReduceMean(product * scale, axes, keepdims=1)
-    return ((d - mean_d) - n * mean_dn) * inverse, d_scale, d_bias
+    dx = ((d - mean_d) - n * mean_dn) * inverse
+    if d_mean is not None:
+        dx = dx + g.op.cast(d_mean, x.dtype) / reduced_count(g, x, g.op.constant(axes))
+    if d_inverse is not None:
+        weight = g.op.cast(d_inverse, x.dtype) / reduced_count(g, x, g.op.constant(axes))
+        dx = dx - n * inverse * inverse * weight
+    return dx, d_scale, d_bias
 
 
 def _normalized(g, x, axes, epsilon):

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortrain.autodiff.registry import gradient
-from ortrain.autodiff.rules.conv import Frame
+from ortrain.autodiff.rules.conv import Frame, numbers
 from ortrain.autodiff.rules.reduce import reduce_extremum, reduced_count
 from ortrain.autodiff.rules.shape import scatter_flat
 from ortrain.graph import shapes
@@ -23,18 +23,19 @@ def max_pool(
     """dy goes to the first maximum of each window (as torch)
 
     Windows that tile the image are compared with the maximum, which spares the operator's index
-    output (0.22 ms against 0.35 for 8x16x28x28, 2x2); others use the indices, which count over the
+    output (0.18 ms against 0.43 for 8x16x28x28, 2x2); others use the indices, which count over the
     whole flattened input.
     """
     frame = Frame(g, x, None, g.y, auto_pad, dilations, kernel_shape, pads, strides)
     steps, window = list(frame.strides), list(kernel_shape)
-    sizes = shapes.dims(x)[2:]
+    sizes = g.dims(x)[2:]
     tiles = steps == window and not any(frame.flat_pads()) and set(frame.dilations) == {1}
     if tiles and all(isinstance(n, int) and n % k == 0 for n, k in zip(sizes, window, strict=True)):
         return _tiled(g, x, window)
     if storage_order:
         g.unsupported("its indices count along columns first (storage_order=1)")
-    overlap = any(s < (k - 1) * d + 1 for s, k, d in zip(steps, window, frame.dilations, strict=True))
+    spans = [(k - 1) * d + 1 for k, d in zip(window, frame.dilations, strict=True)]
+    overlap = any(step < span for step, span in zip(steps, spans, strict=True))
     return scatter_flat(g, x, g.output(1, ir.DataType.INT64), g.dy, repeats=overlap)
 
 
@@ -54,13 +55,22 @@ def _tiled(g, x, window):
             else:
                 taken = hit
         parts.append(g.dy if hit is None else op.Where(hit, g.dy, 0))
-    blocks = op.Concat(*parts, axis=1)  # [N, window * C, positions]
-    if rank == 2 and window[0] == window[1]:
-        return op.DepthToSpace(blocks, blocksize=window[0], mode="DCR")
-    counts = [n // k for n, k in zip(shapes.dims(x)[2:], window, strict=True)]
-    apart = op.Reshape(blocks, [0, *window, -1, *counts])
-    pairs = [axis for i in range(rank) for axis in (2 + rank + i, 1 + i)]
-    return op.Reshape(op.Transpose(apart, perm=[0, 1 + rank, *pairs]), op.shape(x))
+    return _interleaved(op, parts, window, g.dims(x)[2:])
+
+
+def _interleaved(op, parts, window, whole):
+    """The image that the window's places make up together, put together axis by axis: 0.18 ms,
+    against 0.25 with DepthToSpace and 0.20 with one transpose."""
+    sizes = [n // k for n, k in zip(whole, window, strict=True)]
+    for i in reversed(range(len(window))):
+        rows = zip(*[iter(parts)] * window[i], strict=True)
+        sizes[i] = whole[i]
+        parts = [
+            op.Reshape(op.Concat(*(op.Unsqueeze(p, [3 + i]) for p in row), axis=3 + i),
+                       [0, 0, *sizes])
+            for row in rows
+        ]  # fmt: skip
+    return parts[0]
 
 
 @gradient("AveragePool")
@@ -72,10 +82,10 @@ def average_pool(
     op = g.op
     frame = Frame(g, x, None, g.y, auto_pad, dilations, kernel_shape, pads, strides)
     area, dy = math.prod(kernel_shape), g.dy
-    if any(frame.flat_pads()) and not count_include_pad or ceil_mode:
+    if (any(frame.flat_pads()) and not count_include_pad) or ceil_mode:
         dy = dy / _counts(g, x, frame, count_include_pad)
         area = 1
-    channels = shapes.dims(x)[1]
+    channels = g.dims(x)[1]
     group = channels if isinstance(channels, int) else 1
     if group == 1:  # every channel an image of its own
         dy = op.Reshape(dy, op.Concat([-1, 1], frame.sizes(g.y), axis=0))
@@ -93,8 +103,8 @@ def _counts(g, x, frame, count_include_pad):
     if count_include_pad and any(pads):
         ones = op.Pad(ones, [0, 0, *pads[:rank], 0, 0, *pads[rank:]], 1)
         pads = [0] * (2 * rank)
-    sizes, counts = shapes.dims(x)[2:], (shapes.dims(g.y) or [None] * (2 + rank))[2:]
-    if all(isinstance(n, int) for n in (*sizes, *counts)):
+    sizes, counts = (numbers((shapes.dims(v) or (None,) * 3)[2:]) for v in (x, g.y))
+    if sizes is not None and counts is not None:
         for i, (k, s, d) in enumerate(
             zip(frame.kernel, frame.strides, frame.dilations, strict=True)
         ):

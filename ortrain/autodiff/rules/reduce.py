@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
+import math
+
 import onnx_ir as ir
 
 from ortrain.autodiff.registry import gradient, no_gradient
@@ -44,12 +45,16 @@ def reduce_mean(g, x, axes=None, *, keepdims=1, noop_with_empty_axes=0):
 
 def reduced_count(g, x, axes):
     """The number of elements that one element of the result was reduced from, in x's dtype."""
-    known, over = shapes.dims(x), shapes.constant(axes)
-    if known is not None and (axes is None or over is not None):
-        every = over is None or over.size == 0
-        sizes = [known[a] for a in (range(len(known)) if every else over.tolist())]
-        if all(isinstance(s, int) for s in sizes):
-            return g.op.constant(np.prod(sizes, dtype=np.int64), x.dtype)
+    known, over = g.dims(x), shapes.constant(axes)
+    if axes is None or over is not None:
+        picked = range(len(known)) if over is None or over.size == 0 else over.tolist()
+        counts = [d for d in (known[a] for a in picked) if isinstance(d, int)]
+        if len(counts) == len(picked):
+            return g.op.constant(math.prod(counts), x.dtype)
+        sizes = g.op.Shape(x)
+        if over is not None and over.size:
+            sizes = g.op.Gather(sizes, axes)
+        return g.op.cast(g.op.ReduceProd(sizes, keepdims=0), x.dtype)
     # In floating point: of an empty tensor the integer division would be one by zero.
     wide = ir.DataType.DOUBLE
     return g.op.cast(g.op.cast(g.op.Size(x), wide) / g.op.cast(g.op.Size(g.y), wide), x.dtype)

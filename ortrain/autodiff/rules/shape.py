@@ -10,14 +10,32 @@ from ortrain.graph import shapes
 from ortrain.ops.base import attributes_of
 
 no_gradient(
-    "Shape", "Size", "NonZero", "Range", "ConstantOfShape", "Constant", "EyeLike",
-    "SequenceLength", "SequenceEmpty", "OptionalHasElement", "BlackmanWindow", "HammingWindow",
-    "HannWindow", "MelWeightMatrix", "ImageDecoder", "NonMaxSuppression",
+    "Shape",
+    "Size",
+    "NonZero",
+    "Range",
+    "ConstantOfShape",
+    "Constant",
+    "EyeLike",
+    "SequenceLength",
+    "SequenceEmpty",
+    "OptionalHasElement",
+    "BlackmanWindow",
+    "HammingWindow",
+    "HannWindow",
+    "MelWeightMatrix",
+    "ImageDecoder",
+    "NonMaxSuppression",
     reason="the result does not depend smoothly on the values of its inputs",
 )
 no_gradient(
-    "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
-    "RandomUniformLike", reason="a random draw",
+    "Bernoulli",
+    "Multinomial",
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+    reason="a random draw",
 )
 no_gradient(
     "RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer",
@@ -68,31 +86,29 @@ def expand(g, x, shape):
 @gradient("Concat")
 def concat(g, *inputs, axis):
     """each input's gradient is its slice of dy"""
-    sizes = [shapes.dims(x)[axis] if shapes.dims(x) else None for x in inputs]
+    sizes = [known[axis] if (known := shapes.dims(x)) else None for x in inputs]
     if all(isinstance(s, int) for s in sizes):
         lengths = g.op.constant(np.array(sizes, np.int64))
     else:
         lengths = g.op.Concat(*(g.op.dim(x, axis) for x in inputs), axis=0)
-    parts = g.op.node("Split", (g.dy, lengths), outputs=len(inputs), axis=axis)
-    return parts
+    return g.op.node("Split", (g.dy, lengths), outputs=len(inputs), axis=axis)
 
 
 @gradient("Split")
 def split(g, x, split=None, *, axis=0, num_outputs=None):
     """dx = the outputs' gradients side by side"""
-    parts = [
-        g.op.zeros_like(y) if dy is None else dy for y, dy in zip(g.node.outputs, g.dys, strict=True)
-    ]
+    both = zip(g.node.outputs, g.dys, strict=True)
+    parts = [g.op.zeros_like(y) if dy is None else dy for y, dy in both]
     return g.op.Concat(*parts, axis=axis)
 
 
 @gradient("Slice")
 def slice(g, x, starts, ends, axes=None, steps=None):
     """dx = zeros with dy at the places that the slice took"""
-    known = [shapes.constant(v) for v in (starts, ends, axes, steps)]
-    unit = steps is None or (known[3] is not None and (known[3] == 1).all())
-    if unit and known[0] is not None and known[1] is not None and (axes is None or known[2] is not None):
-        return _padded(g, x, known[0], known[1], known[2])
+    low, high, over, stride = (shapes.constant(v) for v in (starts, ends, axes, steps))
+    unit = steps is None or (stride is not None and (stride == 1).all())
+    if unit and low is not None and high is not None and (axes is None or over is not None):
+        return _padded(g, x, low, high, over)
     return put_back(g, x, lambda places: g.op.Slice(places, starts, ends, axes, steps))
 
 
@@ -220,7 +236,8 @@ def resize(
         size = op.dim(x, axis)
         zeros = op.Expand(op.constant(0, x.dtype), op.Concat(size, size, axis=0))
         if sizes is None:
-            target = (op.Concat(op.Gather(scales, [place]), np.float32([1]), axis=0), None)
+            one = np.array([1], np.float32)
+            target = (op.Concat(op.Gather(scales, [place]), one, axis=0), None)
         else:
             target = (None, op.Concat(op.Gather(sizes, [place]), size, axis=0))
         matrix = op.Resize(op.EyeLike(zeros), None, *target, **given)

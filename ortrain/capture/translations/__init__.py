@@ -1,7 +1,20 @@
-"""Our translations from ATen to ONNX: where upstream has none, or one that is wrong for training,
-and the common operators, so that most graphs need no other and stay small."""
+"""Our translations from ATen to ONNX.
 
-from ortrain.capture.translations import arithmetic, index, loss, nn, reduce, shape
+Those where upstream has none, or one that is wrong for training; and the common operators, so that
+most graphs need no other and stay small.
+"""
+
+from ortrain.capture.translations import (
+    arithmetic,
+    conv,
+    index,
+    loss,
+    new,
+    nn,
+    norm,
+    reduce,
+    shape,
+)
 from ortrain.capture.translations.base import TRANSLATIONS, recorded, translating
 
 __all__ = ["TRANSLATIONS", "recorded", "translating"]

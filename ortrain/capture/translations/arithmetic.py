@@ -85,7 +85,7 @@ def _times(op: Translator, value: Scalar, alpha: Scalar) -> Scalar:
         return value
     if isinstance(value, ir.Value):
         return op.Mul(value, op.beside(alpha, value))
-    return value * alpha  # type: ignore[operator]
+    return value * alpha
 
 
 @translation(aten.ne.Tensor, aten.ne.Scalar)
@@ -200,7 +200,8 @@ def _sizes(op_type: str, *targets: Any) -> None:
     def translate(op: Translator, a: Scalar, b: Scalar) -> ir.Value:
         if isinstance(a, float) or isinstance(b, float):
             raise refuse(f"{op_type} of a symbolic size and a float")
-        return op.node(op_type, [np.int64(v) if isinstance(v, int) else v for v in (a, b)])
+        sizes = [v if isinstance(v, ir.Value) else op.constant(np.int64(v)) for v in (a, b)]
+        return op.node(op_type, sizes)
 
 
 _sizes("Add", operator.add)

@@ -155,6 +155,17 @@ def dtype_or(dtype: Any, default: ir.DataType) -> ir.DataType:
     return default if dtype is None or dtype == -1 else ir.DataType(dtype)
 
 
+class SymbolicSize(CaptureError):
+    """A translation needs a size as a number. Remedy: capture with that dimension fixed."""
+
+
+def symbolic(what: str) -> SymbolicSize:
+    """The error of a translation that meets a symbol where it needs a number."""
+    return SymbolicSize(
+        f"{what} cannot be captured", because="its size is symbolic", help="fix the size"
+    )
+
+
 def refuse(what: str, because: str = "", help: str = "") -> CaptureError:
     """The error of a translation that does not cover a form of its operator."""
     return CaptureError(f"{what} cannot be captured", because=because, help=help)

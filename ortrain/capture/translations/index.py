@@ -60,7 +60,9 @@ def _positions(op: Translator, indices: list[ir.Value]) -> ir.Value:
     assert wide is not None
     known = [d == wide and None not in wide for d in dims]
     if not all(known):
-        target = op.Concat(*(_size(op, indices, axis - len(wide)) for axis in range(len(wide))), axis=0)
+        target = op.Concat(
+            *(_size(op, indices, axis - len(wide)) for axis in range(len(wide))), axis=0
+        )
         indices = [v if k else op.Expand(v, target) for v, k in zip(indices, known, strict=True)]
     return op.Concat(*(op.Unsqueeze(v, [-1]) for v in indices), axis=-1)
 
@@ -82,9 +84,7 @@ def _size(op: Translator, values: list[ir.Value], axis: int) -> ir.Value:
     return op.Max(*(size for _, size in sizes))
 
 
-def _whole_ranges(
-    op: Translator, self: ir.Value, given: dict[int, ir.Value]
-) -> ir.Value | None:
+def _whole_ranges(op: Translator, self: ir.Value, given: dict[int, ir.Value]) -> ir.Value | None:
     """``x[arange(n)[:, None], arange(m)]`` with all of x's rows and columns is x, axes inserted.
 
     Transformers builds its attention masks like that.
@@ -109,21 +109,17 @@ def _whole_ranges(
 
 
 def _range_below(value: ir.Value) -> shapes.Dim:
-    """n where the value is ``arange(n)`` with axes inserted, else None."""
-    while True:
-        node = value.producer()
-        if node is None or node.domain:
-            return None
-        source = node.inputs[0] if node.inputs else None
-        if node.op_type in ("Unsqueeze", "Identity") and source is not None:
-            value = source
-        elif node.op_type == "Add" and source is not None and _is(node.inputs[1], 0):
-            value = source
-        elif node.op_type == "Range" and _is(node.inputs[0], 0) and _is(node.inputs[2], 1):
-            dims = shapes.dims(value)
-            return dims[0] if dims else None
-        else:
-            return None
+    """N where the value is ``arange(n)`` with axes inserted, else None."""
+    node = value.producer()
+    if node is None or node.domain or not node.inputs or node.inputs[0] is None:
+        return None
+    kind, rest = node.op_type, node.inputs[1:]
+    if kind in ("Unsqueeze", "Identity") or (kind == "Add" and _is(rest[0], 0)):
+        return _range_below(node.inputs[0])
+    if kind == "Range" and _is(node.inputs[0], 0) and _is(rest[1], 1):
+        dims = shapes.dims(value)
+        return dims[0] if dims else None
+    return None
 
 
 def _is(value: ir.Value | None, number: int) -> bool:
@@ -153,7 +149,9 @@ def slice_scatter(
     if not (isinstance(start, int) and start == 0):
         parts.append(op.Slice(self, [0], op.index(start), [dim], [1]))
     parts.append(src)
-    if not isinstance(end, int) or not (end == INT64_MAX or (isinstance(size, int) and end >= size)):
+    if not isinstance(end, int) or not (
+        end == INT64_MAX or (isinstance(size, int) and end >= size)
+    ):
         parts.append(op.Slice(self, op.index(end), [INT64_MAX], [dim], [1]))
     return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=dim)
 

@@ -99,7 +99,7 @@ def binary_cross_entropy_with_logits(
     pos_weight: ir.Value | None = None,
     reduction: int = 1,
 ) -> ir.Value:
-    """``(1 - t) x + w log(1 + exp(-x))``, with ``w = 1 + (pos_weight - 1) t``; as torch spells it."""
+    """``(1 - t) x + w log(1 + exp(-x))`` with ``w = 1 + (pos_weight - 1) t``."""
     # log(1 + exp(-x)) = log(1 + exp(-|x|)) + max(-x, 0): no overflow for large |x|.
     soft = op.Add(op.Log(op.Add(op.Exp(op.Neg(op.Abs(self))), 1.0)), op.Relu(op.Neg(self)))
     if pos_weight is not None:

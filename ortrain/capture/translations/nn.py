@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from ortrain.capture.translations.base import Scalar, Translator, aten, refuse, translation
+from ortrain.capture.translations.base import (
+    Scalar,
+    Translator,
+    aten,
+    refuse,
+    symbolic,
+    translation,
+)
 from ortrain.graph import shapes
 
 
@@ -38,7 +44,11 @@ def addmm(
     alpha: Scalar = 1,
 ) -> ir.Value:
     if shapes.rank(first) == 2 and not any(isinstance(v, ir.Value) for v in (alpha, beta)):
-        scales = {k: float(v) for k, v in (("alpha", alpha), ("beta", beta)) if v != 1}
+        scales: dict[str, Any] = {
+            name: float(v)  # type: ignore[arg-type]
+            for name, v in (("alpha", alpha), ("beta", beta))
+            if v != 1
+        }
         return op.Gemm(first, second, self if beta != 0 else None, **scales)
     product = op.MatMul(first, second)
     if alpha != 1:
@@ -46,111 +56,6 @@ def addmm(
     if beta == 0:
         return product
     return op.Add(self if beta == 1 else op.Mul(self, beta), product)
-
-
-@translation(aten.layer_norm.default)
-def layer_norm(
-    op: Translator,
-    input: ir.Value,
-    normalized_shape: Sequence[int],
-    weight: ir.Value | None = None,
-    bias: ir.Value | None = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> ir.Value:
-    assert input.dtype is not None
-    if weight is None:
-        weight = op.constant(np.ones(tuple(normalized_shape)), input.dtype)
-    return op.LayerNormalization(
-        input, weight, bias, axis=-len(normalized_shape), epsilon=float(eps)
-    )
-
-
-@translation(aten.group_norm.default)
-def group_norm(
-    op: Translator,
-    input: ir.Value,
-    num_groups: int,
-    weight: ir.Value | None = None,
-    bias: ir.Value | None = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
-) -> ir.Value:
-    assert input.dtype is not None
-    channels = (shapes.dims(input) or ())[1]
-    if not isinstance(channels, int):
-        raise refuse("group_norm over a symbolic number of channels")
-    length = shapes.rank(input)
-    assert length is not None
-    if op.opset >= 21:
-        if weight is None:
-            weight = op.constant(np.ones(channels), input.dtype)
-        if bias is None:
-            bias = op.constant(np.zeros(channels), input.dtype)
-        return op.GroupNormalization(
-            input, weight, bias, num_groups=num_groups, epsilon=float(eps)
-        )
-    unit = op.constant(np.ones(num_groups), input.dtype)
-    zero = op.constant(np.zeros(num_groups), input.dtype)
-    grouped = op.Reshape(input, [0, num_groups, -1])
-    normal = op.Reshape(
-        op.InstanceNormalization(grouped, unit, zero, epsilon=float(eps)), op.Shape(input)
-    )
-    column = [channels] + [1] * (length - 2)
-    if weight is not None:
-        normal = op.Mul(normal, op.Reshape(weight, column))
-    return normal if bias is None else op.Add(normal, op.Reshape(bias, column))
-
-
-@translation(aten._native_batch_norm_legit_functional.default)
-def batch_norm_training(
-    op: Translator,
-    input: ir.Value,
-    weight: ir.Value | None,
-    bias: ir.Value | None,
-    running_mean: ir.Value | None,
-    running_var: ir.Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Any:
-    assert training, "capture replaces only batch_norm(training=True) by this"
-    return op.ours(
-        "BatchNorm",
-        input,
-        weight,
-        bias,
-        running_mean,
-        running_var,
-        outputs=5,
-        momentum=float(momentum),
-        eps=float(eps),
-    )
-
-
-@translation(aten.batch_norm.default)
-def batch_norm(
-    op: Translator,
-    input: ir.Value,
-    weight: ir.Value | None,
-    bias: ir.Value | None,
-    running_mean: ir.Value | None,
-    running_var: ir.Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool = True,
-) -> ir.Value:
-    assert not training
-    assert running_mean is not None
-    assert input.dtype is not None
-    assert input.shape is not None
-    channels = input.shape[1]
-    if weight is None:
-        weight = op.constant(np.ones(channels), input.dtype)
-    if bias is None:
-        bias = op.constant(np.zeros(channels), input.dtype)
-    return op.BatchNormalization(input, weight, bias, running_mean, running_var, epsilon=float(eps))
 
 
 @translation(aten.softmax.int)
@@ -260,11 +165,11 @@ def attention(
     assert k is not None
     if scale is None:
         if not isinstance(q[-1], int):
-            raise refuse("attention whose head size is symbolic")
+            raise symbolic("attention")
         scale = q[-1] ** -0.5
     if enable_gqa and q[-3] != k[-3]:
         if not isinstance(q[-3], int) or not isinstance(k[-3], int):
-            raise refuse("grouped attention whose head count is symbolic")
+            raise symbolic("grouped attention")
         key, value = (_repeat_heads(op, v, q[-3], q[-3] // k[-3]) for v in (key, value))
     dropping = dropout_p > 0
     return op.ours(
@@ -296,106 +201,5 @@ def _repeat_heads(op: Translator, value: ir.Value, heads: int, times: int) -> ir
 
 def _static(dim: shapes.Dim) -> int:
     if not isinstance(dim, int):
-        raise refuse("grouped attention whose head size is symbolic")
+        raise symbolic("grouped attention")
     return dim
-
-
-_SPATIAL = {
-    aten.conv1d.default: 1,
-    aten.conv2d.default: 2,
-    aten.conv3d.default: 3,
-    aten.conv1d.padding: 1,
-    aten.conv2d.padding: 2,
-    aten.conv3d.padding: 3,
-}
-
-
-@translation(*_SPATIAL)
-def convolution(
-    op: Translator,
-    input: ir.Value,
-    weight: ir.Value,
-    bias: ir.Value | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | str | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-) -> ir.Value:
-    known = shapes.static(weight)
-    assert known is not None
-    kernel = known[2:]
-    count = len(kernel)
-    dilations = spread(dilation, count)
-    if shapes.rank(input) == count + 1:  # without a batch axis
-        single = convolution(
-            op, op.Unsqueeze(input, [0]), weight, bias, stride, padding, dilation, groups
-        )
-        return op.Squeeze(single, [0])
-    if isinstance(padding, str):
-        total = [
-            d * (k - 1) if padding == "same" else 0 for d, k in zip(dilations, kernel, strict=True)
-        ]
-        pads = [t // 2 for t in total] + [t - t // 2 for t in total]
-    else:
-        pads = spread(padding, count) * 2
-    return op.Conv(
-        input,
-        weight,
-        bias,
-        kernel_shape=kernel,
-        strides=spread(stride, count),
-        pads=pads,
-        dilations=dilations,
-        group=groups,
-    )
-
-
-@translation(aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
-def max_pool(
-    op: Translator,
-    self: ir.Value,
-    kernel_size: int | Sequence[int],
-    stride: int | Sequence[int] = (),
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    ceil_mode: bool = False,
-) -> ir.Value:
-    count = (shapes.rank(self) or 0) - 2
-    kernel = spread(kernel_size, count)
-    return op.MaxPool(
-        self,
-        kernel_shape=kernel,
-        strides=spread(stride, count) if stride else kernel,
-        pads=spread(padding, count) * 2,
-        dilations=spread(dilation, count),
-        ceil_mode=int(ceil_mode),
-    )
-
-
-@translation(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default)
-def adaptive_average_pool(
-    op: Translator, self: ir.Value, output_size: Sequence[int | None]
-) -> ir.Value:
-    known = shapes.dims(self)
-    assert known is not None
-    count = len(output_size)
-    wanted = [known[i - count] if size is None else size for i, size in enumerate(output_size)]
-    if all(size == 1 for size in wanted):
-        return op.ReduceMean(self, list(range(-count, 0)), keepdims=1)
-    if wanted == list(known[-count:]):
-        return self
-    kernel = []
-    for size, dim in zip(wanted, known[-count:], strict=True):
-        if not isinstance(dim, int) or not isinstance(size, int) or dim % size:
-            raise refuse(
-                f"adaptive pooling of {dim} to {size}", "the windows would be of unequal size"
-            )
-        kernel.append(dim // size)
-    return op.AveragePool(self, kernel_shape=kernel, strides=kernel)
-
-
-def spread(value: int | Sequence[int], count: int) -> list[int]:
-    """One number for each spatial axis."""
-    if isinstance(value, int):
-        return [value] * count
-    return list(value) * count if len(value) == 1 else list(value)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from ortrain.capture.translations.base import Translator, aten, translation
 from ortrain.capture.translations.nn import in_dtype
+from ortrain.graph import shapes
 
 _WHOLE = {ir.DataType.BOOL, ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32,
           ir.DataType.UINT8}  # fmt: skip
@@ -32,7 +33,7 @@ def sum(
 
 
 def _summand(op: Translator, value: ir.Value, dtype: Any) -> ir.Value:
-    """torch sums small integers in int64."""
+    """Torch sums small integers in int64."""
     if dtype is None or dtype == -1:
         return op.cast(value, ir.DataType.INT64) if value.dtype in _WHOLE else value
     return in_dtype(op, value, dtype)
@@ -60,6 +61,81 @@ def _axes(dim: int | Sequence[int] | None) -> list[list[int]]:
     if dim is None or dim == []:
         return []
     return [[dim] if isinstance(dim, int) else list(dim)]
+
+
+def _variance(
+    op: Translator, value: ir.Value, dim: Any, correction: float, keepdim: bool
+) -> ir.Value:
+    axes = _axes(dim)
+    centred = op.Sub(value, op.ReduceMean(value, *axes, keepdims=1))
+    square = op.Mul(centred, centred)
+    if correction == 0:
+        return op.ReduceMean(square, *axes, keepdims=int(keepdim))
+    total = op.ReduceSum(square, *axes, keepdims=int(keepdim))
+    length = shapes.rank(value)
+    assert length is not None
+    assert value.dtype is not None
+    reduced = [d % length for d in axes[0]] if axes else range(length)
+    count = op.constant(1, ir.DataType.INT64)
+    for axis in reduced:
+        count = op.Mul(count, op.Squeeze(op.dim(value, axis), [0]))
+    return op.Div(total, op.Sub(op.cast(count, value.dtype), float(correction)))
+
+
+@translation(aten.var.correction)
+def var(
+    op: Translator,
+    self: ir.Value,
+    dim: int | Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> ir.Value:
+    return _variance(op, self, dim, 1 if correction is None else correction, keepdim)
+
+
+@translation(aten.std.correction)
+def std(
+    op: Translator,
+    self: ir.Value,
+    dim: int | Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> ir.Value:
+    return op.Sqrt(var(op, self, dim, correction=correction, keepdim=keepdim))
+
+
+@translation(aten.var.dim)
+def var_dim(
+    op: Translator,
+    self: ir.Value,
+    dim: int | Sequence[int] | None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+) -> ir.Value:
+    return _variance(op, self, dim, int(unbiased), keepdim)
+
+
+@translation(aten.var.default)
+def var_all(op: Translator, self: ir.Value, unbiased: bool = True) -> ir.Value:
+    return _variance(op, self, None, int(unbiased), False)
+
+
+@translation(aten.std.dim)
+def std_dim(
+    op: Translator,
+    self: ir.Value,
+    dim: int | Sequence[int] | None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+) -> ir.Value:
+    return op.Sqrt(_variance(op, self, dim, int(unbiased), keepdim))
+
+
+@translation(aten.std.default)
+def std_all(op: Translator, self: ir.Value, unbiased: bool = True) -> ir.Value:
+    return op.Sqrt(_variance(op, self, None, int(unbiased), False))
 
 
 @translation(aten.amax.default)
@@ -101,7 +177,9 @@ def triu(op: Translator, self: ir.Value, diagonal: int = 0) -> ir.Value:
 
 
 def _triangle(op: Translator, value: ir.Value, diagonal: Any, upper: int) -> ir.Value:
-    offset = diagonal if isinstance(diagonal, ir.Value) else op.constant(diagonal, ir.DataType.INT64)
+    offset = (
+        diagonal if isinstance(diagonal, ir.Value) else op.constant(diagonal, ir.DataType.INT64)
+    )
     if value.dtype == ir.DataType.BOOL:  # no kernel for bool on every provider
         return op.cast(
             op.Trilu(op.cast(value, ir.DataType.INT64), offset, upper=upper), ir.DataType.BOOL

@@ -10,12 +10,10 @@ import onnx_ir as ir
 
 from ortrain.capture.translations.base import (
     INT64_MAX,
-    Scalar,
     Size,
     Translator,
     aten,
-    dtype_or,
-    refuse,
+    symbolic,
     translation,
 )
 from ortrain.graph import shapes
@@ -112,9 +110,9 @@ def slice(
 ) -> ir.Value:
     start = 0 if start is None else start
     end = INT64_MAX if end is None else end
-    if isinstance(start, int) and start == 0 and isinstance(end, int) and end == INT64_MAX:
-        if step == 1:
-            return self
+    bounds = (start, end, step)
+    if all(isinstance(v, int) for v in bounds) and bounds == (0, INT64_MAX, 1):
+        return self
     return op.Slice(self, op.index(start), op.index(end), [dim], [step])
 
 
@@ -149,7 +147,7 @@ def stack(op: Translator, tensors: Sequence[ir.Value], dim: int = 0) -> ir.Value
 def split(op: Translator, self: ir.Value, split_size: Size, dim: int = 0) -> Any:
     total = _static_dim(self, dim)
     if not isinstance(split_size, int):
-        raise refuse("split into pieces of symbolic size")
+        raise symbolic("split")
     sizes = [min(split_size, total - start) for start in range(0, total, split_size)]
     return split_sizes(op, self, sizes, dim)
 
@@ -179,7 +177,7 @@ def _static_dim(value: ir.Value, dim: int) -> int:
     assert known is not None
     size = known[dim]
     if not isinstance(size, int):
-        raise refuse("split of a symbolic dimension", "the number of pieces would vary")
+        raise symbolic("split")
     return size
 
 
@@ -236,125 +234,3 @@ def diff(
         different = "Xor" if result.dtype == ir.DataType.BOOL else "Sub"
         result = op.node(different, (later, earlier))
     return result
-
-
-# -- new tensors ---------------------------------------------------------------------------------
-
-
-@translation(aten.arange.default)
-def arange(op: Translator, end: Scalar, *, dtype: Any = None, **kw: Any) -> ir.Value:
-    return arange_step(op, 0, end, 1, dtype=dtype)
-
-
-@translation(aten.arange.start)
-def arange_start(
-    op: Translator, start: Scalar, end: Scalar, *, dtype: Any = None, **kw: Any
-) -> ir.Value:
-    return arange_step(op, start, end, 1, dtype=dtype)
-
-
-@translation(aten.arange.start_step)
-def arange_step(
-    op: Translator,
-    start: Scalar,
-    end: Scalar,
-    step: Scalar = 1,
-    *,
-    dtype: Any = None,
-    **kw: Any,
-) -> ir.Value:
-    whole = not any(isinstance(v, float) for v in (start, end, step))
-    counting = ir.DataType.INT64 if whole else ir.DataType.FLOAT
-    wanted = dtype_or(dtype, counting)
-    if not whole and wanted == ir.DataType.DOUBLE:
-        counting = wanted
-    bounds = [
-        op.cast(v, counting) if isinstance(v, ir.Value) else op.constant(v, counting)
-        for v in (start, end, step)
-    ]
-    return op.cast(op.Range(*bounds), wanted)
-
-
-@translation(aten.full.default)
-def full(
-    op: Translator, size: Sequence[Size], fill_value: Scalar, *, dtype: Any = None, **kw: Any
-) -> ir.Value:
-    if isinstance(fill_value, ir.Value):
-        assert fill_value.dtype is not None
-        scalar = op.cast(fill_value, dtype_or(dtype, fill_value.dtype))
-    else:
-        scalar = op.constant(fill_value, dtype_or(dtype, _default_dtype(fill_value)))
-    return op.Expand(scalar, op.sizes(size)) if len(size) else op.Identity(scalar)
-
-
-def _default_dtype(value: float) -> ir.DataType:
-    if isinstance(value, bool):
-        return ir.DataType.BOOL
-    return ir.DataType.INT64 if isinstance(value, int) else ir.DataType.FLOAT
-
-
-@translation(aten.zeros.default)
-def zeros(op: Translator, size: Sequence[Size], *, dtype: Any = None, **kw: Any) -> ir.Value:
-    return full(op, size, 0.0, dtype=dtype)
-
-
-@translation(aten.ones.default)
-def ones(op: Translator, size: Sequence[Size], *, dtype: Any = None, **kw: Any) -> ir.Value:
-    return full(op, size, 1.0, dtype=dtype)
-
-
-@translation(aten.new_zeros.default, aten.new_empty.default)
-def new_zeros(
-    op: Translator, self: ir.Value, size: Sequence[Size], *, dtype: Any = None, **kw: Any
-) -> ir.Value:
-    return new_full(op, self, size, 0, dtype=dtype)
-
-
-@translation(aten.new_ones.default)
-def new_ones(
-    op: Translator, self: ir.Value, size: Sequence[Size], *, dtype: Any = None, **kw: Any
-) -> ir.Value:
-    return new_full(op, self, size, 1, dtype=dtype)
-
-
-@translation(aten.new_full.default)
-def new_full(
-    op: Translator,
-    self: ir.Value,
-    size: Sequence[Size],
-    fill_value: Scalar,
-    *,
-    dtype: Any = None,
-    **kw: Any,
-) -> ir.Value:
-    assert self.dtype is not None
-    return full(op, size, fill_value, dtype=dtype_or(dtype, self.dtype))
-
-
-@translation(aten.full_like.default)
-def full_like(
-    op: Translator, self: ir.Value, fill_value: Scalar, *, dtype: Any = None, **kw: Any
-) -> ir.Value:
-    assert self.dtype is not None
-    wanted = dtype_or(dtype, self.dtype)
-    scalar = (
-        op.cast(fill_value, wanted)
-        if isinstance(fill_value, ir.Value)
-        else op.constant(fill_value, wanted)
-    )
-    return op.Expand(scalar, op.shape(self))
-
-
-@translation(aten.zeros_like.default, aten.empty_like.default)
-def zeros_like(op: Translator, self: ir.Value, *, dtype: Any = None, **kw: Any) -> ir.Value:
-    return full_like(op, self, 0, dtype=dtype)
-
-
-@translation(aten.ones_like.default)
-def ones_like(op: Translator, self: ir.Value, *, dtype: Any = None, **kw: Any) -> ir.Value:
-    return full_like(op, self, 1, dtype=dtype)
-
-
-@translation(aten.scalar_tensor.default)
-def scalar_tensor(op: Translator, s: Scalar, *, dtype: Any = None, **kw: Any) -> ir.Value:
-    return full(op, [], s, dtype=dtype_or(dtype, ir.DataType.FLOAT))

@@ -59,7 +59,8 @@ class _Functional:
                 self.batch_norm(node)
             elif node.target is aten.instance_norm.default and node.args[3] is not None:
                 raise captured_error(
-                    node, "instance_norm with running statistics cannot be captured",
+                    node,
+                    "instance_norm with running statistics cannot be captured",
                     help="leave track_running_stats off",
                 )
             elif isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
@@ -70,7 +71,8 @@ class _Functional:
 
     def batch_norm(self, node: fx.Node) -> None:
         """``aten.batch_norm`` updates its running statistics although its schema hides it."""
-        *head, mean, variance, training, momentum, eps = node.args[:8]
+        args: Any = node.args[:8]
+        *head, mean, variance, training, momentum, eps = args
         value = node.meta["val"]
         with self.graph.inserting_before(node):
             functional = self.graph.call_function(
@@ -93,7 +95,7 @@ class _Functional:
     # -- in-place operators ------------------------------------------------------------------
 
     def in_place(self, node: fx.Node) -> None:
-        target = node.target
+        target: Any = node.target
         name = target._schema.name.removeprefix("aten::")
         if target.namespace != "aten" or not name.endswith("_") or name in _RANDOM:
             because = "it draws random numbers in place" if name in _RANDOM else ""
@@ -108,23 +110,24 @@ class _Functional:
 
     def functional(self, node: fx.Node, name: str) -> fx.Node:
         """The node that computes what the in-place operator leaves in its first argument."""
-        written = node.args[0]
-        assert isinstance(written, fx.Node)
+        original: Any = node.target
+        args: Any = node.args
+        target: Any
+        kwargs: dict[str, Any] = {}
+        written = args[0]
         if name == "copy_":
-            source = node.args[1]
-            target, args = aten.expand_as.default, (self._cast(source, written), written)
-            if source.meta["val"].shape == written.meta["val"].shape:
-                target, args = aten.clone.default, (args[0],)
-            kwargs: dict[str, Any] = {}
+            source = self._cast(args[1], written)
+            same = _layout(source)[0] == _layout(written)[0]
+            target = aten.clone.default if same else aten.expand_as.default
+            args = (source,) if same else (source, written)
         elif name in ("fill_", "zero_"):
-            value = node.args[1] if name == "fill_" else 0
-            target, args, kwargs = aten.full_like.default, (written, value), {}
+            target = aten.full_like.default
+            args = (written, args[1] if name == "fill_" else 0)
         else:
-            packet = getattr(aten, name[:-1], None)
-            target = getattr(packet, node.target._overloadname, None)
+            target = getattr(getattr(aten, name[:-1], None), original._overloadname, None)
+            kwargs = dict(node.kwargs)
             if target is None:
-                raise captured_error(node, f"{node.target} cannot be captured")
-            args, kwargs = node.args, dict(node.kwargs)
+                raise captured_error(node, f"{original} cannot be captured")
         new = self.graph.call_function(target, args, kwargs)
         new.meta = {**node.meta, "val": written.meta["val"], _FRESH: True}
         return new
@@ -240,7 +243,6 @@ class _Functional:
         node = self.graph.call_function(target, args)
         node.meta = {**at.meta, "val": source.meta["val"], _FRESH: True}
         return node
-
 
 
 # Marks nodes of ours: their ``val`` is borrowed from the tensor whose new value they are.

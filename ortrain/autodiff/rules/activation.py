@@ -1,0 +1,132 @@
+"""Activations."""
+
+from __future__ import annotations
+
+import math
+
+from ortrain.autodiff.registry import gradient
+
+
+@gradient("Sigmoid")
+def sigmoid(g, x):
+    """dx = dy * y * (1 - y)"""
+    return g.dy * (g.y - g.y * g.y)
+
+
+@gradient("Tanh")
+def tanh(g, x):
+    """dx = dy * (1 - y²)"""
+    return g.dy - g.dy * g.y * g.y
+
+
+@gradient("Relu")
+def relu(g, x):
+    """dx = dy where y > 0"""
+    return g.dy * g.op.cast(g.op.Greater(g.y, 0), x.dtype)
+
+
+@gradient("LeakyRelu")
+def leaky_relu(g, x, *, alpha=0.01):
+    """dx = dy where x > 0, else alpha * dy"""
+    return g.op.Where(g.op.Greater(x, 0), g.dy, g.dy * alpha)
+
+
+@gradient("PRelu", broadcast=True)
+def prelu(g, x, slope):
+    """dx = dy where x > 0, else slope * dy; d slope = x * dy where x <= 0"""
+    positive = g.op.Greater(x, 0)
+    dx = g.op.Where(positive, g.dy, g.dy * slope) if g.needs(0) else None
+    return dx, g.op.Where(positive, 0, g.dy * x) if g.needs(1) else None
+
+
+@gradient("ThresholdedRelu")
+def thresholded_relu(g, x, *, alpha=1.0):
+    """dx = dy where x > alpha"""
+    return g.dy * g.op.cast(g.op.Greater(x, alpha), x.dtype)
+
+
+@gradient("Shrink")
+def shrink(g, x, *, bias=0.0, lambd=0.5):
+    """dx = dy where |x| > lambd"""
+    return g.dy * g.op.cast(g.op.Greater(g.op.Abs(x), lambd), x.dtype)
+
+
+@gradient("Elu")
+def elu(g, x, *, alpha=1.0):
+    """dx = dy where x > 0, else dy * (y + alpha)"""
+    return g.op.Where(g.op.Greater(x, 0), g.dy, g.dy * (g.y + alpha))
+
+
+@gradient("Celu")
+def celu(g, x, *, alpha=1.0):
+    """dx = dy where x > 0, else dy * exp(x / alpha) = dy * (y / alpha + 1)"""
+    return g.op.Where(g.op.Greater(x, 0), g.dy, g.dy * (g.y * (1 / alpha) + 1))
+
+
+@gradient("Selu")
+def selu(g, x, *, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875):
+    """dx = gamma * dy where x > 0, else dy * (y + alpha * gamma)"""
+    return g.dy * g.op.Where(g.op.Greater(x, 0), gamma, g.y + alpha * gamma)
+
+
+@gradient("Softplus")
+def softplus(g, x):
+    """dx = dy * sigmoid(x)"""
+    return g.dy * g.op.Sigmoid(x)
+
+
+@gradient("Softsign")
+def softsign(g, x):
+    """dx = dy / (1 + |x|)² = dy * (1 - |y|)²"""
+    rest = 1 - g.op.Abs(g.y)
+    return g.dy * rest * rest
+
+
+@gradient("HardSigmoid")
+def hard_sigmoid(g, x, *, alpha=0.2, beta=0.5):
+    """dx = alpha * dy where 0 < y < 1"""
+    inside = g.op.And(g.op.Greater(g.y, 0), g.op.Less(g.y, 1))
+    return g.dy * g.op.Where(inside, g.op.constant(alpha, x.dtype), 0)
+
+
+@gradient("HardSwish")
+def hard_swish(g, x):
+    """dx = dy * (x / 3 + 1/2) where |x| < 3, dy above, 0 below"""
+    slope = x * (1 / 3) + 0.5
+    above = g.op.Where(g.op.GreaterOrEqual(x, 3), 1, slope)
+    return g.dy * g.op.Where(g.op.LessOrEqual(x, -3), 0, above)
+
+
+@gradient("Swish")
+def swish(g, x, *, alpha=1.0):
+    """with s = sigmoid(alpha x): dx = dy * (s + alpha * y * (1 - s))"""
+    s = g.op.Sigmoid(x if alpha == 1 else x * alpha)
+    tail = g.y - g.y * s
+    return g.dy * (s + (tail if alpha == 1 else tail * alpha))
+
+
+@gradient("Mish")
+def mish(g, x):
+    """with t = tanh(softplus(x)): dx = dy * (t + x * (1 - t²) * sigmoid(x))"""
+    t = g.op.Tanh(g.op.Softplus(x))
+    return g.dy * (t + x * g.op.Sigmoid(x) * (1 - t * t))
+
+
+@gradient("Gelu")
+def gelu(g, x, *, approximate="none"):
+    """dx = dy * (Phi(x) + x * phi(x)); tanh form: the derivative of Hendrycks and Gimpel's
+
+    The exact form takes nine passes: with s = x/sqrt(2), Phi = (1 + erf(s))/2 is one HardSigmoid
+    of erf(s) (its clipping to [0, 1] never acts), and x * phi(x) = s / exp(s²) / sqrt(pi), where
+    an overflow of the exponential gives the right zero.
+    """
+    if approximate == "tanh":
+        k, c = math.sqrt(2 / math.pi), 0.044715
+        square = x * x
+        t = g.op.Tanh((x * (square * c + 1)) * k)
+        inner = (square * (3 * c) + 1) * (x * k)
+        return g.dy * ((t + 1) * 0.5 + (inner - inner * t * t) * 0.5)
+    s = x * math.sqrt(0.5)
+    cdf = g.op.HardSigmoid(g.op.Erf(s), alpha=0.5, beta=0.5)
+    tail = (s / g.op.Exp(s * s)) * (1 / math.sqrt(math.pi))
+    return g.dy * (cdf + tail)

@@ -1,0 +1,51 @@
+"""Clean-up of the exported FX graph, before it is translated.
+
+:func:`clean` leaves a graph without regions, without in-place operators and without mixed dtypes.
+Each pass works on the graph in place; a node that it makes carries ``meta`` as an exported one
+does: ``val`` (the fake tensor that tells dtype and symbolic shape), the module path and the stack.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+from torch.export import ExportedProgram
+
+from ortrain.capture.fx.checks import refuse_random, remove_checks
+from ortrain.capture.fx.decompose import Covered, decompose, operators
+from ortrain.capture.fx.functional import functionalise
+from ortrain.capture.fx.promote import promote
+from ortrain.capture.fx.regions import inline_regions
+
+__all__ = ["clean", "operators"]
+
+
+def clean(exported: ExportedProgram, covered: Covered) -> dict[str, fx.Node]:
+    """Runs all passes on a program's graph.
+
+    Args:
+        exported: its graph is changed in place.
+        covered: tells which of some operators have a translation.
+
+    Returns:
+        The buffers that the graph updates, with the node of each one's new value.
+    """
+    module = exported.graph_module
+    inline_regions(module)
+    remove_checks(module)
+    updated = functionalise(exported)
+    decompose(module, covered)
+    refuse_random(module)
+    promote(module)
+    _name_outputs(exported)
+    module.graph.lint()
+    return updated
+
+
+def _name_outputs(exported: ExportedProgram) -> None:
+    """The signature names the nodes that are returned now; constants it has by value."""
+    output = exported.graph_module.graph.output_node()
+    (returned,) = output.args
+    for spec, node in zip(exported.graph_signature.output_specs, returned, strict=True):
+        if isinstance(node, fx.Node):
+            spec.arg.name = node.name
+    output.args = (tuple(node for node in returned if isinstance(node, fx.Node)),)

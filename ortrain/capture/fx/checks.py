@@ -1,0 +1,60 @@
+"""What a graph has no use for, and what it may not have."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from ortrain.capture.origin import captured_error
+
+aten = torch.ops.aten
+
+_CHECKS = {
+    aten.sym_constrain_range_for_size.default,
+    aten.sym_constrain_range.default,
+    aten._assert_async.default,
+    aten._assert_async.msg,
+    aten._assert_scalar.default,
+    aten._assert_tensor_metadata.default,
+}
+
+# Random in name; our translations draw from the program's seed, or refuse by themselves.
+_SEEDED = {
+    "aten::dropout", "aten::feature_dropout", "aten::scaled_dot_product_attention",
+    "aten::alpha_dropout", "aten::feature_alpha_dropout", "aten::native_dropout", "aten::dropout_",
+    "aten::feature_dropout_", "aten::empty_like", "aten::new_empty",
+}  # fmt: skip
+
+
+def remove_checks(module: fx.GraphModule) -> None:
+    """Removes assertions, and what only they needed."""
+    for node in reversed(list(module.graph.nodes)):
+        if node.op == "call_function" and node.target in _CHECKS:
+            module.graph.erase_node(node)
+    module.graph.eliminate_dead_code(_has_effect)
+
+
+def _has_effect(node: fx.Node) -> bool:
+    """Whether a node matters although nothing reads it. A random draw does not."""
+    if node.op in ("placeholder", "output"):
+        return True
+    if node.target is aten.batch_norm.default:  # it updates running statistics
+        return True
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def refuse_random(module: fx.GraphModule) -> None:
+    """Refuses random draws other than dropout's: they would come from another generator."""
+    for node in module.graph.nodes:
+        target = node.target
+        if (
+            isinstance(target, torch._ops.OpOverload)
+            and torch.Tag.nondeterministic_seeded in target.tags
+            and target._schema.name not in _SEEDED
+        ):
+            raise captured_error(
+                node,
+                f"{target} draws random numbers",
+                because="a graph cannot draw them from torch's generator",
+                help="use dropout, draw them outside and pass them in, or leave this to eager",
+            )

@@ -1,0 +1,70 @@
+"""Operators without a translation, replaced by those that PyTorch composes them of."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ortrain.capture.fx.splice import from_same_place, splice, substitute
+
+Covered = Callable[[set[Any]], set[Any]]
+
+
+def decompose(module: fx.GraphModule, covered: Covered) -> None:
+    """Replaces operators without a translation by those that PyTorch composes them of.
+
+    One by one: decomposing the whole program, as upstream does, costs as much as exporting it, and
+    takes apart what should stay whole.
+    """
+    for _ in range(8):  # a decomposition may need another
+        found = operators(module)
+        missing = found - covered(found)
+        nodes = [n for n in module.graph.nodes if n.target in missing]
+        replaced = [_decompose(module, node) for node in nodes]
+        if not any(replaced):
+            return
+
+
+def operators(module: fx.GraphModule) -> set[Any]:
+    """What the graph calls, ``getitem`` apart."""
+    calls = {n.target for n in module.graph.nodes if n.op == "call_function"}
+    return calls - {operator.getitem}
+
+
+def _decomposition(target: Any) -> Callable[..., Any] | None:
+    core = torch.export.default_decompositions()
+    return core[target] if target in core else torch._decomp.decomposition_table.get(target)
+
+
+def _decompose(module: fx.GraphModule, node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+        return False
+    composed = target._can_decompose()
+    rule = None if composed else _decomposition(target)
+    if not composed and rule is None:
+        return False
+    tensors = list(node.all_input_nodes)
+    values = [n.meta["val"] for n in tensors]
+
+    def call(*replaced: Any) -> Any:
+        given = dict(zip(tensors, replaced, strict=True))
+        args: Any = fx.node.map_arg(node.args, lambda n: given[n])
+        kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: given[n])
+        return rule(*args, **kwargs) if rule else target.decompose(*args, **kwargs)
+
+    mode = torch._guards.detect_fake_mode(values)
+    with mode if mode is not None else torch.no_grad():
+        inner = make_fx(call, tracing_mode="real")(*values)
+    inner.graph.eliminate_dead_code()
+    with module.graph.inserting_before(node):
+        results, made = splice(module, inner, tensors, prefix=f"_decomposed_{node.name}")
+    for copied in made:
+        from_same_place(copied, node)
+    substitute(node, results)
+    return True

@@ -1,0 +1,78 @@
+"""Torch's implicit casts, made explicit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ortrain.capture.fx.splice import from_same_place, new_node
+
+aten = torch.ops.aten
+
+# Element by element: the result's recorded dtype is the one that torch computes in.
+_POINTWISE = {
+    "add", "sub", "rsub", "mul", "div", "true_divide", "pow", "where", "minimum", "maximum",
+    "exp", "log", "sqrt", "rsqrt", "reciprocal", "sigmoid", "tanh", "sin", "cos", "erf", "gelu",
+    "silu", "relu", "neg", "cat", "stack", "addcmul", "addcdiv", "lerp", "atan2", "fmod",
+    "remainder", "floor_divide", "clamp", "clamp_min", "clamp_max", "log1p", "expm1", "log2",
+    "log10", "softplus", "leaky_relu", "elu", "mean", "xlogy", "logaddexp", "__and__", "__or__",
+    "__xor__", "bitwise_and", "bitwise_or", "bitwise_xor", "masked_fill", "linear", "square",
+    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
+    "binary_cross_entropy_with_logits", "baddbmm", "addmm",
+}  # fmt: skip
+_COMPARING = {"eq", "ne", "ge", "gt", "le", "lt"}
+_LOGICAL = {"logical_and", "logical_or", "logical_xor", "logical_not"}
+
+
+def promote(module: fx.GraphModule) -> None:
+    """Makes torch's implicit casts explicit, from the dtypes that the export recorded."""
+    graph = module.graph
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        result = node.meta.get("val")
+        if node.target.namespace != "aten" or not isinstance(result, torch.Tensor):
+            continue
+        name = node.target._schema.name.removeprefix("aten::")
+        tensors = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+        if name in _COMPARING:
+            dtype = _common_dtype(node)
+        elif name in _LOGICAL:
+            dtype = torch.bool
+        elif name in _POINTWISE:
+            dtype = result.dtype
+        else:
+            continue
+        if name in ("where", "masked_fill"):  # the condition keeps its dtype
+            condition = node.args[0] if name == "where" else node.args[1]
+            tensors = [n for n in tensors if n is not condition]
+        for tensor in tensors:
+            known = tensor.meta["val"]
+            if known.dtype == dtype:
+                continue
+            with graph.inserting_before(node):
+                cast = new_node(graph, aten.to.dtype, (tensor, dtype), tensor)
+            cast.meta["val"] = _in_dtype(known, dtype)
+            from_same_place(cast, node)
+            node.replace_input_with(tensor, cast)
+
+
+def _common_dtype(node: fx.Node) -> torch.dtype:
+    left, right = node.args[:2]
+    values = [v.meta["val"] if isinstance(v, fx.Node) else v for v in (left, right)]
+    return torch.result_type(*(_number(v) for v in values))
+
+
+def _number(value: Any) -> Any:
+    """Symbolic sizes promote as Python integers do."""
+    return 2 if isinstance(value, torch.SymInt) else value
+
+
+def _in_dtype(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    mode = torch._guards.detect_fake_mode([value])
+    if mode is None:
+        return value.to(dtype)
+    with mode:
+        return value.to(dtype)

@@ -1,0 +1,67 @@
+"""New nodes, and graphs put into other graphs."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch import fx
+
+
+def new_node(graph: fx.Graph, target: Any, args: tuple[Any, ...], model: fx.Node) -> fx.Node:
+    """A new node of the dtype, shape and origin of another."""
+    node = graph.call_function(target, args)
+    node.meta = dict(model.meta)
+    return node
+
+
+def from_same_place(node: fx.Node, model: fx.Node) -> None:
+    """Notes that a node comes from the same module and line as another."""
+    for key in ("nn_module_stack", "stack_trace"):
+        node.meta[key] = model.meta.get(key)
+
+
+def splice(
+    module: fx.GraphModule, inner: fx.GraphModule, args: list[Any], prefix: str
+) -> tuple[Any, list[fx.Node]]:
+    """Copies the nodes of a graph into another, at its insertion point.
+
+    Args:
+        module: receives the nodes, and what they get by attribute (constants, regions).
+        inner: whose nodes are copied.
+        args: what its placeholders stand for.
+        prefix: of the names of attributes.
+
+    Returns:
+        What the inner graph returns, and the new nodes.
+    """
+    graph = module.graph
+    placeholders = [n for n in inner.graph.nodes if n.op == "placeholder"]
+    mapping: dict[fx.Node, Any] = dict(zip(placeholders, args, strict=True))
+    made: list[fx.Node] = []
+    results: Any = ()
+    for source in inner.graph.nodes:
+        if source.op == "output":
+            results = fx.node.map_arg(source.args[0], lambda n: mapping[n])
+        elif source.op == "get_attr":
+            name = f"{prefix}_{source.target}"
+            setattr(module, name, getattr(inner, str(source.target)))
+            mapping[source] = graph.get_attr(name)
+            mapping[source].meta = dict(source.meta)
+        elif source.op != "placeholder":
+            mapping[source] = graph.node_copy(source, lambda n: mapping[n])
+            made.append(mapping[source])
+    return results, made
+
+
+def substitute(node: fx.Node, results: Any) -> None:
+    """Readers of a node, or of its elements, read the results instead; the node goes."""
+    if isinstance(results, list | tuple):
+        for user in list(node.users):
+            assert user.target is operator.getitem
+            index: Any = user.args[1]
+            user.replace_all_uses_with(results[index])
+            node.graph.erase_node(user)
+    else:
+        node.replace_all_uses_with(results)
+    node.graph.erase_node(node)

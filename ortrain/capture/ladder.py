@@ -1,0 +1,186 @@
+"""The ways of exporting a module, tried in order."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind, TensorArgument
+
+from ortrain.capture import exporter
+from ortrain.capture.call import Call, explicit_signature
+from ortrain.capture.constraints import Constraints, constraints_of
+from ortrain.capture.refusal import Refusal, assigning, refusal
+from ortrain.capture.untouched import watched
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One way of exporting.
+
+    Attributes:
+        name: for the report.
+        dims: position of a tensor → its symbolic axes, as torch.export takes them.
+        strict: trace with Dynamo.
+        oblivious: do not let a size of 1 decide anything.
+        grown: axes (position, axis) of size 1 along which the example is repeated.
+    """
+
+    name: str
+    dims: dict[int, dict[int, Any]]
+    strict: bool = False
+    oblivious: bool = False
+    grown: frozenset[tuple[int, int]] = frozenset()
+
+
+@dataclass
+class Exported:
+    """An export that came about.
+
+    Attributes:
+        program: of torch.export.
+        constraints: on the shapes.
+        rung: how it was made.
+        refused_shape: why the example itself cannot use it; empty if it can.
+        fixes_batch: the leading dimensions that became constants.
+        failed: what was tried before.
+    """
+
+    program: ExportedProgram
+    constraints: Constraints
+    rung: str
+    refused_shape: str
+    fixes_batch: str
+    failed: tuple[str, ...] = ()
+
+
+def _rungs(call: Call, features: bool) -> list[Rung]:
+    """What is tried, in order.
+
+    A size of 1 is special to PyTorch (it may broadcast), so that the trace would fix it. Where it
+    is a batch or a length of 1, the example is repeated along that axis before it is traced; the
+    trace looks at no values. Only if that fails, PyTorch is asked to take 1 for any other size.
+    """
+    every = {
+        leaf.position: dict.fromkeys(leaf.symbolic_axes(features), Dim.AUTO)
+        for leaf in call.tensors
+    }
+    rungs = [Rung("non-strict", every), Rung("strict", every, strict=True)]
+    batches, lengths = call.growable()
+    if not batches and not lengths:
+        return rungs
+    grown = [Rung("batch of 1 repeated", every, grown=frozenset(batches))] if batches else []
+    if lengths:
+        both = frozenset(batches | lengths)
+        grown.insert(0, Rung("batch or length of 1 repeated", every, grown=both))
+    return [*grown, Rung("sizes of 1 kept symbolic", every, oblivious=True), *rungs]
+
+
+def export(module: torch.nn.Module, call: Call, features: bool = True) -> Exported:
+    """The first export whose graph can serve the call.
+
+    Args:
+        module: what is captured.
+        call: the example.
+        features: whether dimensions that are neither batch nor length become symbolic, too.
+    """
+    failed: list[str] = []
+    first: Refusal | None = None
+    for rung in _rungs(call, features):
+        try:
+            found = _attempt(module, call, rung)
+        except Refusal as error:
+            failed.append(f"{rung.name}: {error.because}")
+            first = first or error
+            if error.final:
+                break
+            continue
+        if found.fixes_batch and not rung.strict:
+            # Python such as len(tensor) turns a size into a number; Dynamo sees through it.
+            with contextlib.suppress(Refusal):
+                other = _attempt(module, call, replace(rung, name="strict", strict=True))
+                if other.refused_shape == "" and not other.fixes_batch:
+                    failed.append(f"{rung.name}: it would fix {found.fixes_batch}")
+                    found = other
+        if found.refused_shape:  # the example had been repeated, and the graph needs it so
+            failed.append(f"{rung.name}: {found.refused_shape}")
+            continue
+        found.failed = tuple(failed)
+        return found
+    assert first is not None
+    raise first.after(failed) from first.__cause__
+
+
+def _attempt(module: torch.nn.Module, call: Call, rung: Rung) -> Exported:
+    example = call.grown(rung.grown)
+    # Dynamo would trace the hook that watches.
+    watching: contextlib.AbstractContextManager[list[str]] = (
+        contextlib.nullcontext([]) if rung.strict else watched(module)
+    )
+    try:
+        with watching as changed, explicit_signature(module, call):
+            program = exporter.export(
+                module,
+                example.args,
+                example.kwargs,
+                call.dynamic_shapes(rung.dims),
+                strict=rung.strict,
+                oblivious=rung.oblivious,
+            )
+    except Exception as error:
+        raise refusal(module, error) from error
+    if changed:
+        raise assigning(changed)
+    _unify_batch(program, example)
+    constraints = _constraints(program, call)
+    shapes = [tuple(leaf.value.shape) for leaf in call.tensors]
+    fixed = [
+        f"{constraints.names[i]}.shape[0]"
+        for (i, axis) in constraints.static
+        if axis == 0 and (shapes[i][0] != 1 or rung.grown)
+    ]
+    return Exported(program, constraints, rung.name, constraints.why_not(shapes), ", ".join(fixed))
+
+
+def _tensor_shapes(exported: ExportedProgram, call: Call) -> dict[int, tuple[Any, ...]]:
+    """The symbolic shape of each tensor of the call, by position."""
+    nodes = {n.name: n for n in exported.graph.nodes if n.op == "placeholder"}
+    specs = [s for s in exported.graph_signature.input_specs if s.kind is InputKind.USER_INPUT]
+    return {
+        leaf.position: tuple(nodes[spec.arg.name].meta["val"].shape)
+        for leaf, spec in zip(call.leaves, specs, strict=True)
+        if isinstance(spec.arg, TensorArgument)
+    }
+
+
+def _unify_batch(exported: ExportedProgram, call: Call) -> None:
+    """One symbol for leading dimensions that the module never compares.
+
+    An attention mask that is only indexed may have more rows than the tokens, as far as the trace
+    knows. Comparing the sizes makes their equality a condition of the capture, and its graph
+    simpler; a call where they differ is captured anew.
+    """
+    shapes = _tensor_shapes(exported, call)
+    sizes = {leaf.position: leaf.value.shape for leaf in call.tensors}
+    leading = [
+        position
+        for position, shape in shapes.items()
+        if shape and isinstance(shape[0], torch.SymInt) and shape[0].node.expr.is_Symbol
+    ]
+    for position in leading[1:]:
+        first = leading[0]
+        if sizes[position][0] == sizes[first][0]:
+            bool(shapes[position][0] == shapes[first][0])
+
+
+def _constraints(exported: ExportedProgram, call: Call) -> Constraints:
+    shapes = _tensor_shapes(exported, call)
+    return constraints_of(
+        [leaf.name for leaf in call.tensors],
+        [shapes[leaf.position] for leaf in call.tensors],
+        exported.range_constraints,
+        exporter.guards(exported),
+    )

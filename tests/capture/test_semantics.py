@@ -1,0 +1,458 @@
+"""What upstream's translation gets wrong for training, and what cannot be captured, with reasons."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name all of PyTorch uses
+from torch import Tensor, nn
+
+from ortrain.capture.export import Captured, capture
+from ortrain.errors import CaptureError, UnsupportedInput
+from ortrain.program import Role
+from tests.capture.running import check
+from tests.models import MODELS
+
+
+class Calls(nn.Module):
+    """Calls a function with itself and the arguments."""
+
+    def __init__(self, function: Callable[..., Any], **members: Any) -> None:
+        super().__init__()
+        self.function = [function]
+        for name, member in members.items():
+            setattr(self, name, member)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function[0](self, *args, **kwargs)
+
+
+def agrees(function: Callable[..., Any], *batches: tuple[Tensor, ...], **members: Any) -> Captured:
+    """Captures with the first batch, compares with all."""
+    module = Calls(function, **members).train()
+    captured = capture(module, batches[0])
+    for batch in batches:
+        check(captured, module, *batch)
+    return captured
+
+
+def floats(*shape: int) -> Tensor:
+    return torch.randn(*shape)
+
+
+def targets(count: int, classes: int = 4) -> Tensor:
+    return torch.randint(0, classes, (count,))
+
+
+# -- losses --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy_with_smoothing_weight_and_ignored_targets(reduction: str) -> None:
+    def loss(self: Any, logits: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(
+            logits,
+            target,
+            weight=self.weight,
+            ignore_index=2,
+            label_smoothing=0.2,
+            reduction=reduction,
+        )
+
+    weight = torch.rand(4)
+    captured = agrees(loss, (floats(9, 4), targets(9)), (floats(5, 4), targets(5)), weight=weight)
+    assert captured.program.operators()["ortrain::CrossEntropy"] == 1
+
+
+def test_cross_entropy_with_the_classes_on_the_second_axis() -> None:
+    def loss(self: Any, logits: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(logits, target, ignore_index=1)
+
+    agrees(
+        loss,
+        (floats(3, 4, 5), torch.randint(0, 4, (3, 5))),
+        (floats(2, 4, 7), torch.randint(0, 4, (2, 7))),
+    )
+
+
+def test_cross_entropy_of_class_probabilities() -> None:
+    def loss(self: Any, logits: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(logits, target.softmax(-1), label_smoothing=0.1)
+
+    agrees(loss, (floats(3, 4), floats(3, 4)), (floats(6, 4), floats(6, 4)))
+
+
+def test_cross_entropy_that_ignores_a_symbolic_index() -> None:
+    """Question answering ignores positions that lie behind the text."""
+
+    def loss(self: Any, logits: Tensor, position: Tensor) -> Tensor:
+        length = logits.size(1)
+        return F.cross_entropy(logits, position.clamp(0, length), ignore_index=length)
+
+    agrees(
+        loss,
+        (floats(3, 7), torch.tensor([0, 6, 50])),
+        (floats(2, 5), torch.tensor([4, 50])),
+    )
+
+
+def test_other_losses() -> None:
+    def losses(self: Any, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        return (
+            F.mse_loss(a, b),
+            F.l1_loss(a, b, reduction="sum"),
+            F.smooth_l1_loss(a, b),
+            F.binary_cross_entropy_with_logits(a, b.sigmoid(), pos_weight=self.weight),
+            F.kl_div(a.log_softmax(-1), b.softmax(-1), reduction="batchmean"),
+        )
+
+    agrees(losses, (floats(3, 4), floats(3, 4)), (floats(1, 4), floats(1, 4)), weight=torch.rand(4))
+
+
+# -- attention -----------------------------------------------------------------------------------
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+        self.project = nn.Linear(8, 8 * 3)
+
+    def forward(self, states: Tensor, mask: Tensor | None = None) -> Tensor:
+        batch, length, _ = states.shape
+        heads = self.project(states).view(batch, length, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        query, key, value = heads.unbind(0)
+        return F.scaled_dot_product_attention(query, key, value, mask, **self.options)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}])
+def test_attention_without_a_mask(options: dict[str, Any]) -> None:
+    module = SelfAttention(**options)
+    captured = capture(module, (floats(3, 5, 8),))
+    assert captured.program.operators()["ortrain::Attention"] == 1
+    for shape in ((3, 5, 8), (2, 7, 8), (1, 1, 8)):
+        check(captured, module, floats(*shape))
+
+
+def test_attention_row_that_is_masked_entirely_gives_zeros() -> None:
+    module = SelfAttention()
+    mask = torch.rand(3, 1, 5, 5) > 0.5
+    mask[1, :, 2] = False
+    captured = capture(module, (floats(3, 5, 8), mask))
+    check(captured, module, floats(3, 5, 8), mask)
+    check(captured, module, floats(2, 4, 8), torch.zeros(2, 1, 4, 4, dtype=torch.bool))
+
+
+def test_attention_with_a_float_mask() -> None:
+    module = SelfAttention()
+    captured = capture(module, (floats(3, 5, 8), floats(3, 1, 5, 5)))
+    check(captured, module, floats(2, 6, 8), floats(2, 1, 6, 6))
+
+
+def test_grouped_attention_repeats_keys_and_values() -> None:
+    class Grouped(nn.Module):
+        def forward(self, states: Tensor) -> Tensor:
+            batch, length, _ = states.shape
+            query = states.view(batch, length, 4, 2).transpose(1, 2)
+            key = query[:, :2]
+            return F.scaled_dot_product_attention(query, key, key, enable_gqa=True)
+
+    module = Grouped()
+    captured = capture(module, (floats(3, 5, 8),))
+    check(captured, module, floats(2, 6, 8))
+
+
+# -- gradient barriers ---------------------------------------------------------------------------
+
+
+def test_detach_and_no_grad_regions_stop_the_gradient() -> None:
+    def stopped(self: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = self.layer(x).abs()
+        return x / scale + x.detach()
+
+    captured = agrees(stopped, (floats(3, 4),), (floats(1, 4),), layer=nn.Linear(4, 4))
+    assert captured.program.operators()["ortrain::StopGradient"] == 2
+
+
+def test_number_taken_out_of_a_tensor_has_no_gradient() -> None:
+    captured = agrees(lambda self, x: x * x.sum().item(), (floats(3, 4),))
+    assert captured.program.operators()["ortrain::StopGradient"] == 1
+
+
+def test_region_with_autocast_off_is_inlined() -> None:
+    def region(self: Any, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return self.layer(x)
+
+    agrees(region, (floats(3, 4),), layer=nn.Linear(4, 4))
+
+
+# -- writing in place ----------------------------------------------------------------------------
+
+
+def test_writes_into_views_of_a_new_tensor() -> None:
+    def written(self: Any, x: Tensor) -> tuple[Tensor, ...]:
+        new = x * 2
+        turned, piece = new.t(), new[:, 1:3]
+        piece += 1
+        tripled = turned * 3
+        piece.mul_(2)
+        new[:, 0] = 7
+        new.masked_fill_(new > 1, 0.5)
+        return new, turned, piece, tripled
+
+    agrees(written, (floats(3, 4),), (floats(5, 4),))
+
+
+def test_buffers_are_updated_in_place() -> None:
+    def count(self: Any, x: Tensor) -> Tensor:
+        self.total.add_(x.sum(0).detach())
+        self.calls += 1
+        return x * self.total
+
+    agrees(
+        count,
+        (floats(3, 4),),
+        (floats(1, 4),),
+        total=nn.Buffer(torch.ones(4)),
+        calls=nn.Buffer(torch.tensor(0)),
+    )
+
+
+def test_batch_norm_used_twice_updates_twice() -> None:
+    captured = agrees(
+        lambda self, x: self.norm(self.norm(x) * 2),
+        (floats(4, 3),),
+        (floats(6, 3),),
+        norm=nn.BatchNorm1d(3),
+    )
+    assert captured.program.operators()["ortrain::BatchNorm"] == 2
+    assert len(captured.program.outputs(Role.UPDATED_BUFFER)) == 3
+
+
+# -- forms of calls ------------------------------------------------------------------------------
+
+
+def test_nested_arguments_and_constant_outputs() -> None:
+    def nested(self: Any, data: dict[str, Tensor], pair: list[Tensor], *, factor: int) -> Any:
+        return {"sum": [data["x"] + pair[0], None, 3], "same": data["x"], "weight": self.weight}
+
+    class Nested(Calls):
+        def forward(self, data: Any, pair: Any, *, factor: int, unused: Any = None) -> Any:
+            return self.function[0](self, data, pair, factor=factor)
+
+    module = Nested(nested, weight=nn.Parameter(floats(2)))
+    call = ({"x": floats(3, 4)}, [floats(3, 4), floats(3, 9)])
+    captured = capture(module, call, {"factor": 2, "unused": floats(3)})
+    check(captured, module, *call, factor=2, unused=floats(3))
+    assert [user.name for user in captured.inputs] == ["data.x", "pair.0"]
+    assert [user.position for user in captured.inputs] == [0, 1]
+    assert [user.name for user in captured.dropped] == ["pair.1", "unused"]
+    assert [v.name for v in captured.program.outputs()] == ["sum.0", "same", "weight_"]
+
+
+def test_tensor_passed_twice_is_two_inputs() -> None:
+    class Two(nn.Module):
+        def forward(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+            return first * 2, second * 3
+
+    x, module = floats(2, 2), Two()
+    captured = capture(module, (x, x))
+    check(captured, module, x, x + 1)
+
+
+def test_input_named_like_a_parameter_gets_another_name() -> None:
+    class Clash(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(floats(4))
+            self.unused = nn.Parameter(floats(4))
+
+        def forward(self, weight: Tensor) -> Tensor:
+            return weight * self.weight
+
+    module = Clash()
+    captured = capture(module, (floats(3, 4),))
+    assert [v.name for v in captured.program.graph.inputs] == ["weight_", "weight"]
+    check(captured, module, floats(2, 4))
+
+
+def test_keyword_that_the_forward_collects() -> None:
+    module = MODELS["bert"].build()
+    batch = MODELS["bert"].batch()
+    captured = capture(module, kwargs={**batch, "output_hidden_states": True})
+    check(captured, module, **MODELS["bert"].batch(2, 5), output_hidden_states=True)
+
+
+def test_length_of_a_tensor_does_not_fix_the_batch() -> None:
+    def positions(self: Any, x: Tensor) -> Tensor:
+        return torch.arange(len(x))[:, None] * x
+
+    captured = agrees(positions, (floats(3, 4),), (floats(5, 4),))
+    assert captured.rung == "strict"
+    assert captured.failed
+    agrees(positions, (floats(1, 4),), (floats(5, 4),))
+
+
+def test_symbolic_size_that_an_operator_needs_is_fixed() -> None:
+    captured = agrees(
+        lambda self, x: F.adaptive_avg_pool2d(x, 2), (floats(3, 4, 8, 8),), (floats(5, 4, 8, 8),)
+    )
+    assert not captured.accepts([(3, 4, 6, 6)])
+    assert "fixed to 8" in captured.constraints.why_not([(3, 4, 6, 6)])
+
+
+def test_mixed_dtypes_are_promoted_as_torch_does() -> None:
+    def mixed(self: Any, x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
+        return x + n, n / 2, n * 1.5, torch.where(n > 1, n, x), (x > n).sum(), torch.cat([x, n])
+
+    agrees(mixed, (floats(3, 4), targets(12).view(3, 4)), (floats(2, 4), targets(8).view(2, 4)))
+
+
+# -- what shapes a capture serves ----------------------------------------------------------------
+
+
+def test_conditions_on_sizes_are_kept() -> None:
+    def halves(self: Any, x: Tensor, y: Tensor) -> Tensor:
+        rows = x.shape[0]
+        scale = 2 if rows % 2 == 0 else 3
+        return x * scale + y.sum() if y.shape[0] == 2 * rows else x
+
+    module = Calls(halves)
+    captured = capture(module, (floats(4, 5), floats(8, 3)))
+    assert captured.accepts([(6, 5), (12, 3)])
+    assert not captured.accepts([(5, 5), (10, 3)])
+    assert not captured.accepts([(6, 5), (11, 3)])
+    assert not captured.accepts([(6, 5, 1), (12, 3)])
+
+
+def test_upper_bound_of_a_position_table_is_kept() -> None:
+    case = MODELS["bert"]
+    captured = capture(case.build(), kwargs=case.batch())
+    assert captured.accepts([(2, 64), (2, 64), (2,)])
+    assert not captured.accepts([(2, 65), (2, 65), (2,)])
+    assert not captured.accepts([(2, 64), (2, 63), (2,)])
+    assert "outside 1 … 64" in captured.constraints.why_not([(2, 65), (2, 65), (2,)])
+
+
+def test_size_of_one_is_accepted_but_marked_as_not_traced() -> None:
+    case = MODELS["bert"]
+    constraints = capture(case.build(), kwargs=case.batch()).constraints
+    assert constraints.accepts([(1, 7), (1, 7), (1,)])
+    assert not constraints.assumes([(1, 7), (1, 7), (1,)])
+    assert constraints.assumes([(2, 7), (2, 7), (2,)])
+
+
+# -- nothing is changed --------------------------------------------------------------------------
+
+
+def test_capture_changes_neither_module_nor_random_states() -> None:
+    case = MODELS["cnn"]
+    module = case.build(dropout=0.5)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    attributes = {path: set(vars(child)) for path, child in module.named_modules()}
+    states = random.getstate(), torch.get_rng_state()
+    capture(module, kwargs=case.batch())
+    assert random.getstate() == states[0]
+    assert torch.equal(torch.get_rng_state(), states[1])
+    assert {path: set(vars(child)) for path, child in module.named_modules()} == attributes
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert torch.is_grad_enabled()
+
+
+# -- refusals ------------------------------------------------------------------------------------
+
+
+def refused(module: nn.Module, *args: Any, **kwargs: Any) -> CaptureError:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(CaptureError) as caught:
+            capture(module, args, kwargs)
+    return caught.value
+
+
+def test_branch_on_data_is_refused_with_place_and_reason() -> None:
+    class Branch(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Branch()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)
+
+    error = refused(Outer(), floats(3))
+    assert "branches on the values of a tensor" in error.because
+    assert error.where.startswith("inner (")
+    assert "test_semantics.py:" in error.where
+    assert "torch.where" in error.help
+
+
+def test_random_draw_is_refused() -> None:
+    error = refused(Calls(lambda self, x: x * torch.rand_like(x)), floats(3))
+    assert "draws random numbers" in error.what
+
+
+def test_key_value_cache_in_the_output_is_refused_with_the_remedy() -> None:
+    module = MODELS["gpt2"].build()
+    error = refused(module, **MODELS["gpt2"].batch(), use_cache=True)
+    assert "use_cache=False" in error.help
+
+
+def test_attribute_assigned_in_forward_is_refused() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return x * self.calls
+
+    module = Counting()
+    error = refused(module, floats(3))
+    assert "'calls'" in error.what
+    assert module.calls == 0
+
+
+def test_write_into_an_argument_is_refused() -> None:
+    error = refused(Calls(lambda self, x: x.add_(1)), floats(3))
+    assert "writes into an argument" in error.what
+    assert "clone" in error.help
+
+
+def test_mask_index_is_refused() -> None:
+    error = refused(Calls(lambda self, x: x[x > 0].sum()), floats(3))
+    assert "size depends on the data" in error.because
+
+
+def test_autocast_is_refused_around_and_inside() -> None:
+    def region(self: Any, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.layer(x)
+
+    module = Calls(region, layer=nn.Linear(4, 4))
+    assert "autocast region" in refused(module, floats(3, 4)).what
+    with torch.autocast("cpu", torch.bfloat16):
+        assert "autocast is on" in refused(module.layer, floats(3, 4)).what
+
+
+def test_sparse_embedding_is_refused() -> None:
+    error = refused(nn.Embedding(5, 3, sparse=True), targets(4))
+    assert "sparse=True" in error.what
+
+
+def test_argument_of_another_type_is_unsupported() -> None:
+    with pytest.raises(UnsupportedInput, match="is of type"):
+        capture(Calls(lambda self, x: x), (object(),))

@@ -1,0 +1,124 @@
+"""ortrain's own operators."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from ortrain.testing import OpCase, flags, integers, normal, positive
+
+SEED = np.array(1234567890123, np.int64)
+
+
+def attention(query, key, value, mask=None, scale=1.0, causal=0):
+    scores = scale * query @ key.transpose(-1, -2)
+    if causal:
+        keep = torch.ones(scores.shape[-2:]).tril().bool()
+        scores = scores.masked_fill(~keep, -math.inf)
+    elif mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -math.inf)
+    elif mask is not None:
+        scores = scores + mask
+    return torch.softmax(scores, -1).nan_to_num(0.0) @ value
+
+
+def attend(note, inputs, torch=attention, **attributes):
+    return OpCase(
+        "ortrain::Attention",
+        {"query": normal(2, 2, 3, 4), "key": normal(2, 2, 5, 4), "value": normal(2, 2, 5, 3),
+         **inputs},
+        {"scale": 0.5, **attributes}, torch=torch, tolerance="sums", note=note,
+    )  # fmt: skip
+
+
+def mask(*shape):
+    """Every query sees the first key, so that no row is empty."""
+
+    def draw(rng):
+        result = flags(*shape)(rng)
+        result[..., 0] = True
+        return result
+
+    return draw
+
+
+def batch_norm(input, weight=None, bias=None, eps=1e-5):
+    return F.batch_norm(input, None, None, weight, bias, True, 0.1, eps)
+
+
+def standard_attention(query, key, value, mask=None, is_causal=0, scale=None):
+    repeats = query.shape[1] // key.shape[1]
+    key, value = (v.repeat_interleave(repeats, 1) for v in (key, value))
+    return attention(query, key, value, mask, scale or 1 / math.sqrt(query.shape[-1]), is_causal)
+
+
+def attend_standard(note, inputs, torch=standard_attention, symbolic=True, **attributes):
+    return OpCase(
+        "Attention",
+        {"query": normal(2, 2, 3, 4), "key": normal(2, 2, 3, 4), "value": normal(2, 2, 3, 5),
+         **inputs},
+        attributes, torch=torch, tolerance="sums", note=note, opsets=(23,), symbolic=symbolic,
+    )  # fmt: skip
+
+
+CASES = [
+    attend_standard("plain", {}),
+    attend_standard("scale", {}, scale=0.25),
+    attend_standard("causal", {}, is_causal=1),
+    attend_standard("bool-mask", {"mask": mask(3, 3)}),
+    attend_standard("float-mask", {"mask": normal(3, 3)}),
+    attend_standard("grouped-heads", {"query": normal(2, 4, 3, 4)}),
+    attend_standard(
+        "3d", {"query": normal(2, 3, 8), "key": normal(2, 5, 8), "value": normal(2, 5, 6)},
+        # onnx's own shape inference gives the symbolic form a wrong last dimension
+        symbolic=False, torch=None, q_num_heads=2, kv_num_heads=2,
+    ),
+    OpCase("SwiGLU", {"a": normal(2, 3), "b": normal(2, 3)}, {"alpha": 1.5}, opsets=(28,),
+           torch=lambda a, b, alpha: a * torch.sigmoid(alpha * a) * b,
+           runtime="onnxruntime has not reached the opset"),
+    *(
+        OpCase("RotaryEmbedding",
+               {"x": normal(2, 2, 3, 4), "cos": normal(2, 3, 2), "sin": normal(2, 3, 2)},
+               {"interleaved": interleaved}, tolerance="sums", note=f"interleaved{interleaved}")
+        for interleaved in (0, 1)
+    ),
+    OpCase("ortrain::Embedding", {"weight": normal(5, 3), "indices": integers(5, 2, 4)},
+           torch=lambda weight, indices: F.embedding(indices, weight), tolerance="sums"),
+    OpCase("ortrain::Dropout", {"x": normal(4, 6), "seed": SEED}, {"ratio": 0.4, "stream": 3}),
+    OpCase("ortrain::Dropout", {"x": normal(2, 3, 4), "seed": SEED}, {"ratio": 0.4, "stream": 0},
+           note="3d"),
+    OpCase("ortrain::Dropout", {"x": normal(24), "seed": SEED}, {"ratio": 0.4, "stream": 0},
+           note="1d"),
+    OpCase("ortrain::Dropout",
+           {"x": normal(3, 6), "seed": SEED, "index": np.array([0, 2, 5])},
+           {"ratio": 0.4, "stream": 3}, note="index"),
+    OpCase("ortrain::Dropout", {"x": normal(2, 3), "seed": SEED}, {"ratio": 0.0, "stream": 3},
+           note="none"),
+    OpCase("ortrain::Dropout", {"x": normal(2, 3), "seed": SEED}, {"ratio": 1.0, "stream": 3},
+           note="all", flat=("x",)),
+    attend("plain", {}),
+    attend("causal", {"key": normal(2, 2, 3, 4), "value": normal(2, 2, 3, 3)}, causal=1),
+    attend("bool-mask", {"mask": mask(2, 1, 3, 5)}),
+    attend("bool-mask-keys", {"mask": mask(2, 1, 1, 5)}),
+    attend("bool-mask-empty-row", {"mask": np.arange(15).reshape(3, 5) > 4}),
+    attend("float-mask", {"mask": normal(2, 1, 3, 5)}),
+    attend("dropout", {"mask": None, "seed": SEED}, torch=None, ratio=0.3, stream=1),
+    attend("3d", {"query": normal(2, 3, 4), "key": normal(2, 5, 4), "value": normal(2, 5, 3)}),
+    *(
+        OpCase("ortrain::BatchNorm",
+               {"input": normal(3, 2, 2, 2), "weight": positive(2), "bias": normal(2)},
+               {"eps": 1e-3}, outputs=count, seeds=(0,), torch=batch_norm, tolerance="sums",
+               note=f"outputs-{count}")
+        for count in (1, 5)
+    ),
+    OpCase("ortrain::BatchNorm", {"input": normal(5, 3)}, torch=batch_norm, tolerance="sums",
+           note="2d-no-affine"),
+    OpCase("ortrain::BatchNorm",
+           {"input": normal(3, 2, 4), "weight": positive(2), "bias": normal(2),
+            "running_mean": normal(2), "running_var": positive(2)},
+           wrt=("input", "weight", "bias"), outputs=5, seeds=(0,), torch=batch_norm,
+           tolerance="sums", note="running"),
+]  # fmt: skip
