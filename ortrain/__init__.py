@@ -13,7 +13,6 @@ __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
     from ortrain.autodiff import differentiate, gradient, no_gradient
-    from ortrain.capture.export import capture
     from ortrain.config import DebugOptions, LogLevel, Options
     from ortrain.explanation import explain
     from ortrain.module import ORTModule
@@ -28,7 +27,6 @@ _HOME = {
     "Program": "ortrain.program",
     "Report": "ortrain.step.report",
     "Role": "ortrain.program",
-    "capture": "ortrain.capture.export",
     "differentiate": "ortrain.autodiff",
     "explain": "ortrain.explanation",
     "gradient": "ortrain.autodiff",
@@ -44,7 +42,6 @@ __all__ = [
     "Report",
     "Role",
     "__version__",
-    "capture",
     "differentiate",
     "explain",
     "gradient",

@@ -46,10 +46,12 @@ class Options:
     opset: int = field(default_factory=lambda: int(_variable("ORTMODULE_ONNX_OPSET_VERSION", "21")))
     threads: int = 0
     backward_pieces: int = 0
-    cache_dir: Path | None = field(default_factory=lambda: _path("ORTMODULE_CACHE_DIR"))
+    cache_dir: Path | str | None = field(default_factory=lambda: _path("ORTMODULE_CACHE_DIR"))
     retry: bool = field(default_factory=lambda: _flag("ORTMODULE_FALLBACK_RETRY"))
 
     def __post_init__(self) -> None:
+        if self.cache_dir is not None:
+            object.__setattr__(self, "cache_dir", Path(self.cache_dir))
         if self.engine not in ("auto", "onnxruntime", "torch"):
             raise ValueError(
                 f"engine={self.engine!r}: expected 'auto', 'onnxruntime' or 'torch'"

@@ -16,14 +16,14 @@ def unbroadcast(op: Builder, part: ir.Value, value: ir.Value, output: ir.Value) 
     if known is not None and narrow is not None and known == narrow and None not in known:
         return part
     if wide is None or narrow is None:
-        return _unbroadcast_at_run_time(op, part, value)
+        return _unbroadcast_at_run_time(op, part, value, output)
     lead = len(wide) - len(narrow)
     pairs = list(zip(wide[lead:], narrow, strict=True))
     ambiguous = any(
         n != 1 and not shapes.same(w, n) and not (isinstance(n, int) and n > 1) for w, n in pairs
     )
     if ambiguous:
-        return _unbroadcast_at_run_time(op, part, value)
+        return _unbroadcast_at_run_time(op, part, value, output)
     repeated = [lead + i for i, (w, n) in enumerate(pairs) if n == 1 and w != 1]
     axes = [*range(lead), *repeated]
     if not axes:
@@ -34,14 +34,17 @@ def unbroadcast(op: Builder, part: ir.Value, value: ir.Value, output: ir.Value) 
         total = op.ReduceSum(part, axes, keepdims=1)
         if lead:
             total = op.Squeeze(total, list(range(lead)))
-    total.shape, total.type = value.shape, value.type
+    total.shape = value.shape
     return total
 
 
-def _unbroadcast_at_run_time(op: Builder, part: ir.Value, value: ir.Value) -> ir.Value:
+def _unbroadcast_at_run_time(
+    op: Builder, part: ir.Value, value: ir.Value, output: ir.Value
+) -> ir.Value:
     """The same where symbolic dimensions do not tell which axes were broadcast."""
     shape = op.Shape(value)
-    length, wide = shapes.rank(value), shapes.rank(part)
+    length = shapes.rank(value)
+    wide = shapes.rank(part) if part.shape is not None else shapes.rank(output)
     if wide is not None and wide == length:
         aligned = shape
     elif wide is not None and length is not None:
@@ -56,5 +59,5 @@ def _unbroadcast_at_run_time(op: Builder, part: ir.Value, value: ir.Value) -> ir
     axes.shape = ir.Shape([None])
     summed = op.ReduceSum(part, axes, keepdims=1, noop_with_empty_axes=1)
     result: ir.Value = op.Reshape(summed, shape, allowzero=1)
-    result.shape, result.type = value.shape, value.type
+    result.shape = value.shape
     return result

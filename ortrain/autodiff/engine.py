@@ -56,7 +56,8 @@ def differentiate(
 
     walk = _Walk(graph, result.opset, reached)
     for value in chosen:
-        seed = ir.Value(name=f"{value.name}.gradient", shape=value.shape, type=value.type)
+        kind = None if value.dtype is None else ir.TensorType(value.dtype)
+        seed = ir.Value(name=f"{value.name}.gradient", shape=value.shape, type=kind)
         graph.inputs.append(set_role(seed, Role.OUTPUT_GRADIENT, value.name or ""))
         walk.contribute(value, seed)
     walk.run()
@@ -68,7 +69,7 @@ def differentiate(
             with walk.builder(None, source.name or "") as op:
                 total = op.Identity(total)
         total.name = f"{source.name}.gradient"
-        total.shape, total.dtype = source.shape, source.dtype
+        total.shape = source.shape
         graph.outputs.append(set_role(total, Role.GRADIENT, source.name or ""))
     result.name_values()
     return result

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import io
 import logging
+import operator
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ from onnx_ir.passes.common import InlinePass
 from torch.export import ExportedProgram
 from torch.fx.experimental import _config as symbolic_config
 from torch.onnx._internal.exporter import _building, _core, _registration
+
+from ortrain.capture.custom_function import refused_custom_functions
 
 TESTED = ("2.13",)
 
@@ -66,7 +69,7 @@ def export(
     """
     sizes = _oblivious() if oblivious else contextlib.nullcontext()
     # torch prints the partial graph of a failure; the error has what matters of it.
-    with sizes, _quiet(), contextlib.redirect_stderr(io.StringIO()):
+    with sizes, _quiet(), refused_custom_functions(), contextlib.redirect_stderr(io.StringIO()):
         return torch.export.export(
             module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
         )
@@ -144,7 +147,7 @@ class Registry:
         outputs yet. A node's ``meta["node"]`` is the FX node that it comes from.
         """
         targets = {n.target for n in exported.graph.nodes if n.op == "call_function"}
-        ours = all(self.ours.is_registered(t) for t in targets)
+        ours = all(self.ours.is_registered(t) for t in targets - {operator.getitem})
         registry = self.ours if ours else self.everything
         with _quiet():
             return _core._exported_program_to_onnx_program(exported, registry=registry).model

@@ -63,7 +63,9 @@ def attention(
         scores = op.Add(scores, _bias(op, _causal(op, query, key), query.dtype))
     elif mask is not None and mask.dtype == ir.DataType.BOOL:
         scores = op.Add(scores, _bias(op, mask, query.dtype))
-        alive = op.ReduceMax(op.cast(mask, query.dtype), [-1], keepdims=1)
+        alive = op.cast(mask, query.dtype)
+        if shapes.rank(mask) != 0:
+            alive = op.ReduceMax(alive, [-1], keepdims=1)
     elif mask is not None:
         scores = op.Add(scores, op.cast(mask, query.dtype))
     weights = op.Softmax(scores, axis=-1)

@@ -149,7 +149,7 @@ def build(
         compiled,
         tuple(wrt),
         tuple(v in reached for v in users),
-        {target_of(v) for p in programs[1:] for v in p.inputs(Role.OUTPUT_GRADIENT)},
+        {v.name or "" for v in users if v in reached and (outputs is None or v.name in outputs)},
         watch.seconds,
     )
 

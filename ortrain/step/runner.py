@@ -33,8 +33,10 @@ from ortrain.errors import (
     OrtrainError,
     OrtrainWarning,
 )
+from ortrain.graph.cost import multiplications
 from ortrain.program import Program, Role
 from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
+from ortrain.runtime.onnxruntime.executor import SMALL
 from ortrain.step import contest
 from ortrain.step.build import Plan, build, likely_upstream
 from ortrain.step.cache import Cache
@@ -89,6 +91,7 @@ class Served:
         structure: rebuilds the module's output.
         variants: steps by what is trainable.
         ones: which patterns of sizes of 1 were compared with the module, and whether they agree.
+        threads: of the steps.
     """
 
     captured: Captured
@@ -97,6 +100,7 @@ class Served:
     structure: OutputStructure
     variants: dict[tuple[bool, ...], Variants] = field(default_factory=dict)
     ones: dict[tuple[tuple[int, int], ...], bool] = field(default_factory=dict)
+    threads: int = 0
 
 
 @dataclass
@@ -317,6 +321,8 @@ class Runner:
                     help="avoid sizes of 1, or wrap a sub-module whose code treats 1 as any size",
                 )
             form.served.append(served)
+        if served.threads == 1 < self._threads(served.captured.program, _sizes(served, flat)):
+            served.variants.clear()  # built for small batches: from now on with more threads
         if len(form.by_sizes) >= MOST_SIZES:
             form.by_sizes.clear()
         form.by_sizes[sizes] = served
@@ -402,11 +408,13 @@ class Runner:
             held = [v.name or "" for v in program.inputs(Role.PARAMETER)]
             trainable += [name for name in held if self.tensors[name].requires_grad]
         sizes = _sizes(served, flat)
+        served.threads = threads = self._threads(program, sizes)
         tensors = self.tensors
         outputs = [v.name or "" for v in program.outputs(Role.USER_OUTPUT, Role.LOSS)]
 
         def make(upstream: Sequence[str]) -> Step:
-            return Step(self._build(program, trainable, upstream, sizes), tensors, other)
+            plan = self._build(program, trainable, upstream, sizes, threads)
+            return Step(plan, tensors, other)
 
         def other(received: Received) -> Step:
             names = tuple(name for name, given in zip(outputs, received, strict=True) if given)
@@ -431,11 +439,9 @@ class Runner:
         trainable: Sequence[str],
         upstream: Sequence[str],
         sizes: dict[str, int],
+        threads: int,
     ) -> Plan:
-        executor = OnnxRuntimeExecutor(
-            self.options.provider or "CPUExecutionProvider",
-            self.options.threads or torch.get_num_threads(),
-        )
+        executor = OnnxRuntimeExecutor(self.options.provider or "CPUExecutionProvider", threads)
         pieces = self.options.backward_pieces
         cache = Cache(self.options.cache_dir)
         plan = build(
@@ -444,6 +450,11 @@ class Runner:
         self.plan = plan
         self._describe(plan, executor, sizes)
         return plan
+
+    def _threads(self, program: Program, sizes: dict[str, int]) -> int:
+        """The threads for a program at these sizes: one where more would only be woken up."""
+        small = multiplications(program.graph, sizes) < SMALL
+        return self.options.threads or (1 if small else torch.get_num_threads())
 
     def _describe(self, plan: Plan, executor: OnnxRuntimeExecutor, sizes: dict[str, int]) -> None:
         report = self.report

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from ortrain.capture import export
 from ortrain.capture.export import Captured, capture
 from ortrain.program import PHASE, Role, origin_of, role_of
 from tests.capture.running import check, untyped
@@ -116,12 +117,13 @@ def test_padding_index_is_kept() -> None:
     assert sorted(kept) == [-1, -1, 1]
 
 
-def test_capture_of_a_small_model_needs_nothing_of_upstreams_table() -> None:
-    from ortrain.capture.export import _registry
-
-    built("bert")
-    built("cnn")
-    assert "everything" not in vars(_registry(21))
+@pytest.mark.parametrize("name", ["distilbert", "cnn"])
+def test_common_models_need_nothing_of_upstreams_table(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "_registries", {})
+    capture(MODELS[name].build(), kwargs=MODELS[name].batch())
+    assert "everything" not in vars(export._registry(21))
 
 
 def test_opset_18_spells_gelu_out() -> None:

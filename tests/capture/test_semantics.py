@@ -1,4 +1,4 @@
-"""What upstream's translation gets wrong for training, and what cannot be captured, with reasons."""
+"""What translations get wrong easily, which calls one capture serves, and what is refused, why."""
 
 from __future__ import annotations
 

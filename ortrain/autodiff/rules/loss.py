@@ -18,10 +18,11 @@ def cross_entropy(
     """
     if weight is not None and g.needs(2):
         g.unsupported("the class weights require a gradient")
-    op = g.op
+    op, log_prob = g.op, g.output(1)
+    log_prob.shape = logits.shape
     further = g.dys[1] if len(g.dys) > 1 else None  # of a second derivative
     if further is not None:
-        further = further - op.Exp(g.output(1)) * op.ReduceSum(further, [-1], keepdims=1)
+        further = further - op.Exp(log_prob) * op.ReduceSum(further, [-1], keepdims=1)
     if g.dys[0] is None:
         return further
     options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
@@ -39,7 +40,7 @@ def cross_entropy(
         else:
             total = picked + shared * op.ReduceSum(weight, keepdims=0)
             shared = shared * weight
-    dx = op.Exp(g.output(1)) * total
+    dx = op.Exp(log_prob) * total
     if shared is not None:
         dx = dx - shared
     index = safe_index(op, target, ignore_index)
