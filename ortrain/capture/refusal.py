@@ -63,6 +63,10 @@ def refusal(module: torch.nn.Module, error: BaseException) -> Refusal:
     """The reason for which an export failed, and where in the user's code."""
     text = _ANSI.sub("", str(error))
     where = _where(module, error)
+    if isinstance(error, CaptureError):  # raised on purpose inside the trace
+        result = Refusal(error.what, where=where, because=error.because, help=error.help)
+        result.final = True
+        return result
     if isinstance(error, CaptureError):
         result = Refusal(error.what, where=where, because=error.because, help=error.help)
         result.final = True

@@ -10,7 +10,7 @@
     z = Cast<to=FLOAT>(y); w = Identity(z)  (gone, readers take y)
 
 Inputs and outputs keep names, roles and order; nodes of different phases are never merged; only
-constants are folded, never an input. 0.05 s for a BERT-base of 1,000 nodes.
+constants are folded, never an input. 0.05 s for the 680 nodes of a captured BERT-base.
 """
 
 from __future__ import annotations
@@ -33,13 +33,19 @@ _RANDOM = {"RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLi
 def clean(program: Program) -> bool:
     """Cleans a program in place; whether anything changed."""
     graph = program.graph
-    changed = _remove_dead(graph)
-    changed |= _lift_constants(graph)
+    changed = _remove_dead(graph) | _lift_constants(graph) | _settle(program)
     if any(v.shape is None or v.dtype is None for node in graph for v in node.outputs):
+        # Most of what lacked a shape is gone by now: onnx's own inference costs as much as the rest.
         shapes.infer_all(program.model)
+        changed |= _settle(program)
+    return changed
+
+
+def _settle(program: Program) -> bool:
+    """Sweeps until nothing changes."""
+    graph, changed = program.graph, False
     for _ in range(_SWEEPS):
-        context = Context(program, _symbols(graph), _pool(graph))
-        if not _sweep(context):
+        if not _sweep(Context(program, _symbols(graph), _pool(graph))):
             break
         changed = True
         _remove_dead(graph)

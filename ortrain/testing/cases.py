@@ -32,6 +32,7 @@ class OpCase:
         wrt: names of the inputs to differentiate with respect to; by default every floating one
             that is not among ``constants``.
         constants: names of the inputs that are constants of the graph.
+        single: names of floating inputs that are float32 whatever the others are.
         outputs: how many outputs the node has.
         seeds: positions of the outputs that receive a gradient; by default every floating one.
         torch: the same function in PyTorch. It is called with those of the inputs (tensors) and
@@ -52,6 +53,7 @@ class OpCase:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     wrt: Sequence[str] | None = None
     constants: Sequence[str] = ()
+    single: Sequence[str] = ()
     outputs: int = 1
     seeds: Sequence[int] | None = None
     torch: Callable[..., Any] | None = None
@@ -126,7 +128,9 @@ class OpCase:
             The program and its feeds by input name.
         """
         arrays = {
-            name: array.astype(dtype) if array.dtype.kind == "f" else array
+            name: array.astype(dtype)
+            if array.dtype.kind == "f" and name not in self.single
+            else array
             for name, array in self.arrays().items()
         }
         wrt = self.differentiable(arrays)

@@ -20,17 +20,17 @@ COST = {
     "Softmax-axis-1": {"Mul": 2, "ReduceSum": 1, "Sub": 1},
     "LogSoftmax-axis-1": {"Exp": 1, "ReduceSum": 1, "Mul": 1, "Sub": 1},
     "LayerNormalization-last": {"Sub": 3, "Mul": 6, "ReduceSum": 2, "ReduceMean": 2},
-    "Gelu": {"Mul": 5, "Erf": 1, "HardSigmoid": 1, "Exp": 1, "Div": 1, "Add": 1},
+    "Gelu": {"Mul": 4, "Erf": 1, "HardSigmoid": 1, "Exp": 1, "Div": 1, "Add": 1},
     "Relu": {"Greater": 1, "Cast": 1, "Mul": 1},
     "Sigmoid": {"Mul": 2, "Sub": 1},
     "Tanh": {"Mul": 2, "Sub": 1},
     "MatMul-weight": {"MatMul": 2, "Transpose": 2, "Reshape": 2},
     "MatMul-batched": {"MatMul": 2, "Transpose": 2},
     "Gemm-trans01": {"Gemm": 2, "Mul": 1, "ReduceSum": 1},
-    "Add-bias": {"ReduceSum": 1},
+    "Add-bias": {"Identity": 1, "ReduceSum": 1},
     "Mul-same": {"Mul": 2},
     "Where-constant": {"Where": 1},
-    "Gather-rows": {"Expand": 1, "Cast": 0, "Unsqueeze": 1, "ScatterND": 1},
+    "Gather-rows": {"Expand": 1, "Unsqueeze": 1, "ScatterND": 1},
     "ortrain::Embedding": {"Expand": 1, "Unsqueeze": 1, "ScatterND": 1},
     "ortrain::Dropout": {"ortrain::Dropout": 1},
     "Conv-3x3": {
@@ -52,7 +52,7 @@ def test_a_gradient_costs_no_more_nodes_than_it_did(name):
     for node in backward:
         kind = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
         found[kind] = found.get(kind, 0) + 1
-    assert found == {k: v for k, v in COST[name].items() if v}
+    assert found == COST[name]
 
 
 def test_cross_entropy_passes_over_its_logits_three_times():

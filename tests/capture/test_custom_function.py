@@ -44,6 +44,45 @@ def test_a_custom_autograd_function_is_refused_by_name() -> None:
         capture(WithFunction(), (torch.randn(3, 4),))
 
 
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient
+
+
+class Clipped(Square):
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return (2 * x * gradient).clamp(-100, 100)
+
+
+class Calls(nn.Module):
+    def __init__(self, function: type[torch.autograd.Function]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.function.apply(x)
+        return result
+
+
+def test_a_function_whose_backward_is_the_derivative_of_its_forward_is_captured() -> None:
+    captured = capture(Calls(Square), (torch.randn(3, 4),))
+    assert "Mul" in captured.program.operators()
+
+
+def test_a_function_that_clips_large_gradients_is_refused() -> None:
+    with pytest.raises(CaptureError, match="not the derivative"):
+        capture(Calls(Clipped), (torch.randn(3, 4),))
+
+
 def test_reentrant_checkpointing_is_refused_with_the_way_out() -> None:
     with pytest.raises(CaptureError, match="use_reentrant=False"):
         capture(Checkpointed(reentrant=True), (torch.randn(3, 4),))

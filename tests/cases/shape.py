@@ -45,7 +45,7 @@ def resized(note, shape, scales, torch, sizes=None, **attributes):
     return OpCase(
         "Resize", {"x": normal(*shape), "roi": None, "scales": given, "sizes": sizes}, attributes,
         constants=[k for k, v in {"scales": given, "sizes": sizes}.items() if v is not None],
-        torch=torch, note=note, tolerance="sums",
+        torch=torch, note=note, tolerance="sums", single=("scales",),
     )  # fmt: skip
 
 
