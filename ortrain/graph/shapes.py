@@ -153,6 +153,10 @@ def _reduce(node: ir.Node) -> tuple[Dim, ...] | None:
         given = constant(axes_value)
         if given is None:
             return None
+        if not given.size:  # as if there were none
+            if _attribute(node, "noop_with_empty_axes", 0):
+                return known
+            given = np.arange(len(known))
         axes = [int(a) % len(known) for a in given]
     if keep:
         return tuple(1 if i in axes else d for i, d in enumerate(known))
@@ -249,6 +253,46 @@ def _shape_of(node: ir.Node) -> tuple[Dim, ...] | None:
     return (len(range(*slice(start, end).indices(len(known)))),)
 
 
+def _concat(node: ir.Node) -> tuple[Dim, ...] | None:
+    known = [dims(value) for value in node.inputs]
+    present = [k for k in known if k is not None]
+    if len(present) < len(known) or len({len(k) for k in present}) != 1:
+        return None
+    axis = _attribute(node, "axis", 0) % len(present[0])
+    result: list[Dim] = []
+    for i, column in enumerate(zip(*present, strict=True)):
+        numbers = [d for d in column if isinstance(d, int)]
+        if i != axis:
+            result.append(numbers[0] if numbers else column[0])
+        elif len(column) == 1:
+            result.append(column[0])
+        else:
+            result.append(sum(numbers) if len(numbers) == len(column) else None)
+    return tuple(result)
+
+
+def _slice(node: ir.Node) -> tuple[Dim, ...] | None:
+    known = dims(node.inputs[0])
+    rest = [constant(value) for value in node.inputs[1:]]
+    if known is None:
+        return None
+    if len(rest) < 3 or rest[2] is None:
+        return (None,) * len(known)
+    result = list(known)
+    for i, axis in enumerate(rest[2].reshape(-1).tolist()):
+        size, (start, end) = known[axis], rest[:2]
+        step = rest[3].reshape(-1)[i] if len(rest) > 3 and rest[3] is not None else None
+        if len(rest) == 3:
+            step = 1
+        if isinstance(size, int) and start is not None and end is not None and step is not None:
+            begin, stop = int(start.reshape(-1)[i]), int(end.reshape(-1)[i])
+            if step > 0:
+                result[axis] = len(range(size)[begin:stop:step])
+                continue
+        result[axis] = None
+    return tuple(result)
+
+
 def _attribute(node: ir.Node, name: str, default: int) -> int:
     attribute = node.attributes.get(name)
     return default if attribute is None else attribute.as_int()
@@ -268,7 +312,10 @@ _RULES: dict[str, Callable[[ir.Node], tuple[Dim, ...] | None]] = {
     "Unsqueeze": _unsqueeze,
     "Squeeze": _squeeze,
     "Shape": _shape_of,
+    "Concat": _concat,
+    "Slice": _slice,
     "Size": lambda node: (),
+    "Range": lambda node: (None,),
 }
 
 

@@ -35,7 +35,7 @@ def clean(program: Program) -> bool:
     graph = program.graph
     changed = _remove_dead(graph) | _lift_constants(graph) | _settle(program)
     if any(v.shape is None or v.dtype is None for node in graph for v in node.outputs):
-        # Most of what lacked a shape is gone by now: onnx's own inference costs as much as the rest.
+        # By now little is left of that; onnx's own inference costs as much as all else here.
         shapes.infer_all(program.model)
         changed |= _settle(program)
     return changed

@@ -203,9 +203,7 @@ def _plan(
     carried: dict[str, int] = {}
     wrt: list[str] = []
     pieces = []
-    for source_program, program, session in zip(
-        backward, lowered[1:], compiled[1:], strict=True
-    ):
+    for source_program, program, session in zip(backward, lowered[1:], compiled[1:], strict=True):
         takes = []
         for value in program.graph.inputs:
             name = value.name or ""
@@ -262,5 +260,3 @@ def likely_upstream(program: Program) -> list[str]:
     if floats and floats[0].shape is not None and len(floats[0].shape) == 0:
         floats = floats[:1]
     return [v.name or "" for v in floats]
-
-

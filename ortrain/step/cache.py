@@ -93,5 +93,3 @@ def _versions() -> str:
         source.update(str(path.relative_to(root)).encode() + path.read_bytes())
     versions = [f"{name} {importlib.metadata.version(name)}" for name in _LIBRARIES]
     return " ".join([*versions, source.hexdigest()])
-
-

@@ -1,4 +1,7 @@
-"""Graph against eager on real steps: the faster one stays.
+"""Eager against the graph on real steps: the faster one stays.
+
+Eager runs the first steps, the graph the next ones. So a short run never pays for a capture, and
+the two never hold their memory at the same time. Where the result is close, each runs again.
 
 Both contestants are timed the same way, by autograd hooks on the outputs and on what receives a
 gradient, so that neither work outside the module nor the optimizer counts. Every timed step is a
@@ -12,12 +15,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ortrain.runtime.memory import release_free_memory
 from ortrain.step.report import Contest, median
 
-# Enough for a verdict: pairs of steps, and either this many pairs or this much measured time.
-LEAST_PAIRS, MOST_PAIRS, ENOUGH_SECONDS = 3, 100, 0.4
-# Steps of each contestant that are not counted: memory pools grow and caches fill.
-WARM_UP = 2
+# A turn lasts until so many of its steps are timed, and either this time or this number is reached.
+LEAST_STEPS, MOST_STEPS, ENOUGH_SECONDS = 3, 50, 0.2
+# First steps of a turn that are not counted: memory pools grow and caches fill.
+WARM_UP = 1
+# Turns of each contestant at most, and the difference that needs no second one.
+MOST_ROUNDS, CLEAR = 3, 0.1
 # The graph has to be faster by more than what the medians scatter: a wrong verdict for it costs
 # time in every step to come, a wrong one for eager only what little there was to win.
 MARGIN = 0.98
@@ -79,13 +85,14 @@ class Sample:
 
 
 class Race:
-    """Alternates the contestants and decides."""
+    """Gives the contestants turns and decides."""
 
     def __init__(self) -> None:
         self.contest = Contest()
         self.winner = ""
-        self._turns = 0
+        self._turn, self._calls, self._rounds = "eager", 0, 0
         self._times: dict[str, list[float]] = {"graph": [], "eager": []}
+        self._counted: dict[str, list[float]] = {"graph": [], "eager": []}
         self._sizes: list[int] = []
         self._samples: list[Sample] = []
 
@@ -93,17 +100,32 @@ class Race:
         """``"graph"`` or ``"eager"``: who runs the next step."""
         if self.winner:
             return self.winner
-        graph, eager = (self._times[k][WARM_UP:] for k in ("graph", "eager"))
-        pairs = min(len(graph), len(eager))
-        if pairs >= LEAST_PAIRS:
-            spent = (sum(graph) + sum(eager)) * self._size()
-            if pairs >= MOST_PAIRS or spent >= ENOUGH_SECONDS:
-                return self._decide(graph, eager)
-        self._turns += 1
-        # The forwards of a step that never comes to its backward are not waited for.
-        if self._turns > 6 * (MOST_PAIRS + WARM_UP):
-            return self._decide(graph, eager)
-        return "graph" if self._turns % 2 else "eager"
+        self._calls += 1
+        if self._turn_is_over():
+            self._counted[self._turn] += self._times[self._turn][WARM_UP:]
+            self._times[self._turn].clear()
+            self._calls = 0
+            if self._turn == "graph":
+                self._rounds += 1
+                if self._rounds == MOST_ROUNDS or self._is_clear():
+                    return self._decide()
+            else:
+                release_free_memory()
+            self._turn = "graph" if self._turn == "eager" else "eager"
+        return self._turn
+
+    def _turn_is_over(self) -> bool:
+        # Forwards that never come to their backward are not waited for.
+        if self._calls > 4 * (MOST_STEPS + WARM_UP):
+            return True
+        counted = self._times[self._turn][WARM_UP:]
+        if len(counted) < LEAST_STEPS:
+            return False
+        return len(counted) >= MOST_STEPS or sum(counted) * self._size() >= ENOUGH_SECONDS
+
+    def _is_clear(self) -> bool:
+        graph, eager = (median(self._counted[k]) for k in ("graph", "eager"))
+        return not graph or not eager or abs(graph - eager) > CLEAR * eager
 
     def sample(self, contestant: str, size: int, start: float) -> Sample:
         """The time of one step.
@@ -121,7 +143,8 @@ class Race:
     def _size(self) -> float:
         return median([float(s) for s in self._sizes])
 
-    def _decide(self, graph: list[float], eager: list[float]) -> str:
+    def _decide(self) -> str:
+        graph, eager = self._counted["graph"], self._counted["eager"]
         size = self._size()
         self.contest.graph = [t * size for t in graph]
         self.contest.eager = [t * size for t in eager]

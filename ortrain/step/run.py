@@ -6,7 +6,7 @@ file prefers plain lists and local names, and does nothing twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -27,9 +27,16 @@ class Feeds:
 
     The ``OrtValue`` of a parameter is made once, and again where its memory has moved. That of a
     parameter that is not contiguous is a copy, and made at every call.
+
+    Args:
+        plan: the compiled step.
+        tensors: parameters and buffers by name.
+        copied: buffers to copy, because this forward overwrites what its backward still reads.
     """
 
-    def __init__(self, plan: Plan, tensors: dict[str, torch.Tensor]) -> None:
+    def __init__(
+        self, plan: Plan, tensors: dict[str, torch.Tensor], copied: Collection[str] = ()
+    ) -> None:
         self.names = [name for _, name in plan.feeds]
         self.users = [i for i, (role, _) in enumerate(plan.feeds) if role is Role.USER_INPUT]
         self.seeded = any(role is Role.SEED for role, _ in plan.feeds)
@@ -39,6 +46,10 @@ class Feeds:
         assert roles == sorted(roles, key=_ORDER.__getitem__), "feeds come by role"
         self.values = [to_ort(t) for t in self.held]
         self.pointers = [t.data_ptr() for t in self.held]
+        names = [name for role, name in plan.feeds if role in held]
+        self.copied = {i for i, name in enumerate(names) if name in copied}
+        for i in self.copied:
+            self.pointers[i] = _COPIED
 
     def __call__(self, users: Sequence[torch.Tensor]) -> Any:
         """All feeds of one forward, in the order of the program's inputs."""
@@ -51,12 +62,18 @@ class Feeds:
         pointers = self.pointers
         for i, (tensor, value) in enumerate(zip(self.held, self.values, strict=True)):
             if tensor.data_ptr() != pointers[i] or not tensor.is_contiguous():
-                value = self.values[i] = to_ort(tensor)
-                pointers[i] = tensor.data_ptr() if tensor.is_contiguous() else -1
+                value = self.values[i] = self._again(i, tensor)
             push(value)
         return vector
 
+    def _again(self, i: int, tensor: torch.Tensor) -> Any:
+        if i in self.copied:
+            return to_ort(tensor.clone())
+        self.pointers[i] = tensor.data_ptr() if tensor.is_contiguous() else _COPIED
+        return to_ort(tensor)
 
+
+_COPIED = -1  # the address of no tensor
 _ORDER = {Role.USER_INPUT: 0, Role.SEED: 1, Role.BUFFER: 2, Role.PARAMETER: 2}
 
 
@@ -82,7 +99,12 @@ class Step:
         self, plan: Plan, tensors: dict[str, torch.Tensor], other: Callable[[Received], Step]
     ) -> None:
         self.plan = plan
-        self.feeds = Feeds(plan, tensors)
+        # With two outputs or more, the backward may be asked for gradients of others than expected,
+        # and then the forward runs again.
+        self.may_differ = sum(plan.reachable) > 1
+        updated = {name for _, name in plan.updated}
+        read = {plan.feeds[i][1] for i in plan.reads_back}
+        self.feeds = Feeds(plan, tensors, updated if self.may_differ else updated & read)
         self.other = other
         self.buffers = [(i, tensors[name]) for i, name in plan.updated]
         self.parameters = [tensors[n] for n in plan.arguments if n in tensors]
@@ -92,12 +114,13 @@ class Step:
         place = {name: i for i, name in enumerate(plan.wrt)}
         self.order = [place.get(name, -1) for name in plan.arguments]
         self.leaves = [tensors[n] for n in plan.arguments if n in tensors and n in place]
-        # With two outputs or more, the backward may be asked for gradients of others than expected.
-        self.may_differ = sum(plan.reachable) > 1
-        own = {name for _, name in plan.updated}
-        self.overwritten = [(names.index(n), tensors[n]) for n in own if n in names]
-        held = [name for role, name in plan.feeds if role in (Role.PARAMETER, Role.BUFFER)]
-        self.lasting = [tensors[n] for n in held if n not in own]
+        held = enumerate(self.feeds.held)
+        self.lasting = [tensor for i, tensor in held if i not in self.feeds.copied]
+        # Autograd is told of what the backward reads, to notice an in-place change of it.
+        self.reads_users = [i for i in plan.reads_back if i < len(users)]
+        first = len(names) - len(self.feeds.held)
+        own = [i - first for i in plan.reads_back if i >= first]
+        self.reads_held = [self.feeds.held[i] for i in own if i not in self.feeds.copied]
 
     def infer(self, users: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Runs the forward alone."""
@@ -138,15 +161,8 @@ class _Function(torch.autograd.Function):
             buffer.copy_(_at(fetches, i, False))
         ctx.step, ctx.stash = step, _stash(plan, feeds, fetches)
         ctx.set_materialize_grads(False)
-        # Autograd then notices an in-place change of what the backward reads.
-        held, first = step.feeds.held, len(feeds) - len(step.feeds.held)
-        watched = [
-            users[i] if i < len(users) else held[i - first]
-            for i in plan.reads_back
-            if i < len(users) or i >= first
-        ]
-        watched += [outputs[i] for i in plan.keeps_outputs]
-        ctx.save_for_backward(*watched)
+        watched = [users[i] for i in step.reads_users]
+        ctx.save_for_backward(*watched, *step.reads_held, *[outputs[i] for i in plan.keeps_outputs])
         fixed = [t for t, reachable in zip(outputs, plan.reachable, strict=True) if not reachable]
         if fixed:
             ctx.mark_non_differentiable(*fixed)
@@ -182,13 +198,10 @@ class _Replay:
     The seed is among the feeds, so what the forward saves is the same to the bit.
     """
 
-    __slots__ = ("before", "feeds", "step", "tensors", "versions")
+    __slots__ = ("feeds", "step", "tensors", "versions")
 
     def __init__(self, step: Step, feeds: Any, users: Sequence[torch.Tensor]) -> None:
         self.step, self.feeds = step, feeds
-        # The feeds share the memory of parameters and inputs, and this forward's own updates of
-        # buffers come next.
-        self.before = {i: to_ort(buffer.clone()) for i, buffer in step.overwritten}
         self.tensors = [*step.lasting, *users]
         self.versions = contents(self.tensors)
 
@@ -205,8 +218,7 @@ class _Replay:
         place = {name: i for i, name in enumerate(self.step.feeds.names)}
         feeds = OrtValueVector()
         for name in other.feeds.names:
-            i = place[name]
-            feeds.push_back(self.before[i] if i in self.before else self.feeds[i])
+            feeds.push_back(self.feeds[place[name]])
         return other, _stash(other.plan, feeds, other.plan.forward.run_values(feeds))
 
 

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from ortrain.autodiff.partition import saved_bytes
 from ortrain.capture.export import Captured, capture
 from ortrain.capture.guard import Ambient, Guard, ambient, inner_hooks
+from ortrain.capture.records import records_registered
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.capture.untouched import untouched
 from ortrain.config import DebugOptions, LogLevel, Options
@@ -336,8 +337,12 @@ class Runner:
                 help="pad the inputs to a few sizes, or wrap a sub-module whose code does not",
             )
         start = time.perf_counter()
-        place, args, kwargs = _distinct(flat)
-        with torch.inference_mode(False), torch.set_grad_enabled(form.grad):
+        with (
+            records_registered(self.module, flat.args, flat.kwargs),
+            torch.inference_mode(False),
+            torch.set_grad_enabled(form.grad),
+        ):
+            place, args, kwargs = _distinct(flat)
             captured = capture(self.module, args, kwargs, opset=self.options.opset)
         for rewrite in self.rewrites:
             rewrite(captured.program)
@@ -570,8 +575,7 @@ def _distinct(flat: FlatCall) -> tuple[dict[int, int], tuple[Any, ...], dict[str
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) not in (torch.Tensor, nn.Parameter):
         return tensor  # which capture refuses by name
-    with torch.inference_mode(False):
-        detached = tensor.clone() if tensor.is_inference() else tensor.detach()
+    detached = tensor.clone() if tensor.is_inference() else tensor.detach()
     return detached.requires_grad_(tensor.requires_grad)
 
 

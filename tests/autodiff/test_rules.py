@@ -8,13 +8,7 @@ from ortrain.testing import check_gradients, variants
 from tests.cases import ALL
 
 # What fails for a reason outside the rules; each entry goes when its reason does.
-KNOWN = {
-    "ortrain::Attention-causal": "graph/shapes.py gives the result of Range no rank",
-    **{
-        f"Reduce{kind}-empty-axes": "graph/shapes.py lets a constant empty list reduce nothing"
-        for kind in ("Sum", "Mean", "L1", "L2", "SumSquare", "LogSumExp", "Max", "Min", "Prod")
-    },
-}
+KNOWN: dict[str, str] = {}
 
 
 def row(case, variant):

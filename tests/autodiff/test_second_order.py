@@ -16,13 +16,14 @@ from tests.programs import run
 TRIED = """
     Add-outer Mul-bias Div-outer Pow-both Pow-constant-3.0 Max-broadcast Exp Log Sqrt Sin Erf
     Sigmoid Tanh Elu Softplus Gelu Gelu-tanh Where-broadcast MatMul-weight
-    MatMul-batch-broadcast-both MatMul-matrix-vector Gemm-trans01 Einsum-attention ReduceMean-last ReduceL2-two-dropped
-    ReduceLogSumExp-last Softmax-axis1 LogSoftmax-axis-1 CumSum-axis1-exclusive1-reverse0
-    Reshape-flat Transpose-perm Concat-three Split-sizes Slice-middle Slice-step-two Pad-reflect
-    Resize-linear Gather-axis1 GatherElements-axis-last ScatterND-add LayerNormalization-no-bias
-    LayerNormalization-frozen-affine GroupNormalization-2d RMSNormalization-last Conv-stride
-    Conv-groups Conv-depthwise Conv-stem ConvTranspose-stride MaxPool-2x2 MaxPool-overlapping
-    AveragePool-overlapping ortrain::CrossEntropy-mean ortrain::CrossEntropy-weight-smoothing-mean
+    MatMul-batch-broadcast-both MatMul-matrix-vector Gemm-trans01 Einsum-attention ReduceMean-last
+    ReduceL2-two-dropped ReduceLogSumExp-last Softmax-axis1 LogSoftmax-axis-1
+    CumSum-axis1-exclusive1-reverse0 Reshape-flat Transpose-perm Concat-three Split-sizes
+    Slice-middle Slice-step-two Pad-reflect Resize-linear Gather-axis1 GatherElements-axis-last
+    ScatterND-add LayerNormalization-no-bias LayerNormalization-frozen-affine
+    GroupNormalization-2d RMSNormalization-last Conv-stride Conv-groups Conv-depthwise Conv-stem
+    ConvTranspose-stride MaxPool-2x2 MaxPool-overlapping AveragePool-overlapping
+    ortrain::CrossEntropy-mean ortrain::CrossEntropy-weight-smoothing-mean
     SoftmaxCrossEntropyLoss-mean ortrain::Embedding ortrain::Dropout ortrain::Attention-float-mask
 """.split()  # noqa: SIM905
 CASES = {case.id: case for case in ALL}

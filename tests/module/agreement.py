@@ -19,11 +19,13 @@ GRAPH = Options(engine="onnxruntime", fallback="raise")
 # as much as each does from the truth.
 RELATIVE = 1e-5
 SLACK = 2.0
+# Where a test is about something else than numbers: relative to the tensor's largest value.
+SAME = 2e-5
 # A gradient whose true value is zero has no largest value of its own: roundings of the largest
 # gradient of the module are what is left, and what one of them may be.
 ZERO = 1e-12
 ROUNDING = 1e-6
-# Over twenty steps of AdamW, which divides by the gradient's own size and so magnifies the roundings
+# Over twenty steps of AdamW, which divides by the gradient's own size and so magnifies roundings
 # of small ones, weights drift apart: what a gradient's error may be, relative to the tensor's
 # largest value, and the error of the weights in the end, relative to the way they came.
 DRIFTED = 5e-4
