@@ -106,10 +106,8 @@ class Call:
 
     def dynamic_shapes(self, dims: dict[int, dict[int, Any]]) -> Any:
         """What ``torch.export`` takes: for each leaf, by position, its symbolic axes."""
-        spec = pytree.tree_structure((self.args, self.kwargs))
-        args, kwargs = pytree.tree_unflatten(
-            [dims.get(leaf.position) for leaf in self.leaves], spec
-        )
+        leaves = (dims.get(leaf.position) for leaf in self.leaves)
+        args, kwargs = _filled((self.args, self.kwargs), leaves)
         return dict(inspect.signature(self.forward).bind(*args, **kwargs).arguments)
 
 
@@ -186,6 +184,20 @@ def _explicit(forward: Callable[..., Any], names: Iterable[str]) -> Callable[...
 
     traced.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return traced
+
+
+def _filled(tree: Any, leaves: Iterator[Any]) -> Any:
+    """The tree with other leaves; a list stands for a container of the user's own class.
+
+    For these, such as dataclasses, torch.export wants the shapes in the order of the leaves.
+    """
+    kind = pytree._get_node_type(tree)
+    node = pytree.SUPPORTED_NODES.get(kind)
+    if node is None:
+        return next(leaves)
+    children, context = node.flatten_fn(tree)
+    filled = [_filled(child, leaves) for child in children]
+    return node.unflatten_fn(filled, context) if kind in pytree.BUILTIN_TYPES else filled
 
 
 def free_name(name: str, used: set[str]) -> str:

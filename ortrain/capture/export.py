@@ -20,12 +20,14 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
+from ortrain.cache import Cache
 from ortrain.capture import exporter, fx, ladder, lift
 from ortrain.capture.call import example_call, step_name
 from ortrain.capture.constraints import Constraints, Shapes
 from ortrain.capture.origin import captured_error, origin
 from ortrain.capture.translations import TRANSLATIONS, recorded, translating
 from ortrain.capture.translations.base import SymbolicSize
+from ortrain.capture.fingerprint import parts_of
 from ortrain.capture.untouched import uncollected, untouched
 from ortrain.errors import CaptureError
 from ortrain.passes.clean import clean
@@ -113,6 +115,7 @@ def capture(
     kwargs: dict[str, Any] | None = None,
     *,
     opset: int = 21,
+    cache: Cache | None = None,
 ) -> Captured:
     """Captures a module's forward, in its present mode, as an ONNX program.
 
@@ -125,6 +128,8 @@ def capture(
         kwargs: example keyword arguments.
         opset: of the standard ONNX domain. At 22 and above, onnxruntime lacks kernels for random
             draws.
+        cache: of programs by their exported graphs: the export runs always, its translation only
+            where the cache does not know the result.
 
     Raises:
         CaptureError: the module cannot become one graph; the error says where and why.
@@ -136,32 +141,34 @@ def capture(
     state = lift.state_of(module)
     call = example_call(module, tuple(args), dict(kwargs or {}), taken=state.first)
     registry = _registry(opset)
+
+    def program_of(exported: ExportedProgram) -> Program:
+        def make() -> list[Program]:
+            return [_program(exported, registry, call, state, watch)]
+
+        parts = parts_of(exported, state, opset)
+        return (cache or Cache(None)).programs(parts, make)[0]
+
     with uncollected(), untouched(module):
         try:
             found = ladder.export(module, call)
             watch.lap("export")
-            translated = _translate(found.program, registry, watch)
+            program = program_of(found.program)
         except SymbolicSize as error:
             # Sizes of features, of no use as symbols, in the way of an operator.
             found = ladder.export(module, call, features=False)
             found.failed = (f"all dimensions symbolic: {error.what}", *found.failed)
             watch.lap("export")
-            translated = _translate(found.program, registry, watch)
-        leaves, names = _outputs(found.program)
-        program = lift.lift(
-            translated.model, call, state, translated.updated, names, translated.seed
-        )
-        clean(program)
-    dropped = set(lift.drop_unused_inputs(program))
-    for node in program.graph.all_nodes():
-        node.name = node.outputs[0].name  # as profilers show it
+            program = program_of(found.program)
+    leaves, _ = _outputs(found.program)
     watch.lap("clean-up of the ONNX graph")
     tensors = tuple(UserInput(leaf.name, leaf.position) for leaf in call.tensors)
     by_name = {t.name: t for t in tensors}
+    taken = {v.name for v in program.graph.inputs}
     return Captured(
         program=program,
         inputs=tuple(by_name[v.name or ""] for v in program.inputs(Role.USER_INPUT)),
-        dropped=tuple(t for t in tensors if t.name in dropped),
+        dropped=tuple(t for t in tensors if t.name not in taken),
         tensors=tensors,
         output_leaves=leaves,
         output_spec=found.program.call_spec.out_spec,
@@ -170,6 +177,24 @@ def capture(
         failed=found.failed,
         seconds=watch.laps,
     )
+
+
+def _program(
+    exported: ExportedProgram,
+    registry: exporter.Registry,
+    call: Call,
+    state: lift.State,
+    watch: _Watch,
+) -> Program:
+    """The program of an exported graph."""
+    translated = _translate(exported, registry, watch)
+    _, names = _outputs(exported)
+    program = lift.lift(translated.model, call, state, translated.updated, names, translated.seed)
+    clean(program)
+    lift.drop_unused_inputs(program)
+    for node in program.graph.all_nodes():
+        node.name = node.outputs[0].name  # as profilers show it
+    return program
 
 
 class _Watch:

@@ -1,8 +1,8 @@
 """Dataclasses among arguments and outputs, as the export sees them.
 
-torch.export takes apart what is registered as a pytree, and a dataclass is not by itself. Those that
-a call of the module takes or returns are registered where they are met, field by field and without
-running their constructors, as `structure` rebuilds them at every step.
+torch.export takes apart what is registered as a pytree, and a dataclass is not by itself. Those
+that a call of the module takes or returns are registered where they are met, field by field and
+without running their constructors, as `structure` rebuilds them at every step.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from ortrain.autodiff.engine import FLOATING, differentiate, reachable
 from ortrain.autodiff.partition import partition, saved_bytes
 from ortrain.passes import rewrite
 from ortrain.program import Program, Role, role_of, target_of
-from ortrain.step.cache import Cache
+from ortrain.cache import Cache
 
 # Above this much kept between forward and backward, the backward runs in pieces, so that what the
 # first pieces used is freed while the last ones make the gradients. A run costs about 10 µs.

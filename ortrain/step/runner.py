@@ -40,7 +40,7 @@ from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
 from ortrain.runtime.onnxruntime.executor import SMALL
 from ortrain.step import contest
 from ortrain.step.build import Plan, build, likely_upstream
-from ortrain.step.cache import Cache
+from ortrain.cache import Cache
 from ortrain.step.contest import Race
 from ortrain.step.report import Report
 from ortrain.step.run import Received, Step
@@ -154,6 +154,7 @@ class Runner:
         self.options = options
         self.debug_options = debug_options
         self.report = Report()
+        self.cache = Cache(options.cache_dir)
         self.plan: Plan | None = None
         self.rewrites: Sequence[Callable[[Program], object]] = ()
         self.states: list[State] = []
@@ -343,7 +344,9 @@ class Runner:
             torch.set_grad_enabled(form.grad),
         ):
             place, args, kwargs = _distinct(flat)
-            captured = capture(self.module, args, kwargs, opset=self.options.opset)
+            captured = capture(
+                self.module, args, kwargs, opset=self.options.opset, cache=self.cache
+            )
         for rewrite in self.rewrites:
             rewrite(captured.program)
         self.report.stages = {"capture": time.perf_counter() - start}
@@ -448,9 +451,8 @@ class Runner:
     ) -> Plan:
         executor = OnnxRuntimeExecutor(self.options.provider or "CPUExecutionProvider", threads)
         pieces = self.options.backward_pieces
-        cache = Cache(self.options.cache_dir)
         plan = build(
-            program, trainable, upstream, executor, pieces=pieces, sizes=sizes, cache=cache
+            program, trainable, upstream, executor, pieces=pieces, sizes=sizes, cache=self.cache
         )
         self.plan = plan
         self._describe(plan, executor, sizes)

@@ -45,6 +45,15 @@ class Outcome:
     gradients: dict[str, torch.Tensor | None]
     buffers: dict[str, torch.Tensor]
 
+    @classmethod
+    def of(cls, module: nn.Module, loss: torch.Tensor) -> Outcome:
+        """What a module holds after a backward."""
+        return cls(
+            loss.detach(),
+            {n: None if p.grad is None else p.grad.clone() for n, p in module.named_parameters()},
+            {n: b.clone() for n, b in module.named_buffers()},
+        )
+
 
 def loss_of(output: Any) -> torch.Tensor:
     """The loss in a module's output."""
@@ -59,11 +68,7 @@ def step(module: nn.Module, batch: dict[str, torch.Tensor]) -> Outcome:
     module.zero_grad()
     loss = loss_of(module(**batch))
     loss.backward()
-    return Outcome(
-        loss.detach(),
-        {n: None if p.grad is None else p.grad.clone() for n, p in module.named_parameters()},
-        {n: b.clone() for n, b in module.named_buffers()},
-    )
+    return Outcome.of(module, loss)
 
 
 def double(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

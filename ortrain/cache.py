@@ -26,8 +26,8 @@ class Cache:
         folder: made where it does not exist; None caches nothing.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | str | None) -> None:
+        self.folder = None if folder is None else Path(folder)
 
     def programs(
         self, parts: Iterable[object], make: Callable[[], Sequence[Program]]
@@ -88,7 +88,7 @@ def fingerprint(parts: Iterable[object]) -> str:
 def _versions() -> str:
     """Versions of the libraries, and a hash of ortrain's own files (2 ms)."""
     source = hashlib.sha256()
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parent
     for path in sorted(root.rglob("*.py")):
         source.update(str(path.relative_to(root)).encode() + path.read_bytes())
     versions = [f"{name} {importlib.metadata.version(name)}" for name in _LIBRARIES]
