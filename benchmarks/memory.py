@@ -49,7 +49,9 @@ def child(workload: str, engine: str) -> dict[str, Any]:
     if engine != "eager":
         from ortrain import Options, ORTModule
 
-        options = Options() if engine == "default" else Options(engine="onnxruntime", fallback="raise")
+        options = (
+            Options() if engine == "default" else Options(engine="onnxruntime", fallback="raise")
+        )
         model = ORTModule(model, options=options)
         imported = resident()
         import importlib
@@ -96,8 +98,8 @@ def main() -> None:
         for engine, row in rows.items():
             net = row["peak"] - row["import_and_capture"]
             print(
-                f"  {engine:<8} peak {row['peak'] / 2**20:7.0f} MiB ({row['peak'] / base:.2f} of eager); "
-                f"import and capture {row['import_and_capture'] / 2**20:5.0f} MiB; without them "
+                f"  {engine:<8} peak {row['peak'] / 2**20:7.0f} MiB"
+                f" ({row['peak'] / base:.2f} of eager); import and capture {row['import_and_capture'] / 2**20:5.0f} MiB; without them "
                 f"{net / 2**20:7.0f} MiB ({net / base:.2f})"
             )
     options.json.parent.mkdir(exist_ok=True)

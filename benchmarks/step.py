@@ -49,7 +49,11 @@ def contestants(workload: Workload, compiled: bool) -> dict[str, Callable[[], No
         result[name] = step
 
     add("eager fp32", lambda m: m, False)
-    add("ortrain graph", lambda m: ORTModule(m, options=Options(engine="onnxruntime", fallback="raise")), False)
+    add(
+        "ortrain graph",
+        lambda m: ORTModule(m, options=Options(engine="onnxruntime", fallback="raise")),
+        False,
+    )
     add("ortrain default", ORTModule, False)
     add("eager bf16 autocast", lambda m: m, True)
     if compiled:

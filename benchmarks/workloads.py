@@ -90,7 +90,9 @@ def perceptron() -> tuple[nn.Module, dict[str, Any]]:
 WORKLOADS = {
     "bert": Workload("4 layers of BERT-base, batch 8 x 128, dropout, AdamW", bert, True, 1.8),
     "minilm": Workload("MiniLM-L6 shape, batch 32 x 48, dropout, AdamW", minilm, True, 1.6),
-    "mlp": Workload("3-layer perceptron of width 64, batch 32, no optimizer", perceptron, False, 1 / 1.1),
+    "mlp": Workload(
+        "3-layer perceptron of width 64, batch 32, no optimizer", perceptron, False, 1 / 1.1
+    ),
 }
 
 

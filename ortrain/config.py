@@ -53,9 +53,7 @@ class Options:
         if self.cache_dir is not None:
             object.__setattr__(self, "cache_dir", Path(self.cache_dir))
         if self.engine not in ("auto", "onnxruntime", "torch"):
-            raise ValueError(
-                f"engine={self.engine!r}: expected 'auto', 'onnxruntime' or 'torch'"
-            )
+            raise ValueError(f"engine={self.engine!r}: expected 'auto', 'onnxruntime' or 'torch'")
         if self.fallback not in ("torch", "raise"):
             raise ValueError(f"fallback={self.fallback!r}: expected 'torch' or 'raise'")
         if not 18 <= self.opset <= 23:

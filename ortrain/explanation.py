@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -79,14 +79,14 @@ def explain(
     Args:
         model: a module, or an ORTModule around one.
         args: positional arguments of one call.
-        options: as for ORTModule.
+        options: as for ORTModule; the engine is onnxruntime in any case.
         kwargs: keyword arguments of one call.
 
     Returns:
         The explanation; ``print`` it.
     """
     module = unwrap(model)
-    chosen = options or Options(engine="onnxruntime", fallback="raise")
+    chosen = replace(options or Options(), engine="onnxruntime", fallback="raise")
     result = Explanation(type(module).__name__)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
@@ -97,11 +97,8 @@ def explain(
             result.where = [f"everything in PyTorch: {error}"]
             return result
         report, plan = wrapped.report, wrapped._runner.plan
+        assert plan is not None, "without a fallback there is a plan or an error"
         result.stages = dict(report.stages)
-        result.reason = report.reason
-        if plan is None:
-            result.where = [f"everything in PyTorch: {report.reason}"]
-            return result
         result.saved_bytes = report.saved_bytes
         names = ["forward", *(f"backward {i + 1}" for i in range(len(plan.pieces)))]
         result.programs = {

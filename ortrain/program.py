@@ -1,7 +1,8 @@
-"""``Program``: an ONNX model and the roles of its inputs and outputs. The noun all stages pass on."""
+"""``Program``: an ONNX model and the roles of its inputs and outputs, the noun of all stages."""
 
 from __future__ import annotations
 
+import copy
 import difflib
 import os
 from collections import Counter
@@ -70,6 +71,7 @@ def target_of(value: ir.Value) -> str:
 
 
 def phase_of(node: ir.Node) -> Phase:
+    """The phase of a node; forward where nothing is noted."""
     return Phase(node.metadata_props.get(PHASE, Phase.FORWARD))
 
 
@@ -94,6 +96,7 @@ class Program:
 
     @property
     def graph(self) -> ir.Graph:
+        """The model's graph."""
         return self.model.graph
 
     @property
@@ -129,7 +132,12 @@ class Program:
 
     def clone(self) -> Program:
         """An independent copy (constants are shared)."""
-        return Program(self.model.clone(), self.aliases)
+        model = self.model.clone()
+        nodes = (v for n in model.graph.all_nodes() for v in n.outputs)
+        for value in (*model.graph.inputs, *model.graph.initializers.values(), *nodes):
+            # onnx_ir's clone shares the type objects, which setting a dtype changes in place.
+            value.type = copy.copy(value.type)
+        return Program(model, self.aliases)
 
     def text(self) -> str:
         """The program as ONNX text."""
@@ -151,8 +159,11 @@ class Program:
         return "\n".join(lines)
 
     def save(self, path: str | os.PathLike[str], external_data_above: int = 1 << 26) -> None:
-        """Writes an ONNX file; initializers go into ``<name>.data`` where they sum up to more
-        than ``external_data_above`` bytes (a protobuf holds at most 2 GiB)."""
+        """Writes an ONNX file.
+
+        Initializers of more than ``external_data_above`` bytes in all go into ``<name>.data``: a
+        protobuf holds at most 2 GiB.
+        """
         target = Path(path)
         size = sum(v.const_value.nbytes for v in self.graph.initializers.values() if v.const_value)
         external = f"{target.name}.data" if size > external_data_above else None

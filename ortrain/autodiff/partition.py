@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterable
 
 import onnx_ir as ir
@@ -94,7 +95,7 @@ def saved_values(
 
 def saved_bytes(programs: list[Program], sizes: dict[str, int]) -> int:
     """Bytes of what the forward keeps, symbolic dimensions taken from ``sizes``."""
-    total = 0
+    total = 0.0
     for value in programs[0].outputs(Role.SAVED):
         count = 1
         for dim in shapes.dims(value) or ():
@@ -124,8 +125,10 @@ def _with_constants(nodes: set[ir.Node]) -> set[ir.Node]:
 
 
 def _split(nodes: list[ir.Node], pieces: int, again: set[ir.Node]) -> list[list[ir.Node]]:
-    """Contiguous groups of about equal numbers of backward nodes, with the nodes that each group
-    runs again put in front of their first reader."""
+    """Contiguous groups of about equal numbers of backward nodes.
+
+    The forward nodes that a group runs again stand in front of it.
+    """
     backward = [n for n in nodes if n not in again]
     share = max(1, -(-len(backward) // pieces))
     groups = [backward[i : i + share] for i in range(0, len(backward), share)] or [[]]
@@ -170,18 +173,18 @@ def _extract(
             taken.setdefault(value)
     inputs_in_order = [v for v in program.graph.inputs if v in taken]
     for value in [*inputs_in_order, *(v for v in taken if v not in set(inputs_in_order))]:
-        copy = ir.Value(
+        twin = ir.Value(
             name=value.name,
             shape=value.shape,
-            type=value.type,
+            type=copy.copy(value.type),
             const_value=value.const_value if value.is_initializer() else None,
             metadata_props=dict(value.metadata_props),
         )
-        values[value] = copy
+        values[value] = twin
         if value.is_initializer() and not value.is_graph_input():
-            initializers.append(copy)
+            initializers.append(twin)
         else:
-            copied.append(copy if value.is_graph_input() else set_role(copy, Role.SAVED))
+            copied.append(twin if value.is_graph_input() else set_role(twin, Role.SAVED))
     copies = []
     for node in nodes:
         copy_node = ir.Node(
@@ -194,7 +197,7 @@ def _extract(
             metadata_props={**node.metadata_props, PHASE: phase.value},
         )
         for old, new in zip(node.outputs, copy_node.outputs, strict=True):
-            new.name, new.shape, new.type = old.name, old.shape, old.type
+            new.name, new.shape, new.type = old.name, old.shape, copy.copy(old.type)
             new.metadata_props.update(old.metadata_props)
             values[old] = new
         copies.append(copy_node)

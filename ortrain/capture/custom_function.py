@@ -54,11 +54,11 @@ def checked_custom_functions() -> Iterator[None]:
         seen.append(Call(cls, tuple(map(_described, args)), kwargs))
         return own.__get__(None, cls)(*args, **kwargs)
 
-    torch.autograd.Function.apply = classmethod(noted)  # type: ignore[assignment]
+    torch.autograd.Function.apply = classmethod(noted)  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        torch.autograd.Function.apply = own
+        torch.autograd.Function.apply = own  # type: ignore[method-assign]
     for call in seen:
         _try_out(call)
 
@@ -66,7 +66,8 @@ def checked_custom_functions() -> Iterator[None]:
 def _described(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    hints = [int(d) if isinstance(d, int) else d.node.hint or 2 for d in value.shape]
+    sizes: list[Any] = list(value.shape)
+    hints = [d if isinstance(d, int) else d.node.hint or 2 for d in sizes]
     return _Tensor(tuple(hints), value.dtype)
 
 

@@ -22,12 +22,12 @@ from torch.utils import _pytree as pytree
 
 from ortrain.cache import Cache
 from ortrain.capture import exporter, fx, ladder, lift
-from ortrain.capture.call import example_call, step_name
+from ortrain.capture.call import Call, example_call, step_name
 from ortrain.capture.constraints import Constraints, Shapes
+from ortrain.capture.fingerprint import parts_of
 from ortrain.capture.origin import captured_error, origin
 from ortrain.capture.translations import TRANSLATIONS, recorded, translating
 from ortrain.capture.translations.base import SymbolicSize
-from ortrain.capture.fingerprint import parts_of
 from ortrain.capture.untouched import uncollected, untouched
 from ortrain.errors import CaptureError
 from ortrain.passes.clean import clean

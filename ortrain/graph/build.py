@@ -112,7 +112,7 @@ class Builder:
             domain,
             op_type,
             inputs,
-            [a for a in ir.convenience.convert_attributes(attributes)] if attributes else (),
+            ir.convenience.convert_attributes(attributes) if attributes else (),
             num_outputs=outputs,
         )
         node.metadata_props[PHASE] = self.phase.value
@@ -124,7 +124,9 @@ class Builder:
             node.outputs[0].name = f"{self.prefix}/{op_type}_{len(self.nodes)}"
             for i, value in enumerate(node.outputs[1:], 1):
                 value.name = f"{self.prefix}/{op_type}_{len(self.nodes)}_{i}"
-        infer = shapes.infer if domain in ("", "com.microsoft") else _operator_types(domain, op_type)
+        infer = (
+            shapes.infer if domain in ("", "com.microsoft") else _operator_types(domain, op_type)
+        )
         infer(node)
         self.nodes.append(node)
         if self.graph is not None:
@@ -150,12 +152,16 @@ class Builder:
             node = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], num_outputs=1)
             node.metadata_props[PHASE] = self.phase.value
             result = node.outputs[0]
-            result.dtype, result.shape, result.const_value = tensor.dtype, tensor.shape, tensor
+            shapes.assign(result, tensor.dtype, ir.Shape(array.shape))
+            result.const_value = tensor
             self.nodes.append(node)
         else:
             name = _constant_name(array, self.graph)
             result = ir.Value(
-                name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor
+                name=name,
+                shape=ir.Shape(array.shape),
+                type=ir.TensorType(tensor.dtype),
+                const_value=tensor,
             )
             self.graph.register_initializer(result)
         self.constants[key] = result
@@ -164,7 +170,7 @@ class Builder:
     def _operands(
         self, op_type: str, operands: list[Operand], domain: str
     ) -> list[ir.Value | None]:
-        same = _SAME_TYPE.get(op_type, None) if not domain else None
+        same = _SAME_TYPE.get(op_type) if not domain else None
         dtype = None
         for i, operand in enumerate(operands):
             if isinstance(operand, ir.Value) and (same is None or i in same):
@@ -190,7 +196,7 @@ class Builder:
     # -- arithmetic on values ----------------------------------------------------------------
 
     def __enter__(self) -> Builder:
-        self._outer.append(ir.set_value_magic_handler(self))  # type: ignore[arg-type]
+        self._outer.append(ir.set_value_magic_handler(self))
         return self
 
     def __exit__(
@@ -223,6 +229,7 @@ class Builder:
         return value if value.dtype == dtype else self.Cast(value, to=int(dtype))
 
     def zeros_like(self, value: ir.Value) -> ir.Value:
+        """Zeros of the value's shape and dtype."""
         assert value.dtype is not None
         return self.Expand(self.constant(0, value.dtype), self.shape(value))
 

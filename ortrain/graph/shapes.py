@@ -38,6 +38,12 @@ _SAME_SHAPE = {
 }  # fmt: skip
 
 
+def assign(value: ir.Value, dtype: ir.DataType | None, shape: ir.Shape | None = None) -> None:
+    """Types a value, with a type object of its own: setting a dtype changes a shared one."""
+    value.type = None if dtype is None else ir.TensorType(dtype)
+    value.shape = shape
+
+
 def dims(value: ir.Value | None) -> tuple[Dim, ...] | None:
     """The shape as ints, symbol names and None (unknown); None for an unknown rank."""
     if value is None or value.shape is None:
@@ -83,10 +89,11 @@ def broadcast(*known: Sequence[Dim] | None) -> tuple[Dim, ...] | None:
     """The shape of a numpy-style broadcast, unknown dimensions as None."""
     if any(k is None for k in known):
         return None
-    present = [list(k) for k in known if k is not None]
+    present: list[list[Dim]] = [list(k) for k in known if k is not None]
+    one: Dim = 1
     length = max(map(len, present))
     result: list[Dim] = []
-    for column in zip(*([1] * (length - len(k)) + k for k in present), strict=True):
+    for column in zip(*([one] * (length - len(k)) + k for k in present), strict=True):
         wide = [d for d in column if d != 1]
         numbers = [d for d in wide if isinstance(d, int)]
         if not wide:
@@ -113,8 +120,8 @@ def infer(node: ir.Node) -> None:
     elif op == "OneHot":
         dtype = node.inputs[2].dtype if node.inputs[2] is not None else None
     elif op == "ConstantOfShape":
-        value = node.attributes.get("value")
-        dtype = value.as_tensor().dtype if value is not None else ir.DataType.FLOAT
+        filled = node.attributes.get("value")
+        dtype = filled.as_tensor().dtype if filled is not None else ir.DataType.FLOAT
     elif op in ("Range", "CastLike", "EyeLike"):
         pick = node.inputs[1] if op == "CastLike" else first
         dtype = pick.dtype if pick is not None else None

@@ -11,12 +11,11 @@ from ortrain.ops.base import operator
 
 
 def _types(node: ir.Node) -> None:
-    query, value, out = node.inputs[0], node.inputs[2], node.outputs[0]
+    query, value = node.inputs[0], node.inputs[2]
     assert query is not None
-    out.dtype = query.dtype
     q, v = shapes.dims(query), shapes.dims(value)
-    if q is not None and v is not None:
-        out.shape = ir.Shape((*q[:-1], v[-1]))
+    shape = ir.Shape((*q[:-1], v[-1])) if q is not None and v is not None else None
+    shapes.assign(node.outputs[0], query.dtype, shape)
 
 
 @operator("Attention", types=_types)

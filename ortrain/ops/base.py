@@ -65,7 +65,7 @@ def like_first(node: ir.Node) -> None:
     """Typing: the first output is like the first input."""
     source, target = node.inputs[0], node.outputs[0]
     assert source is not None
-    target.dtype, target.shape = source.dtype, source.shape
+    shapes.assign(target, source.dtype, source.shape)
 
 
 def attributes_of(node: ir.Node) -> dict[str, Any]:
@@ -80,9 +80,7 @@ def _plain(attribute: ir.Attr) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def expand(
-    graph: ir.Graph, *, opset: int, only: Callable[[ir.Node], bool] | None = None
-) -> int:
+def expand(graph: ir.Graph, *, opset: int, only: Callable[[ir.Node], bool] | None = None) -> int:
     """Replaces ortrain's operators in a graph (sub-graphs included) by their bodies.
 
     Args:

@@ -13,11 +13,9 @@ def _types(node: ir.Node) -> None:
     source = node.inputs[0]
     assert source is not None
     known = shapes.dims(source)
-    node.outputs[0].dtype, node.outputs[0].shape = source.dtype, source.shape
+    shapes.assign(node.outputs[0], source.dtype, source.shape)
     for value in node.outputs[1:]:
-        value.dtype = source.dtype
-        if known is not None:
-            value.shape = ir.Shape([known[1]])
+        shapes.assign(value, source.dtype, None if known is None else ir.Shape([known[1]]))
 
 
 @operator(

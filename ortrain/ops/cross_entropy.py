@@ -12,14 +12,12 @@ from ortrain.ops.base import operator
 def _types(node: ir.Node) -> None:
     logits, target, loss = node.inputs[0], node.inputs[1], node.outputs[0]
     assert logits is not None
-    loss.dtype = logits.dtype
     reduction = node.attributes.get("reduction")
-    if reduction is not None and reduction.as_string() == "none":
-        loss.shape = target.shape if target is not None else None
-    else:
-        loss.shape = ir.Shape([])
+    rows = reduction is not None and reduction.as_string() == "none"
+    shape = target.shape if rows and target is not None else None if rows else ir.Shape([])
+    shapes.assign(loss, logits.dtype, shape)
     if len(node.outputs) > 1:
-        node.outputs[1].dtype, node.outputs[1].shape = logits.dtype, logits.shape
+        shapes.assign(node.outputs[1], logits.dtype, logits.shape)
 
 
 @operator("CrossEntropy", outputs=("loss", "log_prob"), types=_types)
@@ -51,7 +49,9 @@ def cross_entropy(
     coefficient, spread = row_factors(
         op, logits, target, weight, ignore_index=ignore_index, label_smoothing=label_smoothing
     )
-    picked = op.Squeeze(op.GatherElements(log_prob, safe_index(op, target, ignore_index), axis=-1), [-1])
+    picked = op.Squeeze(
+        op.GatherElements(log_prob, safe_index(op, target, ignore_index), axis=-1), [-1]
+    )
     rows = op.Neg(op.Mul(picked, coefficient))
     if spread is not None:
         weighted = log_prob if weight is None else op.Mul(log_prob, weight)

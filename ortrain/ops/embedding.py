@@ -11,12 +11,12 @@ from ortrain.ops.base import operator
 
 def _types(node: ir.Node) -> None:
     weight, indices = node.inputs[0], node.inputs[1]
-    out = node.outputs[0]
     assert weight is not None
-    out.dtype = weight.dtype
     table, positions = shapes.dims(weight), shapes.dims(indices)
+    shape = None
     if table is not None and positions is not None:
-        out.shape = ir.Shape((*positions, *table[1:]))
+        shape = ir.Shape((*positions, *table[1:]))
+    shapes.assign(node.outputs[0], weight.dtype, shape)
 
 
 @operator("Embedding", types=_types)

@@ -12,9 +12,9 @@ import onnx_ir as ir
 
 from ortrain.autodiff.engine import FLOATING, differentiate, reachable
 from ortrain.autodiff.partition import partition, saved_bytes
+from ortrain.cache import Cache
 from ortrain.passes import rewrite
 from ortrain.program import Program, Role, role_of, target_of
-from ortrain.cache import Cache
 
 # Above this much kept between forward and backward, the backward runs in pieces, so that what the
 # first pieces used is freed while the last ones make the gradients. A run costs about 10 µs.
@@ -100,6 +100,7 @@ class Stopwatch:
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
+        """Adds the time inside to a stage."""
         start = time.perf_counter()
         yield
         self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start

@@ -20,6 +20,7 @@ from torch import is_grad_enabled, nn
 from torch.utils import _pytree as pytree
 
 from ortrain.autodiff.partition import saved_bytes
+from ortrain.cache import Cache
 from ortrain.capture.export import Captured, capture
 from ortrain.capture.guard import Ambient, Guard, ambient, inner_hooks
 from ortrain.capture.records import records_registered
@@ -40,7 +41,6 @@ from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
 from ortrain.runtime.onnxruntime.executor import SMALL
 from ortrain.step import contest
 from ortrain.step.build import Plan, build, likely_upstream
-from ortrain.cache import Cache
 from ortrain.step.contest import Race
 from ortrain.step.report import Report
 from ortrain.step.run import Received, Step
@@ -524,7 +524,10 @@ class Runner:
         output = self._eager("its turn in the contest with the graph", flat.args, flat.kwargs)
         held: list[torch.Tensor] = [*self.module.parameters(), *flat.tensors]
         leaves = [t for t in held if t.requires_grad]
-        tensors, _ = OutputStructure.from_output(output)
+        try:
+            tensors, _ = OutputStructure.from_output(output)
+        except CaptureError:  # which the graph's turn will report
+            tensors = []
         sample.forward_done(tensors, leaves, is_grad_enabled() and bool(leaves))
         return output
 

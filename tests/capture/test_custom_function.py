@@ -40,7 +40,7 @@ class Checkpointed(nn.Module):
 
 
 def test_a_custom_autograd_function_is_refused_by_name() -> None:
-    with pytest.raises(CaptureError, match="custom autograd function .*Scaled"):
+    with pytest.raises(CaptureError, match=r"custom autograd function .*Scaled"):
         capture(WithFunction(), (torch.randn(3, 4),))
 
 
@@ -98,4 +98,5 @@ def test_functions_work_again_after_a_refusal() -> None:
     with pytest.raises(CaptureError):
         capture(WithFunction(), (x,))
     Scaled.apply(x).sum().backward()
-    assert x.grad is not None and x.grad.tolist() == [100.0, 100.0]
+    assert x.grad is not None
+    assert x.grad.tolist() == [100.0, 100.0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -34,7 +35,7 @@ _shared_arena = False
 
 
 def _share_arena() -> None:
-    """Registers one CPU arena for the process; chunks grow by what is asked, not by powers of two."""
+    """Registers one CPU arena for the process, which grows by what is asked."""
     global _shared_arena
     if _shared_arena:
         return
@@ -62,7 +63,7 @@ class Compiled:
     output_names: list[str]
     devices: list[object]
 
-    def run_values(self, feeds: OrtValueVector) -> OrtValueVector:
+    def run_values(self, feeds: Any) -> Any:
         """Runs on values in input order; returns fresh values in output order.
 
         Raises:
@@ -87,7 +88,7 @@ class Compiled:
         feeds = OrtValueVector()
         for array in inputs:
             feeds.push_back(
-                onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))._ortvalue
+                onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))._ortvalue
             )
         return [np.array(value.numpy()) for value in self.run_values(feeds)]
 
@@ -144,6 +145,7 @@ class OnnxRuntimeExecutor:
         return Compiled(session, inputs, outputs, [cpu] * len(outputs))
 
     def session_options(self) -> onnxruntime.SessionOptions:
+        """The options of a session."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.log_severity_level = 3

@@ -122,7 +122,7 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> bool:
         metadata_props=dict(node.metadata_props),
     )
     result = fused.outputs[0]
-    result.dtype, result.shape = output.dtype, output.shape
+    shapes.assign(result, output.dtype, output.shape)
     result.metadata_props.update(output.metadata_props)
     graph.insert_after(absorbed[-1], fused)
     name, output.name = output.name, None

@@ -1,0 +1,460 @@
+"""Whatever changes between two steps, the next one computes what eager would compute."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ortrain import Options, ORTModule
+from ortrain.errors import CaptureError, OrtrainWarning
+from tests.module.agreement import GRAPH, Outcome, assert_agree, in_double
+
+
+class Adapter(nn.Module):
+    """A linear layer with a low-rank addition that can be switched off or merged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(6, 6)
+        self.down, self.up = nn.Linear(6, 2, bias=False), nn.Linear(2, 6, bias=False)
+        self.active = True
+        self.scale = 0.5
+
+    def forward(self, value: Tensor) -> Tensor:
+        result: Tensor = self.base(value)
+        return result + self.up(self.down(value)) * self.scale if self.active else result
+
+
+class Model(nn.Module):
+    """Holds one of everything that can change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(residual=True, scale=[1.0, 2.0])
+        self.embed = nn.Embedding(9, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.adapter = Adapter()
+        self.drop = nn.Dropout(0.0)
+        self.functional_drop = 0.0
+        self.gain = 1.5
+        self.head = nn.Linear(6, 9, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        value = self.norm(self.embed(ids))
+        hidden = self.drop(self.adapter(value)).tanh() * self.gain
+        hidden = nn.functional.dropout(hidden, self.functional_drop, self.training)
+        if self.config.residual:
+            hidden = hidden + value * self.config.scale[0]
+        return nn.functional.cross_entropy(self.head(hidden), ids)
+
+
+IDS = torch.tensor([0, 3, 8, 3, 1])
+
+Mutation = Callable[[Model], Any]
+
+
+def _set(path: str, value: Any) -> Mutation:
+    *owner, name = path.split(".")
+
+    def mutate(model: Model) -> None:
+        target: Any = model
+        for part in owner:
+            target = getattr(target, part)
+        setattr(target, name, value)
+
+    return mutate
+
+
+def _negative(self: nn.Module, value: Tensor) -> Tensor:
+    return -value
+
+
+def _forward_twice(model: Model) -> None:
+    original = model.adapter.forward
+    model.adapter.forward = lambda value: original(original(value))  # type: ignore[method-assign]
+
+
+def _break_the_tie(model: Model) -> None:
+    model.head.weight = nn.Parameter(model.head.weight.detach().clone() * 2)
+
+
+def _tie(model: Model) -> None:
+    model.adapter.base.weight = nn.Parameter(torch.eye(6))
+    model.adapter.base.weight = model.adapter.base.weight
+
+
+def _merge(model: Model) -> None:
+    adapter = model.adapter
+    with torch.no_grad():
+        adapter.base.weight += adapter.scale * adapter.up.weight @ adapter.down.weight
+    adapter.active = False
+
+
+def _new_head(model: Model) -> None:
+    torch.manual_seed(1)
+    model.head = nn.Linear(6, 9)
+
+
+def _resized_vocabulary(model: Model) -> None:
+    old = model.embed.weight.detach()
+    model.embed = nn.Embedding(12, 6)
+    with torch.no_grad():
+        model.embed.weight.fill_(0.1)
+        model.embed.weight[:9] = old
+    model.head.weight = model.embed.weight
+
+
+def _written_in_place(model: Model) -> None:
+    with torch.no_grad():
+        model.adapter.base.weight.mul_(2.0)
+        model.norm.weight.data = torch.full((6,), 3.0)
+
+
+def _loaded(model: Model) -> None:
+    torch.manual_seed(2)
+    model.load_state_dict(Model().state_dict())
+
+
+def _buffer(model: Model) -> None:
+    model.norm.running_mean = torch.ones(6)
+
+
+# Each leaves a graph in use, another one or the same.
+RECAPTURED: dict[str, Mutation] = {
+    "dropout of everything": _set("drop.p", 1.0),
+    "functional dropout of everything": _set("functional_drop", 1.0),
+    "a number in forward": _set("gain", -0.5),
+    "a number that becomes an integer": _set("gain", 2),
+    "eval": lambda m: m.eval(),
+    "eval of a sub-module": lambda m: m.norm.eval(),
+    "statistics no longer tracked": _set("norm.track_running_stats", False),
+    "another momentum": _set("norm.momentum", 0.9),
+    "a cumulative momentum": _set("norm.momentum", None),
+    "a configuration switch": _set("config.residual", False),
+    "a number in a list in a configuration": lambda m: m.config.scale.__setitem__(0, 3.0),
+    "a configuration replaced": _set("config", SimpleNamespace(residual=True, scale=[-1.0])),
+    "an adapter switched off": _set("adapter.active", False),
+    "an adapter scaled": _set("adapter.scale", 4.0),
+    "an adapter merged": _merge,
+    "forward patched on an instance": _forward_twice,
+    "a method of torch patched on an instance": lambda m: setattr(m.drop, "forward", torch.neg),
+    "a class changed": lambda m: setattr(
+        m.drop, "__class__", type("Negative", (nn.Dropout,), {"forward": _negative})
+    ),
+    "a parameter replaced": _set("adapter.base.bias", nn.Parameter(torch.ones(6))),
+    "a parameter removed": _set("adapter.base.bias", None),
+    "a parameter added": lambda m: m.head.register_parameter("bias", nn.Parameter(torch.ones(9))),
+    "a tie broken": _break_the_tie,
+    "a layer replaced": _new_head,
+    "a layer replaced by another kind": _set("adapter", nn.Identity()),
+    "a vocabulary resized": _resized_vocabulary,
+    "a buffer replaced": _buffer,
+    "a layer frozen": lambda m: m.adapter.requires_grad_(False),
+    "a tied weight frozen": lambda m: m.embed.requires_grad_(False),
+    "parameters written in place": _written_in_place,
+    "a state loaded": _loaded,
+    "float64": lambda m: m.double(),
+}
+
+
+def _outcome(module: nn.Module) -> Outcome:
+    module.zero_grad()
+    loss = module(IDS)
+    assert isinstance(loss, Tensor)
+    if loss.requires_grad:
+        loss.backward()
+    return Outcome.of(module, loss)
+
+
+class Trio:
+    """The model as a graph, in eager and in float64, which change together."""
+
+    def __init__(self, options: Options = GRAPH) -> None:
+        self.eager = Model()
+        self.graph = ORTModule(copy.deepcopy(self.eager), options=options)
+        self.truth = in_double(self.eager)
+
+    def change(self, mutate: Mutation) -> None:
+        for number, model in enumerate((self.graph.module, self.eager, self.truth)):
+            assert isinstance(model, Model)
+            mutate(model)
+            if number == 2:
+                model.double()
+
+    def check(self) -> None:
+        assert_agree(_outcome(self.graph), _outcome(self.eager), _outcome(self.truth))
+
+
+@pytest.fixture
+def trio() -> Trio:
+    return Trio()
+
+
+@pytest.mark.parametrize("change", RECAPTURED)
+def test_a_change_between_two_steps_gives_eagers_result(trio: Trio, change: str) -> None:
+    trio.check()
+    before = _outcome(copy.deepcopy(trio.eager))
+    trio.change(copy.deepcopy(RECAPTURED[change]))
+    after = _outcome(copy.deepcopy(trio.eager))
+    assert not _equal(before, after), "the change makes a difference"
+    trio.check()
+    trio.check()
+    assert trio.graph.report.mode == "graph"
+    assert trio.graph.report.captures <= 2
+
+
+def _equal(one: Outcome, other: Outcome) -> bool:
+    if one.gradients.keys() != other.gradients.keys() or not torch.equal(one.loss, other.loss):
+        return False
+    for name, gradient in one.gradients.items():
+        again = other.gradients[name]
+        if (gradient is None) != (again is None):
+            return False
+        if gradient is not None and again is not None and not torch.equal(gradient, again):
+            return False
+    return all(torch.equal(buffer, other.buffers[name]) for name, buffer in one.buffers.items())
+
+
+def test_a_change_that_is_undone_finds_its_capture_again(trio: Trio) -> None:
+    for _ in range(3):
+        for gain in (1.5, -0.5):
+            trio.change(_set("gain", gain))
+            trio.check()
+    assert trio.graph.report.captures == 2
+
+
+def test_training_and_evaluation_alternate_without_a_new_capture(trio: Trio) -> None:
+    for _ in range(3):
+        trio.change(lambda m: m.train())
+        trio.check()
+        trio.change(lambda m: m.eval())
+        trio.check()
+        with torch.no_grad():
+            assert torch.equal(trio.graph(IDS), trio.graph(IDS))
+    assert trio.graph.report.captures == 3, "training, evaluation with and without gradients"
+
+
+def test_a_layer_is_frozen_and_thawed_on_one_capture(trio: Trio) -> None:
+    for frozen in (False, True, False, True):
+        trio.change(lambda m, frozen=frozen: m.adapter.requires_grad_(not frozen))  # type: ignore[misc]
+        trio.check()
+    assert trio.graph.report.captures == 1
+
+
+def test_dtype_goes_there_and_back(trio: Trio) -> None:
+    trio.check()
+    trio.graph.double()
+    ours, truth = _outcome(trio.graph), _outcome(trio.truth)
+    torch.testing.assert_close(ours.loss, truth.loss, rtol=1e-12, atol=0.0)
+    trio.graph.float()
+    trio.eager.load_state_dict(trio.graph.state_dict())
+    trio.truth.load_state_dict(trio.graph.state_dict())
+    trio.check()
+    assert trio.graph.report.captures == 2
+
+
+def test_ten_changes_in_ten_steps_of_a_long_run_are_followed(trio: Trio) -> None:
+    for number in range(10):
+        trio.change(_set("gain", 1.0 + number))
+        trio.check()
+        trio.check()
+    assert trio.graph.report.mode == "graph"
+    assert trio.graph.report.captures == 10
+
+
+# --- what no graph can follow -------------------------------------------------------------------
+
+
+@contextmanager
+def _function_mode() -> Iterator[None]:
+    from torch.overrides import TorchFunctionMode
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if function is torch.tanh or function is Tensor.tanh:
+                return args[0] * 2
+            return function(*args, **(kwargs or {}))
+
+    with Mode():
+        yield
+
+
+def _output_plus_one(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return output + 1
+
+
+def _input_doubled(module: nn.Module, args: Any) -> Any:
+    return (args[0] * 2,)
+
+
+def _gradient_doubled(module: nn.Module, gradients: Any, outputs: Any) -> Any:
+    return tuple(None if g is None else g * 2 for g in gradients)
+
+
+HOOKS: dict[str, tuple[Mutation, str]] = {
+    "a forward hook": (
+        lambda m: m.adapter.base.register_forward_hook(_output_plus_one),
+        "adapter.base: has a forward hook",
+    ),
+    "a forward pre-hook": (
+        lambda m: m.adapter.register_forward_pre_hook(_input_doubled),
+        "adapter: has a forward pre-hook",
+    ),
+    "a backward hook": (
+        lambda m: m.adapter.base.register_full_backward_hook(_gradient_doubled),
+        "adapter.base: has a backward hook",
+    ),
+    "a hook on the model": (
+        lambda m: m.register_forward_hook(_output_plus_one),
+        "Model: has a forward hook",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_a_hook_inside_runs_and_so_the_module_runs_eagerly(kind: str) -> None:
+    register, reason = HOOKS[kind]
+    trio = Trio(Options(engine="onnxruntime"))
+    trio.check()
+    handles: list[Any] = []
+    trio.change(lambda m: handles.append(register(m)))
+    with pytest.warns(OrtrainWarning, match=reason):
+        trio.check()
+    assert trio.graph.report.mode == "eager"
+    assert trio.graph.report.reason == reason
+    for handle in handles:
+        handle.remove()
+    trio.check()
+    assert trio.graph.report.mode == "graph"
+    assert trio.graph.report.captures == 1, "the capture from before the hook is still good"
+
+
+def test_a_hook_inside_raises_where_no_fallback_is_allowed(trio: Trio) -> None:
+    trio.check()
+    trio.graph.adapter.register_forward_hook(_output_plus_one)
+    with pytest.raises(CaptureError, match="adapter: has a forward hook"):
+        trio.graph(IDS)
+
+
+AROUND: dict[str, tuple[Callable[[], Any], str]] = {
+    "autocast": (
+        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        "autocast is on: mixed precision is not served yet",
+    ),
+    "a function mode": (_function_mode, "a torch function mode or transform is active"),
+}
+
+
+@pytest.mark.parametrize("kind", AROUND)
+def test_a_mode_around_the_call_gives_eagers_result(kind: str) -> None:
+    enter, reason = AROUND[kind]
+    trio = Trio(Options(engine="onnxruntime"))
+    trio.check()
+    with pytest.warns(OrtrainWarning, match=reason), enter():
+        ours, eager = _outcome(trio.graph), _outcome(trio.eager)
+    assert _equal(ours, eager)
+    assert trio.graph.report.reason == reason
+    trio.truth.load_state_dict(trio.eager.state_dict())
+    trio.check()
+    assert trio.graph.report.mode == "graph"
+    assert trio.graph.report.captures == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_reduced_precision_runs_eagerly_with_one_reason(dtype: torch.dtype) -> None:
+    trio = Trio(Options(engine="onnxruntime"))
+    trio.check()
+    for model in (trio.graph, trio.eager):
+        model.to(dtype)
+    with pytest.warns(OrtrainWarning, match="reduced precision"):
+        ours, eager = _outcome(trio.graph), _outcome(trio.eager)
+    assert _equal(ours, eager)
+    assert "reduced precision is not served yet" in trio.graph.report.reason
+    with nullcontext():
+        assert _equal(_outcome(trio.graph), _outcome(trio.eager)), "and warns only once"
+
+
+def test_deterministic_algorithms_are_another_graph(trio: Trio) -> None:
+    trio.check()
+    torch.use_deterministic_algorithms(True)
+    try:
+        trio.check()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    trio.check()
+
+
+# --- modules that never stay the same -----------------------------------------------------------
+
+
+class Counting(nn.Module):
+    """Counts its forwards in a plain attribute that its output depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.calls = 0
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.calls += 1
+        result: Tensor = self.layer(value) * self.calls
+        return result
+
+
+def test_a_module_that_counts_its_calls_is_right_at_every_call() -> None:
+    eager = Counting()
+    model = ORTModule(copy.deepcopy(eager), options=Options(engine="onnxruntime"))
+    value = torch.ones(2, 4)
+    with pytest.warns(OrtrainWarning):
+        for _ in range(30):
+            assert torch.equal(model(value), eager(value))
+    assert model.calls == 30
+    assert model.report.mode == "eager"
+
+
+def test_a_module_changed_before_every_call_is_given_up_with_the_reason() -> None:
+    eager = Counting()
+    eager.forward = lambda value: eager.layer(value) * eager.calls  # type: ignore[method-assign]
+    model = ORTModule(_Scheduled(), options=Options(engine="onnxruntime"))
+    plain = copy.deepcopy(model.module)
+    value = torch.ones(2, 4)
+    with pytest.warns(OrtrainWarning, match="changes at nearly every call"):
+        for number in range(30):
+            model.temperature = plain.temperature = 1.0 + number
+            torch.testing.assert_close(model(value), plain(value))
+    assert model.report.mode == "eager"
+    assert "temperature was" in model.report.reason
+    assert model.report.captures < 10
+
+
+def test_a_module_changed_before_every_call_raises_where_no_fallback_is_allowed() -> None:
+    model = ORTModule(_Scheduled(), options=GRAPH)
+
+    def train() -> None:
+        for number in range(30):
+            model.temperature = 1.0 + number
+            model(torch.ones(2, 4))
+
+    with pytest.raises(CaptureError, match="changes at nearly every call"):
+        train()
+
+
+class _Scheduled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.temperature = 1.0
+
+    def forward(self, value: Tensor) -> Tensor:
+        result: Tensor = self.layer(value) / self.temperature
+        return result
