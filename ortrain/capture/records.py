@@ -52,7 +52,7 @@ def _register(kind: type) -> None:
         return list(zip(keys, values, strict=True)), names
 
     def unflatten(values: Any, names: Any) -> Any:
-        record = object.__new__(kind)
+        record: Any = object.__new__(kind)
         for name, value in zip(names, values, strict=True):
             object.__setattr__(record, name, value)
         return record

@@ -128,9 +128,9 @@ def infer(node: ir.Node) -> None:
     else:
         dtype = first.dtype if first is not None else None
     for value in node.outputs:
-        value.dtype = dtype
+        assign(value, dtype)
     if op in ("Dropout", "MaxPool", "TopK") and len(node.outputs) > 1:
-        node.outputs[1].dtype = ir.DataType.BOOL if op == "Dropout" else ir.DataType.INT64
+        assign(node.outputs[1], ir.DataType.BOOL if op == "Dropout" else ir.DataType.INT64)
     shape = _shape(node, op)
     if shape is not None:
         out.shape = ir.Shape(shape)

@@ -40,7 +40,7 @@ def attention(
         key: [..., S, E].
         value: [..., S, F].
         mask: bool (true: take part) or floating (added), broadcastable to [..., L, S]. A query
-            that a bool mask shuts out from every key yields zeros.
+            that it shuts out from every key (false, or minus infinity) yields zeros.
         seed: int64 scalar, needed where ``ratio`` is above 0.
         scale: factor of the products.
         causal: 1 lets query i see keys 0 … i only.
@@ -60,13 +60,18 @@ def attention(
     if causal:
         assert mask is None, "torch refuses a mask together with is_causal"
         scores = op.Add(scores, _bias(op, _causal(op, query, key), query.dtype))
-    elif mask is not None and mask.dtype == ir.DataType.BOOL:
-        scores = op.Add(scores, _bias(op, mask, query.dtype))
-        alive = op.cast(mask, query.dtype)
+    elif mask is not None:
+        if mask.dtype == ir.DataType.BOOL:
+            open_ = mask
+            bias = _bias(op, mask, query.dtype)
+        else:
+            mask = op.cast(mask, query.dtype)
+            open_ = op.Greater(mask, _lowest(query.dtype))
+            bias = op.Where(open_, mask, op.constant(_lowest(query.dtype), query.dtype))
+        scores = op.Add(scores, bias)
+        alive = op.cast(open_, query.dtype)
         if shapes.rank(mask) != 0:
             alive = op.ReduceMax(alive, [-1], keepdims=1)
-    elif mask is not None:
-        scores = op.Add(scores, op.cast(mask, query.dtype))
     weights = op.Softmax(scores, axis=-1)
     if ratio > 0:
         assert seed is not None
@@ -83,9 +88,13 @@ def _bias(op: Builder, mask: ir.Value, dtype: ir.DataType) -> ir.Value:
     ``exp(score + lowest)`` is exactly zero, and a row that is shut out entirely stays finite, so
     that multiplying it by zero clears it.
     """
-    lowest = -6e4 if dtype == ir.DataType.FLOAT16 else -1e30
-    result: ir.Value = op.Where(mask, op.constant(0.0, dtype), op.constant(lowest, dtype))
+    lowest = op.constant(_lowest(dtype), dtype)
+    result: ir.Value = op.Where(mask, op.constant(0.0, dtype), lowest)
     return result
+
+
+def _lowest(dtype: ir.DataType) -> float:
+    return -6e4 if dtype == ir.DataType.FLOAT16 else -1e30
 
 
 def _causal(op: Builder, query: ir.Value, key: ir.Value) -> ir.Value:

