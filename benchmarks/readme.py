@@ -1,0 +1,99 @@
+"""Writes the figures of `results/*.json` into README.md, between its two `measured` marks.
+
+    python benchmarks/readme.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+README = HERE.parent / "README.md"
+BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
+
+
+def main() -> None:
+    text = README.read_text()
+    head, rest = text.split(BEGIN)
+    _, tail = rest.split(END)
+    parts = [render() for render in (speed, start, memory) if _known(render)]
+    README.write_text(f"{head}{BEGIN}\n{chr(10).join(parts)}{END}{tail}")
+
+
+def speed() -> str:
+    """The table of `step.py`."""
+    found = _results("step")
+    rows = [
+        "One training step (forward, backward, and `AdamW(fused=True)` where named), medians in",
+        f"milliseconds, engines alternating in one process. {_machine(found['machine'])}",
+        "",
+        "| | eager fp32 | **ortrain** | speed-up | eager bf16 autocast |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for result in found["workloads"].values():
+        known = result["contestants"]
+        eager, ours = known["eager fp32"], known["ortrain default"]
+        rows.append(
+            f"| {result['title']} | {_ms(eager)} | **{_ms(ours)}** "
+            f"| **{ours['paired_speedup']:.2f}x** | {_ms(known['eager bf16 autocast'])} |"
+        )
+    rows += [
+        "",
+        "ortrain computes in fp32, with eager's numbers; autocast computes in bf16. Eager's matrix",
+        "products go through MKL, which is slow on AMD processors: on Intel expect a smaller gain.",
+        "",
+    ]
+    return "\n".join(rows)
+
+
+def start() -> str:
+    """The figures of `first_step.py`."""
+    runs = _results("first_step")["workloads"]["bert"]
+    cold, warm = (_middle(runs[k]) for k in ("no cache", "cache, later process"))
+    return (
+        f"The first finished step of the BERT above takes {cold:.1f} s, and {warm:.1f} s in a later "
+        "process with\n`Options(cache_dir=…)`. There is no compiler.\n"
+    )
+
+
+def memory() -> str:
+    """The figures of `memory.py`."""
+    rows = _results("memory")["workloads"]["bert"]
+    eager, ours = rows["eager"]["peak"], rows["default"]["peak"]
+    return (
+        f"Peak memory of the same steps: {ours / 2**20:.0f} MiB against {eager / 2**20:.0f} MiB for "
+        f"eager, what capture and imports leave\nbehind included.\n"
+    )
+
+
+def _results(name: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((HERE / "results" / f"{name}.json").read_text())
+    return result
+
+
+def _known(render: Any) -> bool:
+    names = {speed: "step", start: "first_step", memory: "memory"}
+    return (HERE / "results" / f"{names[render]}.json").exists()
+
+
+def _machine(facts: dict[str, Any]) -> str:
+    return (
+        f"{facts['cores']} cores of an {facts['processor']}, torch {facts['torch']} "
+        f"(BLAS: {facts['torch_blas']}), onnxruntime {facts['onnxruntime']}."
+    )
+
+
+def _ms(row: dict[str, Any]) -> str:
+    value = row["median_ms"]
+    return f"{value:.0f}" if value >= 10 else f"{value:.3f}"
+
+
+def _middle(rows: list[dict[str, Any]]) -> float:
+    ordered = sorted(row["first_step"] for row in rows)
+    return float(ordered[len(ordered) // 2])
+
+
+if __name__ == "__main__":
+    main()
