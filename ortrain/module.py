@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -76,7 +77,8 @@ class ORTModule(nn.Module):
             own[name] = module.__dict__[name]
         del own["training"]
         # With the module's signature, by which trainers choose the columns of a data set.
-        own["__signature__"] = inspect.signature(module.forward)
+        with contextlib.suppress(TypeError, ValueError):  # some callables written in C have none
+            own["__signature__"] = inspect.signature(module.forward)
         if type(self).forward is ORTModule.forward:
             own["forward"] = _entry(own["_runner"], module.forward)
 

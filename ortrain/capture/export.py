@@ -115,6 +115,7 @@ def capture(
     kwargs: dict[str, Any] | None = None,
     *,
     opset: int = 21,
+    exact: bool = False,
     cache: Cache | None = None,
 ) -> Captured:
     """Captures a module's forward, in its present mode, as an ONNX program.
@@ -128,6 +129,7 @@ def capture(
         kwargs: example keyword arguments.
         opset: of the standard ONNX domain. At 22 and above, onnxruntime lacks kernels for random
             draws.
+        exact: take sizes of 1 for constants, where the module's code treats them apart.
         cache: of programs by their exported graphs: the export runs always, its translation only
             where the cache does not know the result.
 
@@ -151,12 +153,12 @@ def capture(
 
     with uncollected(), untouched(module):
         try:
-            found = ladder.export(module, call)
+            found = ladder.export(module, call, exact=exact)
             watch.lap("export")
             program = program_of(found.program)
         except SymbolicSize as error:
             # Sizes of features, of no use as symbols, in the way of an operator.
-            found = ladder.export(module, call, features=False)
+            found = ladder.export(module, call, features=False, exact=exact)
             found.failed = (f"all dimensions symbolic: {error.what}", *found.failed)
             watch.lap("export")
             program = program_of(found.program)

@@ -57,7 +57,7 @@ class Exported:
     failed: tuple[str, ...] = ()
 
 
-def _rungs(call: Call, features: bool) -> list[Rung]:
+def _rungs(call: Call, features: bool, exact: bool) -> list[Rung]:
     """What is tried, in order.
 
     A size of 1 is special to PyTorch (it may broadcast), so that the trace would fix it. Where it
@@ -70,7 +70,7 @@ def _rungs(call: Call, features: bool) -> list[Rung]:
     }
     rungs = [Rung("non-strict", every), Rung("strict", every, strict=True)]
     batches, lengths = call.growable()
-    if not batches and not lengths:
+    if exact or (not batches and not lengths):
         return rungs
     grown = [Rung("batch of 1 repeated", every, grown=frozenset(batches))] if batches else []
     if lengths:
@@ -79,17 +79,20 @@ def _rungs(call: Call, features: bool) -> list[Rung]:
     return [*grown, Rung("sizes of 1 kept symbolic", every, oblivious=True), *rungs]
 
 
-def export(module: torch.nn.Module, call: Call, features: bool = True) -> Exported:
+def export(
+    module: torch.nn.Module, call: Call, features: bool = True, exact: bool = False
+) -> Exported:
     """The first export whose graph can serve the call.
 
     Args:
         module: what is captured.
         call: the example.
         features: whether dimensions that are neither batch nor length become symbolic, too.
+        exact: sizes of 1 become constants.
     """
     failed: list[str] = []
     first: Refusal | None = None
-    for rung in _rungs(call, features):
+    for rung in _rungs(call, features, exact):
         try:
             found = _attempt(module, call, rung)
         except Refusal as error:

@@ -44,12 +44,10 @@ class Feeds:
         self.held = [tensors[name] for role, name in plan.feeds if role in held]
         roles = [role for role, _ in plan.feeds]
         assert roles == sorted(roles, key=_ORDER.__getitem__), "feeds come by role"
-        self.values = [to_ort(t) for t in self.held]
-        self.pointers = [t.data_ptr() for t in self.held]
         names = [name for role, name in plan.feeds if role in held]
         self.copied = {i for i, name in enumerate(names) if name in copied}
-        for i in self.copied:
-            self.pointers[i] = _COPIED
+        self.pointers = [_COPIED] * len(self.held)
+        self.values = [self._again(i, tensor) for i, tensor in enumerate(self.held)]
 
     def __call__(self, users: Sequence[torch.Tensor]) -> Any:
         """All feeds of one forward, in the order of the program's inputs."""

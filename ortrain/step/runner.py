@@ -7,11 +7,12 @@ in PyTorch. Nothing is ever replayed that has not been compared first.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -309,20 +310,19 @@ class Runner:
         refused = form.refused.get(sizes)
         if refused is not None:
             raise CaptureError(refused)
+        apart = False  # whether the module's code treats a size of 1 apart
         for served in form.served:
             own = [sizes[i] for i in served.order]
-            if served.captured.accepts(own) and self._holds(served, flat, own):
-                break
+            if served.captured.accepts(own):
+                if self._holds(served, flat, own):
+                    break
+                apart = True
         else:
-            served = self._capture(form, flat)
-            own = [sizes[i] for i in served.order]
-            if not self._holds(served, flat, own):
-                raise CaptureError(
-                    "the graph does not compute what the module does at a size of 1",
-                    because=f"the inputs' shapes are {[list(size) for size in own]}",
-                    help="avoid sizes of 1, or wrap a sub-module whose code treats 1 as any size",
-                )
+            served = self._capture(form, flat, exact=apart)
             form.served.append(served)
+            if not apart and not self._holds(served, flat, [sizes[i] for i in served.order]):
+                served = self._capture(form, flat, exact=True)
+                form.served.append(served)
         if served.threads == 1 < self._threads(served.captured.program, _sizes(served, flat)):
             served.variants.clear()  # built for small batches: from now on with more threads
         if len(form.by_sizes) >= MOST_SIZES:
@@ -330,7 +330,7 @@ class Runner:
         form.by_sizes[sizes] = served
         return served
 
-    def _capture(self, form: Form, flat: FlatCall) -> Served:
+    def _capture(self, form: Form, flat: FlatCall, *, exact: bool) -> Served:
         if len(form.served) + len(form.refused) >= MOST_SHAPES:
             raise CaptureError(
                 f"the module was captured {MOST_SHAPES} times for different input sizes",
@@ -339,13 +339,22 @@ class Runner:
             )
         start = time.perf_counter()
         with (
+            _no_bug("capturing"),
             records_registered(self.module, flat.args, flat.kwargs),
             torch.inference_mode(False),
             torch.set_grad_enabled(form.grad),
+            # What the trace saves for a backward that never runs is not for the caller's hooks:
+            # checkpointing would count it.
+            torch.autograd.graph.saved_tensors_hooks(_itself, _itself),
         ):
             place, args, kwargs = _distinct(flat)
             captured = capture(
-                self.module, args, kwargs, opset=self.options.opset, cache=self.cache
+                self.module,
+                args,
+                kwargs,
+                opset=self.options.opset,
+                exact=exact,
+                cache=self.cache,
             )
         for rewrite in self.rewrites:
             rewrite(captured.program)
@@ -451,9 +460,10 @@ class Runner:
     ) -> Plan:
         executor = OnnxRuntimeExecutor(self.options.provider or "CPUExecutionProvider", threads)
         pieces = self.options.backward_pieces
-        plan = build(
-            program, trainable, upstream, executor, pieces=pieces, sizes=sizes, cache=self.cache
-        )
+        with _no_bug("building"):
+            plan = build(
+                program, trainable, upstream, executor, pieces=pieces, sizes=sizes, cache=self.cache
+            )
         self.plan = plan
         self._describe(plan, executor, sizes)
         return plan
@@ -560,6 +570,25 @@ class _Anything:
         return True
 
     __hash__ = None  # type: ignore[assignment]
+
+
+@contextlib.contextmanager
+def _no_bug(doing: str) -> Iterator[None]:
+    """An error that nobody foresaw becomes one that has a fallback."""
+    try:
+        yield
+    except OrtrainError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"an error of ortrain's own while {doing} the graph",
+            because=f"{type(error).__name__}: {error}",
+            help="please report it; the module runs in PyTorch meanwhile",
+        ) from error
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 def _distinct(flat: FlatCall) -> tuple[dict[int, int], tuple[Any, ...], dict[str, Any]]:

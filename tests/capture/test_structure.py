@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-import timeit
 from collections import OrderedDict, defaultdict
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -367,16 +366,3 @@ def test_outputs_are_named_by_the_way_to_them() -> None:
 def test_an_output_that_cannot_be_rebuilt_is_refused_by_name() -> None:
     with pytest.raises(CaptureError, match=r"output\['past'\]\[0\] is of type .*DynamicCache"):
         OutputStructure.from_output({"past": [DynamicCache()]})
-
-
-# --- speed --------------------------------------------------------------------------------------
-
-
-def microseconds(function: Any) -> float:
-    return min(timeit.repeat(function, number=2000, repeat=7)) / 2000 * 1e6
-
-
-def test_a_call_with_three_tensors_is_flattened_in_microseconds() -> None:
-    kwargs = {"input_ids": x, "attention_mask": y, "labels": z, "return_dict": True}
-    # 1.3 us on the machine where this was written; the bound leaves room for a slow and busy one.
-    assert microseconds(lambda: flatten_call((), kwargs)) < 8

@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ortrain import Options, ORTModule
 from ortrain.errors import StateError, UnsupportedGradient
 from ortrain.module import unwrap
-from ortrain.step import run
+from ortrain.runtime.onnxruntime import Compiled
+from ortrain.step.build import build
 from tests.models import MODELS, Mlp
 from tests.module.agreement import GRAPH, SAME, Outcome, assert_agree, double, in_double, step
 
@@ -30,7 +32,7 @@ def wrapped(module: nn.Module) -> ORTModule:
     return ORTModule(copy.deepcopy(module), options=GRAPH)
 
 
-def linear(size: int = 4) -> nn.Module:
+def linear(size: int = 4) -> Any:
     return nn.Sequential(nn.Linear(size, size), nn.Tanh(), nn.Linear(size, 3))
 
 
@@ -87,7 +89,7 @@ def test_a_state_dict_has_the_prefix_of_the_model_around() -> None:
 
 
 def test_attributes_are_read_set_and_deleted_on_the_module() -> None:
-    module = Mlp()
+    module: Any = Mlp()
     model = ORTModule(module)
     module.note = "a"
     assert model.note == "a"
@@ -177,7 +179,7 @@ def test_optimizers_made_before_and_after_wrapping_hold_the_same_parameters() ->
     with torch.no_grad():
         for parameter in twin.parameters():
             assert parameter.grad is not None
-            parameter -= 0.1 * parameter.grad
+            parameter.sub_(parameter.grad, alpha=0.1)
     assert_same(model(rows()), twin(rows()))
 
 
@@ -468,8 +470,8 @@ def test_a_parameter_of_the_module_may_be_its_input() -> None:
 
 
 def test_a_call_without_a_tensor_runs() -> None:
-    eager = Gathers()
-    eager.forward = lambda: eager.layer.weight.sum()  # type: ignore[method-assign, assignment]
+    eager: Any = Gathers()
+    eager.forward = eager.layer.weight.sum
     model = ORTModule(eager)
     assert_same(model(), eager())
 
@@ -503,8 +505,8 @@ def test_a_module_that_returns_its_input_or_its_parameter_works() -> None:
     eager = Returns()
     model = wrapped(eager)
     ours, theirs = rows().requires_grad_(), rows().requires_grad_()
-    sum(t.sum() for t in model(ours)).backward()  # type: ignore[union-attr]
-    sum(t.sum() for t in eager(theirs)).backward()  # type: ignore[union-attr]
+    sum(t.sum() for t in model(ours)).backward()
+    sum(t.sum() for t in eager(theirs)).backward()
     assert_same(ours.grad, theirs.grad)
     assert_same_gradients(model, eager)
 
@@ -631,7 +633,7 @@ def test_one_backward_passes_through_several_forwards() -> None:
     eager = linear()
     model = wrapped(eager)
     for each in (model, eager):
-        sum(each(rows(seed=seed)).pow(2).sum() for seed in range(3)).backward()  # type: ignore[union-attr]
+        sum(each(rows(seed=seed)).pow(2).sum() for seed in range(3)).backward()
     assert_same_gradients(model, eager)
 
 
@@ -659,7 +661,12 @@ def test_autograd_grad_and_hooks_on_parameters_work() -> None:
     eager = linear()
     model = wrapped(eager)
     seen: list[Tensor] = []
-    handle = model[0].weight.register_hook(lambda gradient: seen.append(gradient) or gradient * 2)  # type: ignore[func-returns-value]
+
+    def double_it(gradient: Tensor) -> Tensor:
+        seen.append(gradient)
+        return gradient * 2
+
+    handle = model[0].weight.register_hook(double_it)
     model(rows()).sum().backward()
     handle.remove()
     (theirs,) = torch.autograd.grad(eager(rows()).sum(), eager[0].weight)
@@ -719,16 +726,13 @@ def test_the_pooler_of_bert_has_no_gradient_where_it_is_not_used() -> None:
 
 
 def test_patterns_of_gradients_are_compiled_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ortrain.step import runner
-
     built: list[object] = []
-    build = runner.build
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         built.append(args)
         return build(*args, **kwargs)
 
-    monkeypatch.setattr(runner, "build", counted)
+    monkeypatch.setattr("ortrain.step.runner.build", counted)
     model = wrapped(TwoHeads())
     for number in range(12):
         one, two = model(rows())
@@ -831,6 +835,64 @@ def test_create_graph_without_a_second_backward_is_fine() -> None:
     assert_same_gradients(model, eager)
 
 
+# --- torch's own tools around it -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_around_it_gives_eagers_gradients(reentrant: bool) -> None:
+    eager = linear()
+    model = wrapped(eager)
+    for _ in range(2):
+        for each in (model, eager):
+            value = rows().requires_grad_()
+            checkpoint(each, value, use_reentrant=reentrant).pow(2).sum().backward()
+        assert_same_gradients(model, eager)
+    assert model.report.mode == "graph"
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_draws_the_same_masks_again(reentrant: bool) -> None:
+    model = ORTModule(nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5)), options=GRAPH)
+    for _ in range(2):
+        model.zero_grad()
+        value = rows(64, 64).requires_grad_()
+        output = checkpoint(model, value, use_reentrant=reentrant)
+        output.sum().backward()
+        dropped = (output == 0).all(0)
+        kept = (output != 0).sum(0) * 2.0
+        assert not dropped.any()
+        assert_same(model[0].bias.grad, kept)
+
+
+def test_saved_tensors_may_be_offloaded() -> None:
+    eager = linear()
+    model = wrapped(eager)
+    for each in (model, eager):
+        with torch.autograd.graph.save_on_cpu():
+            loss = each(rows()).pow(2).sum()
+        loss.backward()
+    assert_same_gradients(model, eager)
+
+
+def test_a_functional_call_uses_the_parameters_that_it_is_given() -> None:
+    eager = linear()
+    model = wrapped(eager)
+    others = {name: p.detach() * 2 for name, p in eager.named_parameters()}
+    for _ in range(2):
+        ours = torch.func.functional_call(model, others, (rows(),))
+        assert_same(ours, torch.func.functional_call(eager, others, (rows(),)))
+        assert_same(model(rows()), eager(rows()))
+
+
+def test_gradients_are_clipped_and_scaled() -> None:
+    eager = linear()
+    model = wrapped(eager)
+    for each in (model, eager):
+        (each(rows()).pow(2).sum() * 1e3).backward()
+        nn.utils.clip_grad_norm_(each.parameters(), 0.5)
+    assert_same_gradients(model, eager)
+
+
 # --- hooks on ORTModule itself ------------------------------------------------------------------
 
 
@@ -870,54 +932,42 @@ def test_hooks_on_the_wrapper_run() -> None:
 # --- memory -------------------------------------------------------------------------------------
 
 
-def test_parameters_and_inputs_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-    vector = run.OrtValueVector
-
-    class Recording:
-        """Notes the address of everything that is fed."""
-
-        def __new__(cls) -> Any:
-            made = vector()
-            return _Recorder(made)
-
-    class _Recorder:
-        def __init__(self, made: Any) -> None:
-            self.made = made
-
-        def push_back(self, value: Any) -> None:
-            seen.append(value.data_ptr())
-            self.made.push_back(value)
-
-        def __len__(self) -> int:
-            return len(self.made)
-
-        def __getitem__(self, index: int) -> Any:
-            return self.made[index]
-
-    run_values = run.Plan.__dataclass_fields__  # the programs are reached through each step's plan
-    assert "forward" in run_values
-    from ortrain.runtime.onnxruntime import Compiled
-
+def test_no_tensor_is_copied_on_the_way_in_between_and_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs: list[tuple[set[int], set[int]]] = []  # addresses of what each program took and gave
     original = Compiled.run_values
-    monkeypatch.setattr(
-        Compiled, "run_values", lambda self, feeds: original(self, getattr(feeds, "made", feeds))
-    )
-    monkeypatch.setattr(run, "OrtValueVector", Recording)
-    model = wrapped(linear())
-    value = rows().requires_grad_()
-    for _ in range(3):
-        seen.clear()
-        output = model(value)
-        assert value.data_ptr() in seen
+
+    def run_values(self: Compiled, feeds: Any) -> Any:
+        fetches = original(self, feeds)
+        both = ([vector[i].data_ptr() for i in range(len(vector))] for vector in (feeds, fetches))
+        runs.append(tuple(map(set, both)))  # type: ignore[arg-type]
+        return fetches
+
+    monkeypatch.setattr(Compiled, "run_values", run_values)
+    case = MODELS["cnn"]
+    model = wrapped(case.build())
+    batch = case.batch()
+    pixels = batch["pixel_values"].requires_grad_()
+    for _ in range(2):
+        runs.clear()
+        model.zero_grad()
+        output = model(**batch)
+        ((taken, given),) = runs
+        assert {t.data_ptr() for t in (pixels, batch["labels"])} <= taken
+        assert {p.data_ptr() for p in model.parameters()} <= taken
+        assert {output["loss"].data_ptr(), output["logits"].data_ptr()} <= given
+        upstream = torch.ones(())
+        output["loss"].backward(upstream)
+        (_, (taken_again, gradients)) = runs
+        own = {p.data_ptr() for p in model.parameters()} | {pixels.data_ptr()}
+        constants = {batch["labels"].data_ptr(), upstream.data_ptr()}
+        assert upstream.data_ptr() in taken_again
+        assert taken_again <= given | own | constants, "saved tensors are the forward's own"
+        assert len(taken_again & given) > 3
         for parameter in model.parameters():
-            assert parameter.data_ptr() in seen
-        upstream = torch.ones_like(output)
-        saved = set(seen)
-        seen.clear()
-        output.backward(upstream)
-        assert upstream.data_ptr() in seen
-        assert model[2].weight.data_ptr() in saved
+            assert parameter.grad is not None
+            assert parameter.grad.data_ptr() in gradients
 
 
 def test_a_parameter_that_moves_is_read_where_it_is() -> None:

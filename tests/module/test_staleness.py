@@ -394,6 +394,18 @@ def test_deterministic_algorithms_are_another_graph(trio: Trio) -> None:
     trio.check()
 
 
+def test_a_change_to_what_cannot_be_captured_runs_eagerly() -> None:
+    trio = Trio(Options(engine="onnxruntime"))
+    trio.check()
+    trio.change(_set("norm.momentum", None))  # an average whose factor is read out of a tensor
+    with pytest.warns(OrtrainWarning, match="a number out of a tensor"):
+        trio.check()
+    assert trio.graph.report.mode == "eager"
+    trio.change(_set("norm.momentum", 0.1))
+    trio.check()
+    assert trio.graph.report.mode == "graph"
+
+
 # --- modules that never stay the same -----------------------------------------------------------
 
 
@@ -415,7 +427,7 @@ def test_a_module_that_counts_its_calls_is_right_at_every_call() -> None:
     eager = Counting()
     model = ORTModule(copy.deepcopy(eager), options=Options(engine="onnxruntime"))
     value = torch.ones(2, 4)
-    with pytest.warns(OrtrainWarning, match="attribute"):
+    with pytest.warns(OrtrainWarning, match="assigns 'calls'"):
         assert torch.equal(model(value), eager(value))
     for _ in range(29):
         assert torch.equal(model(value), eager(value))
@@ -425,7 +437,7 @@ def test_a_module_that_counts_its_calls_is_right_at_every_call() -> None:
 
 def test_a_module_changed_before_every_call_is_given_up_with_the_reason() -> None:
     model = ORTModule(_Scheduled(), options=Options(engine="onnxruntime"))
-    plain = copy.deepcopy(model.module)
+    plain: Any = copy.deepcopy(model.module)
 
     def train() -> None:
         for number in range(30):

@@ -1,0 +1,348 @@
+"""With default options the faster of graph and eager stays, and results are eager's throughout."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ortrain import ORTModule
+from ortrain.errors import OrtrainWarning
+from ortrain.runtime.onnxruntime import Compiled
+from ortrain.step import contest
+from ortrain.step.contest import LEAST_STEPS, MOST_ROUNDS, MOST_STEPS, WARM_UP, Race
+from ortrain.step.runner import EAGER_SPELL
+from tests.models import MODELS
+from tests.module.agreement import GRAPH, RELATIVE, loss_of
+
+ENOUGH = 2 * MOST_ROUNDS * (MOST_STEPS + WARM_UP + 1)
+"""Steps after which every contest is over."""
+
+
+class Clock:
+    """Time that passes where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    fake = Clock()
+    monkeypatch.setattr(contest, "clock", fake)
+    return fake
+
+
+# --- the race itself ----------------------------------------------------------------------------
+
+
+def run(race: Race, clock: Clock, graph: float, eager: float, size: int = 1) -> dict[str, int]:
+    """Inference steps of given durations until the race is decided; how many each had."""
+    turns = {"graph": 0, "eager": 0}
+    for _ in range(ENOUGH):
+        contestant = race.next()
+        if race.winner:
+            return turns
+        turns[contestant] += 1
+        sample = race.sample(contestant, size, clock())
+        clock.now += graph if contestant == "graph" else eager
+        sample.forward_done([], [], trains=False)
+    raise AssertionError("the race has no end")
+
+
+@pytest.mark.parametrize(
+    ("graph", "eager", "winner"),
+    [
+        (0.1, 0.2, "graph"),
+        (0.2, 0.1, "eager"),
+        (1e-5, 1e-4, "graph"),
+        (1e-4, 1e-5, "eager"),
+        (0.1, 0.1, "eager"),
+        (0.099, 0.1, "eager"),
+        (0.097, 0.1, "graph"),
+    ],
+)
+def test_the_faster_one_wins_and_the_graph_only_clearly(
+    clock: Clock, graph: float, eager: float, winner: str
+) -> None:
+    race = Race()
+    run(race, clock, graph, eager)
+    assert race.winner == race.contest.winner == race.next() == winner
+    assert race.contest.graph[0] == pytest.approx(graph)
+    assert race.contest.eager[0] == pytest.approx(eager)
+
+
+def test_slow_steps_need_few_turns_and_fast_ones_many(clock: Clock) -> None:
+    slow, fast = run(Race(), clock, 1.0, 2.0), run(Race(), clock, 1e-6, 2e-6)
+    assert set(slow.values()) == {LEAST_STEPS + WARM_UP}
+    assert set(fast.values()) == {MOST_STEPS + WARM_UP}
+
+
+def test_a_close_result_is_measured_again(clock: Clock) -> None:
+    clear, close = run(Race(), clock, 0.5, 1.0), run(Race(), clock, 0.95, 1.0)
+    assert close["graph"] == MOST_ROUNDS * clear["graph"]
+
+
+def test_batches_of_different_sizes_are_compared_by_element(clock: Clock) -> None:
+    race = Race()
+    sizes = {"graph": 400, "eager": 100}
+    while not race.winner:
+        contestant = race.next()
+        sample = race.sample(contestant, sizes[contestant], clock())
+        clock.now += 0.2 if contestant == "graph" else 0.1
+        sample.forward_done([], [], trains=False)
+    assert race.winner == "graph", "twice the time for four times the size"
+
+
+def test_the_first_steps_do_not_count(clock: Clock) -> None:
+    race = Race()
+    steps = {"graph": 0, "eager": 0}
+    while not race.winner:
+        contestant = race.next()
+        steps[contestant] += 1
+        sample = race.sample(contestant, 1, clock())
+        first = steps[contestant] == 1
+        clock.now += (100.0 if first else 0.1) if contestant == "graph" else 0.2
+        sample.forward_done([], [], trains=False)
+    assert race.winner == "graph"
+    assert max(race.contest.graph) == pytest.approx(0.1)
+
+
+def test_forwards_that_never_come_to_a_backward_do_not_last_for_ever(clock: Clock) -> None:
+    race, calls = Race(), 0
+    weight = torch.ones(1, requires_grad=True)
+    while True:
+        contestant = race.next()
+        if race.winner:
+            break
+        calls += 1
+        assert calls < 20 * ENOUGH
+        sample = race.sample(contestant, 1, clock())
+        sample.forward_done([weight * 2], [weight], trains=True)
+    assert race.winner == "graph", "the graph is what was asked for"
+    weight.sum().backward()
+    assert not weight._backward_hooks
+
+
+def test_only_the_modules_own_time_counts(clock: Clock) -> None:
+    race = Race()
+    weight = torch.ones(1, requires_grad=True)
+
+    def passing(seconds: float) -> Any:
+        def hook(gradient: Tensor) -> None:
+            clock.now += seconds
+
+        return hook
+
+    while not race.winner:
+        contestant = race.next()
+        if race.winner:
+            break
+        clock.now += 50.0  # a data loader
+        sample = race.sample(contestant, 1, clock())
+        hidden = weight * 2
+        hidden.register_hook(passing(0.1 if contestant == "graph" else 0.3))
+        output = hidden * 3
+        clock.now += 0.2
+        sample.forward_done([output], [weight], trains=True)
+        loss = output * 1.0
+        loss.register_hook(passing(30.0))  # a loss outside of the module
+        loss.sum().backward()
+        clock.now += 70.0  # an optimizer
+    assert race.winner == "graph"
+    assert race.contest.graph[0] == pytest.approx(0.3)
+    assert race.contest.eager[0] == pytest.approx(0.5)
+
+
+# --- ORTModule in the race ----------------------------------------------------------------------
+
+
+class Timed(nn.Module):
+    """A network whose eager forward takes time on the clock."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.spend = lambda: setattr(clock, "now", clock.now + seconds)
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.spend()
+        result: Tensor = self.layer(value).tanh()
+        return result
+
+
+@pytest.fixture
+def slow_graph(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds on the clock that each run of a compiled program takes: one number, to be set."""
+    seconds = [0.0]
+    original = Compiled.run_values
+
+    def run_values(self: Compiled, feeds: Any) -> Any:
+        clock.now += seconds[0]
+        return original(self, feeds)
+
+    monkeypatch.setattr(Compiled, "run_values", run_values)
+    return seconds
+
+
+def train(model: nn.Module, steps: int) -> None:
+    for _ in range(steps):
+        model(torch.randn(3, 4)).sum().backward()
+        model.zero_grad()
+
+
+@pytest.mark.parametrize("winner", ["graph", "eager"])
+def test_the_winner_runs_from_then_on_and_the_report_shows_why(
+    clock: Clock, slow_graph: list[float], winner: str
+) -> None:
+    slow_graph[0] = 0.05 if winner == "graph" else 5.0
+    model = ORTModule(Timed(clock, 1.0))
+    model(torch.randn(3, 4))
+    assert model.report.mode == "eager"
+    assert model.report.reason == "its turn in the contest with the graph"
+    assert "running" in str(model.report)
+    train(model, 20)
+    report = model.report
+    assert report.mode == winner
+    assert report.contest is not None
+    assert report.contest.winner == winner
+    assert report.contest.eager[0] == pytest.approx(1.0)
+    assert report.contest.graph[0] == pytest.approx(2 * slow_graph[0])
+    assert f"{winner} is faster: graph" in str(report)
+    assert report.captures == 1
+    if winner == "eager":
+        assert "eager is faster: graph 10.00 s, eager 1.00 s" in report.reason
+    else:
+        assert report.reason == ""
+
+
+def test_the_contest_leaves_no_hooks_on_parameters(clock: Clock, slow_graph: list[float]) -> None:
+    slow_graph[0] = 0.05
+    model = ORTModule(Timed(clock, 1.0))
+    train(model, 20)
+    assert all(parameter._backward_hooks is None for parameter in model.parameters())
+
+
+def test_after_eager_has_won_a_change_of_mode_starts_another_contest(
+    clock: Clock, slow_graph: list[float]
+) -> None:
+    slow_graph[0] = 5.0
+    model = ORTModule(Timed(clock, 1.0))
+    train(model, 20)
+    assert model.report.mode == "eager"
+    slow_graph[0] = 0.05
+    model.eval()
+    with torch.no_grad():
+        for _ in range(20):
+            model(torch.randn(3, 4))
+    assert model.report.mode == "graph"
+    model.train()
+    train(model, 2)
+    assert model.report.mode == "eager", "as it was found for training"
+
+
+def test_after_eager_has_won_a_change_of_the_module_is_right(
+    clock: Clock, slow_graph: list[float]
+) -> None:
+    slow_graph[0] = 5.0
+    model = ORTModule(Timed(clock, 1.0))
+    train(model, 20)
+    value = torch.randn(3, 4)
+    model.layer = nn.Linear(4, 2)
+    for _ in range(EAGER_SPELL + 10):
+        assert torch.equal(model(value), model.module(value))
+
+
+def test_a_module_that_cannot_be_captured_warns_when_its_turn_comes() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, value: Tensor) -> Tensor:
+            hidden: Tensor = self.layer(value)
+            return hidden * 2 if hidden.sum() > 0 else hidden
+
+    model = ORTModule(Branches())
+    with pytest.warns(OrtrainWarning, match="branches on the values") as caught:
+        train(model, ENOUGH)
+    assert len(caught) == 1
+    assert model.report.mode == "eager"
+
+
+def test_an_output_that_cannot_be_rebuilt_is_returned_all_the_same() -> None:
+    class Cache:
+        pass
+
+    class Returns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, value: Tensor) -> tuple[Tensor, Cache]:
+            return self.layer(value), Cache()
+
+    model = ORTModule(Returns())
+    output, cache = model(torch.randn(3, 4))
+    output.sum().backward()
+    assert isinstance(cache, Cache)
+    assert model.layer.weight.grad is not None
+
+
+@pytest.mark.parametrize("name", ["mlp", "bert", "cnn"])
+def test_training_is_eagers_whoever_runs(name: str) -> None:
+    case = MODELS[name]
+    eager = case.build()
+    model = ORTModule(copy.deepcopy(eager))
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.05) for each in (model, eager)]
+    modes = set()
+    for number in range(30):
+        batch = case.batch(2 + number % 3, 5 + number % 2, seed=number)
+        losses = []
+        for each, optimizer in zip((model, eager), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss = loss_of(each(**batch))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        modes.add(model.report.mode)
+        torch.testing.assert_close(*losses, rtol=10 * RELATIVE, atol=0.0)
+    assert "eager" in modes
+
+
+def test_both_engines_take_turns_on_the_same_weights(clock: Clock, slow_graph: list[float]) -> None:
+    slow_graph[0] = 0.475  # close to eager: every round is run
+    module = Timed(clock, 1.0)
+    model = ORTModule(module)
+    twin = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    twin[0].load_state_dict(module.layer.state_dict())
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, twin)]
+    modes: list[str] = []
+    for _ in range(2 * MOST_ROUNDS * (LEAST_STEPS + WARM_UP) + 5):
+        value = torch.randn(3, 4)
+        losses = []
+        for each, optimizer in zip((model, twin), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss = each(value).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        modes.append(model.report.mode)
+        torch.testing.assert_close(*losses, rtol=RELATIVE, atol=1e-7)
+    changes = sum(a != b for a, b in itertools.pairwise(modes))
+    assert changes == 2 * MOST_ROUNDS - 1
+    assert model.report.captures == 1
+
+
+def test_the_forced_engine_holds_no_contest() -> None:
+    model = ORTModule(nn.Linear(4, 4), options=GRAPH)
+    train(model, 3)
+    assert model.report.contest is None
+    assert model.report.mode == "graph"

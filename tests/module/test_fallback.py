@@ -1,0 +1,471 @@
+"""What cannot run as a graph runs in PyTorch and says why, or raises where that was asked for."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ortrain import DebugOptions, LogLevel, Options, ORTModule, explain
+from ortrain.capture.export import capture
+from ortrain.config import Fallback
+from ortrain.errors import CaptureError, OrtrainWarning, UnsupportedInput
+from tests.models import MODELS
+from tests.module.agreement import GRAPH, loss_of
+
+EAGER_IF_NEEDED = Options(engine="onnxruntime")
+
+
+class Branches(nn.Module):
+    """Its inner layer branches on the values of a tensor."""
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, value: Tensor) -> Tensor:
+            hidden: Tensor = self.layer(value)
+            if hidden.sum() > 0:
+                return hidden * 2
+            return hidden
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Branches.Inner()
+
+    def forward(self, value: Tensor) -> Tensor:
+        result: Tensor = self.inner(value)
+        return result
+
+
+class Fourier(nn.Module):
+    """Uses an operator that has no translation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return torch.linalg.matrix_exp(self.layer(value))
+
+
+class Opaque:
+    """An argument that a graph cannot take."""
+
+    scale = 2.0
+
+
+class Takes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, value: Any, extra: Any = None) -> Any:
+        hidden = self.layer(value)
+        return hidden * extra.scale if isinstance(extra, Opaque) else hidden
+
+
+def rows() -> Tensor:
+    return torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+
+
+def assert_eager_step(model: ORTModule, eager: nn.Module, *args: Any) -> None:
+    """Raises unless outputs and gradients are eager's to the bit."""
+    for each in (model, eager):
+        each.zero_grad()
+        each(*args).sum().backward()
+    assert torch.equal(model(*args), eager(*args))
+    for mine, its in zip(model.parameters(), eager.parameters(), strict=True):
+        assert mine.grad is not None
+        assert its.grad is not None
+        assert torch.equal(mine.grad, its.grad)
+    assert model.report.mode == "eager"
+
+
+# --- fallback="torch" ---------------------------------------------------------------------------
+
+
+def test_the_module_runs_eagerly_with_one_warning_that_says_why() -> None:
+    eager = Branches()
+    model = ORTModule(copy.deepcopy(eager), options=EAGER_IF_NEEDED)
+    with pytest.warns(OrtrainWarning, match="runs Branches in PyTorch") as caught:
+        output = model(rows())
+    assert torch.equal(output, eager(rows()))
+    assert len(caught) == 1
+    assert caught[0].filename == __file__, "the warning points at the call"
+    assert "branches on the values of a tensor" in model.report.reason
+    assert_eager_step(model, eager, rows())
+    model.eval()
+    with torch.no_grad():
+        model(rows())
+
+
+def test_two_modules_warn_each() -> None:
+    for _ in range(2):
+        with pytest.warns(OrtrainWarning):
+            ORTModule(Branches(), options=EAGER_IF_NEEDED)(rows())
+
+
+def test_an_operator_without_a_translation_runs_eagerly() -> None:
+    eager = Fourier()
+    model = ORTModule(copy.deepcopy(eager), options=EAGER_IF_NEEDED)
+    with pytest.warns(OrtrainWarning, match="matrix_exp"):
+        model(rows())
+    assert_eager_step(model, eager, rows())
+
+
+def test_an_operator_without_a_gradient_runs_eagerly() -> None:
+    class Sorts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, value: Tensor) -> Tensor:
+            return torch.linalg.det(self.layer(value))
+
+    eager = Sorts()
+    model = ORTModule(copy.deepcopy(eager), options=EAGER_IF_NEEDED)
+    with pytest.warns(OrtrainWarning):
+        model(rows())
+    assert_eager_step(model, eager, rows())
+
+
+@pytest.mark.parametrize("stage", ["capture", "build"])
+def test_an_error_of_our_own_costs_no_training_run(
+    monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(f"ortrain.step.runner.{stage}", broken)
+    eager = Takes()
+    model = ORTModule(copy.deepcopy(eager), options=EAGER_IF_NEEDED)
+    with pytest.warns(OrtrainWarning, match="KeyError: 'a bug'"):
+        model(rows())
+    assert_eager_step(model, eager, rows())
+    with pytest.raises(CaptureError, match="an error of ortrain's own") as caught:
+        ORTModule(eager, options=GRAPH)(rows())
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_an_argument_that_a_graph_cannot_take_runs_eagerly() -> None:
+    eager = Takes()
+    model = ORTModule(copy.deepcopy(eager), options=EAGER_IF_NEEDED)
+    with pytest.warns(OrtrainWarning, match="Opaque"):
+        model(rows(), Opaque())
+    assert_eager_step(model, eager, rows(), Opaque())
+    model(rows())
+    assert model.report.mode == "graph"
+
+
+def test_a_sparse_input_runs_eagerly() -> None:
+    eager = Takes()
+    model = ORTModule(copy.deepcopy(eager), options=EAGER_IF_NEEDED)
+    with pytest.warns(OrtrainWarning, match="sparse"):
+        model(rows().to_sparse())
+    assert_eager_step(model, eager, rows().to_sparse())
+
+
+def test_a_log_level_above_warning_keeps_quiet() -> None:
+    debug = DebugOptions(log_level=LogLevel.ERROR)
+    model = ORTModule(Branches(), debug, options=EAGER_IF_NEEDED)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(rows())
+    assert model.report.mode == "eager"
+
+
+def test_a_failed_capture_is_not_repeated_unless_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries: list[int] = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        tries.append(1)
+        return capture(*args, **kwargs)
+
+    monkeypatch.setattr("ortrain.step.runner.capture", counted)
+    for retry in (False, True):
+        tries.clear()
+        model = ORTModule(Branches(), options=Options(engine="onnxruntime", retry=retry))
+        with pytest.warns(OrtrainWarning):
+            model(rows())
+        model(rows())
+        model(rows())
+        assert len(tries) == (3 if retry else 1)
+
+
+# --- fallback="raise" ---------------------------------------------------------------------------
+
+
+def test_the_error_names_operator_module_and_source() -> None:
+    model = ORTModule(Fourier(), options=GRAPH)
+    with pytest.raises(CaptureError, match="matrix_exp") as caught:
+        model(rows())
+    assert f"{Path(__file__).name}:" in str(caught.value)
+
+
+def test_the_error_names_the_module_path_of_a_branch() -> None:
+    model = ORTModule(Branches(), options=GRAPH)
+    with pytest.raises(CaptureError, match="inner") as caught:
+        model(rows())
+    assert f"{Path(__file__).name}:" in caught.value.where
+    assert "torch.where" in caught.value.help
+
+
+def test_the_error_of_an_argument_names_it() -> None:
+    model = ORTModule(Takes(), options=GRAPH)
+    with pytest.raises(UnsupportedInput, match=r"args\[1\] is of type .*Opaque"):
+        model(rows(), Opaque())
+    with pytest.raises(TypeError, match=r"torch.from_numpy"):
+        model(rows(), np.ones(3))
+
+
+def test_reduced_precision_raises() -> None:
+    model = ORTModule(nn.Linear(4, 4).bfloat16(), options=GRAPH)
+    with pytest.raises(CaptureError, match=r"weight is torch\.bfloat16"):
+        model(rows().bfloat16())
+
+
+# --- engine="torch" -----------------------------------------------------------------------------
+
+
+def test_the_torch_engine_never_captures(recwarn: pytest.WarningsRecorder) -> None:
+    eager = Takes()
+    policies: tuple[Fallback, ...] = ("torch", "raise")
+    for fallback in policies:
+        options = Options(engine="torch", fallback=fallback)
+        model = ORTModule(copy.deepcopy(eager), options=options)
+        assert_eager_step(model, eager, rows())
+        assert model.report.captures == 0
+        assert model.report.reason == 'engine="torch"'
+    assert not recwarn.list
+
+
+# --- environment variables ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "fallback"),
+    [
+        ("FALLBACK_DISABLE", "raise"),
+        ("FALLBACK_FORCE_TORCH_FORWARD", "torch"),
+        ("FALLBACK_UNSUPPORTED_DEVICE|FALLBACK_UNSUPPORTED_DATA", "torch"),
+        ("", "torch"),
+    ],
+)
+def test_the_policy_in_the_environment_decides(
+    monkeypatch: pytest.MonkeyPatch, policy: str, fallback: str
+) -> None:
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", policy)
+    assert Options().fallback == fallback
+    model = ORTModule(Branches(), options=Options(engine="onnxruntime"))
+    if fallback == "raise":
+        with pytest.raises(CaptureError):
+            model(rows())
+    else:
+        with pytest.warns(OrtrainWarning):
+            model(rows())
+
+
+def test_an_option_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
+    assert Options(fallback="torch").fallback == "torch"
+
+
+def test_an_unknown_policy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_SOMETIMES")
+    with pytest.raises(ValueError, match=r"ORTMODULE_FALLBACK_POLICY='FALLBACK_SOMETIMES'"):
+        ORTModule(nn.Linear(1, 1))
+
+
+def test_opset_retry_and_cache_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ORTMODULE_ONNX_OPSET_VERSION", "20")
+    monkeypatch.setenv("ORTMODULE_FALLBACK_RETRY", "1")
+    monkeypatch.setenv("ORTMODULE_CACHE_DIR", str(tmp_path))
+    options = Options()
+    assert (options.opset, options.retry, options.cache_dir) == (20, True, tmp_path)
+
+
+# --- options ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"engine": "tensorflow"}, "engine='tensorflow': expected 'auto'"),
+        ({"fallback": "never"}, "fallback='never': expected 'torch' or 'raise'"),
+        ({"opset": 9}, "opset=9: expected 18 to 23"),
+    ],
+)
+def test_a_wrong_option_is_named_with_what_is_expected(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Options(**wrong)
+
+
+def test_a_provider_that_this_onnxruntime_lacks_is_named() -> None:
+    options = Options(engine="onnxruntime", fallback="raise", provider="NoSuchProvider")
+    from ortrain.errors import ExecutionError
+
+    with pytest.raises(ExecutionError, match="NoSuchProvider") as caught:
+        ORTModule(nn.Linear(4, 4), options=options)(rows())
+    assert "CPUExecutionProvider" in caught.value.help
+
+
+@pytest.mark.parametrize("opset", [18, 20, 21])
+def test_every_opset_trains(opset: int) -> None:
+    options = Options(engine="onnxruntime", fallback="raise", opset=opset)
+    eager: Any = MODELS["cnn"].build()
+    model = ORTModule(copy.deepcopy(eager), options=options)
+    batch = MODELS["cnn"].batch()
+    loss_of(model(**batch)).backward()
+    loss_of(eager(**batch)).backward()
+    torch.testing.assert_close(model.head.weight.grad, eager.head.weight.grad)
+
+
+# --- debug options ------------------------------------------------------------------------------
+
+
+def test_saving_needs_a_prefix() -> None:
+    with pytest.raises(ValueError, match="onnx_prefix"):
+        DebugOptions(save_onnx=True)
+
+
+def test_a_log_level_in_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTMODULE_LOG_LEVEL", "info")
+    assert DebugOptions().log_level is LogLevel.INFO
+    monkeypatch.setenv("ORTMODULE_LOG_LEVEL", "loud")
+    with pytest.raises(ValueError, match="ORTMODULE_LOG_LEVEL='loud': expected one of VERBOSE"):
+        DebugOptions()
+
+
+@pytest.fixture(params=["option", "environment"])
+def folder(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Path, DebugOptions]]:
+    """A folder for graphs, named in either way."""
+    debug = DebugOptions(save_onnx=True, onnx_prefix="cnn", save_path=str(tmp_path / "graphs"))
+    if request.param == "environment":
+        monkeypatch.setenv("ORTMODULE_SAVE_ONNX_PATH", str(tmp_path / "elsewhere"))
+        yield tmp_path / "elsewhere", debug
+    else:
+        yield tmp_path / "graphs", debug
+
+
+def test_graphs_are_saved_for_training_and_inference(folder: tuple[Path, DebugOptions]) -> None:
+    place, debug = folder
+    case = MODELS["cnn"]
+    model = ORTModule(case.build(), debug, options=GRAPH)
+    batch = case.batch()
+    loss_of(model(**batch)).backward()
+    model.eval()
+    with torch.no_grad():
+        model(**batch)
+    stems = ("forward_training", "backward_1_training", "forward_inference")
+    names = {f"cnn_{stem}.onnx" for stem in stems}
+    names |= {f"cnn_{s.rsplit('_', 1)[0]}_lowered_{s.rsplit('_', 1)[1]}.onnx" for s in stems}
+    assert {path.name for path in place.iterdir()} == names
+    for name in names:
+        proto = onnx.load(place / name)
+        standard = {node.domain for node in proto.graph.node} <= {""}
+        onnx.checker.check_model(proto, full_check=standard)
+        inputs = {value.name for value in proto.graph.input}
+        if "forward" in name:
+            assert {"pixel_values", "labels", "head.weight"} <= inputs
+    lowered = onnx.load(place / "cnn_forward_lowered_inference.onnx")
+    assert "ortrain" not in {node.domain for node in lowered.graph.node}
+
+
+# --- reports ------------------------------------------------------------------------------------
+
+
+def test_a_report_reads_well_before_and_after() -> None:
+    case = MODELS["mlp"]
+    model = ORTModule(case.build(), options=GRAPH)
+    assert str(model.report) == "ORTModule: not called yet"
+    loss_of(model(**case.batch())).backward()
+    text = str(model.report)
+    assert text.startswith("ORTModule: graph\n")
+    for word in ("onnxruntime CPUExecutionProvider", "captures  1", "capture ", "forward"):
+        assert word in text
+    assert set(model.report.stages) >= {"capture", "differentiate", "partition", "compile"}
+    assert model.report.saved_bytes > 0
+    assert set(model.report.nodes) == {"forward", "backward 1"}
+
+
+def test_the_report_of_an_eager_module_says_why() -> None:
+    model = ORTModule(nn.Linear(4, 4), options=Options(engine="torch"))
+    model(rows())
+    assert str(model.report) == 'ORTModule: eager (engine="torch")'
+
+
+def test_explain_shows_stages_graphs_and_parity() -> None:
+    case = MODELS["bert"]
+    module = case.build(dropout=0.3)
+    batch: dict[str, Any] = {**case.batch()}
+    before = copy.deepcopy(module.state_dict())
+    state = torch.get_rng_state()
+    explanation = explain(module, **batch)
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert explanation.reason == ""
+    assert {"capture", "differentiate", "compile"} <= set(explanation.stages)
+    assert list(explanation.programs) == ["forward", "backward 1"]
+    assert explanation.saved_bytes > 0
+    weights = {name for name, _ in module.named_parameters()}
+    assert set(explanation.parity) == weights | {"output 0", "output 1"}
+    assert max(explanation.parity.values()) < 1e-5, "dropout is off in both"
+    text = str(explanation)
+    for words in ("BertForSequenceClassification", "what runs where", "seconds by stage", "saved"):
+        assert words in text
+
+
+def test_explain_says_why_a_module_is_no_graph() -> None:
+    explanation = explain(Branches(), rows())
+    assert "branches on the values" in explanation.reason
+    assert "everything in PyTorch" in str(explanation)
+
+
+def test_explain_takes_a_wrapped_module_and_leaves_inputs_alone() -> None:
+    model = ORTModule(Takes())
+    value = rows().requires_grad_()
+    explanation = explain(model, value)
+    assert explanation.name == "Takes"
+    assert value.grad is None
+    assert model.report.mode == ""
+
+
+def test_explain_counts_parameters_without_a_gradient() -> None:
+    class Unused(Takes):
+        def __init__(self) -> None:
+            super().__init__()
+            self.spare = nn.Linear(2, 2)
+
+    explanation = explain(Unused(), rows())
+    assert "no gradient for 2 parameters: spare.bias, spare.weight" in str(explanation)
+
+
+def test_a_wrong_graph_shows_in_the_parity(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ortrain import explanation as file
+
+    def wrong(program: Any) -> bool:
+        for node in program.graph:
+            if node.op_type == "Relu":
+                node.op_type = "Sigmoid"
+        return True
+
+    monkeypatch.setattr(file, "without_dropout", wrong)
+    text = str(explain(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), rows()))
+    assert "<-- above 1e-4" in text
