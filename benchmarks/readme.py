@@ -1,6 +1,6 @@
 """Writes the figures of `results/*.json` into README.md, between its two `measured` marks.
 
-    python benchmarks/readme.py
+python benchmarks/readme.py
 """
 
 from __future__ import annotations

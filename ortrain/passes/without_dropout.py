@@ -2,10 +2,11 @@
 
 ::
 
-    y = ortrain.Dropout<ratio=0.1, stream=3>(x, seed)    →    y = ortrain.Dropout<ratio=0.0, …>(x, seed)
+    y = ortrain.Dropout<ratio=0.1, stream=3>(x, seed)
+    →   y = ortrain.Dropout<ratio=0.0, stream=3>(x, seed)
 
-and likewise the dropout inside ``ortrain::Attention``. The inputs stay what they are, the seed among
-them. Changes what is computed, so it is in no pipeline.
+and likewise the dropout inside ``ortrain::Attention``. The inputs stay what they are, the seed
+among them. Changes what is computed, so it is in no pipeline.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import onnx_ir as ir
 from ortrain.autodiff.registry import gradient
 from ortrain.autodiff.rules.shape import put_back
 from ortrain.graph import shapes
+from ortrain.graph.scatter import add_places, add_rows
 
 
 @gradient("Gather")
@@ -48,8 +49,9 @@ def _one_row(g, data, index, axis, keep):
 def scatter_rows(g, shape, indices, updates, dtype):
     """Zeros of ``shape`` with ``updates`` [..., *shape[1:]] added at the rows ``indices`` [...]."""
     zeros = g.op.Expand(g.op.constant(0, dtype), shape)
-    index = g.op.Unsqueeze(g.op.cast(indices, ir.DataType.INT64), [-1])
-    return g.op.ScatterND(zeros, index, updates, reduction="add")
+    if zeros.shape is None:
+        zeros.shape = ir.Shape([None] * (1 + g.rank(updates) - g.rank(indices)))
+    return add_rows(g.op, zeros, indices, updates)
 
 
 @gradient("GatherElements")
@@ -61,11 +63,12 @@ def gather_elements(g, data, indices, *, axis=0):
 @gradient("GatherND")
 def gather_nd(g, data, indices, *, batch_dims=0):
     """d data = zeros, with dy added at the indices"""
-    if batch_dims:
+    known = shapes.dims(indices)
+    if batch_dims or known is None or not isinstance(known[-1], int):
         return put_back(
             g, data, lambda p: g.op.GatherND(p, indices, batch_dims=batch_dims), repeats=True
         )
-    return g.op.ScatterND(g.op.zeros_like(data), indices, g.dy, reduction="add")
+    return add_places(g.op, g.op.zeros_like(data), indices, g.dy)
 
 
 @gradient("ScatterND")

@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
+from ortrain.graph.scatter import add_places
 from ortrain.ops import expand
 from ortrain.passes.clean import clean
 from ortrain.program import Program, origin_of, phase_of
@@ -28,8 +29,8 @@ MICROSOFT = "com.microsoft"
 def lower(program: Program) -> Program:
     """Lowers a copy of the program."""
     result = program.clone()
-    while expand(result.graph, opset=result.opset):
-        pass
+    expand(result.graph, opset=result.opset)
+    spell_scattered_sums(result)
     clean(result)
     fuse_products(result)
     lay_out_left_operands(result)
@@ -49,6 +50,43 @@ def fuse_products(program: Program) -> int:
     return changed
 
 
+def spell_scattered_sums(program: Program) -> int:
+    """``ScatterND`` that adds → ``ScatterElements``: see :mod:`ortrain.graph.scatter`."""
+    changed = 0
+    for node in list(program.graph):
+        reduction = node.attributes.get("reduction")
+        if node.op_type != "ScatterND" or reduction is None or reduction.as_string() != "add":
+            continue
+        data, indices, updates = node.inputs[:3]
+        known = shapes.dims(indices)
+        if data is None or indices is None or updates is None or shapes.rank(data) is None:
+            continue
+        if known is None or not isinstance(known[-1], int):
+            continue
+        output = node.outputs[0]
+        with _before(program, node, f"{output.name}/sum") as op:
+            total = add_places(op, data, indices, updates)
+        name, output.name = output.name, None
+        total.shape = output.shape
+        ir.convenience.replace_all_uses_with(output, total, replace_graph_outputs=True)
+        total.metadata_props.update(output.metadata_props)
+        total.name = name
+        program.graph.remove(node, safe=True)
+        changed += 1
+    return changed
+
+
+def _before(program: Program, node: ir.Node, prefix: str) -> Builder:
+    return Builder(
+        program.graph,
+        opset=program.opset,
+        prefix=prefix,
+        phase=phase_of(node),
+        origin=origin_of(node),
+        before=node,
+    )
+
+
 def lay_out_left_operands(program: Program) -> int:
     """Transposes large left operands before a product instead of in it; returns how many.
 
@@ -63,14 +101,7 @@ def lay_out_left_operands(program: Program) -> int:
         known = shapes.dims(left)
         if left is None or known is None or len(known) != 2 or not _large(known[1]):
             continue
-        builder = Builder(
-            program.graph,
-            opset=program.opset,
-            prefix=f"{left.name}/transposed",
-            phase=phase_of(node),
-            origin=origin_of(node),
-            before=node,
-        )
+        builder = _before(program, node, f"{left.name}/transposed")
         node.replace_input_with(0, builder.Transpose(left, perm=[1, 0]))
         node.attributes["transA"] = ir.AttrInt64("transA", 0)
         changed += 1

@@ -1,0 +1,55 @@
+"""Results do not depend on the number of threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from ortrain.autodiff import differentiate
+from ortrain.graph.build import Builder
+from ortrain.program import Program, Role, set_role
+from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
+
+ROWS, WIDTH, COUNT = 3, 512, 2048
+
+
+def lookup(op_type: str) -> Program:
+    """``output = op_type(table, indices)`` over few rows, so that every index repeats."""
+    table = ir.Value(
+        name="table", shape=ir.Shape([ROWS, WIDTH]), type=ir.TensorType(ir.DataType.FLOAT)
+    )
+    places = [COUNT] if op_type != "GatherND" else [COUNT, 1]
+    indices = ir.Value(
+        name="indices", shape=ir.Shape(places), type=ir.TensorType(ir.DataType.INT64)
+    )
+    set_role(table, Role.PARAMETER)
+    set_role(indices, Role.USER_INPUT)
+    graph = ir.Graph([indices, table], [], nodes=[], opset_imports={"": 21, "ortrain": 1})
+    domain = "ortrain" if op_type == "Embedding" else ""
+    with Builder(graph) as op:
+        output = op.node(op_type, (table, indices), domain=domain, name="output")
+    output.shape = ir.Shape([COUNT, WIDTH])
+    graph.outputs.append(set_role(output, Role.USER_OUTPUT))
+    return Program(ir.Model(graph, ir_version=10))
+
+
+@pytest.mark.parametrize("op_type", ["Gather", "GatherND", "Embedding"])
+def test_every_repeated_index_is_added_also_with_two_threads(op_type: str) -> None:
+    executor = OnnxRuntimeExecutor(threads=2)
+    program = executor.lower(differentiate(lookup(op_type), ["table"]))
+    compiled = executor.compile(program)
+    generator = np.random.default_rng(0)
+    indices = generator.integers(0, ROWS, COUNT)
+    upstream = generator.standard_normal((COUNT, WIDTH)).astype(np.float32)
+    feeds = {
+        "indices": indices.reshape(-1, 1) if op_type == "GatherND" else indices,
+        "table": np.zeros((ROWS, WIDTH), np.float32),
+        "output.gradient": upstream,
+    }
+    expected = np.zeros((ROWS, WIDTH))
+    np.add.at(expected, indices, upstream.astype(np.float64))
+    for _ in range(5):  # a race loses additions in most runs, not in all
+        results = compiled.run([feeds[name] for name in compiled.input_names])
+        gradient = results[compiled.output_names.index("table.gradient")]
+        np.testing.assert_allclose(gradient, expected, atol=1e-3)
