@@ -96,11 +96,12 @@ def main() -> None:
         base = rows["eager"]["peak"]
         print(workload)
         for engine, row in rows.items():
-            net = row["peak"] - row["import_and_capture"]
+            left = row["import_and_capture"]
+            net = row["peak"] - left
             print(
                 f"  {engine:<8} peak {row['peak'] / 2**20:7.0f} MiB"
-                f" ({row['peak'] / base:.2f} of eager); import and capture {row['import_and_capture'] / 2**20:5.0f} MiB; without them "
-                f"{net / 2**20:7.0f} MiB ({net / base:.2f})"
+                f" ({row['peak'] / base:.2f} of eager); import and capture {left / 2**20:5.0f} MiB;"
+                f" without them {net / 2**20:7.0f} MiB ({net / base:.2f})"
             )
     options.json.parent.mkdir(exist_ok=True)
     options.json.write_text(json.dumps(results, indent=1) + "\n")

@@ -53,8 +53,8 @@ def start() -> str:
     runs = _results("first_step")["workloads"]["bert"]
     cold, warm = (_middle(runs[k]) for k in ("no cache", "cache, later process"))
     return (
-        f"The first finished step of the BERT above takes {cold:.1f} s, and {warm:.1f} s in a later "
-        "process with\n`Options(cache_dir=…)`. There is no compiler.\n"
+        f"The first finished step of the BERT above takes {cold:.1f} s as a graph, "
+        f"{warm:.1f} s in a later\nprocess with `Options(cache_dir=…)`. There is no compiler.\n"
     )
 
 
@@ -63,8 +63,8 @@ def memory() -> str:
     rows = _results("memory")["workloads"]["bert"]
     eager, ours = rows["eager"]["peak"], rows["default"]["peak"]
     return (
-        f"Peak memory of the same steps: {ours / 2**20:.0f} MiB against {eager / 2**20:.0f} MiB for "
-        f"eager, what capture and imports leave\nbehind included.\n"
+        f"Peak memory of its steps: {ours / 2**20:.0f} MiB, {eager / 2**20:.0f} MiB for eager, "
+        "what imports and capture leave\nbehind included.\n"
     )
 
 

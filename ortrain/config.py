@@ -8,6 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from ortrain.errors import (
+    CaptureError,
+    ExecutionError,
+    GradientError,
+    GraphError,
+    NotServed,
+    OrtrainError,
+    UnsupportedInput,
+)
+
 Engine = Literal["auto", "onnxruntime", "torch"]
 Fallback = Literal["torch", "raise"]
 
@@ -37,6 +47,7 @@ class Options:
         threads: threads inside an operator; 0 takes torch's number.
         backward_pieces: how many programs the backward is cut into; 0 decides by what is saved.
         cache_dir: folder in which compiled graphs are kept between processes; None keeps none.
+        policy: the errors to which ``fallback="torch"`` applies; the rest are raised.
         retry: try to capture again at each step after a fallback, instead of once.
     """
 
@@ -47,6 +58,9 @@ class Options:
     threads: int = 0
     backward_pieces: int = 0
     cache_dir: Path | str | None = field(default_factory=lambda: _path("ORTMODULE_CACHE_DIR"))
+    policy: tuple[type[OrtrainError], ...] = field(
+        default_factory=lambda: policy_from_environment() or _ALL
+    )
     retry: bool = field(default_factory=lambda: _flag("ORTMODULE_FALLBACK_RETRY"))
 
     def __post_init__(self) -> None:
@@ -58,6 +72,10 @@ class Options:
             raise ValueError(f"fallback={self.fallback!r}: expected 'torch' or 'raise'")
         if not 18 <= self.opset <= 23:
             raise ValueError(f"opset={self.opset}: expected 18 to 23")
+
+    def falls_back(self, error: OrtrainError) -> bool:
+        """Whether a call that fails so runs in PyTorch."""
+        return self.fallback == "torch" and isinstance(error, self.policy)
 
 
 @dataclass(frozen=True)
@@ -98,35 +116,41 @@ class DebugOptions:
         return Path(_variable("ORTMODULE_SAVE_ONNX_PATH", "") or self.save_path or ".")
 
 
-# Policies under which a failed capture or build runs in PyTorch; the rest let the error through.
-_POLICIES: dict[str, Fallback] = {
-    "FALLBACK_DISABLE": "raise",
-    "FALLBACK_FORCE_TORCH_FORWARD": "torch",
-    "FALLBACK_FORCE_TORCH_BACKWARD": "torch",
-    "FALLBACK_UNSUPPORTED_DEVICE": "torch",
-    "FALLBACK_UNSUPPORTED_DATA": "torch",
-    "FALLBACK_UNSUPPORTED_TORCH_MODEL": "torch",
-    "FALLBACK_UNSUPPORTED_ONNX_MODEL": "torch",
-    "FALLBACK_BAD_INITIALIZATION": "torch",
+_ALL: tuple[type[OrtrainError], ...] = (CaptureError, GradientError, GraphError, ExecutionError)
+# Each policy of ONNX Runtime Training, and the errors that under it run in PyTorch.
+_POLICIES: dict[str, tuple[type[OrtrainError], ...]] = {
+    "FALLBACK_DISABLE": (),
+    "FALLBACK_FORCE_TORCH_FORWARD": _ALL,
+    "FALLBACK_FORCE_TORCH_BACKWARD": _ALL,
+    "FALLBACK_UNSUPPORTED_DEVICE": (NotServed,),
+    "FALLBACK_UNSUPPORTED_DATA": (UnsupportedInput,),
+    "FALLBACK_UNSUPPORTED_TORCH_MODEL": (CaptureError,),
+    "FALLBACK_UNSUPPORTED_ONNX_MODEL": (GradientError, GraphError, ExecutionError),
+    "FALLBACK_BAD_INITIALIZATION": _ALL,
 }
 
 
-def fallback_from_environment() -> Fallback:
-    """``fallback`` as ``ORTMODULE_FALLBACK_POLICY`` asks for it; ``"torch"`` where it is unset.
+def policy_from_environment() -> tuple[type[OrtrainError], ...]:
+    """The errors that fall back to PyTorch as ``ORTMODULE_FALLBACK_POLICY`` asks for it; else all.
 
     Raises:
         ValueError: an unknown policy.
     """
     named = _variable("ORTMODULE_FALLBACK_POLICY", "")
     if not named:
-        return "torch"
+        return _ALL
     policies = [part.strip() for part in named.split("|")]
     unknown = [p for p in policies if p not in _POLICIES]
     if unknown:
         raise ValueError(
             f"ORTMODULE_FALLBACK_POLICY={unknown[0]!r}: expected one of {', '.join(_POLICIES)}"
         )
-    return "raise" if policies == ["FALLBACK_DISABLE"] else "torch"
+    return tuple(kind for p in policies for kind in _POLICIES[p])
+
+
+def fallback_from_environment() -> Fallback:
+    """``"raise"`` where ``ORTMODULE_FALLBACK_POLICY`` lets nothing fall back."""
+    return "torch" if policy_from_environment() else "raise"
 
 
 def _variable(name: str, default: str) -> str:

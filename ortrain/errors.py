@@ -4,6 +4,7 @@
 
     OrtrainError
     ├── CaptureError          the module cannot become one ONNX graph
+    │   ├── NotServed         a device, dtype or mode for which there is no graph yet
     │   └── UnsupportedInput  an argument of a type that a graph cannot take        (also TypeError)
     ├── GradientError         a graph cannot be differentiated
     │   ├── NoGradientRule    an operator without a rule lies between loss and parameter
@@ -46,6 +47,10 @@ def _rebuild(
 
 class CaptureError(OrtrainError):
     """The module cannot become one ONNX graph. Remedy: as the message says, or run it eagerly."""
+
+
+class NotServed(CaptureError):
+    """A device, dtype or mode for which there is no graph yet. Remedy: run it eagerly."""
 
 
 class UnsupportedInput(CaptureError, TypeError):

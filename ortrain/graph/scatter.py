@@ -13,19 +13,57 @@ import onnx_ir as ir
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 
+# From so many rows on, repeated indices are summed in a small table first: ``ScatterElements``
+# cannot write in place, and a second copy of a large table would be the peak of a backward.
+LARGE = 4096
+
 
 def add_rows(op: Builder, data: ir.Value, indices: ir.Value, updates: ir.Value) -> ir.Value:
     """``data`` [V, *rest] with ``updates`` [..., *rest] added at the rows ``indices`` [...]."""
     length = shapes.rank(data)
     assert length is not None, "capture gives every value a rank"
-    rest = length - 1
-    flat = op.Reshape(op.cast(indices, ir.DataType.INT64), np.array([-1] + [1] * rest, np.int64))
     if shapes.rank(indices) != 1:
-        tail = op.Slice(op.shape(data), [1], [length]) if rest else None
-        target = [-1] if tail is None else op.Concat([-1], tail, axis=0)
-        updates = op.Reshape(updates, target)
-    places = op.Expand(flat, op.Shape(updates)) if rest else flat
+        updates = op.Reshape(updates, _rows_of(op, op.constant([-1]), data))
+    return _add(op, data, op.cast(indices, ir.DataType.INT64), updates)
+
+
+def rows_of_zeros(op: Builder, like: ir.Value, indices: ir.Value, updates: ir.Value) -> ir.Value:
+    """Zeros like a table [V, *rest] with ``updates`` [..., *rest] added at ``indices`` [...]."""
+    assert like.dtype is not None
+    zero = op.constant(0, like.dtype)
+    known = shapes.dims(like)
+    if known is None or not isinstance(known[0], int) or known[0] < LARGE:
+        return add_rows(op, op.zeros_like(like), indices, updates)
+    flat = op.Reshape(op.cast(indices, ir.DataType.INT64), [-1])
+    updates = op.Reshape(updates, _rows_of(op, op.constant([-1]), like))
+    distinct, _, place = op.node("Unique", (flat,), outputs=3, sorted=0)
+    for value in (distinct, place):
+        shapes.assign(value, ir.DataType.INT64, ir.Shape([None]))
+    small = op.Expand(zero, _rows_of(op, op.Shape(distinct), like))
+    small.shape = ir.Shape([None, *known[1:]])
+    sums = _add(op, small, place, updates)
+    # No index repeats now, so that the order of the writes does not matter.
+    result: ir.Value = op.ScatterND(op.zeros_like(like), op.Unsqueeze(distinct, [-1]), sums)
+    return result
+
+
+def _add(op: Builder, data: ir.Value, indices: ir.Value, updates: ir.Value) -> ir.Value:
+    """``data`` [V, *rest] with ``updates`` [N, *rest] added at the rows ``indices`` (N in all)."""
+    rest = (shapes.rank(data) or 1) - 1
+    places = op.Reshape(indices, np.array([-1] + [1] * rest, np.int64))
+    if rest:
+        places = op.Expand(places, op.Shape(updates))
     result: ir.Value = op.ScatterElements(data, places, updates, axis=0, reduction="add")
+    return result
+
+
+def _rows_of(op: Builder, rows: ir.Value, like: ir.Value) -> ir.Value:
+    """The shape of a table with other rows: ``[rows, *rest]``."""
+    length = shapes.rank(like)
+    assert length is not None
+    if length == 1:
+        return rows
+    result: ir.Value = op.Concat(rows, op.Slice(op.shape(like), [1], [length]), axis=0)
     return result
 
 

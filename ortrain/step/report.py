@@ -42,6 +42,7 @@ class Report:
         nodes: nodes of each program before and after lowering, by name of the program.
         saved_bytes: kept between forward and backward, at the sizes of the capture.
         contest: the measurement behind ``engine="auto"``.
+        inference: the same for calls without gradients, where the module also trains.
     """
 
     mode: str = ""
@@ -52,11 +53,19 @@ class Report:
     nodes: dict[str, tuple[int, int]] = field(default_factory=dict)
     saved_bytes: int = 0
     contest: Contest | None = None
+    inference: Report | None = None
 
     def __str__(self) -> str:
         if not self.mode:
             return "ORTModule: not called yet"
         rows = [f"ORTModule: {self.mode}" + (f" ({self.reason})" if self.reason else "")]
+        rows += self._rows()
+        if self.inference is not None and (found := self.inference._rows()):
+            rows += ["  without gradients", *(f"  {row}" for row in found)]
+        return "\n".join(rows)
+
+    def _rows(self) -> list[str]:
+        rows = []
         if self.engine:
             rows.append(f"  engine    {self.engine}")
         if self.captures:
@@ -71,7 +80,7 @@ class Report:
             rows.append(f"  saved     {self.saved_bytes / 2**20:.1f} MiB between the passes")
         if self.contest is not None:
             rows.append(f"  contest   {self.contest}")
-        return "\n".join(rows)
+        return rows
 
 
 def median(values: list[float]) -> float:

@@ -33,6 +33,7 @@ from ortrain.errors import (
     ExecutionError,
     GradientError,
     GraphError,
+    NotServed,
     OrtrainError,
     OrtrainWarning,
 )
@@ -156,6 +157,7 @@ class Runner:
         self.debug_options = debug_options
         self.report = Report()
         self.cache = Cache(options.cache_dir)
+        self.trains = False
         self.plan: Plan | None = None
         self.rewrites: Sequence[Callable[[Program], object]] = ()
         self.states: list[State] = []
@@ -264,7 +266,7 @@ class Runner:
             help="make what changes an input or a buffer, so that the graph reads it",
         )
         self.arrivals.clear()
-        if self.options.fallback == "raise":
+        if not self.options.falls_back(error):
             raise error
         self._warn(str(error))
         self.states.clear()
@@ -275,15 +277,15 @@ class Runner:
 
     def _new_form(self, key: Any, flat: FlatCall) -> Form:
         modes = Ambient(*key[1])
+        self.trains |= modes.grad
         reason = self._not_served(modes, flat)
         race = Race() if self.options.engine == "auto" and not reason else None
         if self.options.engine == "torch":
             reason = 'engine="torch"'
         elif reason:
-            if self.options.fallback == "raise":
-                raise CaptureError(
-                    f"{type(self.module).__name__} cannot run as a graph here: {reason}"
-                )
+            error = NotServed(f"{type(self.module).__name__} cannot run as a graph here: {reason}")
+            if not self.options.falls_back(error):
+                raise error
             self._warn(reason)
         return Form(modes.grad, reason=reason, race=race)
 
@@ -358,7 +360,7 @@ class Runner:
             )
         for rewrite in self.rewrites:
             rewrite(captured.program)
-        self.report.stages = {"capture": time.perf_counter() - start}
+        self._described(form.grad).stages = {"capture": time.perf_counter() - start}
         self.report.captures += 1
         if self.state is not None and self.state.guard.changed() is not None:
             # The trace ran the module's code, which may fill in what it finds missing, as it does
@@ -473,8 +475,19 @@ class Runner:
         small = multiplications(program.graph, sizes) < SMALL
         return self.options.threads or (1 if small else torch.get_num_threads())
 
+    def _described(self, grad: bool) -> Report:
+        """The report on calls with or without gradients.
+
+        The latter have one of their own only where there are both.
+        """
+        if grad or not self.trains:
+            return self.report
+        if self.report.inference is None:
+            self.report.inference = Report()
+        return self.report.inference
+
     def _describe(self, plan: Plan, executor: OnnxRuntimeExecutor, sizes: dict[str, int]) -> None:
-        report = self.report
+        report = self._described(is_grad_enabled())
         report.engine = f"{executor.name} {executor.provider}"
         report.stages.update(plan.seconds)
         names = ["forward", *(f"backward {i + 1}" for i in range(len(plan.pieces)))]
@@ -483,6 +496,8 @@ class Runner:
             for name, before, after in zip(names, plan.programs, plan.lowered, strict=True)
         }
         report.saved_bytes = saved_bytes(list(plan.programs), sizes)
+        if self.debug_options.log_level <= LogLevel.INFO:
+            print(report, file=sys.stderr)
         debug = self.debug_options
         if debug.save_onnx:
             mode = "training" if plan.pieces else "inference"
@@ -501,14 +516,14 @@ class Runner:
     def _eager_because(
         self, error: OrtrainError, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if self.options.fallback == "raise":
+        if not self.options.falls_back(error):
             raise error
         self._warn(str(error))
         return self._eager(str(error), args, kwargs)
 
     def _refused(self, form: Form, flat: FlatCall, sizes: Sizes, error: OrtrainError) -> Any:
         """Runs a call eagerly that cannot be captured, or that the graph failed to run."""
-        if self.options.fallback == "raise":
+        if not self.options.falls_back(error):
             raise error
         # If the module raises too, the call was wrong, and nothing is noted about the form.
         output = self._eager(str(error), flat.args, flat.kwargs)
@@ -523,7 +538,7 @@ class Runner:
 
     def _eager_turn(self, race: Race, form: Form, flat: FlatCall) -> Any:
         """A step that eager runs because it is its turn, or because it has won."""
-        self.report.contest = race.contest
+        self._described(form.grad).contest = race.contest
         if race.winner:
             # The captures of this form will not be used again.
             form.race, form.reason, form.lost = None, str(race.contest), True

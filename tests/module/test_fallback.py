@@ -259,7 +259,7 @@ def test_the_torch_engine_never_captures(recwarn: pytest.WarningsRecorder) -> No
     [
         ("FALLBACK_DISABLE", "raise"),
         ("FALLBACK_FORCE_TORCH_FORWARD", "torch"),
-        ("FALLBACK_UNSUPPORTED_DEVICE|FALLBACK_UNSUPPORTED_DATA", "torch"),
+        ("FALLBACK_UNSUPPORTED_DEVICE|FALLBACK_UNSUPPORTED_TORCH_MODEL", "torch"),
         ("", "torch"),
     ],
 )
@@ -275,6 +275,15 @@ def test_the_policy_in_the_environment_decides(
     else:
         with pytest.warns(OrtrainWarning):
             model(rows())
+
+
+def test_a_policy_for_one_kind_of_error_lets_the_others_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_DATA")
+    model = ORTModule(Branches(), options=Options(engine="onnxruntime"))
+    with pytest.raises(CaptureError):
+        model(rows())
 
 
 def test_an_option_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

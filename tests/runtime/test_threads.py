@@ -8,16 +8,17 @@ import pytest
 
 from ortrain.autodiff import differentiate
 from ortrain.graph.build import Builder
+from ortrain.graph.scatter import LARGE
 from ortrain.program import Program, Role, set_role
 from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
 
-ROWS, WIDTH, COUNT = 3, 512, 2048
+WIDTH, COUNT = 512, 2048
 
 
-def lookup(op_type: str) -> Program:
-    """``output = op_type(table, indices)`` over few rows, so that every index repeats."""
+def lookup(op_type: str, rows: int) -> Program:
+    """``output = op_type(table, indices)``."""
     table = ir.Value(
-        name="table", shape=ir.Shape([ROWS, WIDTH]), type=ir.TensorType(ir.DataType.FLOAT)
+        name="table", shape=ir.Shape([rows, WIDTH]), type=ir.TensorType(ir.DataType.FLOAT)
     )
     places = [COUNT] if op_type != "GatherND" else [COUNT, 1]
     indices = ir.Value(
@@ -34,20 +35,21 @@ def lookup(op_type: str) -> Program:
     return Program(ir.Model(graph, ir_version=10))
 
 
+@pytest.mark.parametrize("rows", [3, 2 * LARGE])
 @pytest.mark.parametrize("op_type", ["Gather", "GatherND", "Embedding"])
-def test_every_repeated_index_is_added_also_with_two_threads(op_type: str) -> None:
+def test_every_repeated_index_is_added_also_with_two_threads(op_type: str, rows: int) -> None:
     executor = OnnxRuntimeExecutor(threads=2)
-    program = executor.lower(differentiate(lookup(op_type), ["table"]))
+    program = executor.lower(differentiate(lookup(op_type, rows), ["table"]))
     compiled = executor.compile(program)
     generator = np.random.default_rng(0)
-    indices = generator.integers(0, ROWS, COUNT)
+    indices = generator.integers(rows - 3, rows, COUNT)
     upstream = generator.standard_normal((COUNT, WIDTH)).astype(np.float32)
     feeds = {
         "indices": indices.reshape(-1, 1) if op_type == "GatherND" else indices,
-        "table": np.zeros((ROWS, WIDTH), np.float32),
+        "table": np.zeros((rows, WIDTH), np.float32),
         "output.gradient": upstream,
     }
-    expected = np.zeros((ROWS, WIDTH))
+    expected = np.zeros((rows, WIDTH))
     np.add.at(expected, indices, upstream.astype(np.float64))
     for _ in range(5):  # a race loses additions in most runs, not in all
         results = compiled.run([feeds[name] for name in compiled.input_names])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ortrain.autodiff.registry import gradient, no_gradient
-from ortrain.autodiff.rules.index import scatter_rows
+from ortrain.graph.scatter import rows_of_zeros
 
 no_gradient("ortrain::StopGradient", reason="the user's program cut the gradient here")
 
@@ -21,7 +21,7 @@ def embedding(g, weight, indices, *, padding_idx=-1):
     if padding_idx >= 0:
         takes_part = g.op.cast(g.op.Not(g.op.Equal(indices, padding_idx)), dy.dtype)
         dy = dy * g.op.Unsqueeze(takes_part, [-1])
-    return scatter_rows(g, g.op.shape(weight), indices, dy, weight.dtype)
+    return rows_of_zeros(g.op, weight, indices, dy)
 
 
 @gradient("ortrain::BatchNorm")

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from ortrain.autodiff.registry import gradient
 from ortrain.autodiff.rules.shape import put_back
 from ortrain.graph import shapes
-from ortrain.graph.scatter import add_places, add_rows
+from ortrain.graph.scatter import add_places, add_rows, rows_of_zeros
 
 
 @gradient("Gather")
@@ -26,11 +26,15 @@ def gather(g, data, indices, *, axis=0):
         total = g.rank(g.dy)
         moved = [*range(axis, axis + places), *range(axis), *range(axis + places, total)]
         dy = g.op.Transpose(dy, perm=moved)
+    if not axis:
+        return rows_of_zeros(g.op, data, indices, dy)
     lead = [axis, *(i for i in range(length) if i != axis)]
-    rows = g.op.Transpose(data, perm=lead) if axis else data
-    shape = g.op.Gather(g.op.shape(data), lead) if axis else g.op.shape(rows)
-    total = scatter_rows(g, shape, indices, dy, data.dtype)
-    return g.op.Transpose(total, perm=np.argsort(lead).tolist()) if axis else total
+    shape = g.op.Gather(g.op.shape(data), lead)
+    zeros = g.op.Expand(g.op.constant(0, data.dtype), shape)
+    if zeros.shape is None:
+        zeros.shape = ir.Shape([None] * length)
+    total = add_rows(g.op, zeros, indices, dy)
+    return g.op.Transpose(total, perm=np.argsort(lead).tolist())
 
 
 def _one_row(g, data, index, axis, keep):
@@ -44,14 +48,6 @@ def _one_row(g, data, index, axis, keep):
     low = [before if i == axis else zero for i in range(length)]
     high = [after if i == axis else zero for i in range(length)]
     return g.op.Pad(dy, g.op.Concat(*low, *high, axis=0), 0)
-
-
-def scatter_rows(g, shape, indices, updates, dtype):
-    """Zeros of ``shape`` with ``updates`` [..., *shape[1:]] added at the rows ``indices`` [...]."""
-    zeros = g.op.Expand(g.op.constant(0, dtype), shape)
-    if zeros.shape is None:
-        zeros.shape = ir.Shape([None] * (1 + g.rank(updates) - g.rank(indices)))
-    return add_rows(g.op, zeros, indices, updates)
 
 
 @gradient("GatherElements")
