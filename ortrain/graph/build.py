@@ -231,7 +231,9 @@ class Builder:
     def zeros_like(self, value: ir.Value) -> ir.Value:
         """Zeros of the value's shape and dtype."""
         assert value.dtype is not None
-        return self.Expand(self.constant(0, value.dtype), self.shape(value))
+        zeros: ir.Value = self.Expand(self.constant(0, value.dtype), self.shape(value))
+        zeros.shape = value.shape
+        return zeros
 
 
 def _operator_types(domain: str, op_type: str) -> Callable[[ir.Node], None]:
