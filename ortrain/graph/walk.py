@@ -17,16 +17,3 @@ def reads(node: ir.Node) -> list[ir.Value]:
                 v for n in inner.all_nodes() for v in n.inputs if v is not None and v not in own
             ]
     return direct
-
-
-def ancestors(values: list[ir.Value]) -> set[ir.Node]:
-    """Every node that one of the values depends on."""
-    found: set[ir.Node] = set()
-    stack = [v.producer() for v in values]
-    while stack:
-        node = stack.pop()
-        if node is None or node in found:
-            continue
-        found.add(node)
-        stack.extend(v.producer() for v in reads(node))
-    return found

@@ -137,8 +137,11 @@ def build(
         with watch("lower"):
             return [*programs, *(executor.lower(p) for p in programs)]
 
-    decided_by = (program.serialize(), tuple(wrt), outputs, pieces, sizes, repr(executor))
-    both = list((cache or Cache(None)).programs(decided_by, make))
+    def decided_by() -> Iterator[object]:  # made only where there is a cache to ask
+        yield program.serialize()
+        yield from (tuple(wrt), outputs, pieces, sizes, repr(executor))
+
+    both = list((cache or Cache(None)).programs(decided_by(), make))
     programs, lowered = both[: len(both) // 2], both[len(both) // 2 :]
     with watch("compile"):
         compiled = [executor.compile(p) for p in lowered]
