@@ -96,7 +96,7 @@ def explain(
             result.reason = str(error)
             result.where = [f"everything in PyTorch: {error}"]
             return result
-        report, plan = wrapped.report, wrapped._runner.plan
+        report, plan = wrapped.report, wrapped._runner.captures.plan
         assert plan is not None, "without a fallback there is a plan or an error"
         result.stages = dict(report.stages)
         result.saved_bytes = report.saved_bytes
@@ -162,7 +162,7 @@ def _parity(
     """Differences from eager of copies of the module, dropout off in both."""
     eager = copy.deepcopy(module)
     graph = ORTModule(copy.deepcopy(module), options=options)
-    graph._runner.rewrites = (without_dropout,)
+    graph._runner.captures.rewrites = (without_dropout,)
     eager.zero_grad()
     graph.zero_grad()
     with _NoDropout():

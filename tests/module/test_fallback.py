@@ -146,7 +146,7 @@ def test_an_error_of_our_own_costs_no_training_run(
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(f"ortrain.step.runner.{stage}", broken)
+    monkeypatch.setattr(f"ortrain.step.captures.{stage}", broken)
     eager = Takes()
     model = ORTModule(copy.deepcopy(eager), options=EAGER_IF_NEEDED)
     with pytest.warns(OrtrainWarning, match="KeyError: 'a bug'"):
@@ -193,7 +193,7 @@ def test_a_failed_capture_is_not_repeated_unless_asked_for(
         tries.append(1)
         return capture(*args, **kwargs)
 
-    monkeypatch.setattr("ortrain.step.runner.capture", counted)
+    monkeypatch.setattr("ortrain.step.captures.capture", counted)
     for retry in (False, True):
         tries.clear()
         model = ORTModule(Branches(), options=Options(engine="onnxruntime", retry=retry))

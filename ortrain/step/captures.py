@@ -1,0 +1,437 @@
+"""``Captures``: finds the compiled step of a call, and makes it where there is none.
+
+A :class:`Form` is all calls that differ in sizes and values only. It has a capture for every group
+of sizes that the module's code treats alike (one, nearly always), a capture has a step for every
+set of trainable parameters, and a step may have siblings for other outputs that receive a gradient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import is_grad_enabled, nn
+from torch.utils import _pytree as pytree
+
+from ortrain.autodiff.partition import saved_bytes
+from ortrain.cache import Cache
+from ortrain.capture.export import Captured, capture
+from ortrain.capture.guard import Guard
+from ortrain.capture.records import records_registered
+from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
+from ortrain.capture.untouched import untouched
+from ortrain.config import DebugOptions, LogLevel, Options
+from ortrain.errors import CaptureError, OrtrainError
+from ortrain.graph.cost import multiplications
+from ortrain.program import Program, Role
+from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
+from ortrain.runtime.onnxruntime.executor import SMALL
+from ortrain.step.build import Plan, build, likely_upstream
+from ortrain.step.contest import Race
+from ortrain.step.report import Report
+from ortrain.step.run import Received, Step
+
+# Captures of one form of call that differ in sizes which the module's code depends on.
+MOST_SHAPES = 8
+# Sizes of calls that are remembered with the capture that serves them.
+MOST_SIZES = 4096
+# Agreement that is asked of the outputs where sizes of 1 are tried for the first time.
+SAME = 1e-3
+
+Sizes = tuple[torch.Size, ...]
+"""The shapes of a call's tensors."""
+
+
+@dataclass
+class Variants:
+    """The steps of one capture that differ in the outputs which receive a gradient.
+
+    Attributes:
+        step: the one that the next forward runs.
+        by_outputs: all that were built.
+        misses: backwards that came for other outputs, since the last change of ``step``.
+        patience: how many it takes to change ``step``; doubles each time, so that a loop which
+            alternates settles.
+    """
+
+    step: Step
+    by_outputs: dict[tuple[str, ...], Step]
+    misses: int = 0
+    patience: int = 1
+
+
+@dataclass
+class Served:
+    """One capture, ready to run.
+
+    Attributes:
+        captured: the capture.
+        order: for each tensor of the capture its place among the call's tensors.
+        positions: for each user input of the program its place among the call's tensors.
+        structure: rebuilds the module's output.
+        variants: steps by what is trainable.
+        ones: which patterns of sizes of 1 were compared with the module, and whether they agree.
+        threads: of the steps.
+    """
+
+    captured: Captured
+    order: list[int]
+    positions: list[int]
+    structure: OutputStructure
+    variants: dict[tuple[bool, ...], Variants] = field(default_factory=dict)
+    ones: dict[tuple[tuple[int, int], ...], bool] = field(default_factory=dict)
+    threads: int = 0
+
+
+@dataclass
+class Form:
+    """All that is known of one form of call in one state of the module.
+
+    Attributes:
+        grad: whether gradients are enabled.
+        reason: why calls of this form run in PyTorch; empty where they do not.
+        lost: whether that is because eager is faster.
+        race: the contest with eager, until it is decided.
+        served: captures.
+        by_sizes: the capture that serves calls of these sizes.
+        refused: sizes for which there is no capture, and why; there is one for others.
+    """
+
+    grad: bool
+    reason: str = ""
+    lost: bool = False
+    race: Race | None = None
+    served: list[Served] = field(default_factory=list)
+    by_sizes: dict[Sizes, Served] = field(default_factory=dict)
+    refused: dict[Sizes, str] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class State:
+    """A state of the module, with what was captured in it.
+
+    Attributes:
+        guard: tells whether the module is still in it.
+        tensors: parameters and buffers by name.
+        forms: of calls, by their structure and the ambient modes.
+    """
+
+    guard: Guard
+    tensors: dict[str, torch.Tensor]
+    forms: dict[Any, Form] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, module: nn.Module) -> State:
+        """The state that the module is in now."""
+        return cls(
+            Guard(module), {**dict(module.named_buffers()), **dict(module.named_parameters())}
+        )
+
+
+class Captures:
+    """Captures one module and builds its steps.
+
+    Args:
+        module: the module.
+        options: settings.
+        debug_options: what to show.
+
+    Attributes:
+        report: on what was built, and on the calls.
+        plan: of the step that was built last; None before.
+        rewrites: run on each captured program before it is differentiated.
+        trains: whether calls with gradients were seen.
+    """
+
+    def __init__(self, module: nn.Module, options: Options, debug_options: DebugOptions) -> None:
+        self.module = module
+        self.options = options
+        self.debug_options = debug_options
+        self.cache = Cache(options.cache_dir)
+        self.report = Report()
+        self.plan: Plan | None = None
+        self.rewrites: Sequence[Callable[[Program], object]] = ()
+        self.trains = False
+
+    def find(self, state: State, form: Form, flat: FlatCall, sizes: Sizes) -> Served:
+        """The capture for a call of these sizes, made anew where none serves it."""
+        refused = form.refused.get(sizes)
+        if refused is not None:
+            raise CaptureError(refused)
+        apart = False  # whether the module's code treats a size of 1 apart
+        for served in form.served:
+            own = [sizes[i] for i in served.order]
+            if served.captured.accepts(own):
+                if self._holds(state, served, flat, own):
+                    break
+                apart = True
+        else:
+            served = self._capture(state, form, flat, exact=apart)
+            form.served.append(served)
+            if not apart and not self._holds(state, served, flat, [sizes[i] for i in served.order]):
+                served = self._capture(state, form, flat, exact=True)
+                form.served.append(served)
+        if served.threads == 1 < self._threads(served.captured.program, _sizes(served, flat)):
+            served.variants.clear()  # built for small batches: from now on with more threads
+        if len(form.by_sizes) >= MOST_SIZES:
+            form.by_sizes.clear()
+        form.by_sizes[sizes] = served
+        return served
+
+    def _capture(self, state: State, form: Form, flat: FlatCall, *, exact: bool) -> Served:
+        if len(form.served) + len(form.refused) >= MOST_SHAPES:
+            raise CaptureError(
+                f"the module was captured {MOST_SHAPES} times for different input sizes",
+                because="its code depends on sizes that change from call to call",
+                help="pad the inputs to a few sizes, or wrap a sub-module whose code does not",
+            )
+        start = time.perf_counter()
+        with (
+            _no_bug("capturing"),
+            records_registered(self.module, flat.args, flat.kwargs),
+            torch.inference_mode(False),
+            torch.set_grad_enabled(form.grad),
+            # What the trace saves for a backward that never runs is not for the caller's hooks:
+            # checkpointing would count it.
+            torch.autograd.graph.saved_tensors_hooks(_itself, _itself),
+        ):
+            place, args, kwargs = _distinct(flat)
+            captured = capture(
+                self.module,
+                args,
+                kwargs,
+                opset=self.options.opset,
+                exact=exact,
+                cache=self.cache,
+            )
+        for rewrite in self.rewrites:
+            rewrite(captured.program)
+        self.described(form.grad).stages = {"capture": time.perf_counter() - start}
+        self.report.captures += 1
+        if state.guard.changed() is not None:
+            # The trace ran the module's code, which may fill in what it finds missing, as it does
+            # in eager: transformers writes `config.problem_type` in the first forward.
+            state.guard = Guard(self.module)
+        return Served(
+            captured,
+            [place[t.position] for t in captured.tensors],
+            [place[t.position] for t in captured.inputs],
+            _structure(captured),
+        )
+
+    def _holds(
+        self, state: State, served: Served, flat: FlatCall, sizes: Sequence[torch.Size]
+    ) -> bool:
+        """Whether the capture computes what the module does at these sizes.
+
+        PyTorch treats a size of 1 as different from all others, a graph does not. Where one is a 1
+        that the trace saw larger, the outputs are compared with the module's own, once for each
+        pattern of ones.
+        """
+        if served.captured.constraints.assumes(sizes):
+            return True
+        ones = tuple(
+            (i, axis) for i, shape in enumerate(sizes) for axis, n in enumerate(shape) if n == 1
+        )
+        if ones not in served.ones:
+            served.ones[ones] = self._agrees(state, served, flat)
+        return served.ones[ones]
+
+    def _agrees(self, state: State, served: Served, flat: FlatCall) -> bool:
+        """Whether one call of the graph and one of the module have the same outputs.
+
+        Neither changes a buffer or a random state. Shapes alone count where the graph draws random
+        numbers.
+        """
+        module = self.module
+        copies = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        with untouched(module), torch.no_grad():
+            output = torch.func.functional_call(module, copies, flat.args, flat.kwargs)
+        expected, _ = OutputStructure.from_output(output)
+        with untouched(module):
+            step = self._any_step(state, served, flat)
+            outputs = step.try_out([flat.tensors[i] for i in served.positions])
+        found, _ = OutputStructure.from_output(served.structure.rebuild(outputs))
+        drawn = bool(served.captured.program.inputs(Role.SEED))
+        return len(found) == len(expected) and all(
+            _same(a, b, shapes_only=drawn) for a, b in zip(found, expected, strict=True)
+        )
+
+    def _any_step(self, state: State, served: Served, flat: FlatCall) -> Step:
+        for variants in served.variants.values():
+            return variants.step
+        return self.first_step(state, served, flat)
+
+    def first_step(self, state: State, served: Served, flat: FlatCall) -> Step:
+        """Builds the step for what is trainable now, by the likely outputs."""
+        program = served.captured.program
+        grad = is_grad_enabled()
+        trainable: list[str] = []
+        if grad:
+            users = program.inputs(Role.USER_INPUT)
+            needs = [flat.tensors[i].requires_grad for i in served.positions]
+            trainable = [v.name or "" for v, need in zip(users, needs, strict=True) if need]
+            held = [v.name or "" for v in program.inputs(Role.PARAMETER)]
+            trainable += [name for name in held if state.tensors[name].requires_grad]
+        sizes = _sizes(served, flat)
+        served.threads = threads = self._threads(program, sizes)
+        tensors = state.tensors
+        outputs = [v.name or "" for v in program.outputs(Role.USER_OUTPUT, Role.LOSS)]
+
+        def make(upstream: Sequence[str]) -> Step:
+            plan = self._build(program, trainable, upstream, sizes, threads)
+            return Step(plan, tensors, other)
+
+        def other(received: Received) -> Step:
+            names = tuple(name for name, given in zip(outputs, received, strict=True) if given)
+            step = variants.by_outputs.get(names)
+            if step is None:
+                step = variants.by_outputs[names] = make(names)
+            variants.misses += 1
+            if variants.misses >= variants.patience:
+                variants.step, variants.misses = step, 0
+                variants.patience *= 2
+            return step
+
+        upstream = tuple(likely_upstream(program))
+        step = make(upstream)
+        variants = Variants(step, {upstream: step})
+        served.variants[state.guard.trainable() if grad else ()] = variants
+        return step
+
+    def _build(
+        self,
+        program: Program,
+        trainable: Sequence[str],
+        upstream: Sequence[str],
+        sizes: dict[str, int],
+        threads: int,
+    ) -> Plan:
+        executor = OnnxRuntimeExecutor(self.options.provider or "CPUExecutionProvider", threads)
+        pieces = self.options.backward_pieces
+        with _no_bug("building"):
+            plan = build(
+                program, trainable, upstream, executor, pieces=pieces, sizes=sizes, cache=self.cache
+            )
+        self.plan = plan
+        self._describe(plan, executor, sizes)
+        return plan
+
+    def _threads(self, program: Program, sizes: dict[str, int]) -> int:
+        """The threads for a program at these sizes: one where more would only be woken up."""
+        small = multiplications(program.graph, sizes) < SMALL
+        return self.options.threads or (1 if small else torch.get_num_threads())
+
+    def described(self, grad: bool) -> Report:
+        """The report on calls with or without gradients.
+
+        The latter have one of their own only where there are both.
+        """
+        if grad or not self.trains:
+            return self.report
+        if self.report.inference is None:
+            self.report.inference = Report()
+        return self.report.inference
+
+    def _describe(self, plan: Plan, executor: OnnxRuntimeExecutor, sizes: dict[str, int]) -> None:
+        report = self.described(is_grad_enabled())
+        report.engine = f"{executor.name} {executor.provider}"
+        report.stages.update(plan.seconds)
+        names = ["forward", *(f"backward {i + 1}" for i in range(len(plan.pieces)))]
+        report.nodes = {
+            name: (len(before.graph), len(after.graph))
+            for name, before, after in zip(names, plan.programs, plan.lowered, strict=True)
+        }
+        report.saved_bytes = saved_bytes(list(plan.programs), sizes)
+        if self.debug_options.log_level <= LogLevel.INFO:
+            print(report, file=sys.stderr)
+        debug = self.debug_options
+        if debug.save_onnx:
+            mode = "training" if plan.pieces else "inference"
+            debug.folder.mkdir(parents=True, exist_ok=True)
+            for name, before, after in zip(names, plan.programs, plan.lowered, strict=True):
+                stem = f"{debug.onnx_prefix}_{name.replace(' ', '_')}"
+                before.save(debug.folder / f"{stem}_{mode}.onnx")
+                after.save(debug.folder / f"{stem}_lowered_{mode}.onnx")
+
+
+@contextlib.contextmanager
+def _no_bug(doing: str) -> Iterator[None]:
+    """An error that nobody foresaw becomes one that has a fallback."""
+    try:
+        yield
+    except OrtrainError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"an error of ortrain's own while {doing} the graph",
+            because=f"{type(error).__name__}: {error}",
+            help="please report it; the module runs in PyTorch meanwhile",
+        ) from error
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _distinct(flat: FlatCall) -> tuple[dict[int, int], tuple[Any, ...], dict[str, Any]]:
+    """The call with a tensor object of its own at each place where one stands.
+
+    Returns:
+        Position in torch's flattening of the call → place among ``flat.tensors``, and the
+        arguments. Capture flattens a call in torch's order, the hot path in its own; where a tensor
+        is passed twice, the objects alone do not tell which is which.
+    """
+    leaves, spec = pytree.tree_flatten((flat.args, flat.kwargs))
+    own = [_alias(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    args, kwargs = pytree.tree_unflatten(own, spec)
+    places = {id(tensor): i for i, tensor in enumerate(flatten_call(args, kwargs).tensors)}
+    return {p: places[id(leaf)] for p, leaf in enumerate(own) if id(leaf) in places}, args, kwargs
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    if type(tensor) not in (torch.Tensor, nn.Parameter):
+        return tensor  # which capture refuses by name
+    detached = tensor.clone() if tensor.is_inference() else tensor.detach()
+    return detached.requires_grad_(tensor.requires_grad)
+
+
+def _structure(captured: Captured) -> OutputStructure:
+    """How the program's outputs make up the module's, from stand-ins in their places."""
+    count = len(captured.program.outputs(Role.USER_OUTPUT, Role.LOSS))
+    tensors = [torch.empty(()) for _ in range(count)]
+    found, structure = OutputStructure.from_output(captured.rebuild(tensors))
+    order = [next(i for i, t in enumerate(tensors) if t is f) for f in found]
+    if order != list(range(count)):
+        rebuild = structure.rebuild
+        structure.rebuild = lambda outputs: rebuild([outputs[i] for i in order])
+    return structure
+
+
+def _sizes(served: Served, flat: FlatCall) -> dict[str, int]:
+    """The value that each symbolic dimension has in this call."""
+    sizes: dict[str, int] = {}
+    users = served.captured.program.inputs(Role.USER_INPUT)
+    for value, place in zip(users, served.positions, strict=True):
+        for dim, size in zip(value.shape or (), flat.tensors[place].shape, strict=True):
+            if not isinstance(dim, int) and dim.value is not None:
+                sizes[dim.value] = size
+    return sizes
+
+
+def _same(a: torch.Tensor, b: torch.Tensor, *, shapes_only: bool) -> bool:
+    """Whether two outputs agree but for roundings."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if shapes_only or not a.numel():
+        return True
+    if not a.is_floating_point():
+        return bool((a == b).all())
+    finite = b[b.isfinite()].abs()
+    scale = float(finite.max()) if finite.numel() else 1.0
+    return torch.allclose(a, b, rtol=SAME, atol=SAME * scale, equal_nan=True)
