@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -51,15 +49,17 @@ def main() -> None:
     if options.child:
         print(json.dumps(child(*options.child)))
         return
-    from workloads import machine
+    from workloads import in_a_process, machine
 
     results: dict[str, Any] = {"machine": machine(), "workloads": {}}
     for workload in options.workloads:
         with tempfile.TemporaryDirectory() as folder:
             runs = {
-                "no cache": [_run(workload, "") for _ in range(options.rounds)],
-                "cache, first process": [_run(workload, folder)],
-                "cache, later process": [_run(workload, folder) for _ in range(options.rounds)],
+                "no cache": [in_a_process(__file__, workload, "") for _ in range(options.rounds)],
+                "cache, first process": [in_a_process(__file__, workload, folder)],
+                "cache, later process": [
+                    in_a_process(__file__, workload, folder) for _ in range(options.rounds)
+                ],
             }
         results["workloads"][workload] = runs
         print(workload)
@@ -69,13 +69,6 @@ def main() -> None:
             print(f"  {name:<22}{middle['first_step']:6.2f} s  ({stages})")
     options.json.parent.mkdir(exist_ok=True)
     options.json.write_text(json.dumps(results, indent=1) + "\n")
-
-
-def _run(workload: str, cache: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--child", workload, cache]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
 
 
 if __name__ == "__main__":

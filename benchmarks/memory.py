@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -84,15 +82,13 @@ def main() -> None:
     if options.child:
         print(json.dumps(child(*options.child)))
         return
-    from workloads import machine
+    from workloads import in_a_process, machine
 
     results: dict[str, Any] = {"machine": machine(), "workloads": {}}
     for workload in options.workloads:
         rows = results["workloads"][workload] = {}
         for engine in ("eager", "graph", "default"):
-            command = [sys.executable, __file__, "--child", workload, engine]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            rows[engine] = json.loads(done.stdout.splitlines()[-1])
+            rows[engine] = in_a_process(__file__, workload, engine)
         base = rows["eager"]["peak"]
         print(workload)
         for engine, row in rows.items():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +103,14 @@ def loss_of(output: Any) -> torch.Tensor:
     """The scalar that a step goes backward from."""
     loss = getattr(output, "loss", None)
     result: torch.Tensor = output.sum() if loss is None else loss
+    return result
+
+
+def in_a_process(script: str, *arguments: str) -> dict[str, Any]:
+    """Runs ``script --child ARGUMENTS`` alone; returns the JSON object in its last line."""
+    command = [sys.executable, script, "--child", *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
