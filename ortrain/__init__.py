@@ -14,6 +14,7 @@ __version__ = "0.1.0.dev0"
 if TYPE_CHECKING:
     from ortrain.autodiff import differentiate, gradient, no_gradient
     from ortrain.config import DebugOptions, LogLevel, Options
+    from ortrain.errors import OrtrainError, OrtrainWarning
     from ortrain.explanation import explain
     from ortrain.module import ORTModule
     from ortrain.program import Program, Role
@@ -24,6 +25,8 @@ _HOME = {
     "LogLevel": "ortrain.config",
     "ORTModule": "ortrain.module",
     "Options": "ortrain.config",
+    "OrtrainError": "ortrain.errors",
+    "OrtrainWarning": "ortrain.errors",
     "Program": "ortrain.program",
     "Report": "ortrain.step.report",
     "Role": "ortrain.program",
@@ -38,6 +41,8 @@ __all__ = [
     "LogLevel",
     "ORTModule",
     "Options",
+    "OrtrainError",
+    "OrtrainWarning",
     "Program",
     "Report",
     "Role",

@@ -9,8 +9,8 @@ import onnx
 import onnx_ir as ir
 
 from ortrain.graph.build import Builder
+from ortrain.graph.rewire import take_place
 from ortrain.ops.base import attributes_of
-from ortrain.program import origin_of, phase_of
 
 # Operators without a rule whose body holds operators with rules, and no sub-graph.
 DECOMPOSES = {
@@ -30,18 +30,9 @@ def decompose(node: ir.Node, opset: int) -> None:
     """
     schema: Any = onnx.defs.get_schema(node.op_type, opset)
     function = _body(schema, node)
-    owner = node.graph
-    assert isinstance(owner, ir.Graph)
     given = list(node.inputs) + [None] * (len(function.input) - len(node.inputs))
     values: dict[str, ir.Value | None] = {"": None, **dict(zip(function.input, given, strict=True))}
-    builder = Builder(
-        owner,
-        opset=opset,
-        prefix=node.outputs[0].name or node.op_type,
-        phase=phase_of(node),
-        origin=origin_of(node),
-        before=node,
-    )
+    builder = Builder.before(node, opset=opset)
     with builder as op:
         for inner in function.node:
             attributes = _attributes(inner, node, schema)
@@ -57,12 +48,9 @@ def decompose(node: ir.Node, opset: int) -> None:
             results = (results,) if isinstance(results, ir.Value) else results
             values.update(zip(inner.output, results, strict=True))
         for old, name in zip(node.outputs, function.output, strict=False):
-            new = op.Identity(values[name])
-            new.shape, new.type = old.shape, old.type
-            ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-            new.metadata_props.update(old.metadata_props)
-            new.name, old.name = old.name, None
-    owner.remove(node, safe=True)
+            take_place(op.Identity(values[name]), old)
+    assert builder.graph is not None
+    builder.graph.remove(node, safe=True)
 
 
 def _body(schema: Any, node: ir.Node) -> onnx.FunctionProto:

@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortrain.graph import shapes
-from ortrain.program import ORIGIN, PHASE, Phase
+from ortrain.program import ORIGIN, PHASE, Phase, origin_of, phase_of
 
 Operand = ir.Value | int | float | bool | Sequence[int] | np.ndarray | None
 
@@ -55,7 +55,7 @@ class Builder:
         phase: written into every node.
         origin: the user's module path and source line, written into every node.
         constants: shared pool of constants: (dtype, shape, bytes) → value.
-        before: nodes are inserted before this node of the graph instead of appended.
+        at: nodes are inserted before this node of the graph instead of appended.
     """
 
     def __init__(
@@ -67,17 +67,46 @@ class Builder:
         phase: Phase = Phase.FORWARD,
         origin: str = "",
         constants: dict[tuple[Any, ...], ir.Value] | None = None,
-        before: ir.Node | None = None,
+        at: ir.Node | None = None,
     ) -> None:
         self.graph = graph
         self.opset = opset
         self.prefix = prefix
         self.phase = phase
         self.origin = origin
-        self.before = before
+        self.at = at
         self.nodes: list[ir.Node] = []
         self.constants: dict[tuple[Any, ...], ir.Value] = {} if constants is None else constants
         self._outer: list[Any] = []
+
+    @classmethod
+    def before(
+        cls,
+        node: ir.Node,
+        *,
+        opset: int,
+        prefix: str = "",
+        constants: dict[tuple[Any, ...], ir.Value] | None = None,
+    ) -> Builder:
+        """A builder that puts nodes before one of a graph, with its phase and origin.
+
+        Args:
+            node: of a graph.
+            opset: of the standard domain.
+            prefix: start of the names of the emitted values; by default that of the node's output.
+            constants: shared pool of constants.
+        """
+        owner = node.graph
+        assert isinstance(owner, ir.Graph)
+        return cls(
+            owner,
+            opset=opset,
+            prefix=prefix or node.outputs[0].name or node.name or node.op_type,
+            phase=phase_of(node),
+            origin=origin_of(node),
+            constants=constants,
+            at=node,
+        )
 
     # -- nodes -------------------------------------------------------------------------------
 
@@ -130,10 +159,10 @@ class Builder:
         infer(node)
         self.nodes.append(node)
         if self.graph is not None:
-            if self.before is None:
+            if self.at is None:
                 self.graph.append(node)
             else:
-                self.graph.insert_before(self.before, node)
+                self.graph.insert_before(self.at, node)
         return node.outputs[0] if outputs == 1 else tuple(node.outputs)
 
     # -- constants ---------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ortrain.errors import GraphError
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 
@@ -20,11 +21,7 @@ LARGE = 4096
 
 def add_rows(op: Builder, data: ir.Value, indices: ir.Value, updates: ir.Value) -> ir.Value:
     """``data`` [V, *rest] with ``updates`` [..., *rest] added at the rows ``indices`` [...]."""
-    length = shapes.rank(data)
-    assert length is not None, "capture gives every value a rank"
-    if shapes.rank(indices) != 1:
-        updates = op.Reshape(updates, _rows_of(op, op.constant([-1]), data))
-    return _add(op, data, op.cast(indices, ir.DataType.INT64), updates)
+    return _reduce_rows(op, data, indices, updates, "add")
 
 
 def rows_of_zeros(op: Builder, like: ir.Value, indices: ir.Value, updates: ir.Value) -> ir.Value:
@@ -41,19 +38,31 @@ def rows_of_zeros(op: Builder, like: ir.Value, indices: ir.Value, updates: ir.Va
         shapes.assign(value, ir.DataType.INT64, ir.Shape([None]))
     small = op.Expand(zero, _rows_of(op, op.Shape(distinct), like))
     small.shape = ir.Shape([None, *known[1:]])
-    sums = _add(op, small, place, updates)
+    sums = _scatter(op, small, place, updates, "add")
     # No index repeats now, so that the order of the writes does not matter.
     result: ir.Value = op.ScatterND(op.zeros_like(like), op.Unsqueeze(distinct, [-1]), sums)
     return result
 
 
-def _add(op: Builder, data: ir.Value, indices: ir.Value, updates: ir.Value) -> ir.Value:
-    """``data`` [V, *rest] with ``updates`` [N, *rest] added at the rows ``indices`` (N in all)."""
+def _reduce_rows(
+    op: Builder, data: ir.Value, indices: ir.Value, updates: ir.Value, reduction: str
+) -> ir.Value:
+    """``data`` [V, *rest] reduced with ``updates`` [..., *rest] at the rows ``indices`` [...]."""
+    assert shapes.rank(data) is not None, "capture gives every value a rank"
+    if shapes.rank(indices) != 1:
+        updates = op.Reshape(updates, _rows_of(op, op.constant([-1]), data))
+    return _scatter(op, data, op.cast(indices, ir.DataType.INT64), updates, reduction)
+
+
+def _scatter(
+    op: Builder, data: ir.Value, indices: ir.Value, updates: ir.Value, reduction: str
+) -> ir.Value:
+    """The same for one index a row of the updates: ``indices`` has N elements in all."""
     rest = (shapes.rank(data) or 1) - 1
     places = op.Reshape(indices, np.array([-1] + [1] * rest, np.int64))
     if rest:
         places = op.Expand(places, op.Shape(updates))
-    result: ir.Value = op.ScatterElements(data, places, updates, axis=0, reduction="add")
+    result: ir.Value = op.ScatterElements(data, places, updates, axis=0, reduction=reduction)
     return result
 
 
@@ -67,20 +76,30 @@ def _rows_of(op: Builder, rows: ir.Value, like: ir.Value) -> ir.Value:
     return result
 
 
-def add_places(op: Builder, data: ir.Value, indices: ir.Value, updates: ir.Value) -> ir.Value:
-    """``ScatterND(data, indices, updates, reduction="add")``, repeated indices included.
+def reduce_places(
+    op: Builder, data: ir.Value, indices: ir.Value, updates: ir.Value, reduction: str
+) -> ir.Value:
+    """``ScatterND(data, indices, updates, reduction)``, repeated indices included.
 
     Args:
         op: the builder.
         data: [*lead, *rest].
-        indices: int64 [..., k], k a constant; the first k axes of ``data`` are ``lead``.
+        indices: int64 [..., k]; the first k axes of ``data`` are ``lead``.
         updates: [..., *rest].
+        reduction: ``"add"``, ``"mul"``, ``"max"`` or ``"min"``.
+
+    Raises:
+        GraphError: the number of indexed axes is not known.
     """
-    known, length = shapes.dims(indices), shapes.rank(data)
-    assert known is not None
-    assert length is not None
-    axes = known[-1]
-    assert isinstance(axes, int), "the number of indexed axes is part of the operator's form"
+    length, ranks = shapes.rank(data), (shapes.rank(indices), shapes.rank(updates))
+    if length is None or ranks[0] is None or ranks[1] is None:
+        raise GraphError(
+            f"ScatterND with reduction {reduction!r}: how many axes it indexes is not known",
+            because="onnxruntime loses updates of repeated indices, and without that number the "
+            "operator cannot be spelled otherwise",
+            help="give data, indices and updates a known rank",
+        )
+    axes = ranks[0] + length - 1 - ranks[1]
     shape = op.shape(data)
     row = None
     for axis in range(axes):
@@ -90,9 +109,9 @@ def add_places(op: Builder, data: ir.Value, indices: ir.Value, updates: ir.Value
         row = place if row is None else op.Add(op.Mul(row, size), place)
     assert row is not None
     if axes == 1:
-        return add_rows(op, data, row, updates)
+        return _reduce_rows(op, data, row, updates, reduction)
     tail = [op.Slice(shape, [axes], [length])] if length > axes else []
     rows = op.Reshape(data, op.Concat([-1], *tail, axis=0))
     if rows.shape is None:
         rows.shape = ir.Shape([None] * (length - axes + 1))
-    return op.Reshape(add_rows(op, rows, row, updates), shape)
+    return op.Reshape(_reduce_rows(op, rows, row, updates, reduction), shape)

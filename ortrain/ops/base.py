@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ortrain.errors import GraphError
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
-from ortrain.program import origin_of, phase_of
+from ortrain.graph.rewire import take_place
 
 DOMAIN = "ortrain"
 
@@ -109,18 +109,7 @@ def expand_node(
     known = OPERATORS.get(node.op_type)
     if known is None:
         raise GraphError(f"there is no operator {DOMAIN}::{node.op_type}")
-    owner = node.graph
-    assert isinstance(owner, ir.Graph)
-    name = node.outputs[0].name or node.name or node.op_type
-    builder = Builder(
-        owner,
-        opset=opset,
-        prefix=name,
-        phase=phase_of(node),
-        origin=origin_of(node),
-        constants=constants,
-        before=node,
-    )
+    builder = Builder.before(node, opset=opset, constants=constants)
     with builder as op:
         results = known.body(op, *node.inputs, **attributes_of(node))
     if isinstance(results, ir.Value):
@@ -129,12 +118,7 @@ def expand_node(
         if new.producer() is None:  # the body passed an input through
             with builder as op:
                 new = op.Identity(new)
-        keep = old.name
-        if new.shape is None or shapes.static(new) is None:
-            new.shape = old.shape or new.shape
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-        new.metadata_props.update(old.metadata_props)
-        old.name = None
-        new.name = keep
-    owner.remove(node, safe=True)
+        take_place(new, old)
+    assert builder.graph is not None
+    builder.graph.remove(node, safe=True)
     return builder.nodes

@@ -21,6 +21,7 @@ import onnx_ir as ir
 
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
+from ortrain.graph.rewire import learn, take_place
 from ortrain.passes.fold import LIMIT, fold
 from ortrain.passes.simplify import RULES, Context
 from ortrain.program import Program, phase_of
@@ -83,9 +84,8 @@ def _apply_rules(context: Context, node: ir.Node) -> bool:
 def _replace(graph: ir.Graph, node: ir.Node, values: list[ir.Value]) -> None:
     """Readers of the node's outputs read the values instead; an output keeps its name and role."""
     for old, new in zip(node.outputs, values, strict=False):
-        new.type = new.type or old.type
         if not new.is_graph_input() and not new.is_initializer():
-            new.shape = _better(new, old)
+            learn(new, old)
         if old.is_graph_output():
             _become_output(graph, node, old, new)
         else:
@@ -93,16 +93,6 @@ def _replace(graph: ir.Graph, node: ir.Node, values: list[ir.Value]) -> None:
             if old.name and new.name and "~" in new.name:  # a rule made it: it inherits the name
                 old.name, new.name = None, old.name
     graph.remove(node, safe=True)
-
-
-def _better(new: ir.Value, old: ir.Value) -> ir.Shape | None:
-    """The shape that knows more."""
-    a, b = shapes.dims(new), shapes.dims(old)
-    if a is None or b is None or len(a) != len(b):
-        return new.shape if b is None else old.shape
-    return ir.Shape(
-        [y if x is None or isinstance(y, int) else x for x, y in zip(a, b, strict=True)]
-    )
 
 
 def _become_output(graph: ir.Graph, node: ir.Node, old: ir.Value, new: ir.Value) -> None:
@@ -113,11 +103,7 @@ def _become_output(graph: ir.Graph, node: ir.Node, old: ir.Value, new: ir.Value)
         graph.insert_before(node, copy)
         new, source = copy.outputs[0], new
         new.type, new.shape = source.type, source.shape
-    name = old.name
-    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-    new.metadata_props.update(old.metadata_props)
-    old.name = None
-    new.name = name
+    take_place(new, old)
 
 
 def _remove_identity(graph: ir.Graph, node: ir.Node) -> bool:

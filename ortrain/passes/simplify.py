@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
-from ortrain.program import Program, origin_of, phase_of
+from ortrain.program import Program
 
 Rule = Callable[["Context", ir.Node], ir.Value | None]
 RULES: dict[str, list[Rule]] = {}
@@ -38,14 +38,11 @@ class Context:
     def before(self, node: ir.Node) -> Builder:
         """A builder that puts new nodes before a node."""
         name = node.outputs[0].name or node.op_type
-        return Builder(
-            self.program.graph,
+        return Builder.before(
+            node,
             opset=self.program.opset,
             prefix=f"{name}~{node.op_type}",
-            phase=phase_of(node),
-            origin=origin_of(node),
             constants=self.constants,
-            before=node,
         )
 
 

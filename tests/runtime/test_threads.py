@@ -7,6 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from ortrain.autodiff import differentiate
+from ortrain.errors import GraphError
 from ortrain.graph.build import Builder
 from ortrain.graph.scatter import LARGE
 from ortrain.program import Program, Role, set_role
@@ -55,3 +56,42 @@ def test_every_repeated_index_is_added_also_with_two_threads(op_type: str, rows:
         results = compiled.run([feeds[name] for name in compiled.input_names])
         gradient = results[compiled.output_names.index("table.gradient")]
         np.testing.assert_allclose(gradient, expected, atol=1e-3)
+
+
+def scattered(reduction: str) -> Program:
+    """``output = ScatterND(table, places, updates)``."""
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": 21})
+    for name, dtype, shape in (
+        ("table", ir.DataType.FLOAT, [4, WIDTH]),
+        ("places", ir.DataType.INT64, [COUNT, 1]),
+        ("updates", ir.DataType.FLOAT, [COUNT, WIDTH]),
+    ):
+        value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
+        graph.inputs.append(set_role(value, Role.USER_INPUT))
+    with Builder(graph) as op:
+        output = op.node("ScatterND", graph.inputs, name="output", reduction=reduction)
+    graph.outputs.append(set_role(output, Role.USER_OUTPUT))
+    return Program(ir.Model(graph, ir_version=10))
+
+
+@pytest.mark.parametrize(
+    ("reduction", "function"), [("add", np.add), ("max", np.maximum), ("min", np.minimum)]
+)
+def test_scatter_nd_reduces_every_repeated_index(reduction: str, function: np.ufunc) -> None:
+    executor = OnnxRuntimeExecutor(threads=2)
+    compiled = executor.compile(executor.lower(scattered(reduction)))
+    generator = np.random.default_rng(0)
+    places = generator.integers(0, 2, (COUNT, 1))
+    updates = generator.standard_normal((COUNT, WIDTH)).astype(np.float32)
+    expected = np.zeros((4, WIDTH))
+    function.at(expected, places[:, 0], updates)
+    for _ in range(5):
+        (result,) = compiled.run([np.zeros((4, WIDTH), np.float32), places, updates])
+        np.testing.assert_allclose(result, expected, atol=1e-3)
+
+
+def test_scatter_nd_is_refused_where_repeats_could_be_lost() -> None:
+    program = scattered("add")
+    program.input("places").shape = None
+    with pytest.raises(GraphError, match=r"ScatterND with reduction 'add'.*is not known"):
+        OnnxRuntimeExecutor(threads=2).lower(program)

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from ortrain.autodiff.registry import gradient
 from ortrain.autodiff.rules.shape import put_back
 from ortrain.graph import shapes
-from ortrain.graph.scatter import add_places, add_rows, rows_of_zeros
+from ortrain.graph.scatter import add_rows, reduce_places, rows_of_zeros
 
 
 @gradient("Gather")
@@ -64,7 +64,7 @@ def gather_nd(g, data, indices, *, batch_dims=0):
         return put_back(
             g, data, lambda p: g.op.GatherND(p, indices, batch_dims=batch_dims), repeats=True
         )
-    return add_places(g.op, g.op.zeros_like(data), indices, g.dy)
+    return reduce_places(g.op, g.op.zeros_like(data), indices, g.dy, "add")
 
 
 @gradient("ScatterND")

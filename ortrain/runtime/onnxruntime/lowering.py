@@ -18,10 +18,11 @@ import onnx_ir as ir
 
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
-from ortrain.graph.scatter import add_places
+from ortrain.graph.rewire import take_place
+from ortrain.graph.scatter import reduce_places
 from ortrain.ops import expand
 from ortrain.passes.clean import clean
-from ortrain.program import Program, origin_of, phase_of
+from ortrain.program import Program
 
 MICROSOFT = "com.microsoft"
 
@@ -30,7 +31,7 @@ def lower(program: Program) -> Program:
     """Lowers a copy of the program."""
     result = program.clone()
     expand(result.graph, opset=result.opset)
-    spell_scattered_sums(result)
+    spell_scattered_reductions(result)
     clean(result)
     fuse_products(result)
     lay_out_left_operands(result)
@@ -50,41 +51,27 @@ def fuse_products(program: Program) -> int:
     return changed
 
 
-def spell_scattered_sums(program: Program) -> int:
-    """``ScatterND`` that adds → ``ScatterElements``: see :mod:`ortrain.graph.scatter`."""
+def spell_scattered_reductions(program: Program) -> int:
+    """``ScatterND`` that adds, … → ``ScatterElements``: see :mod:`ortrain.graph.scatter`.
+
+    Raises:
+        GraphError: the ranks around such a node are not known.
+    """
     changed = 0
     for node in list(program.graph):
         reduction = node.attributes.get("reduction")
-        if node.op_type != "ScatterND" or reduction is None or reduction.as_string() != "add":
+        if node.op_type != "ScatterND" or reduction is None or reduction.as_string() == "none":
             continue
         data, indices, updates = node.inputs[:3]
-        known = shapes.dims(indices)
-        if data is None or indices is None or updates is None or shapes.rank(data) is None:
-            continue
-        if known is None or not isinstance(known[-1], int):
-            continue
-        output = node.outputs[0]
-        with _before(program, node, f"{output.name}/sum") as op:
-            total = add_places(op, data, indices, updates)
-        name, output.name = output.name, None
-        total.shape = output.shape
-        ir.convenience.replace_all_uses_with(output, total, replace_graph_outputs=True)
-        total.metadata_props.update(output.metadata_props)
-        total.name = name
+        assert data is not None
+        assert indices is not None
+        assert updates is not None
+        with Builder.before(node, opset=program.opset) as op:
+            total = reduce_places(op, data, indices, updates, reduction.as_string())
+        take_place(total, node.outputs[0])
         program.graph.remove(node, safe=True)
         changed += 1
     return changed
-
-
-def _before(program: Program, node: ir.Node, prefix: str) -> Builder:
-    return Builder(
-        program.graph,
-        opset=program.opset,
-        prefix=prefix,
-        phase=phase_of(node),
-        origin=origin_of(node),
-        before=node,
-    )
 
 
 def lay_out_left_operands(program: Program) -> int:
@@ -101,7 +88,7 @@ def lay_out_left_operands(program: Program) -> int:
         known = shapes.dims(left)
         if left is None or known is None or len(known) != 2 or not _large(known[1]):
             continue
-        builder = _before(program, node, f"{left.name}/transposed")
+        builder = Builder.before(node, opset=program.opset, prefix=f"{left.name}/transposed")
         node.replace_input_with(0, builder.Transpose(left, perm=[1, 0]))
         node.attributes["transA"] = ir.AttrInt64("transA", 0)
         changed += 1
@@ -153,12 +140,8 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> bool:
         metadata_props=dict(node.metadata_props),
     )
     result = fused.outputs[0]
-    shapes.assign(result, output.dtype, output.shape)
-    result.metadata_props.update(output.metadata_props)
     graph.insert_after(absorbed[-1], fused)
-    name, output.name = output.name, None
-    ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
-    result.name = name
+    take_place(result, output)
     for old in reversed(absorbed):
         graph.remove(old, safe=True)
     return True

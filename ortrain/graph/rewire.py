@@ -1,0 +1,36 @@
+"""Putting one value in another's place."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortrain.graph import shapes
+
+
+def take_place(new: ir.Value, old: ir.Value) -> None:
+    """``new`` takes over the readers of ``old``, its name, its role and its place as an output.
+
+    Its dtype and shape stay, and are filled in where ``old`` knew more.
+
+    Args:
+        new: made by a node, and no output of the graph.
+        old: without a name afterwards; its node can go.
+    """
+    learn(new, old)
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    new.metadata_props.update(old.metadata_props)
+    name, old.name = old.name, None
+    new.name = name
+
+
+def learn(new: ir.Value, old: ir.Value) -> None:
+    """Gives ``new`` what ``old``, which holds the same, knows of dtype and shape beyond it."""
+    new.type = new.type or old.type
+    mine, known = shapes.dims(new), shapes.dims(old)
+    if known is None or (mine is not None and len(mine) != len(known)):
+        return
+    if mine is None:
+        new.shape = old.shape
+    else:
+        pairs = zip(mine, known, strict=True)
+        new.shape = ir.Shape([y if x is None or isinstance(y, int) else x for x, y in pairs])
