@@ -14,8 +14,8 @@ from ortrain.errors import GraphError
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 
-# From so many rows on, repeated indices are summed in a small table first: ``ScatterElements``
-# cannot write in place, and a second copy of a large table would be the peak of a backward.
+# From so many rows on, repeated indices are summed in a small table first, from which the large one
+# is gathered: ``ScatterElements`` would fill one large table with zeros and copy it into another.
 LARGE = 4096
 
 
@@ -33,14 +33,17 @@ def rows_of_zeros(op: Builder, like: ir.Value, indices: ir.Value, updates: ir.Va
         return add_rows(op, op.zeros_like(like), indices, updates)
     flat = op.Reshape(op.cast(indices, ir.DataType.INT64), [-1])
     updates = op.Reshape(updates, _rows_of(op, op.constant([-1]), like))
-    distinct, _, place = op.node("Unique", (flat,), outputs=3, sorted=0)
-    for value in (distinct, place):
-        shapes.assign(value, ir.DataType.INT64, ir.Shape([None]))
-    small = op.Expand(zero, _rows_of(op, op.Shape(distinct), like))
+    count = op.Squeeze(op.dim(flat, 0), [0])
+    # Update i has place i + 1 in the small table, or that of another update of the same row. Place
+    # 0 stays zero, for the rows without an update.
+    nowhere = op.Expand(np.int64(0), op.dim(like, 0))
+    place_of = op.ScatterElements(nowhere, flat, op.Range(np.int64(1), count + 1, np.int64(1)))
+    rows = op.Unsqueeze(count + 1, [0])
+    small = op.Expand(zero, _rows_of(op, rows, like))
     small.shape = ir.Shape([None, *known[1:]])
-    sums = _scatter(op, small, place, updates, "add")
-    # No index repeats now, so that the order of the writes does not matter.
-    result: ir.Value = op.ScatterND(op.zeros_like(like), op.Unsqueeze(distinct, [-1]), sums)
+    sums = _scatter(op, small, op.Gather(place_of, flat), updates, "add")
+    result: ir.Value = op.Gather(sums, place_of)
+    result.shape = like.shape
     return result
 
 

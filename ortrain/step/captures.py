@@ -110,6 +110,10 @@ class Form:
     by_sizes: dict[Sizes, Served] = field(default_factory=dict)
     refused: dict[Sizes, str] = field(default_factory=dict)
 
+    def drop(self) -> None:
+        """Forgets all captures."""
+        self.served, self.by_sizes, self.refused = [], {}, {}
+
 
 @dataclass(eq=False)
 class State:
@@ -124,6 +128,23 @@ class State:
     guard: Guard
     tensors: dict[str, torch.Tensor]
     forms: dict[Any, Form] = field(default_factory=dict)
+
+    def settle(self, module: nn.Module, form: Form) -> None:
+        """Takes what a first call has changed in the module as part of this state.
+
+        Its code may fill in what it finds missing: transformers writes `config.problem_type`.
+        Captures made before that are dropped, since they may depend on it; where they are of the
+        same form, the change counts as one of state.
+
+        Args:
+            module: the module.
+            form: of the call that was just traced, or run in PyTorch.
+        """
+        if form.served or self.guard.changed() is None:
+            return
+        for other in self.forms.values():
+            other.drop()
+        self.guard = Guard(module)
 
     @classmethod
     def of(cls, module: nn.Module) -> State:
@@ -213,10 +234,7 @@ class Captures:
             rewrite(captured.program)
         self.described(form.grad).stages = {"capture": time.perf_counter() - start}
         self.report.captures += 1
-        if state.guard.changed() is not None:
-            # The trace ran the module's code, which may fill in what it finds missing, as it does
-            # in eager: transformers writes `config.problem_type` in the first forward.
-            state.guard = Guard(self.module)
+        state.settle(self.module, form)
         return Served(
             captured,
             [place[t.position] for t in captured.tensors],

@@ -43,6 +43,7 @@ class Sample:
     def __init__(self, seconds: list[float], size: int, start: float) -> None:
         self.seconds, self.size, self.start = seconds, max(size, 1), start
         self.spent = 0.0
+        self.backward: tuple[float, float] | None = None
         self.hooks: list[torch.utils.hooks.RemovableHandle] = []
         self.leaves: Sequence[torch.Tensor] = ()
 
@@ -63,25 +64,40 @@ class Sample:
         differentiable = [t for t in outputs if t.requires_grad]
         if not differentiable or not leaves:
             return
-        self.start, self.leaves = 0.0, leaves
-        self.hooks = [t.register_hook(self._backward_started) for t in differentiable]
-        last = torch.autograd.graph.register_multi_grad_hook(leaves, self._backward_done)
-        self.hooks.append(last)
+        self.leaves = leaves
+        self.hooks = [t.register_hook(self._backward_starts) for t in differentiable]
+        # Not one hook for all of them: it would hold every gradient until the last has come, and
+        # autograd copies a gradient that something else holds.
+        self.hooks += [t.register_hook(self._backward_goes_on) for t in leaves]
+
+    def settle(self) -> bool:
+        """Whether the step is over; then its time has been noted and its hooks are gone.
+
+        To be asked when no backward runs.
+        """
+        if self.hooks and self.backward is not None and self.backward[1]:
+            start, end = self.backward
+            self.seconds.append((self.spent + end - start) / self.size)
+            self.close()
+        return not self.hooks
 
     def close(self) -> None:
         """Takes the hooks off outputs and leaves."""
         for hook in self.hooks:
             hook.remove()
         self.hooks = []
+        for leaf in self.leaves:
+            # An empty dictionary of hooks is still looked at: 0.5 us a parameter and backward.
+            if not leaf._backward_hooks:
+                leaf._backward_hooks = None
 
-    def _backward_started(self, gradient: torch.Tensor) -> None:
-        if not self.start:
-            self.start = clock()
+    def _backward_starts(self, gradient: torch.Tensor) -> None:
+        if self.backward is None:
+            self.backward = (clock(), 0.0)
 
-    def _backward_done(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        if self.start and self.hooks:
-            self.seconds.append((self.spent + clock() - self.start) / self.size)
-            self.close()
+    def _backward_goes_on(self, gradient: torch.Tensor) -> None:
+        if self.backward is not None:
+            self.backward = (self.backward[0], clock())
 
 
 class Race:
@@ -101,6 +117,7 @@ class Race:
         if self.winner:
             return self.winner
         self._calls += 1
+        self._samples = [s for s in self._samples if not s.settle()]
         if self._turn_is_over():
             self._counted[self._turn] += self._times[self._turn][WARM_UP:]
             self._times[self._turn].clear()
@@ -136,7 +153,6 @@ class Race:
             start: when its forward began, by `clock`.
         """
         self._sizes.append(size)
-        self._samples = [s for s in self._samples if s.hooks]
         self._samples.append(Sample(self._times[contestant], size, start))
         return self._samples[-1]
 
@@ -154,9 +170,5 @@ class Race:
         self.winner = self.contest.winner = "graph" if wins else "eager"
         for sample in self._samples:
             sample.close()
-            for leaf in sample.leaves:
-                # An empty dictionary of hooks is still looked at: 0.5 us a parameter and backward.
-                if not leaf._backward_hooks:
-                    leaf._backward_hooks = None
-        self._samples = []
+        self._samples.clear()
         return self.winner

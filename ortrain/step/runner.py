@@ -101,7 +101,7 @@ class Runner:
         race, sample = form.race, None
         if race is not None:
             if race.next() == "eager":
-                return self._eager_turn(race, form, flat)
+                return self._eager_turn(race, state, form, flat)
             if race.winner:
                 form.race = None
             elif form.served:
@@ -235,17 +235,18 @@ class Runner:
                 form.by_sizes.pop(sizes, None)
         return output
 
-    def _eager_turn(self, race: Race, form: Form, flat: FlatCall) -> Any:
+    def _eager_turn(self, race: Race, state: State, form: Form, flat: FlatCall) -> Any:
         """A step that eager runs because it is its turn, or because it has won."""
         self.captures.described(form.grad).contest = race.contest
         if race.winner:
             # The captures of this form will not be used again.
             form.race, form.reason, form.lost = None, str(race.contest), True
-            form.served, form.by_sizes, form.refused = [], {}, {}
+            form.drop()
             self._begin_spell()
             return self._eager(form.reason, flat.args, flat.kwargs)
         sample = race.sample("eager", _size(flat), contest.clock())
         output = self._eager("its turn in the contest with the graph", flat.args, flat.kwargs)
+        state.settle(self.module, form)
         held: list[torch.Tensor] = [*self.module.parameters(), *flat.tensors]
         leaves = [t for t in held if t.requires_grad]
         try:

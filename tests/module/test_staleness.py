@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
+from ortrain.config import Engine
 from ortrain.errors import CaptureError, OrtrainWarning
 from tests.module.agreement import GRAPH, Outcome, assert_agree, in_double
 
@@ -472,3 +473,37 @@ class _Scheduled(nn.Module):
     def forward(self, value: Tensor) -> Tensor:
         result: Tensor = self.layer(value) / self.temperature
         return result
+
+
+class Lazy(nn.Module):
+    """Fills in a setting at its first call with labels, as transformers' ``problem_type``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.config = SimpleNamespace(kind=None)
+
+    def forward(self, value: Tensor, labels: Tensor | None = None) -> Tensor:
+        if labels is not None and self.config.kind is None:
+            self.config.kind = "doubled"
+        result: Tensor = self.layer(value)
+        if self.config.kind == "doubled":
+            result = result * 2
+        return result if labels is None else (result - labels).square().mean()
+
+
+def test_a_setting_that_the_first_call_fills_in_is_part_of_the_state() -> None:
+    model = ORTModule(Lazy(), options=Options(engine="onnxruntime", fallback="raise"))
+    for _ in range(3):
+        model(torch.ones(2, 4), torch.ones(2, 4)).backward()
+    assert model.report.captures == 1
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "auto"])
+def test_captures_made_before_a_setting_was_filled_in_are_not_used_after(engine: Engine) -> None:
+    eager = Lazy()
+    model = ORTModule(copy.deepcopy(eager), options=Options(engine=engine, fallback="raise"))
+    value, labels = torch.randn(2, 4), torch.randn(2, 4)
+    for inputs in ([value],) * 3 + ([value, labels],) * 3 + ([value],) * 3:
+        assert torch.allclose(model(*inputs), eager(*inputs))
+    assert model.report.captures <= 3

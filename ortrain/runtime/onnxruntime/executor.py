@@ -17,6 +17,7 @@ import onnxruntime
 from onnxruntime.capi import _pybind_state as native
 
 from ortrain.errors import ExecutionError
+from ortrain.passes.fold import LIMIT
 from ortrain.program import Program
 from ortrain.runtime.onnxruntime.lowering import lower
 
@@ -153,6 +154,11 @@ class OnnxRuntimeExecutor:
         # the shared arena can also serve the outputs.
         options.enable_mem_pattern = False
         options.add_session_config_entry("session.use_env_allocators", "1")
+        # The passes have folded what is small. What is large, such as zeros to add to, takes less
+        # time to fill anew than memory to keep.
+        options.add_session_config_entry(
+            "optimization.constant_folding_max_output_size_in_bytes", str(4 * LIMIT)
+        )
         # Spinning threads make operators quick to start, but torch's own operators beside us need
         # the cores: stop when the run ends.
         options.add_session_config_entry("session.force_spinning_stop", "1")
