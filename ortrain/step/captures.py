@@ -24,7 +24,7 @@ from ortrain.capture.export import Captured, capture
 from ortrain.capture.guard import Guard
 from ortrain.capture.records import records_registered
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
-from ortrain.capture.untouched import untouched
+from ortrain.capture.untouched import uncollected, untouched
 from ortrain.config import DebugOptions, LogLevel, Options
 from ortrain.errors import CaptureError, OrtrainError
 from ortrain.graph.cost import multiplications
@@ -332,7 +332,7 @@ class Captures:
     ) -> Plan:
         executor = OnnxRuntimeExecutor(self.options.provider or "CPUExecutionProvider", threads)
         pieces = self.options.backward_pieces
-        with _no_bug("building"):
+        with _no_bug("building"), uncollected():
             plan = build(
                 program, trainable, upstream, executor, pieces=pieces, sizes=sizes, cache=self.cache
             )
