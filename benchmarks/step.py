@@ -1,9 +1,10 @@
 """One training step under each engine, alternating in one process.
 
-    python benchmarks/step.py [bert minilm mlp] [--rounds N] [--json FILE]
+    python benchmarks/step.py [bert minilm mlp] [--rounds N] [--json FILE] [--no-compile]
 
-Contestants: PyTorch eager in float32, eager under bfloat16 autocast, torch.compile where there is a
-compiler, ortrain with the graph forced, and ortrain with its default options.
+Contestants: PyTorch eager in float32, eager under bfloat16 autocast, ortrain with the graph forced,
+and ortrain with its default options. torch.compile, where there is a compiler, alternates with eager
+in a process of its own, because its presence slows small eager steps down by half.
 """
 
 from __future__ import annotations
@@ -14,23 +15,36 @@ import json
 import shutil
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from workloads import WORKLOADS, Workload, loss_of, machine
+from workloads import WORKLOADS, Workload, in_a_process, loss_of, machine
 
 from ortrain import Options, ORTModule
 
+ENGINES = ("eager fp32", "ortrain graph", "ortrain default", "eager bf16 autocast")
+COMPILED = "torch.compile fp32"
 
-def contestants(workload: Workload, compiled: bool) -> dict[str, Callable[[], None]]:
+
+def contestants(workload: Workload, names: Sequence[str]) -> dict[str, Callable[[], None]]:
     """A function for each contestant that does one step on a model of its own."""
     base, batch = workload.make()
     result: dict[str, Callable[[], None]] = {}
 
-    def add(name: str, wrap: Callable[[torch.nn.Module], torch.nn.Module], autocast: bool) -> None:
-        model = wrap(copy.deepcopy(base))
+    wrappers: dict[str, Any] = {
+        "ortrain graph": lambda m: ORTModule(
+            m, options=Options(engine="onnxruntime", fallback="raise")
+        ),
+        "ortrain default": ORTModule,
+        COMPILED: torch.compile,
+    }
+
+    def add(name: str) -> None:
+        model = copy.deepcopy(base)
+        model = wrappers[name](model) if name in wrappers else model
+        autocast = "autocast" in name
         parameters = list(model.parameters())
         optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
 
@@ -48,22 +62,16 @@ def contestants(workload: Workload, compiled: bool) -> dict[str, Callable[[], No
 
         result[name] = step
 
-    add("eager fp32", lambda m: m, False)
-    add(
-        "ortrain graph",
-        lambda m: ORTModule(m, options=Options(engine="onnxruntime", fallback="raise")),
-        False,
-    )
-    add("ortrain default", ORTModule, False)
-    add("eager bf16 autocast", lambda m: m, True)
-    if compiled:
-        add("torch.compile fp32", torch.compile, False)  # type: ignore[arg-type]
+    for name in names:
+        add(name)
     return result
 
 
-def measure(workload: Workload, rounds: int, seconds: float, compiled: bool) -> dict[str, Any]:
-    """Medians and spreads of every contestant, in milliseconds."""
-    steps = contestants(workload, compiled)
+def measure(
+    workload: Workload, names: Sequence[str], rounds: int, seconds: float
+) -> dict[str, Any]:
+    """Medians and spreads of every contestant, in milliseconds; eager is the first."""
+    steps = contestants(workload, names)
     first: dict[str, float] = {}
     for name, step in steps.items():
         start = time.perf_counter()
@@ -129,14 +137,23 @@ def main() -> None:
     parser.add_argument("workloads", nargs="*", default=[*WORKLOADS])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=40.0, help="per workload, about")
-    parser.add_argument("--compile", action="store_true", help="torch.compile as well")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results/step.json")
+    parser.add_argument("--child", nargs=3)
     options = parser.parse_args()
+    if options.child:
+        name, rounds, seconds = options.child
+        names = [ENGINES[0], COMPILED]
+        print(json.dumps(measure(WORKLOADS[name], names, int(rounds), float(seconds) / 2)))
+        return
     results = {"machine": machine(), "workloads": {}}
     print("  ".join(f"{k}={v}" for k, v in results["machine"].items()))
-    compiled = options.compile and shutil.which("g++") is not None
+    compiled = not options.no_compile and shutil.which("g++") is not None
     for name in options.workloads:
-        result = measure(WORKLOADS[name], options.rounds, options.seconds, compiled)
+        result = measure(WORKLOADS[name], ENGINES, options.rounds, options.seconds)
+        if compiled:
+            other = in_a_process(__file__, name, str(options.rounds), str(options.seconds))
+            result["contestants"][COMPILED] = other["contestants"][COMPILED]
         results["workloads"][name] = result
         print(table(result), flush=True)
     options.json.parent.mkdir(exist_ok=True)

@@ -20,6 +20,8 @@ CHEAP = {
     "Where", "LayerNormalization",
 }  # fmt: skip
 CHEAP_COMPOSITES = {"Dropout", "StopGradient"}
+# Operators that cost nothing inside a program, but a copy where their result is an output of it.
+VIEWS = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
 
 
 def partition(program: Program, pieces: int = 1) -> list[Program]:
@@ -71,12 +73,17 @@ def saved_values(
     """Which forward values the backward keeps, and which forward nodes it runs again.
 
     A cheap node runs again where all it reads is at hand: a graph input, a constant, a saved value
-    or the result of another node that runs again. This one function decides; a memory budget or a
-    checkpointed region would replace it.
+    or the result of another node that runs again. Of a view its source is kept. This one function
+    decides; a memory budget or a checkpointed region would replace it.
     """
+    forward = list(forward)
     keep: set[ir.Value] = set()
     again: set[ir.Node] = set()
     wanted = set(needed)
+    for node in reversed(forward):
+        source = _viewed(node) if node.outputs[0] in wanted else None
+        if source is not None:
+            wanted.add(source)
 
     def at_hand(value: ir.Value) -> bool:
         producer = value.producer()
@@ -112,6 +119,15 @@ def _cheap(node: ir.Node) -> bool:
     if node.domain == "ortrain":
         return node.op_type in CHEAP_COMPOSITES
     return node.op_type in CHEAP and not node.domain
+
+
+def _viewed(node: ir.Node) -> ir.Value | None:
+    """The source of a view whose shape is at hand anywhere."""
+    if node.op_type not in VIEWS or node.domain:
+        return None
+    source, *others = reads(node)
+    producers = [value.producer() for value in others]
+    return source if all(p is None or _constant(p) for p in producers) else None
 
 
 def _with_constants(nodes: set[ir.Node]) -> set[ir.Node]:
