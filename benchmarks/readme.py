@@ -27,7 +27,8 @@ def speed() -> str:
     found = _results("step")
     rows = [
         "One training step (forward, backward, and `AdamW(fused=True)` where named), medians in",
-        f"milliseconds, engines alternating in one process (torch.compile with eager in another). {_machine(found['machine'])}",
+        "milliseconds, engines alternating in one process (torch.compile with eager in another).",
+        _machine(found["machine"]),
         "",
         "| | eager fp32 | **ortrain** | speed-up | torch.compile fp32 | eager bf16 autocast |",
         "| --- | --- | --- | --- | --- | --- |",

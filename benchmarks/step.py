@@ -3,8 +3,8 @@
     python benchmarks/step.py [bert minilm mlp] [--rounds N] [--json FILE] [--no-compile]
 
 Contestants: PyTorch eager in float32, eager under bfloat16 autocast, ortrain with the graph forced,
-and ortrain with its default options. torch.compile, where there is a compiler, alternates with eager
-in a process of its own, because its presence slows small eager steps down by half.
+and ortrain with its default options. torch.compile, where there is a compiler, alternates with
+eager in a process of its own, because its presence slows small eager steps down by half.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import shutil
 import statistics
 import time
@@ -143,6 +144,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         name, rounds, seconds = options.child
+        os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # of earlier processes
         names = [ENGINES[0], COMPILED]
         print(json.dumps(measure(WORKLOADS[name], names, int(rounds), float(seconds) / 2)))
         return

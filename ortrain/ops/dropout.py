@@ -5,12 +5,12 @@ column. Rows and columns get a well mixed odd 32-bit number each, and the elemen
 
     R(row) * C(column)  <  floor((1 - ratio) * 2^32)
 
-modulo 2^32. ``R(i) = mix(i * W + a) | 1`` and ``C(i) = mix(i * W + b) | 1`` with two keys a, b made
-from the seed and the stream, and ``mix`` the multiply-xorshift finalizer "lowbias32" of Chris
-Wellons. So the large tensor costs one multiplication and one comparison, where a hash of each
-element's number costs eight passes over memory; the high bits of the product of two odd numbers
-depend on all bits of both, and the tests find keep rates and correlations (pairs, triples,
-rectangles) as those of independent draws.
+modulo 2^32. ``R(i) = mix(i * W + a) | 1`` and ``C(i) = mix(i * W + b) | 1`` with two keys a, b that
+are a hash of the seed xor a constant of the stream, and ``mix`` the multiply-xorshift finalizer
+"lowbias32" of Chris Wellons. So the large tensor costs one multiplication and one comparison, where
+a hash of each element's number costs eight passes over memory; the high bits of the product of two
+odd numbers depend on all bits of both, and the tests find keep rates and correlations (pairs,
+triples, rectangles) as those of independent draws.
 
 Integer arithmetic alone defines the mask, so int32 with wrap-around and a masked shift gives the
 same bits as uint32. Nothing random is saved for the backward: the gradient draws the mask again.
@@ -133,11 +133,15 @@ def _xorshift(op: Builder, h: ir.Value, bits: int) -> ir.Value:
 
 
 def _keys(op: Builder, seed: ir.Value, stream: int) -> tuple[ir.Value, ir.Value]:
-    """Two 32-bit keys, for rows and columns, from the 64-bit seed and the stream."""
+    """Two 32-bit keys, for rows and columns, from the 64-bit seed and the stream.
+
+    The seed is mixed in the same way for every stream, so that a program does it once. Streams then
+    differ by constants, and the mixing of rows and columns keeps their masks apart.
+    """
     salt = (stream * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & (2**64 - 1)
     mask = np.int64(0xFFFFFFFF)
     low = op.cast(op.BitwiseAnd(seed, mask), ir.DataType.UINT32)
     high = op.cast(op.BitwiseAnd(op.Div(seed, np.int64(2**32)), mask), ir.DataType.UINT32)
-    first = _mix(op, op.BitwiseXor(low, U32(salt & 0xFFFFFFFF)))
-    second = _mix(op, op.BitwiseXor(op.Add(high, first), U32(salt >> 32)))
-    return first, second
+    first = _mix(op, low)
+    second = _mix(op, op.Add(high, first))
+    return op.BitwiseXor(first, U32(salt & 0xFFFFFFFF)), op.BitwiseXor(second, U32(salt >> 32))

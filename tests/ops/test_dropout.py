@@ -20,8 +20,9 @@ def mask(rows, columns, seed, stream=0, ratio=0.5, index=None):
     salt = (stream * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & (2**64 - 1)
     high = abs(seed) // 2**32 * (1 if seed >= 0 else -1)  # ONNX divides towards zero
     with np.errstate(over="ignore"):
-        row_key = mix(wrapped(seed) ^ wrapped(salt))
-        column_key = mix((wrapped(high) + row_key) ^ wrapped(salt >> 32))
+        first = mix(wrapped(seed))
+        second = mix(wrapped(high) + first)
+        row_key, column_key = first ^ wrapped(salt), second ^ wrapped(salt >> 32)
         places = np.arange(rows) if index is None else np.asarray(index)
         row = mix(wrapped(places) * wrapped(WEYL) + row_key) | np.int32(1)
         column = mix(wrapped(np.arange(columns)) * wrapped(WEYL) + column_key) | np.int32(1)

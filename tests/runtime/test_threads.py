@@ -12,6 +12,7 @@ from ortrain.graph.build import Builder
 from ortrain.graph.scatter import LARGE
 from ortrain.program import Program, Role, set_role
 from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
+from tests.programs import program
 
 WIDTH, COUNT = 512, 2048
 
@@ -40,8 +41,7 @@ def lookup(op_type: str, rows: int) -> Program:
 @pytest.mark.parametrize("op_type", ["Gather", "GatherND", "Embedding"])
 def test_every_repeated_index_is_added_also_with_two_threads(op_type: str, rows: int) -> None:
     executor = OnnxRuntimeExecutor(threads=2)
-    program = executor.lower(differentiate(lookup(op_type, rows), ["table"]))
-    compiled = executor.compile(program)
+    compiled = executor.compile(executor.lower(differentiate(lookup(op_type, rows), ["table"])))
     generator = np.random.default_rng(0)
     indices = generator.integers(rows - 3, rows, COUNT)
     upstream = generator.standard_normal((COUNT, WIDTH)).astype(np.float32)
@@ -59,19 +59,15 @@ def test_every_repeated_index_is_added_also_with_two_threads(op_type: str, rows:
 
 
 def scattered(reduction: str) -> Program:
-    """``output = ScatterND(table, places, updates)``."""
-    graph = ir.Graph([], [], nodes=[], opset_imports={"": 21})
-    for name, dtype, shape in (
-        ("table", ir.DataType.FLOAT, [4, WIDTH]),
-        ("places", ir.DataType.INT64, [COUNT, 1]),
-        ("updates", ir.DataType.FLOAT, [COUNT, WIDTH]),
-    ):
-        value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
-        graph.inputs.append(set_role(value, Role.USER_INPUT))
-    with Builder(graph) as op:
-        output = op.node("ScatterND", graph.inputs, name="output", reduction=reduction)
-    graph.outputs.append(set_role(output, Role.USER_OUTPUT))
-    return Program(ir.Model(graph, ir_version=10))
+    """``y = ScatterND(table, places, updates)``."""
+    shapes = {"table": (4, WIDTH), "places": (COUNT, 1), "updates": (COUNT, WIDTH)}
+    return program(
+        lambda op, table, places, updates: op.ScatterND(
+            table, places, updates, reduction=reduction
+        ),
+        shapes,
+        dtypes={"places": np.int64},
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +87,7 @@ def test_scatter_nd_reduces_every_repeated_index(reduction: str, function: np.uf
 
 
 def test_scatter_nd_is_refused_where_repeats_could_be_lost() -> None:
-    program = scattered("add")
-    program.input("places").shape = None
+    subject = scattered("add")
+    subject.input("places").shape = None
     with pytest.raises(GraphError, match=r"ScatterND with reduction 'add'.*is not known"):
-        OnnxRuntimeExecutor(threads=2).lower(program)
+        OnnxRuntimeExecutor(threads=2).lower(subject)

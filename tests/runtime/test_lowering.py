@@ -1,0 +1,55 @@
+"""What the lowering to onnxruntime turns into which operators, with the same results."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
+from tests.programs import program, run
+
+
+def lowered(body, shapes, feeds):
+    """Operators of the lowered program, which gives what the program gives."""
+    subject, executor = program(body, shapes), OnnxRuntimeExecutor()
+    low = executor.lower(subject)
+    compiled = executor.compile(low)
+    results = compiled.run([feeds[name] for name in compiled.input_names])
+    for name, result in zip(compiled.output_names, results, strict=True):
+        np.testing.assert_allclose(result, run(subject, feeds)[name], rtol=1e-5, atol=1e-5)
+    return [node.op_type for node in low.graph]
+
+
+def normal(*shape):
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("shape", [(5, 256), (2, 3, 256), (0, 256), (2, 0, 256)])
+def test_a_sum_over_the_rows_of_a_wide_tensor_is_a_product(shape):
+    def body(op, x):
+        return op.ReduceSum(x, list(range(len(shape) - 1)), keepdims=0)
+
+    symbolic = (*(f"d{i}" for i in range(len(shape) - 1)), 256)
+    operators = lowered(body, {"x": symbolic}, {"x": normal(*shape)})
+    assert "MatMul" in operators
+    assert "ReduceSum" not in operators
+
+
+@pytest.mark.parametrize(
+    ("axes", "keepdims", "width"),
+    [([0], 0, 256), ([0, 1], 1, 256), ([0, 1], 0, 255), ([2], 0, 256)],
+)
+def test_other_sums_stay_sums(axes, keepdims, width):
+    def body(op, x):
+        return op.ReduceSum(x, axes, keepdims=keepdims)
+
+    operators = lowered(body, {"x": ("a", "b", width)}, {"x": normal(2, 3, width)})
+    assert operators == ["ReduceSum"]
+
+
+def test_transposes_and_constant_factors_go_into_the_product():
+    def body(op, a, b):
+        return op.Transpose(op.MatMul(a * 0.5, op.Transpose(b, perm=[1, 0])) * 0.5, perm=[1, 0])
+
+    feeds = {"a": normal(3, 4), "b": normal(5, 4)}
+    assert lowered(body, {"a": ("m", 4), "b": ("n", 4)}, feeds) == ["FusedMatMul"]
