@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -144,9 +145,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         name, rounds, seconds = options.child
-        os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # of earlier processes
         names = [ENGINES[0], COMPILED]
-        print(json.dumps(measure(WORKLOADS[name], names, int(rounds), float(seconds) / 2)))
+        with tempfile.TemporaryDirectory() as folder:  # nothing that an earlier process compiled
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+            print(json.dumps(measure(WORKLOADS[name], names, int(rounds), float(seconds) / 2)))
         return
     results = {"machine": machine(), "workloads": {}}
     print("  ".join(f"{k}={v}" for k, v in results["machine"].items()))
