@@ -19,11 +19,21 @@ if TYPE_CHECKING:
     from ortrain.module import ORTModule
     from ortrain.program import Program, Role
     from ortrain.step.report import Report
+    from ortrain.trainer import (
+        ORTSeq2SeqTrainer,
+        ORTSeq2SeqTrainingArguments,
+        ORTTrainer,
+        ORTTrainingArguments,
+    )
 
 _HOME = {
     "DebugOptions": "ortrain.config",
     "LogLevel": "ortrain.config",
     "ORTModule": "ortrain.module",
+    "ORTSeq2SeqTrainer": "ortrain.trainer",
+    "ORTSeq2SeqTrainingArguments": "ortrain.trainer",
+    "ORTTrainer": "ortrain.trainer",
+    "ORTTrainingArguments": "ortrain.trainer",
     "Options": "ortrain.config",
     "OrtrainError": "ortrain.errors",
     "OrtrainWarning": "ortrain.errors",
@@ -40,6 +50,10 @@ __all__ = [
     "DebugOptions",
     "LogLevel",
     "ORTModule",
+    "ORTSeq2SeqTrainer",
+    "ORTSeq2SeqTrainingArguments",
+    "ORTTrainer",
+    "ORTTrainingArguments",
     "Options",
     "OrtrainError",
     "OrtrainWarning",

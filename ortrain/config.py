@@ -40,6 +40,7 @@ class Options:
     Attributes:
         engine: ``"auto"`` times the graph against eager on the first steps and keeps the faster;
             ``"onnxruntime"`` always runs the graph, ``"torch"`` never.
+        inference: the same for calls without gradients; None goes by ``engine``.
         fallback: what happens where the module cannot become a graph: ``"torch"`` runs it eagerly
             with one warning, ``"raise"`` raises the error.
         provider: execution provider of onnxruntime; None picks the one of the module's device.
@@ -52,6 +53,7 @@ class Options:
     """
 
     engine: Engine = "auto"
+    inference: Engine | None = None
     fallback: Fallback = field(default_factory=lambda: fallback_from_environment())
     provider: str | None = None
     opset: int = field(default_factory=lambda: int(_variable("ORTMODULE_ONNX_OPSET_VERSION", "21")))
@@ -66,12 +68,17 @@ class Options:
     def __post_init__(self) -> None:
         if self.cache_dir is not None:
             object.__setattr__(self, "cache_dir", Path(self.cache_dir))
-        if self.engine not in ("auto", "onnxruntime", "torch"):
-            raise ValueError(f"engine={self.engine!r}: expected 'auto', 'onnxruntime' or 'torch'")
+        for name, engine in (("engine", self.engine), ("inference", self.engine_for(False))):
+            if engine not in ("auto", "onnxruntime", "torch"):
+                raise ValueError(f"{name}={engine!r}: expected 'auto', 'onnxruntime' or 'torch'")
         if self.fallback not in ("torch", "raise"):
             raise ValueError(f"fallback={self.fallback!r}: expected 'torch' or 'raise'")
         if not 18 <= self.opset <= 23:
             raise ValueError(f"opset={self.opset}: expected 18 to 23")
+
+    def engine_for(self, grad: bool) -> Engine:
+        """What runs calls with or without gradients."""
+        return self.engine if grad or self.inference is None else self.inference
 
     def falls_back(self, error: OrtrainError) -> bool:
         """Whether a call that fails so runs in PyTorch."""

@@ -29,6 +29,8 @@ _SHARED = (
 )
 # What ORTModule has for itself, its hooks above all. Every other attribute is the module's.
 _OWN = frozenset(nn.Module().__dict__) - {*_SHARED, "training"}
+# Where a library wraps `forward`, as accelerate does for autocast, it wraps ORTModule's.
+_FORWARD = frozenset({"forward", "_original_forward"})
 
 
 class ORTModule(nn.Module):
@@ -108,13 +110,16 @@ class ORTModule(nn.Module):
         return getattr(original, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OWN:
+        if name in _OWN or name in _FORWARD:
             self.__dict__[name] = value
         else:
             setattr(self.__dict__["_original"], name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(self.__dict__["_original"], name)
+        if name in _FORWARD and name in self.__dict__:
+            del self.__dict__[name]
+        else:
+            delattr(self.__dict__["_original"], name)
 
     def __getitem__(self, index: Any) -> Any:
         return self.__dict__["_original"][index]

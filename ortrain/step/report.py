@@ -38,6 +38,8 @@ class Report:
         reason: why not the graph; empty in graph mode.
         stages: seconds of each stage of the last build.
         engine: what runs the graph, for example ``"onnxruntime CPUExecutionProvider"``.
+        graph_calls: calls that ran the compiled graph.
+        eager_calls: calls that ran in PyTorch.
         captures: how many times the module was captured.
         nodes: nodes of each program before and after lowering, by name of the program.
         saved_bytes: kept between forward and backward, at the sizes of the capture.
@@ -49,6 +51,8 @@ class Report:
     reason: str = ""
     stages: dict[str, float] = field(default_factory=dict)
     engine: str = ""
+    graph_calls: int = 0
+    eager_calls: int = 0
     captures: int = 0
     nodes: dict[str, tuple[int, int]] = field(default_factory=dict)
     saved_bytes: int = 0
@@ -59,12 +63,14 @@ class Report:
         if not self.mode:
             return "ORTModule: not called yet"
         rows = [f"ORTModule: {self.mode}" + (f" ({self.reason})" if self.reason else "")]
-        rows += self._rows()
-        if self.inference is not None and (found := self.inference._rows()):
+        rows.append(f"  calls     {self.graph_calls} as a graph, {self.eager_calls} in PyTorch")
+        rows += self.rows()
+        if self.inference is not None and (found := self.inference.rows()):
             rows += ["  without gradients", *(f"  {row}" for row in found)]
         return "\n".join(rows)
 
-    def _rows(self) -> list[str]:
+    def rows(self) -> list[str]:
+        """What was built, a line each."""
         rows = []
         if self.engine:
             rows.append(f"  engine    {self.engine}")

@@ -77,6 +77,7 @@ class Runner:
         if self.spell:
             if (self.module.training, is_grad_enabled()) == self.spell_is_for:
                 self.spell -= 1
+                self.captures.described(is_grad_enabled()).eager_calls += 1
                 return self.module(*args, **kwargs)
             self.spell = 0
         start = contest.clock()
@@ -123,6 +124,7 @@ class Runner:
         except (CaptureError, GradientError, GraphError, ExecutionError) as error:
             return self._refused(form, flat, sizes, error)
         report = self.report
+        self.captures.described(form.grad).graph_calls += 1
         if report.reason or not report.mode:
             report.mode, report.reason = "graph", ""
         if sample is not None:
@@ -178,9 +180,11 @@ class Runner:
         modes = Ambient(*key[1])
         self.captures.trains |= modes.grad
         reason = self._not_served(state, modes, flat)
-        race = Race() if self.options.engine == "auto" and not reason else None
-        if self.options.engine == "torch":
-            reason = 'engine="torch"'
+        engine = self.options.engine_for(modes.grad)
+        race = Race() if engine == "auto" and not reason else None
+        if engine == "torch":
+            asked = "engine" if modes.grad or self.options.inference is None else "inference"
+            reason = f'{asked}="torch"'
         elif reason:
             error = NotServed(f"{type(self.module).__name__} cannot run as a graph here: {reason}")
             if not self.options.falls_back(error):
@@ -210,6 +214,7 @@ class Runner:
 
     def _eager(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.report.mode, self.report.reason = "eager", reason
+        self.captures.described(is_grad_enabled()).eager_calls += 1
         return self.module(*args, **kwargs)
 
     def _eager_because(

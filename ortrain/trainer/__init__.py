@@ -1,0 +1,13 @@
+"""ORTTrainer: Hugging Face's Trainer with ORTModule inside."""
+
+from ortrain.trainer.arguments import ORTSeq2SeqTrainingArguments, ORTTrainingArguments
+from ortrain.trainer.report import TrainerReport
+from ortrain.trainer.trainer import ORTSeq2SeqTrainer, ORTTrainer
+
+__all__ = [
+    "ORTSeq2SeqTrainer",
+    "ORTSeq2SeqTrainingArguments",
+    "ORTTrainer",
+    "ORTTrainingArguments",
+    "TrainerReport",
+]

@@ -1,0 +1,137 @@
+"""Training arguments: those of transformers, and what ortrain adds."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import Seq2SeqTrainingArguments, TrainingArguments
+from transformers.training_args import OptimizerNames
+
+from ortrain.config import DebugOptions, LogLevel, Options
+
+# Optimizers by names that transformers does not have, or no longer.
+OPTIMIZERS = {
+    "adamw_ort_fused": "ortrain.optim.FusedAdam",
+    "adamw_hf": "ortrain.optim.FusedAdam, whose default mode has the maths of the old AdamW of "
+    "transformers",
+}
+
+
+@dataclass
+class ORTTrainingArguments(TrainingArguments):
+    """`transformers.TrainingArguments` with the settings of ortrain.
+
+    Attributes:
+        optim: a name of transformers, or one of the old ``adamw_ort_fused`` and ``adamw_hf``.
+        use_module_with_loss: compute the loss inside the graph, also where it is Trainer's own
+            (label smoothing, ``compute_loss_func``).
+        inference_with_ort: evaluate and predict through onnxruntime; PyTorch does it otherwise.
+        save_onnx: write the training graphs as ONNX files, into ``output_dir`` or the folder in
+            ``ORTMODULE_SAVE_ONNX_PATH``.
+        onnx_prefix: start of their names; required with ``save_onnx``.
+        onnx_log_level: VERBOSE, INFO, WARNING, ERROR or FATAL.
+        ort_engine: ``"auto"`` times the graph against PyTorch on the first steps and keeps the
+            faster; ``"onnxruntime"`` always runs the graph, ``"torch"`` never.
+        ort_fallback: what happens where the model cannot become a graph: ``"torch"`` trains it in
+            PyTorch with one warning, ``"raise"`` raises the error.
+
+    Raises:
+        ValueError: ``save_onnx`` without ``onnx_prefix``, or a value that does not exist.
+    """
+
+    # A plain string: what reads command lines takes the choices of an enumeration from its type.
+    optim: str = field(
+        default=TrainingArguments.optim,
+        metadata={"help": "The optimizer to use: a name of transformers, or adamw_ort_fused."},
+    )
+    use_module_with_loss: bool = field(
+        default=False, metadata={"help": "Compute the loss inside the graph."}
+    )
+    inference_with_ort: bool = field(
+        default=False, metadata={"help": "Evaluate and predict through onnxruntime."}
+    )
+    save_onnx: bool = field(
+        default=False, metadata={"help": "Write the training graphs as ONNX files."}
+    )
+    onnx_prefix: str | None = field(
+        default=None, metadata={"help": "Start of the names of these files."}
+    )
+    onnx_log_level: str = field(
+        default="WARNING", metadata={"help": "VERBOSE, INFO, WARNING, ERROR or FATAL."}
+    )
+    ort_engine: str = field(default="auto", metadata={"help": "auto, onnxruntime or torch."})
+    ort_fallback: str = field(default="torch", metadata={"help": "torch or raise."})
+
+    def __post_init__(self) -> None:
+        asked, self.optim = self.optim, TrainingArguments.optim
+        if not is_ours(asked):
+            self.optim = asked
+        super().__post_init__()
+        if is_ours(asked):
+            warn_of_name(asked)
+            self.optim = asked
+        options_of(self)
+        debug_options_of(self)
+
+    def set_optimizer(self, name: str | OptimizerNames = "adamw_torch", *args: Any, **kwargs: Any):  # type: ignore[no-untyped-def]
+        """As in transformers; the old names of `optim` as well."""
+        if not is_ours(name):
+            return super().set_optimizer(name, *args, **kwargs)
+        super().set_optimizer("adamw_torch", *args, **kwargs)
+        warn_of_name(name)
+        self.optim = str(name)
+        return self
+
+
+@dataclass
+class ORTSeq2SeqTrainingArguments(ORTTrainingArguments, Seq2SeqTrainingArguments):
+    """`transformers.Seq2SeqTrainingArguments` with the settings of ortrain."""
+
+
+def is_ours(name: object) -> bool:
+    """Whether an optimizer has a name that transformers does not know."""
+    return not isinstance(name, OptimizerNames) and name in OPTIMIZERS
+
+
+def warn_of_name(name: object) -> None:
+    """Says what an old name of an optimizer stands for."""
+    warnings.warn(
+        f"optim={str(name)!r} is an old name: it runs {OPTIMIZERS[str(name)]}; the new way is "
+        "optimizer_cls_and_kwargs=(ortrain.optim.FusedAdam, {...})",
+        FutureWarning,
+        stacklevel=4,
+    )
+
+
+def options_of(args: TrainingArguments) -> Options:
+    """How ORTModule works in training; also for arguments of transformers' own class.
+
+    Raises:
+        ValueError: an engine or fallback that does not exist.
+    """
+    engine: Any = getattr(args, "ort_engine", "auto")
+    fallback: Any = getattr(args, "ort_fallback", "torch")
+    return Options(engine=engine, inference="torch", fallback=fallback)
+
+
+def debug_options_of(args: TrainingArguments) -> DebugOptions:
+    """What ORTModule shows of its work.
+
+    Raises:
+        ValueError: ``save_onnx`` without ``onnx_prefix``, or a level that does not exist.
+    """
+    if not getattr(args, "save_onnx", False):
+        return DebugOptions()
+    name = str(getattr(args, "onnx_log_level", "WARNING")).upper()
+    if name not in LogLevel.__members__:
+        raise ValueError(
+            f"onnx_log_level={name!r}: expected one of {', '.join(LogLevel.__members__)}"
+        )
+    return DebugOptions(
+        log_level=LogLevel[name],
+        save_onnx=True,
+        onnx_prefix=getattr(args, "onnx_prefix", None) or "",
+        save_path=str(args.output_dir or ""),
+    )

@@ -1,0 +1,284 @@
+"""ORTTrainer and ORTSeq2SeqTrainer: Hugging Face's trainers, training through ORTModule.
+
+Two seams, and none of Trainer's methods copied:
+
+- what goes into ``accelerator.prepare`` for training is wrapped by :class:`ORTModule`, below
+  DistributedDataParallel and DeepSpeed. ``trainer.model`` stays the model itself, so that saving,
+  callbacks, decay groups and everything else see what they know;
+- ``accelerator.unwrap_model`` looks through the wrapper, because Trainer asks a model's class name
+  which loss it has.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, Seq2SeqTrainer, Trainer, TrainingArguments
+
+from ortrain.config import Options
+from ortrain.errors import StateError
+from ortrain.module import ORTModule
+from ortrain.trainer.arguments import (
+    ORTSeq2SeqTrainingArguments,
+    ORTTrainingArguments,
+    debug_options_of,
+    is_ours,
+    options_of,
+)
+from ortrain.trainer.loss import ModuleWithLoss
+from ortrain.trainer.report import TrainerReport
+
+
+class _ThroughORTModule(Trainer):
+    """What both trainers add to Trainer's methods."""
+
+    arguments: type[TrainingArguments] = ORTTrainingArguments
+
+    def __init__(
+        self,
+        model: PreTrainedModel | nn.Module | None = None,
+        args: TrainingArguments | None = None,
+        *positional: Any,
+        options: Options | None = None,
+        tokenizer: Any = None,
+        feature: str | None = None,
+        onnx_model_path: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if tokenizer is not None:
+            _deprecated("tokenizer=", "pass processing_class= instead")
+            kwargs.setdefault("processing_class", tokenizer)
+        if feature is not None:
+            _deprecated("feature=", "leave it out: what is exported follows from the model")
+        if onnx_model_path is not None:
+            _deprecated("onnx_model_path=", "leave it out: no file is needed to evaluate")
+        if args is None:
+            args = self.arguments(output_dir="tmp_trainer")
+        if isinstance(model, ORTModule):
+            model = model.module
+        self.ort_options = options
+        self.ort_report = TrainerReport()
+        self._evaluates_with_ort = False
+        self._evaluator: ORTModule | None = None
+        super().__init__(model, args, *positional, **kwargs)
+        # On the instance, because a subclass may have a compute_loss of its own: then that is what
+        # runs inside the graph.
+        if getattr(self.args, "use_module_with_loss", False):
+            self.compute_loss = self._loss_of_module_with_loss
+
+    # -- seams ---------------------------------------------------------------------------------
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Makes the accelerator wrap what is trained; runs again for each trial of a search."""
+        super().create_accelerator_and_postprocess()
+        prepare, unwrap = self.accelerator.prepare, self.accelerator.unwrap_model
+
+        def prepare_wrapped(*objects: Any, **kwargs: Any) -> Any:
+            wraps = self.is_in_train
+            return prepare(
+                *[self._on_graph(o) if wraps and isinstance(o, nn.Module) else o for o in objects],
+                **kwargs,
+            )
+
+        def unwrap_all(model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+            model = unwrap(model, *args, **kwargs)
+            while isinstance(model, ORTModule | ModuleWithLoss):
+                model = model.module if isinstance(model, ORTModule) else model.model
+            return model
+
+        self.accelerator.prepare = prepare_wrapped
+        self.accelerator.unwrap_model = unwrap_all
+
+    def _wrap_model(
+        self, model: nn.Module, training: bool = True, dataloader: Any = None
+    ) -> nn.Module:
+        if training:
+            wrapped: nn.Module = super()._wrap_model(model, training, dataloader)
+            return wrapped
+        if self._evaluates_with_ort:
+            return self._on_onnxruntime(model)
+        trained = _find(self.model_wrapped)
+        if trained is not None and trained.module is model:
+            # It runs in PyTorch without gradients, but under the autocast of the training.
+            return trained
+        plain: nn.Module = super()._wrap_model(model, training, dataloader)
+        return plain
+
+    def _on_graph(self, model: nn.Module) -> ORTModule:
+        """The model as it is trained."""
+        if not self.args.use_cache:
+            # Trainer switches key-value caches off in the model's config; the decoder of an
+            # encoder-decoder has a config of its own.
+            configs: list[Any] = [getattr(part, "config", None) for part in model.modules()]
+            for config in configs:
+                if getattr(config, "use_cache", False):
+                    config.use_cache = False
+        module = model
+        if getattr(self.args, "use_module_with_loss", False):
+            module = ModuleWithLoss(model, partial(type(self).compute_loss, self))
+        options = self.ort_options or options_of(self.args)
+        options = replace(options, inference=options.inference or "torch")
+        wrapped = ORTModule(module, debug_options_of(self.args), options=options)
+        self.ort_report.begin(wrapped.report)
+        return wrapped
+
+    def _on_onnxruntime(self, model: nn.Module) -> ORTModule:
+        """The model as onnxruntime evaluates it: a graph that reads the weights where they are."""
+        if self._evaluator is None or self._evaluator.module is not model:
+            options = replace(
+                self.ort_options or options_of(self.args), engine="onnxruntime", inference=None
+            )
+            self._evaluator = ORTModule(model, options=options)
+            if self.accelerator.native_amp:
+                self._evaluator = self.accelerator.prepare_model(
+                    self._evaluator, evaluation_mode=True
+                )
+            self.ort_report.inference = self._evaluator.report
+        return self._evaluator
+
+    # -- training ------------------------------------------------------------------------------
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains the model; as Trainer's.
+
+        Raises:
+            StateError: no forward of the training came to ORTModule, so that something replaced it.
+        """
+        before = self.ort_report.graph_calls + self.ort_report.fallback_calls
+        steps = self.state.global_step
+        result = super().train(*args, **kwargs)
+        calls = self.ort_report.graph_calls + self.ort_report.fallback_calls - before
+        if not calls and self.state.global_step > steps:
+            raise StateError(
+                "no step of this training ran through ORTModule",
+                because="a subclass, a callback or a library called the model itself",
+                help="call the model that training_step receives, not trainer.model",
+            )
+        return result
+
+    def training_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """As Trainer's."""
+        if isinstance(num_items_in_batch, int):
+            # A number would be a constant of the graph, and another one another capture.
+            num_items_in_batch = torch.tensor(num_items_in_batch, device=self.args.device)
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    def _loss_of_module_with_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | None = None,
+    ) -> Any:
+        """``compute_loss`` where the loss is part of the module."""
+        trained = _find(model)
+        if trained is None or not isinstance(trained.module, ModuleWithLoss):  # evaluation
+            return type(self).compute_loss(
+                self,
+                model,
+                inputs,
+                return_outputs=return_outputs,
+                num_items_in_batch=num_items_in_batch,
+            )
+        loss, outputs = model(**inputs, num_items_in_batch=num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(
+        args: TrainingArguments, model: PreTrainedModel | None = None
+    ) -> tuple[Any, Any]:
+        """As Trainer's; the old names of `optim` give :class:`ortrain.optim.FusedAdam`."""
+        if not is_ours(args.optim):
+            return Trainer.get_optimizer_cls_and_kwargs(args, model)
+        from ortrain.optim import FusedAdam
+
+        betas = (args.adam_beta1, args.adam_beta2)
+        return FusedAdam, {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
+
+    # -- evaluation ----------------------------------------------------------------------------
+
+    def evaluate(
+        self, *args: Any, inference_with_ort: bool | None = None, **kwargs: Any
+    ) -> dict[str, float]:
+        """As Trainer's; through onnxruntime with ``inference_with_ort=True``.
+
+        Args:
+            args: of Trainer's method.
+            inference_with_ort: None goes by the training arguments.
+            kwargs: of Trainer's method.
+        """
+        with self._evaluating(inference_with_ort):
+            metrics: dict[str, float] = super().evaluate(*args, **kwargs)
+        return metrics
+
+    def predict(self, *args: Any, inference_with_ort: bool | None = None, **kwargs: Any) -> Any:
+        """As Trainer's; through onnxruntime with ``inference_with_ort=True``."""
+        with self._evaluating(inference_with_ort):
+            return super().predict(*args, **kwargs)
+
+    @contextmanager
+    def _evaluating(self, with_ort: bool | None) -> Iterator[None]:
+        # With several data sets, evaluate() calls itself for each and does not pass this on.
+        before = self._evaluates_with_ort
+        if with_ort is None:
+            with_ort = before or getattr(self.args, "inference_with_ort", False)
+        self._evaluates_with_ort = with_ort
+        try:
+            yield
+        finally:
+            self._evaluates_with_ort = before
+
+
+class ORTTrainer(_ThroughORTModule):
+    """`transformers.Trainer` that trains through an ONNX graph on the stock onnxruntime.
+
+    ::
+
+        trainer = ORTTrainer(model=model, args=ORTTrainingArguments("out"), train_dataset=data)
+        trainer.train()
+        print(trainer.ort_report)
+
+    Everything else is Trainer's: arguments, callbacks, checkpoints, metrics.
+
+    Args:
+        model: as for Trainer; also an ORTModule, which is unwrapped.
+        args: `ORTTrainingArguments`, or transformers' own.
+        positional: Trainer's further arguments.
+        options: settings of ORTModule beyond those in ``args``.
+        tokenizer: old spelling of ``processing_class``.
+        feature: no longer needed.
+        onnx_model_path: no longer needed.
+        kwargs: Trainer's arguments.
+
+    Attributes:
+        ort_report: what ran where; ``print`` it.
+    """
+
+
+class ORTSeq2SeqTrainer(_ThroughORTModule, Seq2SeqTrainer):
+    """`transformers.Seq2SeqTrainer` that trains through an ONNX graph: see :class:`ORTTrainer`."""
+
+    arguments = ORTSeq2SeqTrainingArguments
+
+
+def _find(model: nn.Module | None) -> ORTModule | None:
+    """The ORTModule inside what accelerate has made of it."""
+    while model is not None and not isinstance(model, ORTModule):
+        model = getattr(model, "module", None)
+    return model
+
+
+def _deprecated(what: str, remedy: str) -> None:
+    warnings.warn(f"{what} is an old spelling; {remedy}", FutureWarning, stacklevel=4)

@@ -1,0 +1,149 @@
+"""ORTTrainer ends where Trainer ends, and the graph did the work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from ortrain import OrtrainWarning, ORTTrainer
+from tests.trainer.models import Run, arguments, bert, both, gpt2, t5, texts, train
+
+
+def assert_equal(plain: Run, ours: Run, *, calls: int) -> None:
+    """Losses, norms, metric and weights agree, and so many forwards ran as one graph."""
+    assert ours.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert ours.norms == pytest.approx(plain.norms, rel=1e-4)
+    assert ours.metrics["eval_loss"] == pytest.approx(plain.metrics["eval_loss"], rel=1e-5)
+    for name, weight in plain.weights.items():
+        # A key's bias has no gradient but roundings, and Adam steps by their signs.
+        if "key.bias" in name or "c_attn.bias" in name:
+            continue
+        torch.testing.assert_close(ours.weights[name], weight, rtol=1e-3, atol=1e-4, msg=name)
+    report = ours.trainer.ort_report
+    assert (report.graph_calls, report.fallback_calls) == (calls, 0)
+    assert report.training.captures == 1
+
+
+def test_a_classifier(tmp_path: Path) -> None:
+    assert_equal(*both(tmp_path, bert, texts()), calls=6)
+
+
+def test_a_translator(tmp_path: Path) -> None:
+    assert_equal(*both(tmp_path, t5, texts(kind="copy")), calls=6)
+
+
+def test_accumulation_counts_the_items_of_all_batches(tmp_path: Path) -> None:
+    settings = {"gradient_accumulation_steps": 2, "max_steps": 3}
+    assert_equal(*both(tmp_path, gpt2, texts(kind="copy"), **settings), calls=6)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["outside the graph", "inside"])
+def test_smoothed_labels_of_a_causal_model_are_shifted(tmp_path: Path, inside: bool) -> None:
+    plain, ours = both(
+        tmp_path,
+        gpt2,
+        texts(kind="copy"),
+        ort={"use_module_with_loss": inside},
+        label_smoothing_factor=0.1,
+    )
+    assert_equal(plain, ours, calls=6)
+
+
+def test_gradients_are_clipped(tmp_path: Path) -> None:
+    assert_equal(*both(tmp_path, bert, texts(), max_grad_norm=0.01), calls=6)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["outside the graph", "inside"])
+def test_a_loss_function_of_the_users(tmp_path: Path, inside: bool) -> None:
+    def soft(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        return (outputs.logits - labels[:, None]).square().mean()
+
+    plain, ours = both(
+        tmp_path,
+        bert,
+        texts(),
+        ort={"use_module_with_loss": inside},
+        more=lambda: {"compute_loss_func": soft},
+    )
+    assert_equal(plain, ours, calls=6)
+
+
+class Doubled(Trainer):
+    """Twice the model's loss."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, **more: Any
+    ) -> Any:
+        outputs = model(**inputs)
+        loss = 2 * outputs.loss
+        return (loss, outputs) if return_outputs else loss
+
+
+class DoubledThroughGraph(Doubled, ORTTrainer):
+    """The same, through the graph."""
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["outside the graph", "inside"])
+def test_a_loss_of_a_subclass(tmp_path: Path, inside: bool) -> None:
+    plain = train(Doubled, arguments(tmp_path, TrainingArguments), bert(), texts())
+    args = arguments(tmp_path, use_module_with_loss=inside)
+    assert_equal(plain, train(DoubledThroughGraph, args, bert(), texts()), calls=6)
+
+
+def test_frozen_parameters_stay(tmp_path: Path) -> None:
+    def make() -> Any:
+        model = bert()
+        model.bert.embeddings.requires_grad_(False)
+        return model
+
+    plain, ours = both(tmp_path, make, texts())
+    assert_equal(plain, ours, calls=6)
+    name = "bert.embeddings.word_embeddings.weight"
+    assert torch.equal(ours.weights[name], make().state_dict()[name])
+
+
+# peft asks transformers by an old name.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_adapters_train_and_the_rest_stays(tmp_path: Path) -> None:
+    def make() -> Any:
+        torch.manual_seed(0)
+        config = LoraConfig(r=4, lora_alpha=8, target_modules=["c_attn"], fan_in_fan_out=True)
+        return get_peft_model(gpt2(), config)
+
+    settings = {"label_smoothing_factor": 0.1}
+    plain, ours = both(tmp_path, make, texts(kind="copy"), **settings)
+    assert_equal(plain, ours, calls=6)
+    ours.trainer.save_model(tmp_path / "adapter")
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+
+
+def test_callbacks_see_the_model_itself(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    class Looks(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            seen.append(type(more["model"]).__name__)
+
+    both(tmp_path, bert, texts(), more=lambda: {"callbacks": [Looks()]})
+    assert seen == ["BertForSequenceClassification"] * 12
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"bf16": True}, "autocast"), ({"neftune_noise_alpha": 5.0}, "forward hook")],
+    ids=["bf16", "NEFTune"],
+)
+def test_what_a_graph_does_not_serve_is_trainers_to_the_bit(
+    tmp_path: Path, settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.warns(OrtrainWarning, match=reason):
+        plain, ours = both(tmp_path, bert, texts(), ort={"ort_fallback": "torch"}, **settings)
+    assert ours.losses == plain.losses
+    assert ours.metrics["eval_loss"] == plain.metrics["eval_loss"]
+    report = ours.trainer.ort_report
+    assert (report.graph_calls, report.fallback_calls) == (0, 6)
