@@ -100,6 +100,17 @@ class ORTModule(nn.Module):
         report: Report = self.__dict__["_runner"].report
         return report
 
+    @property
+    def options(self) -> Options:
+        """The settings. New ones hold for what has not been captured yet."""
+        options: Options = self.__dict__["_options"]
+        return options
+
+    @options.setter
+    def options(self, options: Options) -> None:
+        self.__dict__["_options"] = options
+        self._runner.options = self._runner.captures.options = options
+
     # -- everything else is the module's own -------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
@@ -112,6 +123,8 @@ class ORTModule(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OWN or name in _FORWARD:
             self.__dict__[name] = value
+        elif name == "options" and isinstance(value, Options):
+            object.__setattr__(self, name, value)
         else:
             setattr(self.__dict__["_original"], name, value)
 

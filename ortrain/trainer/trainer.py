@@ -32,6 +32,7 @@ from ortrain.trainer.arguments import (
     is_ours,
     options_of,
 )
+from ortrain.trainer.engine import RemembersEngine
 from ortrain.trainer.loss import ModuleWithLoss
 from ortrain.trainer.report import TrainerReport
 
@@ -68,10 +69,11 @@ class _ThroughORTModule(Trainer):
         self._evaluates_with_ort = False
         self._evaluator: ORTModule | None = None
         super().__init__(model, args, *positional, **kwargs)
+        self.add_callback(RemembersEngine(lambda: _find(self.model_wrapped)))
         # On the instance, because a subclass may have a compute_loss of its own: then that is what
         # runs inside the graph.
         if getattr(self.args, "use_module_with_loss", False):
-            self.compute_loss = self._loss_of_module_with_loss
+            self.__dict__["compute_loss"] = self._loss_of_module_with_loss
 
     # -- seams ---------------------------------------------------------------------------------
 
@@ -120,6 +122,10 @@ class _ThroughORTModule(Trainer):
             for config in configs:
                 if getattr(config, "use_cache", False):
                     config.use_cache = False
+        if isinstance(model, PreTrainedModel):
+            # What the first checkpoint would note there; now it is not a change of the model.
+            model.config.architectures = [type(model).__name__]
+            model.config.dtype = str(model.dtype).removeprefix("torch.")
         module = model
         if getattr(self.args, "use_module_with_loss", False):
             module = ModuleWithLoss(model, partial(type(self).compute_loss, self))

@@ -61,6 +61,34 @@ def test_a_resumed_training_ends_with_the_same_bits(tmp_path: Path, dropout: flo
         assert torch.equal(weight, expected[name]), name
 
 
+def test_a_resumed_training_goes_on_with_the_winner_of_the_contest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ortrain.step.contest.MOST_STEPS", 3)
+    monkeypatch.setattr("ortrain.step.contest.MOST_ROUNDS", 1)
+    monkeypatch.setattr("ortrain.step.contest.MARGIN", 1e9)  # the graph wins
+    settings = {"max_steps": 16, "save_strategy": "steps", "save_steps": 12, "ort_engine": "auto"}
+    whole = trainer(tmp_path / "whole", bert(0.1), **settings)
+    whole.train()
+    assert (whole.ort_report.graph_calls, whole.ort_report.fallback_calls) == (12, 4)
+    again = trainer(tmp_path / "again", bert(0.1), **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-12"))
+    assert (again.ort_report.graph_calls, again.ort_report.fallback_calls) == (4, 0)
+    expected = whole.model.state_dict()
+    for name, weight in again.model.state_dict().items():
+        assert torch.equal(weight, expected[name]), name
+
+
+def test_a_checkpoint_of_trainer_can_be_continued(tmp_path: Path) -> None:
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    args = arguments(tmp_path / "plain", TrainingArguments, **settings)
+    plain = train(Trainer, args, bert(), texts())
+    ours = trainer(tmp_path / "ort", **settings)
+    ours.train(resume_from_checkpoint=str(tmp_path / "plain" / "checkpoint-2"))
+    assert ours.ort_report.graph_calls == 2
+    assert ours.evaluate()["eval_loss"] == pytest.approx(plain.metrics["eval_loss"], rel=1e-5)
+
+
 def test_a_saved_model_is_an_ordinary_checkpoint(tmp_path: Path) -> None:
     ours = trainer(tmp_path)
     ours.train()
