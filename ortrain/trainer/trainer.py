@@ -11,18 +11,22 @@ Two seams, and none of Trainer's methods copied:
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, Seq2SeqTrainer, Trainer, TrainingArguments
 
+from ortrain.capture.key_value_cache import caching_configs
 from ortrain.config import Options
+from ortrain.deploy import export_onnx
 from ortrain.errors import StateError
 from ortrain.module import ORTModule
 from ortrain.trainer.arguments import (
@@ -116,12 +120,9 @@ class _ThroughORTModule(Trainer):
     def _on_graph(self, model: nn.Module) -> ORTModule:
         """The model as it is trained."""
         if not self.args.use_cache:
-            # Trainer switches key-value caches off in the model's config; the decoder of an
-            # encoder-decoder has a config of its own.
-            configs: list[Any] = [getattr(part, "config", None) for part in model.modules()]
-            for config in configs:
-                if getattr(config, "use_cache", False):
-                    config.use_cache = False
+            # As Trainer does in the model's own config.
+            for config in caching_configs(model):
+                config.use_cache = False
         if isinstance(model, PreTrainedModel):
             # What the first checkpoint would note there; now it is not a change of the model.
             model.config.architectures = [type(model).__name__]
@@ -234,6 +235,44 @@ class _ThroughORTModule(Trainer):
         with self._evaluating(inference_with_ort):
             return super().predict(*args, **kwargs)
 
+    # -- export --------------------------------------------------------------------------------
+
+    def export_onnx(self, output_dir: str | os.PathLike[str], opset: int = 21) -> Path:
+        """Writes the model in evaluation mode as ``model.onnx``, compared with PyTorch.
+
+        What it is captured and compared with are batches of the evaluation data, or of the training
+        data where there are none, without their labels; of one row as well.
+
+        Args:
+            output_dir: the folder, made where it does not exist.
+            opset: of the standard ONNX domain, 18 to 23.
+
+        Returns:
+            The file's path.
+
+        Raises:
+            ValueError: there is no data.
+            CaptureError: the model cannot become one graph.
+            ParityError: the file answers otherwise than the model; nothing is written.
+        """
+        if self.eval_dataset is not None:
+            loader = self.get_eval_dataloader(_first(self.eval_dataset))
+        elif self.train_dataset is not None:
+            loader = self.get_train_dataloader()
+        else:
+            raise ValueError("export_onnx needs a batch: give the trainer an eval_dataset")
+        batch = self._prepare_inputs(next(iter(loader)))
+        inputs = {name: value for name, value in batch.items() if name not in self.label_names}
+        model: Any = self.model
+        config = getattr(model, "config", None)
+        if getattr(config, "is_encoder_decoder", False):
+            start: Any = getattr(config, "decoder_start_token_id", 0)
+            inputs.setdefault("decoder_input_ids", torch.full_like(inputs["input_ids"], start))
+        one_row = {name: value[:1] for name, value in inputs.items()}
+        path = Path(output_dir) / "model.onnx"
+        export_onnx(model, [inputs, one_row], path, opset=opset)
+        return path
+
     @contextmanager
     def _evaluating(self, with_ort: bool | None) -> Iterator[None]:
         # With several data sets, evaluate() calls itself for each and does not pass this on.
@@ -284,6 +323,11 @@ def _find(model: nn.Module | None) -> ORTModule | None:
     while model is not None and not isinstance(model, ORTModule):
         model = getattr(model, "module", None)
     return model
+
+
+def _first(data: Any) -> Any:
+    """The data set, or the first of several."""
+    return next(iter(data.values())) if isinstance(data, dict) else data
 
 
 def _deprecated(what: str, remedy: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from torch.utils.data import IterableDataset
@@ -19,7 +20,7 @@ from transformers import (
 
 from ortrain import ORTModule, ORTTrainer, ORTTrainingArguments
 from ortrain.errors import StateError
-from tests.trainer.models import arguments, bert, collate, texts, train
+from tests.trainer.models import arguments, bert, collate, gpt2, t5, texts, train
 
 
 def trainer(folder: Path, model: Any = None, **settings: Any) -> Any:
@@ -173,6 +174,16 @@ def test_prediction_needs_no_labels(tmp_path: Path) -> None:
     found = ours.predict(rows, inference_with_ort=True)
     assert found.label_ids is expected.label_ids is None
     np.testing.assert_allclose(found.predictions, expected.predictions, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("make", "kind"), [(bert, "classes"), (gpt2, "copy"), (t5, "copy")])
+def test_the_trained_model_is_exported(tmp_path: Path, make: Any, kind: str) -> None:
+    ours = trainer(tmp_path, make(), train_dataset=texts(kind=kind), eval_dataset=texts(16, kind))
+    ours.train()
+    path = ours.export_onnx(tmp_path / "onnx", opset=18)
+    assert path == tmp_path / "onnx" / "model.onnx"
+    session = onnxruntime.InferenceSession(path)
+    assert session.get_outputs()[0].name == "logits"
 
 
 # --- data, searches, arguments ------------------------------------------------------------------

@@ -135,8 +135,12 @@ def test_callbacks_see_the_model_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
-    [({"bf16": True}, "autocast"), ({"neftune_noise_alpha": 5.0}, "forward hook")],
-    ids=["bf16", "NEFTune"],
+    [
+        ({"bf16": True}, "autocast"),
+        ({"neftune_noise_alpha": 5.0}, "forward hook"),
+        ({"activation_checkpointing": True}, "gradient checkpointing is on"),
+    ],
+    ids=["bf16", "NEFTune", "gradient checkpointing"],
 )
 def test_what_a_graph_does_not_serve_is_trainers_to_the_bit(
     tmp_path: Path, settings: dict[str, Any], reason: str

@@ -1,0 +1,5 @@
+"""Models that leave training: ONNX files that answer as the PyTorch model does."""
+
+from ortrain.deploy.export import export_onnx
+
+__all__ = ["export_onnx"]

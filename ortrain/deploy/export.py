@@ -1,0 +1,161 @@
+"""``export_onnx``: a module as an ONNX file, compared with PyTorch before it is kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import torch
+from torch.utils import _pytree as pytree
+
+from ortrain.capture.export import Captured, capture
+from ortrain.capture.key_value_cache import without_cache
+from ortrain.errors import GraphError, ParityError
+from ortrain.module import unwrap
+from ortrain.ops import expand
+from ortrain.passes.clean import clean
+from ortrain.program import Program, Role
+
+# Largest difference of an output, relative to its largest value or to 1. Float32 summed in another
+# order differs by about 1e-6; a wrong graph, by far more than this.
+TOLERANCE = 1e-4
+
+
+def export_onnx(
+    module: torch.nn.Module,
+    samples: Sequence[Mapping[str, torch.Tensor]],
+    path: str | os.PathLike[str],
+    *,
+    opset: int = 21,
+) -> float:
+    """Writes a module in evaluation mode as an ONNX file with its weights.
+
+    Inputs are named as the arguments of ``forward``, outputs as the keys of its result; all sizes
+    stay open as far as the module's code allows. Decoders answer without a key-value cache. Weights
+    of more than 64 MiB go to ``path`` + ``.data``. Nothing appears at ``path`` unless the file
+    answers as the module does.
+
+    Args:
+        module: a module, or an ORTModule around one; its mode stays as it is.
+        samples: keyword arguments of calls to compare, at least one. The first one is captured.
+        path: the file to write; its folder is made where it does not exist.
+        opset: of the standard ONNX domain, 18 to 23.
+
+    Returns:
+        The largest difference of an output, relative to its largest value or to 1.
+
+    Raises:
+        CaptureError: the module cannot become one graph.
+        GraphError: it draws random numbers in evaluation.
+        ParityError: the file answers otherwise than the module.
+    """
+    module, target = unwrap(module), Path(path)
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad(), without_cache(module):
+            captured = capture(module, (), dict(samples[0]), opset=opset)
+            program = _standalone(module, captured)
+            expected = [_flat(module(**sample)) for sample in samples]
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
+        written = Path(folder) / target.name
+        program.save(written)
+        difference = _difference(written, samples, expected)
+        if not difference <= TOLERANCE:
+            raise ParityError(
+                f"the ONNX file differs from PyTorch by {difference:.1e}",
+                because=f"more than {TOLERANCE:.0e} of the largest value is no rounding",
+                help="please report the model; nothing was written",
+            )
+        for file in sorted(written.parent.iterdir(), reverse=True):  # the weights before the graph
+            shutil.move(file, target.parent / file.name)
+    return difference
+
+
+def _standalone(module: torch.nn.Module, captured: Captured) -> Program:
+    """The captured program with the weights inside, in standard ONNX."""
+    program = captured.program.clone()
+    graph = program.graph
+    if program.inputs(Role.SEED):
+        raise GraphError(
+            f"{type(module).__name__} draws random numbers in evaluation",
+            help="an ONNX file answers the same call in the same way; take the draw out",
+        )
+    tensors = {**dict(module.named_buffers()), **dict(module.named_parameters())}
+    for value in program.inputs(Role.PARAMETER, Role.BUFFER):
+        graph.inputs.remove(value)
+        value.const_value = ir.tensor(tensors[value.name or ""].detach().cpu().contiguous().numpy())
+        graph.register_initializer(value)
+    users = program.outputs(Role.USER_OUTPUT, Role.LOSS)
+    for value in [v for v in graph.outputs if v not in users]:
+        graph.outputs.remove(value)
+    expand(graph, opset=program.opset)
+    clean(program)
+    users = program.outputs(Role.USER_OUTPUT, Role.LOSS)
+    for value, name in zip(users, _output_names(captured, len(users)), strict=True):
+        value.name = name
+    program.name_values()
+    used = {node.domain for node in graph.all_nodes()} | {""}
+    for domain in set(program.model.opset_imports) - used:
+        del program.model.opset_imports[domain]
+    return program
+
+
+def _output_names(captured: Captured, count: int) -> list[str]:
+    """What the module calls its outputs: ``logits``, ``hidden_states.0``."""
+    marks = [torch.empty(()) for _ in range(count)]
+    names = {id(mark): name for name, mark in _named(captured.rebuild(marks), "")}
+    return [names[id(mark)] for mark in marks]
+
+
+def _named(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The tensors of a result, each with the way to it."""
+    if isinstance(tree, torch.Tensor):
+        yield name or "output", tree
+        return
+    children: Any = ()
+    if isinstance(tree, Mapping):
+        children = tree.items()
+    elif isinstance(tree, tuple | list):
+        children = zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True)
+    elif tree is not None and not isinstance(tree, bool | int | float | str):
+        children = enumerate(pytree.tree_leaves(tree))
+    for key, child in children:
+        yield from _named(child, f"{name}.{key}" if name else str(key))
+
+
+def _flat(result: Any) -> dict[str, torch.Tensor]:
+    return dict(_named(result, ""))
+
+
+def _difference(
+    path: Path,
+    samples: Sequence[Mapping[str, torch.Tensor]],
+    expected: Sequence[Mapping[str, torch.Tensor]],
+) -> float:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    taken = [value.name for value in session.get_inputs()]
+    names = [value.name for value in session.get_outputs()]
+    largest = 0.0
+    for sample, answer in zip(samples, expected, strict=True):
+        # An input that cannot change the answer is not an input of the file.
+        feeds = {name: sample[name].cpu().numpy() for name in taken}
+        for name, found in zip(names, session.run(names, feeds), strict=True):
+            wanted = answer[name].cpu().numpy()
+            if found.shape != wanted.shape:
+                return float("inf")
+            scale = max(1.0, float(np.abs(wanted).max(initial=0.0)))
+            gap = np.abs(found.astype(np.float64) - wanted).max(initial=0.0)
+            largest = max(largest, float(gap) / scale)
+    return largest

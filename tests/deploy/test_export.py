@@ -1,0 +1,78 @@
+"""An exported file answers as the module does, or is not written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from ortrain.deploy import export, export_onnx
+from ortrain.errors import GraphError, ParityError
+from tests.trainer.models import bert, collate, gpt2, t5, texts
+
+
+def batches(kind: str, *names: str) -> list[dict[str, Any]]:
+    """Batches of different sizes without labels, one of a single row among them."""
+    rows = texts(9, kind)
+    parts = [collate(part) for part in (rows[:6], rows[6:8], rows[8:])]
+    return [{name: part[name] for name in names} for part in parts]
+
+
+@pytest.mark.parametrize("opset", [18, 21])
+def test_a_classifier_answers_alike_at_every_size(tmp_path: Path, opset: int) -> None:
+    model, path = bert().train(), tmp_path / "new" / "model.onnx"
+    samples = batches("classes", "input_ids", "attention_mask")
+    assert export_onnx(model, samples, path, opset=opset) < 1e-5
+    assert model.training
+    onnx.checker.check_model(path, full_check=True)
+    loaded = onnx.load(path)
+    assert [i.name for i in loaded.graph.input] == ["input_ids", "attention_mask"]
+    assert [o.name for o in loaded.graph.output] == ["logits"]
+    assert {(o.domain, o.version) for o in loaded.opset_import} == {("", opset)}
+    assert [p.name for p in path.parent.iterdir()] == ["model.onnx"]
+
+
+def test_results_keep_their_names(tmp_path: Path) -> None:
+    export_onnx(gpt2(), batches("copy", "input_ids", "attention_mask"), tmp_path / "gpt2.onnx")
+    samples = [
+        {**batch, "decoder_input_ids": batch["input_ids"][:, :3]}
+        for batch in batches("copy", "input_ids", "attention_mask")
+    ]
+    export_onnx(t5(), samples, tmp_path / "t5.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "t5.onnx")
+    assert [o.name for o in session.get_outputs()] == ["logits", "encoder_last_hidden_state"]
+
+
+def test_the_file_holds_the_weights_of_now(tmp_path: Path) -> None:
+    model, samples = bert(), batches("classes", "input_ids", "attention_mask")
+    for scale in (1.0, 3.0):
+        with torch.no_grad():
+            model.classifier.weight.mul_(scale)
+        export_onnx(model, samples, tmp_path / "model.onnx")
+        session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+        found = session.run(None, {k: v.numpy() for k, v in samples[0].items()})[0]
+        expected = model.eval()(**samples[0]).logits.detach().numpy()
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_wrong_file_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "TOLERANCE", -1.0)
+    with pytest.raises(ParityError, match="differs from PyTorch"):
+        export_onnx(
+            bert(), batches("classes", "input_ids", "attention_mask"), tmp_path / "model.onnx"
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_module_that_draws_in_evaluation_is_refused(tmp_path: Path) -> None:
+    class Noisy(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.dropout(x, 0.5, training=True)
+
+    with pytest.raises(GraphError, match="draws random numbers"):
+        export_onnx(Noisy(), [{"x": torch.ones(2, 3)}], tmp_path / "model.onnx")
