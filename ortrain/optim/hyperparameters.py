@@ -1,0 +1,52 @@
+"""What a parameter group may say: torch's rules, for every group and not only for the defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+
+def check_group(group: Mapping[str, Any], owner: str) -> None:
+    """Raises where a group of ``owner`` cannot be optimized.
+
+    Args:
+        group: parameters and their hyperparameters.
+        owner: name of the optimizer, for the message.
+
+    Raises:
+        ValueError: a hyperparameter is out of its range; the message has its name and value.
+        TypeError: a parameter is not of a floating point type.
+    """
+    missing = [name for name in ("lr", "betas", "eps", "weight_decay") if name not in group]
+    if missing:
+        raise ValueError(
+            f"{owner} needs {', '.join(missing)} in every parameter group; is this the state dict "
+            "of another kind of optimizer?"
+        )
+    lr, eps, decay = group["lr"], group["eps"], group["weight_decay"]
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise ValueError(f"Tensor lr must be 1-element, and has shape {tuple(lr.shape)}")
+    if not lr >= 0.0:
+        raise ValueError(f"Invalid learning rate: {lr}")
+    if not eps >= 0.0:
+        raise ValueError(f"Invalid epsilon value: {eps}")
+    for index, beta in enumerate(group["betas"]):
+        if not 0.0 <= beta < 1.0:
+            raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
+    if not decay >= 0.0:
+        raise ValueError(f"Invalid weight_decay value: {decay}")
+    for option in ("amsgrad", "maximize"):
+        if group.get(option):
+            raise ValueError(f"{owner} has no {option}, and a parameter group asks for it")
+    for parameter in group["params"]:
+        if not parameter.is_floating_point():
+            raise TypeError(
+                f"{owner} optimizes floating point parameters, and the one of shape "
+                f"{tuple(parameter.shape)} is {parameter.dtype}; train a complex one as "
+                "torch.view_as_real(parameter)"
+            )
+
+
+__all__ = ["check_group"]
