@@ -1,0 +1,154 @@
+"""One optimizer step on the 109 M parameters of BERT-base, alternating in one process.
+
+    python benchmarks/optimizer.py [--rounds N] [--layers N] [--json FILE]
+
+Contestants: FusedAdam in each mode, torch.optim.AdamW with each of its implementations, Lamb, and
+gradient clipping with and without a step, ours and torch's, of gradients that are too long and of
+such that are short enough.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from workloads import machine
+
+from ortrain.optim import AdamWMode, FusedAdam, Lamb, clip_grad_norm_
+
+BASE = "AdamW(fused=True)"
+
+
+def bert(layers: int) -> list[nn.Parameter]:
+    """The parameters of the first layers of BERT-base, with gradients."""
+    shapes = [
+        (30522, 768),
+        (512, 768),
+        (2, 768),
+        (768,),
+        (768,),
+        (768, 768),
+        (768,),
+        (2, 768),
+        (2,),
+    ]
+    layer = [(768, 768), (768,)] * 4 + [(768,)] * 4 + [(3072, 768), (3072,), (768, 3072), (768,)]
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(0.02 * torch.randn(shape)) for shape in shapes + layers * layer]
+    for parameter in parameters:
+        parameter.grad = 1e-3 * torch.randn(parameter.shape)
+    return parameters
+
+
+def contestants(parameters: list[nn.Parameter]) -> dict[str, dict[str, Callable[[], Any]]]:
+    """Functions that do one step, by table and name; all work on the same parameters and moments.
+
+    Moments of their own would be 3 GB for four layers of it.
+    """
+    options: dict[str, Any] = {"lr": 1e-6, "weight_decay": 0.01}
+    optimizers: dict[str, Any] = {BASE: torch.optim.AdamW(parameters, fused=True, **options)}
+    for mode in AdamWMode:
+        optimizers[f"FusedAdam {mode.name}"] = FusedAdam(parameters, adam_w_mode=mode, **options)
+    optimizers["AdamW(foreach=True)"] = torch.optim.AdamW(parameters, foreach=True, **options)
+    optimizers["AdamW(), the default"] = torch.optim.AdamW(parameters, **options)
+    optimizers["Lamb"] = Lamb(parameters, max_norm_clip=None, **options)
+    for optimizer in optimizers.values():
+        optimizer.state = optimizers[BASE].state
+    tables = {"optimizer step": {name: each.step for name, each in optimizers.items()}}
+
+    ours, torchs = clip_grad_norm_, torch.nn.utils.clip_grad_norm_
+    fused, one = optimizers[BASE], optimizers["FusedAdam ADAMW_TORCH"]
+    for title, bound in (("too long", shrinking), ("short enough", lambda: 1e9)):
+        tables[f"clipping, gradients {title}"] = {
+            "torch.nn.utils": partial(clip, torchs, parameters, bound),
+            "ortrain": partial(clip, ours, parameters, bound),
+        }
+        tables[f"clipping and step, gradients {title}"] = {
+            "torch.nn.utils, AdamW(fused=True)": partial(clip, torchs, parameters, bound, fused),
+            "ortrain, AdamW(fused=True)": partial(clip, ours, parameters, bound, fused),
+            "FusedAdam.clip_and_step": lambda bound=bound: one.clip_and_step(bound()),
+        }
+    return tables
+
+
+def clip(
+    function: Callable[..., Any],
+    parameters: list[nn.Parameter],
+    bound: Callable[[], float],
+    optimizer: torch.optim.Optimizer | None = None,
+) -> None:
+    """Clips, and takes a step where there is an optimizer."""
+    function(parameters, bound())
+    if optimizer is not None:
+        optimizer.step()
+
+
+CALLS = itertools.count()
+
+
+def shrinking() -> float:
+    """A bound below the one before, so that gradients clipped to that are too long again."""
+    return 0.1 * 0.99 ** next(CALLS)
+
+
+def measure(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, dict[str, float]]:
+    """Medians and spreads in milliseconds; the first is what the others are compared with."""
+    names = list(functions)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds + 1):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            start = time.perf_counter()
+            functions[name]()
+            if turn:  # the first one makes moments
+                times[name].append((time.perf_counter() - start) * 1e3)
+    base = times[names[0]]
+    return {
+        name: {
+            "median_ms": statistics.median(values),
+            "min_ms": min(values),
+            "max_ms": max(values),
+            "paired_speedup": statistics.median(b / v for b, v in zip(base, values, strict=True)),
+        }
+        for name, values in times.items()
+    }
+
+
+def table(title: str, rows: dict[str, dict[str, float]]) -> str:
+    lines = [f"{title:<42}{'median':>10}{'min':>10}{'max':>10}{'speed-up':>10}"]
+    lines += [
+        f"  {name:<40}{row['median_ms']:>8.2f}ms{row['min_ms']:>8.2f}ms{row['max_ms']:>8.2f}ms"
+        f"{row['paired_speedup']:>9.2f}x"
+        for name, row in rows.items()
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--layers", type=int, default=12, help="of BERT-base")
+    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results/optimizer.json")
+    options = parser.parse_args()
+    parameters = bert(options.layers)
+    elements = sum(parameter.numel() for parameter in parameters)
+    results: dict[str, Any] = {"machine": machine(), "parameters": elements, "tables": {}}
+    print("  ".join(f"{key}={value}" for key, value in results["machine"].items()))
+    print(f"{len(parameters)} parameters of {elements / 1e6:.1f} M elements")
+    for title, functions in contestants(parameters).items():
+        results["tables"][title] = measure(functions, options.rounds)
+        print(table(title, results["tables"][title]), flush=True)
+    options.json.parent.mkdir(exist_ok=True)
+    options.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
