@@ -136,7 +136,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--layers", type=int, default=12, help="of BERT-base")
-    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results/optimizer.json")
+    parser.add_argument(
+        "--json", type=Path, default=Path(__file__).parent / "results/optimizer.json"
+    )
     options = parser.parse_args()
     parameters = bert(options.layers)
     elements = sum(parameter.numel() for parameter in parameters)
