@@ -27,7 +27,7 @@ from transformers import PreTrainedModel, Seq2SeqTrainer, Trainer, TrainingArgum
 from ortrain.capture.key_value_cache import caching_configs
 from ortrain.config import Options
 from ortrain.deploy import export_onnx
-from ortrain.errors import StateError
+from ortrain.errors import OrtrainWarning, StateError
 from ortrain.module import ORTModule
 from ortrain.trainer.arguments import (
     ORTSeq2SeqTrainingArguments,
@@ -119,10 +119,7 @@ class _ThroughORTModule(Trainer):
 
     def _on_graph(self, model: nn.Module) -> ORTModule:
         """The model as it is trained."""
-        if not self.args.use_cache:
-            # As Trainer does in the model's own config.
-            for config in caching_configs(model):
-                config.use_cache = False
+        self._switch_caches_off(model)
         if isinstance(model, PreTrainedModel):
             # What the first checkpoint would note there; now it is not a change of the model.
             model.config.architectures = [type(model).__name__]
@@ -136,9 +133,16 @@ class _ThroughORTModule(Trainer):
         self.ort_report.begin(wrapped.report)
         return wrapped
 
+    def _switch_caches_off(self, model: nn.Module) -> None:
+        """As Trainer does in the model's own config; decoders have configs of their own."""
+        if not self.args.use_cache:
+            for config in caching_configs(model):
+                config.use_cache = False
+
     def _on_onnxruntime(self, model: nn.Module) -> ORTModule:
         """The model as onnxruntime evaluates it: a graph that reads the weights where they are."""
         if self._evaluator is None or self._evaluator.module is not model:
+            self._switch_caches_off(model)
             options = replace(
                 self.ort_options or options_of(self.args), engine="onnxruntime", inference=None
             )
@@ -279,6 +283,13 @@ class _ThroughORTModule(Trainer):
         before = self._evaluates_with_ort
         if with_ort is None:
             with_ort = before or getattr(self.args, "inference_with_ort", False)
+        if with_ort and not before and getattr(self.args, "predict_with_generate", False):
+            warnings.warn(
+                "inference_with_ort computes the loss in onnxruntime; predict_with_generate still "
+                "generates in PyTorch",
+                OrtrainWarning,
+                stacklevel=5,
+            )
         self._evaluates_with_ort = with_ort
         try:
             yield
