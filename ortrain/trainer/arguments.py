@@ -113,7 +113,7 @@ def options_of(args: TrainingArguments) -> Options:
     """
     engine: Any = getattr(args, "ort_engine", "auto")
     fallback: Any = getattr(args, "ort_fallback", "torch")
-    return Options(engine=engine, inference="torch", fallback=fallback)
+    return Options(engine=engine, fallback=fallback)
 
 
 def debug_options_of(args: TrainingArguments) -> DebugOptions:
