@@ -45,12 +45,14 @@ class Piece:
         takes: where its inputs come from: feeds and fetches, then upstream, then carried ones.
         gives: the positions of its outputs: ``(position, index of the gradient)``.
         carries: positions of its outputs that later pieces take.
+        frees: of all carried values those that no later piece takes.
     """
 
     compiled: Any
     takes: tuple[Source, ...]
     gives: tuple[tuple[int, int], ...]
     carries: tuple[int, ...]
+    frees: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -231,6 +233,9 @@ def _plan(
                 carries.append(i)
         sources = tuple(source for _, source in takes)
         pieces.append(Piece(session, sources, tuple(gives), tuple(carries)))
+    last = {t.index: i for i, p in enumerate(pieces) for t in p.takes if t.kind == "carry"}
+    for i, piece in enumerate(pieces):
+        pieces[i] = replace(piece, frees=tuple(index for index, at in last.items() if at == i))
     read = {t.index for p in pieces for t in p.takes if t.kind == "feed"}
     fetched = {t.index for p in pieces for t in p.takes if t.kind == "fetch"}
     return Plan(

@@ -276,6 +276,8 @@ def _run_backward(
                 feeds.push_back(carried[source.index])
         fetches = piece.compiled.run_values(feeds)
         del feeds
+        for i in piece.frees:
+            carried[i] = None
         if piece.carries:
             carried += [fetches[i] for i in piece.carries]
             for position, target in piece.gives:
