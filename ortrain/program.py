@@ -19,6 +19,7 @@ ROLE = "ortrain.role"
 TARGET = "ortrain.target"
 PHASE = "ortrain.phase"
 ORIGIN = "ortrain.origin"
+REGION = "ortrain.region"
 
 
 class Role(StrEnum):
@@ -78,6 +79,14 @@ def phase_of(node: ir.Node) -> Phase:
 def origin_of(node: ir.Node) -> str:
     """The user's module path and source line of a node, as far as capture knew them."""
     return node.metadata_props.get(ORIGIN, "")
+
+
+def region_of(node: ir.Node) -> str:
+    """The checkpointed region that a node is in, or whose gradient it computes; empty for none.
+
+    Of what is inside such a region the forward keeps nothing for the backward.
+    """
+    return node.metadata_props.get(REGION, "")
 
 
 class Program:

@@ -15,7 +15,7 @@ from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 from ortrain.graph.walk import reads
 from ortrain.ops.base import DOMAIN, expand_node
-from ortrain.program import Phase, Program, Role, origin_of, set_role
+from ortrain.program import Phase, Program, Role, origin_of, region_of, set_role
 
 FLOATING = {
     ir.DataType.FLOAT,
@@ -135,6 +135,7 @@ class _Walk:
             prefix=f"{prefix}.gradient",
             phase=Phase.BACKWARD,
             origin=origin_of(node) if node is not None else "",
+            region=region_of(node) if node is not None else "",
             constants=self.constants,
         )
 

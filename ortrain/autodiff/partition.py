@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ortrain.graph import shapes
 from ortrain.graph.walk import reads
-from ortrain.program import PHASE, Phase, Program, Role, phase_of, role_of, set_role
+from ortrain.program import PHASE, Phase, Program, Role, phase_of, region_of, role_of, set_role
 
 # Operators that cost at most a pass or two over memory. Where everything that they read is at hand
 # in the backward anyway, their result is computed again instead of being kept.
@@ -30,7 +30,9 @@ def partition(program: Program, pieces: int = 1) -> list[Program]:
     Args:
         program: what :func:`~ortrain.autodiff.engine.differentiate` returned; left as it is.
         pieces: how many programs the backward becomes. With several, what an earlier piece alone
-            needed can be freed before the later ones run, and gradients come out in groups.
+            needed can be freed before the later ones run, and gradients come out in groups. Where
+            there are checkpointed regions, each has a piece of its own, whatever is asked for: what
+            it computes again is freed before the next one begins.
 
     Returns:
         The forward, which has the user outputs, the updated buffers and then the saved values as
@@ -73,16 +75,20 @@ def saved_values(
     """Which forward values the backward keeps, and which forward nodes it runs again.
 
     A cheap node runs again where all it reads is at hand: a graph input, a constant, a saved value
-    or the result of another node that runs again. Of a view its source is kept. This one function
-    decides; a memory budget or a checkpointed region would replace it.
+    or the result of another node that runs again. Of a view its source is kept. Of a checkpointed
+    region only what the forward reads outside of it is kept, and everything else in it runs again.
+    This one function decides; a memory budget would replace it.
     """
     forward = list(forward)
     keep: set[ir.Value] = set()
+    inside: set[ir.Node] = set()  # nodes that run again for their own region alone
     again: set[ir.Node] = set()
     wanted = set(needed)
     for node in reversed(forward):
-        source = _viewed(node) if node.outputs[0] in wanted else None
-        if source is not None:
+        if any(v in wanted and _stays_inside(v) for v in node.outputs):
+            inside.add(node)
+            wanted.update(reads(node))
+        elif node.outputs[0] in wanted and not region_of(node) and (source := _viewed(node)):
             wanted.add(source)
 
     def at_hand(value: ir.Value) -> bool:
@@ -90,14 +96,14 @@ def saved_values(
         return producer is None or value in keep or producer in again or _constant(producer)
 
     for node in forward:
-        mine = [v for v in node.outputs if v in wanted]
+        mine = [v for v in node.outputs if v in wanted and not _stays_inside(v)]
         if not mine:
             continue
         if _constant(node) or (_cheap(node) and all(at_hand(v) for v in reads(node))):
             again.add(node)
         else:
             keep.update(mine)
-    return keep, _with_constants(again)
+    return keep, _with_constants(again | inside)
 
 
 def saved_bytes(programs: list[Program], sizes: dict[str, int]) -> int:
@@ -109,6 +115,19 @@ def saved_bytes(programs: list[Program], sizes: dict[str, int]) -> int:
             count *= dim if isinstance(dim, int) else sizes.get(dim or "", 1)
         total += count * (value.dtype.itemsize if value.dtype is not None else 4)
     return int(total)
+
+
+def _stays_inside(value: ir.Value) -> bool:
+    """Whether a value of a checkpointed region is read by the forward of that region alone."""
+    producer = value.producer()
+    region = region_of(producer) if producer is not None else ""
+    return bool(region) and not (
+        value.is_graph_output()
+        or any(
+            phase_of(use.node) is Phase.FORWARD and region_of(use.node) != region
+            for use in value.uses()
+        )
+    )
 
 
 def _constant(node: ir.Node) -> bool:
@@ -141,13 +160,12 @@ def _with_constants(nodes: set[ir.Node]) -> set[ir.Node]:
 
 
 def _split(nodes: list[ir.Node], pieces: int, again: set[ir.Node]) -> list[list[ir.Node]]:
-    """Contiguous groups of about equal numbers of backward nodes.
+    """Contiguous groups of backward nodes.
 
     The forward nodes that a group runs again stand in front of it.
     """
     backward = [n for n in nodes if n not in again]
-    share = max(1, -(-len(backward) // pieces))
-    groups = [backward[i : i + share] for i in range(0, len(backward), share)] or [[]]
+    groups = _by_region(backward) or _equal(backward, pieces)
     position = {n: i for i, n in enumerate(nodes)}
     result = []
     for group in groups:
@@ -164,6 +182,39 @@ def _split(nodes: list[ir.Node], pieces: int, again: set[ir.Node]) -> list[list[
         extra = sorted(pulled - set(group), key=lambda n: position.get(n, -1))
         result.append([*extra, *group])
     return result
+
+
+def _equal(backward: list[ir.Node], pieces: int) -> list[list[ir.Node]]:
+    """Groups of about equal numbers of nodes."""
+    share = max(1, -(-len(backward) // pieces))
+    return [backward[i : i + share] for i in range(0, len(backward), share)] or [[]]
+
+
+def _by_region(backward: list[ir.Node]) -> list[list[ir.Node]]:
+    """One group for each checkpointed region, the last one's first; none where there are none.
+
+    A node outside of all regions goes with the last of those that it depends on; what comes before
+    them, such as the gradient of the loss, has a group of its own. What depends on saved values
+    alone, such as a transposed operand, goes with the first that reads it.
+    """
+    number: dict[str, int] = {"": 0}
+    for node in backward:
+        number.setdefault(region_of(node), len(number))
+    if len(number) == 1:
+        return []
+    group: dict[ir.Node, int] = {}
+    prepares: dict[ir.Node, None] = {}
+    for node in backward:
+        producers = [p for value in reads(node) if (p := value.producer()) in group]
+        group[node] = max([number[region_of(node)], *(group[p] for p in producers)])
+        upstream = any(role_of(value) is Role.OUTPUT_GRADIENT for value in reads(node))
+        if not region_of(node) and not upstream and all(p in prepares for p in producers):
+            prepares[node] = None
+    for node in reversed(prepares):
+        readers = [group[use.node] for v in node.outputs for use in v.uses() if use.node in group]
+        group[node] = min(readers, default=0)
+    groups = [[n for n in backward if group[n] == i] for i in range(len(number))]
+    return [nodes for nodes in groups if nodes]
 
 
 def _extract(

@@ -29,6 +29,7 @@ from torch.export import ExportedProgram
 from torch.fx.experimental import _config as symbolic_config
 from torch.onnx._internal.exporter import _building, _core, _registration
 
+from ortrain.capture.checkpointing import marked_checkpoints
 from ortrain.capture.custom_function import checked_custom_functions
 
 TESTED = ("2.13",)
@@ -69,7 +70,13 @@ def export(
     """
     sizes = _oblivious() if oblivious else contextlib.nullcontext()
     # torch prints the partial graph of a failure; the error has what matters of it.
-    with sizes, _quiet(), checked_custom_functions(), contextlib.redirect_stderr(io.StringIO()):
+    with (
+        sizes,
+        _quiet(),
+        checked_custom_functions(),
+        marked_checkpoints(),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         return torch.export.export(
             module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch.export import ExportedProgram
 
+from ortrain.capture.checkpointing import checkpoint_of
 from ortrain.capture.lift import State
 
 
@@ -37,6 +38,7 @@ def parts_of(exported: ExportedProgram, state: State, opset: int) -> Iterator[ob
                 str(node.meta.get("val")),
                 str(node.meta.get("nn_module_stack", "")),
                 node.meta.get("stack_trace", ""),
+                checkpoint_of(node),
             )
     for name, constant in sorted(exported.constants.items()):
         yield name

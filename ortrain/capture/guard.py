@@ -112,18 +112,6 @@ def inner_hooks(module: nn.Module) -> str | None:
     return None
 
 
-def checkpointed(module: nn.Module) -> str | None:
-    """Name the first module that recomputes in the backward, as transformers' layers can.
-
-    Returns:
-        A sentence such as ``"encoder.layer.0: gradient checkpointing is on"``, or None.
-    """
-    for name, each in module.named_modules():
-        if each.training and getattr(each, "gradient_checkpointing", False) is True:
-            return f"{name or type(each).__name__}: gradient checkpointing is on"
-    return None
-
-
 class Guard:
     """Watches a module for changes that make its capture stale.
 

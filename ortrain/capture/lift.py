@@ -10,10 +10,11 @@ import torch
 from torch import fx
 
 from ortrain.capture.call import Call, free_name
+from ortrain.capture.checkpointing import checkpoint_of
 from ortrain.capture.origin import origin
 from ortrain.capture.translations.base import numbered
 from ortrain.ops.base import DOMAIN
-from ortrain.program import ORIGIN, PHASE, Phase, Program, Role, set_role
+from ortrain.program import ORIGIN, PHASE, REGION, Phase, Program, Role, set_role
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,16 @@ def state_of(module: torch.nn.Module) -> State:
 
 
 def finish_nodes(model: ir.Model) -> None:
-    """Origin and phase on every node; nothing of upstream's bookkeeping."""
+    """Origin, phase and region on every node; nothing of upstream's bookkeeping."""
     for node in model.graph.all_nodes():
         source = node.meta.get("node")
         node.metadata_props.clear()
         node.metadata_props[PHASE] = Phase.FORWARD.value
         if isinstance(source, fx.Node):
-            where = origin(source)
-            if where:
+            if where := origin(source):
                 node.metadata_props[ORIGIN] = where
+            if region := checkpoint_of(source):
+                node.metadata_props[REGION] = region
         node.meta.clear()
         node.version = None
         node.name = None

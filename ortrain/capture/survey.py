@@ -50,6 +50,10 @@ _UNWATCHED = {
 }
 # Hooks with which transformers collects hidden states and attentions; a capture traces them.
 _TRACED_HOOKS = "transformers.utils.output_capturing"
+# Hooks of transformers and PEFT that make embeddings require a gradient, so that checkpointing
+# with reentrance has something to differentiate. In a graph they do nothing.
+_IDLE_HOOKS = {"make_inputs_require_grads", "make_inputs_require_grad"}
+_LIBRARIES = {"transformers", "peft"}
 
 _SCALARS = (
     type(None),
@@ -306,7 +310,9 @@ def _is_plain(value: Any) -> bool:
 def untraced_hooks(hooks: dict[int, Any]) -> Iterator[tuple[int, Any]]:
     """The hooks that a capture does not trace."""
     for number, hook in hooks.items():
-        if getattr(hook, "__module__", None) != _TRACED_HOOKS:
+        place = getattr(hook, "__module__", None) or ""
+        idle = getattr(hook, "__name__", "") in _IDLE_HOOKS and place.split(".")[0] in _LIBRARIES
+        if not idle and place != _TRACED_HOOKS:
             yield number, hook
 
 

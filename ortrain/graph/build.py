@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortrain.graph import shapes
-from ortrain.program import ORIGIN, PHASE, Phase, origin_of, phase_of
+from ortrain.program import ORIGIN, PHASE, REGION, Phase, origin_of, phase_of, region_of
 
 Operand = ir.Value | int | float | bool | Sequence[int] | np.ndarray | None
 
@@ -54,6 +54,7 @@ class Builder:
         prefix: start of the names of the emitted values; names are deterministic.
         phase: written into every node.
         origin: the user's module path and source line, written into every node.
+        region: the checkpointed region, written into every node.
         constants: shared pool of constants: (dtype, shape, bytes) → value.
         at: nodes are inserted before this node of the graph instead of appended.
     """
@@ -66,6 +67,7 @@ class Builder:
         prefix: str = "",
         phase: Phase = Phase.FORWARD,
         origin: str = "",
+        region: str = "",
         constants: dict[tuple[Any, ...], ir.Value] | None = None,
         at: ir.Node | None = None,
     ) -> None:
@@ -74,6 +76,7 @@ class Builder:
         self.prefix = prefix
         self.phase = phase
         self.origin = origin
+        self.region = region
         self.at = at
         self.nodes: list[ir.Node] = []
         self.constants: dict[tuple[Any, ...], ir.Value] = {} if constants is None else constants
@@ -88,7 +91,7 @@ class Builder:
         prefix: str = "",
         constants: dict[tuple[Any, ...], ir.Value] | None = None,
     ) -> Builder:
-        """A builder that puts nodes before one of a graph, with its phase and origin.
+        """A builder that puts nodes before one of a graph, with its phase, origin and region.
 
         Args:
             node: of a graph.
@@ -104,6 +107,7 @@ class Builder:
             prefix=prefix or node.outputs[0].name or node.name or node.op_type,
             phase=phase_of(node),
             origin=origin_of(node),
+            region=region_of(node),
             constants=constants,
             at=node,
         )
@@ -147,6 +151,8 @@ class Builder:
         node.metadata_props[PHASE] = self.phase.value
         if self.origin:
             node.metadata_props[ORIGIN] = self.origin
+        if self.region:
+            node.metadata_props[REGION] = self.region
         if name:
             node.outputs[0].name = name
         elif self.prefix:

@@ -24,7 +24,7 @@ from ortrain.graph.build import Builder
 from ortrain.graph.rewire import learn, take_place
 from ortrain.passes.fold import LIMIT, fold
 from ortrain.passes.simplify import RULES, Context
-from ortrain.program import Program, phase_of
+from ortrain.program import REGION, Program, phase_of, region_of
 
 _SWEEPS = 8
 _RANDOM = {"RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike", "Bernoulli",
@@ -143,6 +143,8 @@ def _merge(graph: ir.Graph, node: ir.Node, seen: dict[Any, ir.Node]) -> bool:
     known = seen.setdefault(key, node)
     if known is node or any(v.is_graph_output() for v in node.outputs):
         return False
+    if region_of(known) != region_of(node):  # of use outside of its region as well
+        known.metadata_props.pop(REGION, None)
     _replace(graph, node, list(known.outputs))
     return True
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import is_grad_enabled, nn
 
-from ortrain.capture.guard import Ambient, ambient, checkpointed, inner_hooks
+from ortrain.capture.guard import Ambient, ambient, inner_hooks
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.config import DebugOptions, LogLevel, Options
 from ortrain.errors import (
@@ -208,8 +208,6 @@ class Runner:
                 return f"{name} is {tensor.dtype}: reduced precision is not served yet"
             if tensor.layout is not torch.strided:
                 return f"{name} is {tensor.layout}"
-        if modes.grad and (found := checkpointed(self.module)) is not None:
-            return f"{found}, and a graph would keep what it is there to free"
         return inner_hooks(self.module) or ""
 
     # -- running in PyTorch ------------------------------------------------------------------

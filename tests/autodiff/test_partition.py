@@ -41,6 +41,49 @@ def test_the_parts_together_compute_what_the_whole_does(pieces):
         np.testing.assert_allclose(known[value.name], expected[value.name], rtol=1e-6)
 
 
+def in_regions(op, x, w):
+    """Three layers, of which the last two are checkpointed, and an end outside of them."""
+    for region in ("", "1", "2"):
+        op.region = region
+        x = op.Softmax(op.MatMul(op.Sigmoid(op.MatMul(x, w)), w))
+    op.region = ""
+    return op.Tanh(x)
+
+
+IN_REGIONS = {"x": ("batch", 4), "w": (4, 4)}
+
+
+def test_of_a_checkpointed_region_its_input_alone_is_kept():
+    forward, *backward = partition(differentiate(program(in_regions, IN_REGIONS), ["w"]))
+    kept = [v.producer().op_type for v in forward.outputs(Role.SAVED)]
+    # Of the first layer, which is in none, what its rules read; of the others what they pass on.
+    assert kept == ["Sigmoid", "Softmax", "Softmax", "Softmax"]
+    assert [[v.name for v in part.outputs(Role.GRADIENT)] for part in backward] == [
+        [],
+        [],
+        ["w.gradient"],
+    ]
+
+
+def test_what_depends_on_no_gradient_runs_where_it_is_read():
+    """What a rule prepares from saved values, such as a transposed operand, is not carried."""
+    _, *backward = partition(differentiate(program(in_regions, IN_REGIONS), ["w"]))
+    carried = [v.producer().op_type for part in backward for v in part.outputs(Role.SAVED)]
+    assert carried == ["Sub", "MatMul", "Add"]  # the gradients of y's and of a region's input, w's
+
+
+def test_regions_that_run_again_compute_what_the_whole_does():
+    whole = differentiate(program(in_regions, IN_REGIONS), ["w"])
+    generator = np.random.default_rng(0)
+    sizes = {"x": (3, 4), "w": (4, 4), "y.gradient": (3, 4)}
+    known = {n: generator.standard_normal(s).astype(np.float32) for n, s in sizes.items()}
+    expected = run(whole, known)
+    for part in partition(whole):
+        known |= run(part, {value.name: known[value.name] for value in part.graph.inputs})
+    for value in whole.graph.outputs:
+        np.testing.assert_allclose(known[value.name], expected[value.name], rtol=1e-5)
+
+
 def saved(body, shapes, wrt):
     """Operators that made what the forward saves."""
     forward, *_ = partition(differentiate(program(body, shapes), wrt))
