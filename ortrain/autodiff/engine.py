@@ -121,6 +121,16 @@ def reachable(graph: ir.Graph, sources: Sequence[ir.Value]) -> set[ir.Value]:
     return reached
 
 
+def influences(graph: ir.Graph, outputs: Iterable[ir.Value]) -> set[ir.Value]:
+    """Values that an output depends on through operators that pass gradients on."""
+    found = set(outputs)
+    for node in reversed(graph):
+        entry = entry_of(node)
+        if (entry is None or entry.rule is not None) and any(v in found for v in node.outputs):
+            found.update(reads(node))
+    return found
+
+
 class _Walk:
     def __init__(self, graph: ir.Graph, opset: int, reached: set[ir.Value]) -> None:
         self.graph, self.opset, self.reached = graph, opset, reached

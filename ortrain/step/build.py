@@ -13,6 +13,7 @@ import onnx_ir as ir
 from ortrain.autodiff.engine import FLOATING, differentiate, reachable
 from ortrain.autodiff.partition import partition, saved_bytes
 from ortrain.cache import Cache
+from ortrain.graph import shapes
 from ortrain.passes import rewrite
 from ortrain.program import Program, Role, role_of, target_of
 
@@ -20,6 +21,9 @@ from ortrain.program import Program, Role, role_of, target_of
 # first pieces used is freed while the last ones make the gradients. A run costs about 10 µs.
 PIECE_BYTES = 32 << 20
 MOST_PIECES = 6
+# Where gradients are exchanged between processes, a piece makes about as many bytes of them as
+# DistributedDataParallel puts into one message, so that one travels while the next is made.
+MESSAGE_BYTES = 25 << 20
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ class Plan:
         wrt: those that have one under ``upstream``, in the order of the pieces' ``gives``.
         reads_back: feeds that the backward reads: their positions.
         keeps_outputs: user outputs whose memory the backward reads: their positions.
+        exchanged: whether gradients go to other processes, so that each piece hands out its own.
         programs: the programs before lowering, for reports and for saving.
         lowered: the programs as they run.
         seconds: what each stage took.
@@ -89,6 +94,7 @@ class Plan:
     wrt: tuple[str, ...] = ()
     reads_back: tuple[int, ...] = ()
     keeps_outputs: tuple[int, ...] = ()
+    exchanged: bool = False
     programs: tuple[Program, ...] = ()
     lowered: tuple[Program, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
@@ -115,6 +121,7 @@ def build(
     executor: Any,
     *,
     pieces: int = 0,
+    exchanged: bool = False,
     sizes: dict[str, int] | None = None,
     cache: Cache | None = None,
 ) -> Plan:
@@ -125,7 +132,8 @@ def build(
         wrt: names of the inputs that require a gradient; none for inference.
         outputs: names of the outputs that will receive one.
         executor: what compiles it.
-        pieces: of the backward; 0 decides by the bytes that are saved.
+        pieces: of the backward; 0 decides by the bytes that are saved, and that are exchanged.
+        exchanged: whether gradients go to other processes.
         sizes: example value of each symbolic dimension, for that decision.
         cache: of cut and lowered programs.
 
@@ -135,13 +143,13 @@ def build(
     watch = Stopwatch()
 
     def make() -> list[Program]:
-        programs = cut(program, wrt, outputs, pieces, sizes or {}, watch)
+        programs = cut(program, wrt, outputs, pieces, exchanged, sizes or {}, watch)
         with watch("lower"):
             return [*programs, *(executor.lower(p) for p in programs)]
 
     def decided_by() -> Iterator[object]:  # made only where there is a cache to ask
         yield program.serialize()
-        yield from (tuple(wrt), outputs, pieces, sizes, repr(executor))
+        yield from (tuple(wrt), outputs, pieces, exchanged, sizes, repr(executor))
 
     both = list((cache or Cache(None)).programs(decided_by(), make))
     programs, lowered = both[: len(both) // 2], both[len(both) // 2 :]
@@ -156,6 +164,7 @@ def build(
         tuple(wrt),
         tuple(v in reached for v in users),
         {v.name or "" for v in users if v in reached and (outputs is None or v.name in outputs)},
+        exchanged,
         watch.seconds,
     )
 
@@ -168,6 +177,7 @@ def cut(
     wrt: Sequence[str],
     outputs: Sequence[str] | None,
     pieces: int,
+    exchanged: bool,
     sizes: dict[str, int],
     watch: Stopwatch,
 ) -> list[Program]:
@@ -182,12 +192,16 @@ def cut(
         rewrite(whole, "training")
     with watch("partition"):
         programs = partition(whole, 1)
-        count = pieces or _pieces(saved_bytes(programs, sizes))
+        sent = _gradient_bytes(whole) if exchanged else 0
+        wanted = max(saved_bytes(programs, sizes) // PIECE_BYTES, sent // MESSAGE_BYTES)
+        count = pieces or max(1, min(MOST_PIECES, wanted))
         return partition(whole, count) if count > 1 else programs
 
 
-def _pieces(kept: int) -> int:
-    return max(1, min(MOST_PIECES, kept // PIECE_BYTES))
+def _gradient_bytes(whole: Program) -> int:
+    """Of those whose size is known, as that of every parameter is."""
+    gradients = whole.outputs(Role.GRADIENT)
+    return int(sum((shapes.size(v) or 0) * (v.dtype.itemsize if v.dtype else 4) for v in gradients))
 
 
 def _plan(
@@ -197,6 +211,7 @@ def _plan(
     arguments: tuple[str, ...],
     reachable: tuple[bool, ...],
     upstream: set[str],
+    exchanged: bool,
     seconds: dict[str, float],
 ) -> Plan:
     forward, *backward = programs
@@ -253,6 +268,7 @@ def _plan(
         wrt=tuple(wrt),
         reads_back=tuple(sorted(read)),
         keeps_outputs=tuple(sorted(i for i in fetched if i < len(users))),
+        exchanged=exchanged,
         programs=tuple(programs),
         lowered=tuple(lowered),
         seconds=seconds,

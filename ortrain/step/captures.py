@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import is_grad_enabled, nn
+from torch import distributed, is_grad_enabled, nn
 from torch.utils import _pytree as pytree
 
+from ortrain.autodiff.engine import influences
 from ortrain.autodiff.partition import saved_bytes
 from ortrain.cache import Cache
 from ortrain.capture.export import Captured, capture
@@ -296,6 +297,11 @@ class Captures:
             trainable = [v.name or "" for v, need in zip(users, needs, strict=True) if need]
             held = [v.name or "" for v in program.inputs(Role.PARAMETER)]
             trainable += [name for name in held if state.tensors[name].requires_grad]
+            # Autograd hears of no others, as in eager: DistributedDataParallel waits for those that
+            # it has heard of, and finds the rest unused.
+            users = program.outputs(Role.USER_OUTPUT, Role.LOSS)
+            influential = {v.name for v in influences(program.graph, users)}
+            trainable = [name for name in trainable if name in influential]
         sizes = _sizes(served, flat)
         served.threads = threads = self._threads(program, sizes)
         tensors = state.tensors
@@ -332,9 +338,17 @@ class Captures:
     ) -> Plan:
         executor = OnnxRuntimeExecutor(self.options.provider or "CPUExecutionProvider", threads)
         pieces = self.options.backward_pieces
+        exchanged = distributed.is_available() and distributed.is_initialized()
         with _no_bug("building"), uncollected():
             plan = build(
-                program, trainable, upstream, executor, pieces=pieces, sizes=sizes, cache=self.cache
+                program,
+                trainable,
+                upstream,
+                executor,
+                pieces=pieces,
+                exchanged=exchanged,
+                sizes=sizes,
+                cache=self.cache,
             )
         self.plan = plan
         self._describe(plan, executor, sizes)

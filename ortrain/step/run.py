@@ -7,6 +7,7 @@ file prefers plain lists and local names, and does nothing twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from ortrain.errors import StateError, UnsupportedGradient
 from ortrain.program import Role
 from ortrain.runtime.bridge import all_to_torch, to_ort
 from ortrain.runtime.onnxruntime.executor import OrtValueVector
-from ortrain.step.build import Plan
+from ortrain.step.build import Piece, Plan
 
 Received = tuple[bool, ...]
 """Which outputs receive a gradient."""
@@ -105,12 +106,13 @@ class Step:
         self.feeds = Feeds(plan, tensors, updated if self.may_differ else updated & read)
         self.other = other
         self.buffers = [(i, tensors[name]) for i, name in plan.updated]
-        self.parameters = [tensors[n] for n in plan.arguments if n in tensors]
         names = self.feeds.names
         users = [names[i] for i in self.feeds.users]
-        self.inputs = [users.index(n) for n in plan.arguments if n not in tensors]
         place = {name: i for i, name in enumerate(plan.wrt)}
         self.order = [place.get(name, -1) for name in plan.arguments]
+        self.inputs = [users.index(n) for n in plan.arguments if n not in tensors]
+        self.parameters = [tensors[n] for n in plan.arguments if n in tensors]
+        self.groups = _groups(plan, self.order)
         self.leaves = [tensors[n] for n in plan.arguments if n in tensors and n in place]
         held = enumerate(self.feeds.held)
         self.lasting = [tensor for i, tensor in held if i not in self.feeds.copied]
@@ -134,8 +136,15 @@ class Step:
 
     def train(self, users: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Runs the forward and leaves a backward with autograd."""
-        inputs = self.inputs
-        result = _Function.apply(self, users, *[users[i] for i in inputs], *self.parameters)
+        backward, inputs = _Backward(self), [users[i] for i in self.inputs]
+        if len(self.groups) == 1:
+            result = _Function.apply(backward, users, None, *inputs, *self.parameters)
+        else:
+            arguments, token = [*inputs, *self.parameters], None
+            first, *later = [(group, [arguments[i] for i in group.gives]) for group in self.groups]
+            for group, tensors in reversed(later):
+                token = _Later.apply(backward, group, token, *tensors)
+            result = _Function.apply(backward, users, token, *first[1])
         return result if isinstance(result, tuple) else (result,)
 
     def write_back(self, tensors: list[torch.Tensor]) -> None:
@@ -144,20 +153,136 @@ class Step:
             buffer.copy_(tensors[i])
 
 
+@dataclass(frozen=True)
+class Group:
+    """Gradients that autograd gets together.
+
+    Attributes:
+        pieces: so many pieces of the backward have made them.
+        gives: whose gradients they are: positions among the arguments.
+    """
+
+    pieces: int
+    gives: tuple[int, ...]
+
+
+def _groups(plan: Plan, order: Sequence[int]) -> list[Group]:
+    """One group; where gradients go to other processes, one for each piece that makes any."""
+    if not plan.exchanged or len(plan.pieces) < 2:
+        return [Group(len(plan.pieces), tuple(range(len(order))))]
+    argument = {place: i for i, place in enumerate(order)}
+    groups = [
+        Group(number, tuple(sorted(argument[place] for _, place in piece.gives)))
+        for number, piece in enumerate(plan.pieces, 1)
+        if piece.gives
+    ]
+    # What has no gradient here may have one where other outputs receive one.
+    without = tuple([i for i, place in enumerate(order) if place < 0])
+    return [Group(groups[0].pieces, groups[0].gives + without), *groups[1:]]
+
+
+class _Backward:
+    """The backward of one forward, on its way through the pieces."""
+
+    __slots__ = ("carried", "done", "gradients", "replay", "replayed", "stash", "step", "upstream")
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.stash: list[Any] | None = None
+        self.replay: _Replay | None = None
+
+    def ready(self, stash: list[Any], replay: _Replay | None) -> None:
+        """Takes what the forward keeps."""
+        self.stash, self.replay = stash, replay
+        self.done = -1
+
+    def begin(self, upstream: Sequence[torch.Tensor | None]) -> None:
+        """Takes the gradients of the outputs.
+
+        Raises:
+            StateError: it has begun before.
+        """
+        if self.done >= 0:
+            raise StateError(
+                "a second backward through the same forward of ORTModule",
+                because="what the forward saved was freed by the first backward",
+                help="call the module again, or sum the losses and call backward once",
+            )
+        replay, self.replay, self.replayed = self.replay, None, False
+        for given, expected in zip(upstream, self.step.plan.upstream, strict=True):
+            if (given is not None) is not expected:
+                assert replay is not None
+                self.step, self.stash = replay(tuple([g is not None for g in upstream]))
+                self.replayed = True
+                break
+        self.upstream, self.done = upstream, 0
+        self.carried: list[Any] = []
+        # The last one is what -1 in the order finds.
+        self.gradients: list[torch.Tensor | None] = [None] * (len(self.step.plan.wrt) + 1)
+
+    def take(self, group: Group) -> list[torch.Tensor | None]:
+        """The gradients of a group, once its pieces have run. Nothing here refers to them after."""
+        pieces, order, gradients = self.step.plan.pieces, self.step.order, self.gradients
+        for number in range(self.done, len(pieces) if self.replayed else group.pieces):
+            self._run(number, pieces[number])
+        taken = [gradients[order[i]] for i in group.gives]
+        for i in group.gives:
+            gradients[order[i]] = None
+        return taken
+
+    def _run(self, number: int, piece: Piece) -> None:
+        assert self.stash is not None
+        feeds, self.stash[number] = self.stash[number], None
+        for source in piece.takes:
+            if source.kind == "upstream":
+                gradient = self.upstream[source.index]
+                assert gradient is not None
+                feeds.push_back(to_ort(gradient))
+            elif source.kind == "carry":
+                feeds.push_back(self.carried[source.index])
+        fetches = piece.compiled.run_values(feeds)
+        del feeds
+        self.done = number + 1
+        for i in piece.frees:
+            self.carried[i] = None
+        gradients = self.gradients
+        if piece.carries:
+            self.carried += [fetches[i] for i in piece.carries]
+            for position, place in piece.gives:
+                gradients[place] = _at(fetches, position, False)
+        else:
+            tensors = all_to_torch(fetches)
+            for position, place in piece.gives:
+                gradients[place] = tensors[position]
+
+
 class _Function(torch.autograd.Function):
-    """One node of autograd's graph for the whole module."""
+    """One node of autograd's graph for the whole module.
+
+    Where gradients go to other processes, it gives those of the first group, and a chain of
+    :class:`_Later`, held together by tokens, gives the others: autograd hands out each group before
+    it asks for the next, so that its exchange begins while the backward goes on.
+    """
 
     @staticmethod
-    def forward(ctx: Any, step: Step, users: Any, *tensors: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any,
+        backward: _Backward,
+        users: Any,
+        token: torch.Tensor | None,
+        *tensors: torch.Tensor,
+    ) -> Any:
+        step = backward.step
         plan = step.plan
         feeds = step.feeds(users)
         fetches = plan.forward.run_values(feeds)
         count = plan.outputs
         outputs = [_at(fetches, i, i in plan.bools) for i in range(count)]
-        ctx.replay = _Replay(step, feeds, users) if step.may_differ else None
+        replay = _Replay(step, feeds, users) if step.may_differ else None
         for i, buffer in step.buffers:
             buffer.copy_(_at(fetches, i, False))
-        ctx.step, ctx.stash = step, _stash(plan, feeds, fetches)
+        backward.ready(_stash(plan, feeds, fetches), replay)
+        ctx.under_way, ctx.group, ctx.chained = backward, step.groups[0], token is not None
         ctx.set_materialize_grads(False)
         watched = [users[i] for i in step.reads_users]
         ctx.save_for_backward(*watched, *step.reads_held, *[outputs[i] for i in plan.keeps_outputs])
@@ -169,25 +294,48 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor | None) -> Any:
         ctx.saved_tensors  # noqa: B018  (raises where one of them was changed in place)
-        step, stash, replay = ctx.step, ctx.stash, ctx.replay
-        if stash is None:
-            raise StateError(
-                "a second backward through the same forward of ORTModule",
-                because="what the forward saved was freed by the first backward",
-                help="call the module again, or sum the losses and call backward once",
-            )
-        ctx.stash = ctx.replay = None
-        for given, expected in zip(upstream, step.plan.upstream, strict=True):
-            if (given is not None) is not expected:
-                step, stash = replay(tuple([g is not None for g in upstream]))
-                break
-        del replay
-        if torch.is_grad_enabled():  # create_graph=True
-            with torch.no_grad():
-                gradients = _run_backward(step, stash, upstream)
-            sealed = [None if g is None else g.requires_grad_() for g in gradients]
-            return (None, None, *_FirstOrder.apply(*sealed))
-        return (None, None, *_run_backward(step, stash, upstream))
+        ctx.under_way.begin(upstream)
+        return (None, None, _token(ctx), *_taken(ctx))
+
+
+class _Later(torch.autograd.Function):
+    """The node that gives the gradients of a later group."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        backward: _Backward,
+        group: Group,
+        token: torch.Tensor | None,
+        *tensors: torch.Tensor,
+    ) -> torch.Tensor:
+        ctx.under_way, ctx.group, ctx.chained = backward, group, token is not None
+        return _zero()
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> Any:
+        return (None, None, _token(ctx), *_taken(ctx))
+
+
+def _token(ctx: Any) -> torch.Tensor | None:
+    """The gradient with which autograd goes on to the next node."""
+    return _zero() if ctx.chained else None
+
+
+def _zero() -> torch.Tensor:
+    return torch.zeros((), dtype=torch.float32)
+
+
+def _taken(ctx: Any) -> Sequence[torch.Tensor | None]:
+    backward: _Backward = ctx.under_way
+    if not torch.is_grad_enabled():
+        return backward.take(ctx.group)
+    with torch.no_grad():  # create_graph=True
+        gradients = backward.take(ctx.group)
+    sealed: Sequence[torch.Tensor | None] = _FirstOrder.apply(
+        *[None if g is None else g.requires_grad_() for g in gradients]
+    )
+    return sealed
 
 
 class _Replay:
@@ -256,35 +404,3 @@ def _stash(plan: Plan, feeds: Any, fetches: Any) -> list[Any]:
 def _at(values: Any, index: int, is_bool: bool) -> torch.Tensor:
     tensor: torch.Tensor = torch._C._from_dlpack(values.dlpack_at(index))
     return tensor.view(torch.bool) if is_bool else tensor
-
-
-def _run_backward(
-    step: Step, stash: list[Any], upstream: Sequence[torch.Tensor | None]
-) -> list[torch.Tensor | None]:
-    plan = step.plan
-    gradients: list[torch.Tensor | None] = [None] * len(plan.wrt)
-    carried: list[Any] = []
-    for number, piece in enumerate(plan.pieces):
-        feeds = stash[number]
-        stash[number] = None
-        for source in piece.takes:
-            if source.kind == "upstream":
-                gradient = upstream[source.index]
-                assert gradient is not None
-                feeds.push_back(to_ort(gradient))
-            elif source.kind == "carry":
-                feeds.push_back(carried[source.index])
-        fetches = piece.compiled.run_values(feeds)
-        del feeds
-        for i in piece.frees:
-            carried[i] = None
-        if piece.carries:
-            carried += [fetches[i] for i in piece.carries]
-            for position, target in piece.gives:
-                gradients[target] = _at(fetches, position, False)
-        else:
-            tensors = all_to_torch(fetches)
-            for position, target in piece.gives:
-                gradients[target] = tensors[position]
-    gradients.append(None)  # what -1 in the order finds
-    return [gradients[i] for i in step.order]
