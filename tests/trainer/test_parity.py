@@ -109,13 +109,14 @@ def test_frozen_parameters_stay(tmp_path: Path) -> None:
 
 # peft asks transformers by an old name.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_adapters_train_and_the_rest_stays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_adapters_train_and_the_rest_stays(tmp_path: Path, checkpointing: bool) -> None:
     def make() -> Any:
         torch.manual_seed(0)
         config = LoraConfig(r=4, lora_alpha=8, target_modules=["c_attn"], fan_in_fan_out=True)
         return get_peft_model(gpt2(), config)
 
-    settings = {"label_smoothing_factor": 0.1}
+    settings = {"label_smoothing_factor": 0.1, "activation_checkpointing": checkpointing}
     plain, ours = both(tmp_path, make, texts(kind="copy"), **settings)
     assert_equal(plain, ours, calls=6)
     ours.trainer.save_model(tmp_path / "adapter")
