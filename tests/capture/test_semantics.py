@@ -315,6 +315,14 @@ def test_mixed_dtypes_are_promoted_as_torch_does() -> None:
     agrees(mixed, (floats(3, 4), targets(12).view(3, 4)), (floats(2, 4), targets(8).view(2, 4)))
 
 
+def test_what_a_mask_selects_has_a_size_of_its_own_in_every_call() -> None:
+    def selected(self: Any, x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        return x[mask], x[mask[:, 0], 1:].exp(), x[x > 0].sum()
+
+    calls = [(floats(n, 3, 2), floats(n, 3) > 0) for n in (4, 6, 2)]
+    agrees(selected, *calls, (floats(3, 3, 2), torch.zeros(3, 3, dtype=torch.bool)))
+
+
 # -- what shapes a capture serves ----------------------------------------------------------------
 
 
@@ -432,9 +440,10 @@ def test_write_into_an_argument_is_refused() -> None:
     assert "clone" in error.help
 
 
-def test_mask_index_is_refused() -> None:
-    error = refused(Calls(lambda self, x: x[x > 0].sum()), floats(3))
-    assert "size depends on the data" in error.because
+def test_mask_behind_a_whole_dimension_is_refused() -> None:
+    error = refused(Calls(lambda self, x, mask: x[:, mask]), floats(3, 4), floats(4) > 0)
+    assert "indexing with a mask behind a whole dimension" in error.what
+    assert "torch.where" in error.help
 
 
 def test_autocast_is_refused_around_and_inside() -> None:

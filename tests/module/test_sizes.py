@@ -195,6 +195,13 @@ def test_an_empty_batch_gives_what_eager_gives() -> None:
     assert_same_step(model, eager, torch.randn(2, 4))
 
 
+def test_a_size_that_the_data_decides_needs_one_capture() -> None:
+    graph, eager = pair(Applies(lambda value: value[value[:, 0] > 0].softmax(0)))
+    for rows in (5, 9, 2, 5):
+        assert_same_step(graph, eager, torch.randn(rows, 4))
+    assert graph.report.captures == 1
+
+
 def test_another_rank_is_another_capture() -> None:
     model, eager = pair(Applies(torch.tanh))
     for shape in ((3, 4), (2, 3, 4), (4,), (5, 4)):

@@ -27,11 +27,12 @@ def index_select(op: Translator, self: ir.Value, dim: int, index: ir.Value) -> i
 def index(op: Translator, self: ir.Value, indices: Sequence[ir.Value | None]) -> ir.Value:
     given = {dim: value for dim, value in enumerate(indices) if value is not None}
     if any(value.dtype == ir.DataType.BOOL for value in given.values()):
-        raise refuse(
-            "indexing with a mask",
-            "the result's size depends on the data",
-            "multiply by the mask, or use torch.where",
-        )
+        if list(given) != [0]:
+            raise refuse(
+                "indexing with a mask behind a whole dimension or beside other indices",
+                help="put the masked dimension first, or use torch.where",
+            )
+        return op.GatherND(self, op.Transpose(op.NonZero(given[0]), perm=[1, 0]))
     length = shapes.rank(self)
     assert length is not None
     dims = list(given)
