@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,8 @@ from torch.utils import _pytree as pytree
 
 from ortrain.capture.export import Captured, capture
 from ortrain.capture.key_value_cache import without_cache
-from ortrain.errors import GraphError, ParityError
+from ortrain.capture.lift import drop_unused_inputs
+from ortrain.errors import GraphError, ParityError, listing
 from ortrain.module import unwrap
 from ortrain.ops import expand
 from ortrain.passes.clean import clean
@@ -34,24 +36,31 @@ def export_onnx(
     path: str | os.PathLike[str],
     *,
     opset: int = 21,
+    outputs: Sequence[str] | None = None,
+    dimensions: Sequence[str] = (),
+    external_data_above: int = 1 << 26,
 ) -> float:
     """Writes a module in evaluation mode as an ONNX file with its weights.
 
     Inputs are named as the arguments of ``forward``, outputs as the keys of its result; all sizes
-    stay open as far as the module's code allows. Decoders answer without a key-value cache. Weights
-    of more than 64 MiB go to ``path`` + ``.data``. Nothing appears at ``path`` unless the file
-    answers as the module does.
+    stay open as far as the module's code allows. Decoders answer without a key-value cache. Nothing
+    appears at ``path`` unless the file answers as the module does.
 
     Args:
         module: a module, or an ORTModule around one; its mode stays as it is.
         samples: keyword arguments of calls to compare, at least one. The first one is captured.
         path: the file to write; its folder is made where it does not exist.
         opset: of the standard ONNX domain, 18 to 23.
+        outputs: names of those that the file is to have; by default all.
+        dimensions: names of the inputs' open dimensions, by axis: ``("batch", "sequence")``. Where
+            inputs differ on an axis, the first one's dimension has the name.
+        external_data_above: bytes of weights beyond which they go to ``path`` + ``.data``.
 
     Returns:
         The largest difference of an output, relative to its largest value or to 1.
 
     Raises:
+        ValueError: the module has no output of a name in ``outputs``.
         CaptureError: the module cannot become one graph.
         GraphError: it draws random numbers in evaluation.
         ParityError: the file answers otherwise than the module.
@@ -62,15 +71,16 @@ def export_onnx(
     try:
         with torch.no_grad(), without_cache(module):
             captured = capture(module, (), dict(samples[0]), opset=opset)
-            program = _standalone(module, captured)
+            program = _standalone(module, captured, outputs)
             expected = [_flat(module(**sample)) for sample in samples]
     finally:
         for part, mode in modes.items():
             part.training = mode
+    _name_dimensions(program, dimensions)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
         written = Path(folder) / target.name
-        program.save(written)
+        program.save(written, external_data_above)
         difference = _difference(written, samples, expected)
         if not difference <= TOLERANCE:
             raise ParityError(
@@ -83,8 +93,10 @@ def export_onnx(
     return difference
 
 
-def _standalone(module: torch.nn.Module, captured: Captured) -> Program:
-    """The captured program with the weights inside, in standard ONNX."""
+def _standalone(
+    module: torch.nn.Module, captured: Captured, outputs: Sequence[str] | None
+) -> Program:
+    """The captured program with the weights inside and these outputs, in standard ONNX."""
     program = captured.program.clone()
     graph = program.graph
     if program.inputs(Role.SEED):
@@ -98,18 +110,43 @@ def _standalone(module: torch.nn.Module, captured: Captured) -> Program:
         value.const_value = ir.tensor(tensors[value.name or ""].detach().cpu().contiguous().numpy())
         graph.register_initializer(value)
     users = program.outputs(Role.USER_OUTPUT, Role.LOSS)
-    for value in [v for v in graph.outputs if v not in users]:
-        graph.outputs.remove(value)
+    named = dict(zip(_output_names(captured, len(users)), users, strict=True))
+    wanted = list(named) if outputs is None else list(outputs)
+    if missing := [name for name in wanted if name not in named]:
+        raise ValueError(
+            f"{type(module).__name__} has no output {listing(missing)}; it has {listing([*named])}"
+        )
+    graph.outputs.clear()
+    graph.outputs.extend(named[name] for name in wanted)
     expand(graph, opset=program.opset)
     clean(program)
-    users = program.outputs(Role.USER_OUTPUT, Role.LOSS)
-    for value, name in zip(users, _output_names(captured, len(users)), strict=True):
+    drop_unused_inputs(program)
+    for value, name in zip(graph.outputs, wanted, strict=True):
         value.name = name
     program.name_values()
     used = {node.domain for node in graph.all_nodes()} | {""}
     for domain in set(program.model.opset_imports) - used:
         del program.model.opset_imports[domain]
     return program
+
+
+def _name_dimensions(program: Program, names: Sequence[str]) -> None:
+    """Gives symbolic sizes of the inputs these names, in all shapes."""
+    renamed: dict[str, str] = {}
+    for value in program.inputs():
+        for name, dim in zip(names, value.shape or (), strict=False):
+            symbol = None if isinstance(dim, int) else dim.value
+            if symbol is not None and symbol.isidentifier() and name not in renamed.values():
+                renamed.setdefault(symbol, name)
+    if not renamed:
+        return
+    symbols = re.compile(rf"\b({'|'.join(renamed)})\b")
+    inner = (value for node in program.graph.all_nodes() for value in node.outputs)
+    for value in (*program.inputs(), *inner):
+        for axis, dim in enumerate(value.shape or ()):
+            if not isinstance(dim, int) and dim.value is not None:
+                assert value.shape is not None
+                value.shape[axis] = symbols.sub(lambda found: renamed[found[0]], dim.value)
 
 
 def _output_names(captured: Captured, count: int) -> list[str]:

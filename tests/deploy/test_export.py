@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
 
 from ortrain.deploy import export, export_onnx
 from ortrain.errors import GraphError, ParityError
+from ortrain.program import Program
 from tests.trainer.models import bert, collate, gpt2, t5, texts
 
 
@@ -61,12 +63,58 @@ def test_the_file_holds_the_weights_of_now(tmp_path: Path) -> None:
 
 
 def test_a_wrong_file_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "TOLERANCE", -1.0)
-    with pytest.raises(ParityError, match="differs from PyTorch"):
-        export_onnx(
-            bert(), batches("classes", "input_ids", "attention_mask"), tmp_path / "model.onnx"
-        )
+    standalone = export._standalone
+
+    def with_another_bias(*arguments: Any) -> Program:
+        program = standalone(*arguments)
+        bias = program.graph.initializers["classifier.bias"]
+        bias.const_value = ir.tensor(bias.const_value.numpy() + np.float32(0.001))
+        return program
+
+    monkeypatch.setattr(export, "_standalone", with_another_bias)
+    samples = batches("classes", "input_ids", "attention_mask")
+    with pytest.raises(ParityError, match=r"differs from PyTorch by 1\.0e-03"):
+        export_onnx(bert(), samples, tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_has_the_outputs_that_are_asked_for_and_what_they_need(tmp_path: Path) -> None:
+    samples = [
+        {**batch, "decoder_input_ids": batch["input_ids"][:, :3]}
+        for batch in batches("copy", "input_ids", "attention_mask")
+    ]
+    path = tmp_path / "encoder.onnx"
+    export_onnx(t5(), samples, path, outputs=["encoder_last_hidden_state"])
+    loaded = onnx.load(path)
+    assert [o.name for o in loaded.graph.output] == ["encoder_last_hidden_state"]
+    assert [i.name for i in loaded.graph.input] == ["input_ids", "attention_mask"]
+    assert not [i.name for i in loaded.graph.initializer if "decoder" in i.name]
+    with pytest.raises(ValueError, match=r"has no output heads; it has logits, encoder_last_hid"):
+        export_onnx(t5(), samples, tmp_path / "other.onnx", outputs=["heads"])
+    assert [p.name for p in tmp_path.iterdir()] == ["encoder.onnx"]
+
+
+def test_open_dimensions_take_the_names_that_are_given(tmp_path: Path) -> None:
+    samples = [
+        {**batch, "decoder_input_ids": batch["input_ids"][:, :3]}
+        for batch in batches("copy", "input_ids", "attention_mask")
+    ]
+    export_onnx(t5(), samples, tmp_path / "t5.onnx", dimensions=("batch", "sequence"))
+    session = onnxruntime.InferenceSession(tmp_path / "t5.onnx")
+    shapes = {value.name: value.shape for value in [*session.get_inputs(), *session.get_outputs()]}
+    assert shapes["input_ids"] == shapes["attention_mask"] == ["batch", "sequence"]
+    assert shapes["encoder_last_hidden_state"] == ["batch", "sequence", 16]
+    batch, length = shapes["decoder_input_ids"]
+    assert batch == "batch"
+    assert length not in ("batch", "sequence")
+    assert shapes["logits"] == ["batch", length, 60]
+
+
+def test_large_weights_go_beside_the_file(tmp_path: Path) -> None:
+    samples = batches("classes", "input_ids", "attention_mask")
+    export_onnx(bert(), samples, tmp_path / "model.onnx", external_data_above=1000)
+    assert {p.name for p in tmp_path.iterdir()} == {"model.onnx", "model.onnx.data"}
+    onnxruntime.InferenceSession(tmp_path / "model.onnx")
 
 
 def test_a_module_that_draws_in_evaluation_is_refused(tmp_path: Path) -> None:

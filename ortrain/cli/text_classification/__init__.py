@@ -2,6 +2,6 @@
 
 ``job.run`` is the whole of it, in this order: ``examples`` reads and checks the files,
 ``classifier`` loads the model, ``batches`` turns text into tensors in an order that only the seed
-decides, ``fine_tuning`` trains and evaluates, ``onnx_file`` and ``report`` write what is left
-behind, and ``output`` sees to it that a directory is either complete or not there.
+decides, ``fine_tuning`` trains and evaluates, ``deploy.export_onnx`` and ``report`` write what is
+left behind, and ``output`` sees to it that a directory is either complete or not there.
 """

@@ -22,11 +22,13 @@ from ortrain.cli.text_classification.classifier import (
 from ortrain.cli.text_classification.examples import Example, check_labels, label_names
 from ortrain.cli.text_classification.examples import read_examples as read_file
 from ortrain.cli.text_classification.fine_tuning import Training
-from ortrain.cli.text_classification.onnx_file import WrongExportError, write_onnx
 from ortrain.cli.text_classification.output import Output
 from ortrain.cli.text_classification.report import Outcome, write_report, write_steps
 from ortrain.cli.text_classification.settings import Settings
 from ortrain.cli.usage import CommandError, UsageError, one_line
+
+_ONE_FILE = 1_500_000_000
+"""Bytes of weights up to which ``model.onnx`` holds them: a protobuf has at most 2 GiB."""
 
 
 class ExportError(CommandError):
@@ -183,27 +185,25 @@ def _check_identity(saved: dict[str, str], now: dict[str, str], output: Output) 
 
 
 def _export(classifier: Classifier, evaluation: Batches, output: Output) -> float:
-    first = next(evaluation.epoch())
-    # A second, smaller size, so that a size that the exporter froze shows.
-    smallest = {
-        name: tensor[:1] if name == "labels" else tensor[:1, :2] for name, tensor in first.items()
-    }
-    path = output.unfinished / "model.onnx"
+    from ortrain.deploy import export_onnx
+
+    batch = next(evaluation.epoch())
+    first = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    # A second, smaller size, so that a size that the capture froze shows.
+    smallest = {name: tensor[:1, :2] for name, tensor in first.items()}
     try:
-        return write_onnx(classifier, path, [first, smallest])
-    except WrongExportError as error:
-        raise ExportError(_kept(str(error), output)) from error
+        return export_onnx(
+            classifier.model,
+            [first, smallest],
+            output.unfinished / "model.onnx",
+            outputs=["logits"],
+            dimensions=("batch", "sequence"),
+            external_data_above=_ONE_FILE,
+        )
     except Exception as error:
-        # The exporter fails with errors of every kind, and hours of training hang on this line.
+        # The export fails with errors of every kind, and hours of training hang on this line.
         raise ExportError(
-            _kept(f"the model cannot be exported ({one_line(error)})", output)
+            f"the model cannot be exported ({one_line(error)}); the trained weights are kept in "
+            f"{output.unfinished}, run the same command with --resume --no-onnx to finish without "
+            "the ONNX file"
         ) from error
-
-
-def _kept(reason: str, output: Output) -> str:
-    for path in output.unfinished.glob("model.onnx*"):
-        path.unlink()
-    return (
-        f"{reason}; the trained weights are kept in {output.unfinished}, run the same command with "
-        "--resume --no-onnx to finish without the ONNX file"
-    )
