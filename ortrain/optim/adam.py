@@ -12,7 +12,8 @@ from torch.optim.optimizer import ParamsT
 from ortrain.optim.adam_mode import AdamWMode, kernel_terms
 from ortrain.optim.bucket import Bucket, buckets
 from ortrain.optim.clip import total_norm
-from ortrain.optim.hyperparameters import check_group
+from ortrain.optim.closure import loss_of
+from ortrain.optim.hyperparameters import check_group, newest
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -109,11 +110,8 @@ class FusedAdam(torch.optim.Optimizer):
             TypeError: a parameter is complex or of an integer type.
         """
         super().add_param_group(param_group)
-        try:
-            check_group(self.param_groups[-1], "FusedAdam")
-        except (ValueError, TypeError):
-            self.param_groups.pop()
-            raise
+        with newest(self.param_groups) as group:
+            check_group(group, "FusedAdam")
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Frees the gradients, or fills them with zeros.
@@ -137,10 +135,7 @@ class FusedAdam(torch.optim.Optimizer):
             RuntimeError: a gradient is sparse, or a CUDA graph is being recorded in one of the
                 first two modes, whose steps are counted on the host.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         grad_scale: Tensor | None = getattr(self, "grad_scale", None)
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         in_torch_mode = self._adam_w_mode == AdamWMode.ADAMW_TORCH

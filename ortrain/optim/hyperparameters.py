@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
+
+
+@contextmanager
+def newest(groups: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The group that was added last, to be checked: a refusal takes it out again.
+
+    Args:
+        groups: of the optimizer.
+    """
+    try:
+        yield groups[-1]
+    except (ValueError, TypeError):
+        groups.pop()
+        raise
 
 
 def check_group(group: Mapping[str, Any], owner: str) -> None:
@@ -49,4 +64,4 @@ def check_group(group: Mapping[str, Any], owner: str) -> None:
             )
 
 
-__all__ = ["check_group"]
+__all__ = ["check_group", "newest"]

@@ -12,7 +12,8 @@ from torch.optim.optimizer import ParamsT
 
 from ortrain.optim.bucket import Bucket, buckets
 from ortrain.optim.clip import total_norm
-from ortrain.optim.hyperparameters import check_group
+from ortrain.optim.closure import loss_of
+from ortrain.optim.hyperparameters import check_group, newest
 
 # Elements that are updated together on CPU, so that the direction of small parameters stays in the
 # cache; a larger parameter goes alone. Elsewhere a bucket is one part, for few launches.
@@ -91,17 +92,13 @@ class Lamb(torch.optim.Optimizer):
             TypeError: a parameter is complex or of an integer type.
         """
         super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        try:
+        with newest(self.param_groups) as group:
             check_group(group, "Lamb")
             clip, low, high = (group[k] for k in ("max_norm_clip", "ratio_min", "ratio_max"))
             if clip is not None and not clip > 0.0:
                 raise ValueError(f"Invalid max_norm_clip value: {clip}; None switches it off")
             if not low <= high:
                 raise ValueError(f"Invalid ratio_min value: {low}, above ratio_max: {high}")
-        except (ValueError, TypeError):
-            self.param_groups.pop()
-            raise
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -116,10 +113,7 @@ class Lamb(torch.optim.Optimizer):
         Raises:
             RuntimeError: a gradient is sparse.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         # All gradients are looked at before any parameter changes.
         rows = [(g, buckets(g, self.state, owner="Lamb", by_step=False)) for g in self.param_groups]
         norm = None

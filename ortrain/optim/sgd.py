@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from ortrain.optim.hyperparameters import newest
+
 
 class SGD(torch.optim.SGD):
     """``torch.optim.SGD(fused=True)``: the whole update in one pass over memory.
@@ -60,14 +62,14 @@ class SGD(torch.optim.SGD):
             ValueError: a parameter has holes in its memory.
         """
         super().add_param_group(param_group)
-        for parameter in self.param_groups[-1]["params"]:
-            if torch.empty_like(parameter, device="meta").stride() != parameter.stride():
-                self.param_groups.pop()
-                raise ValueError(
-                    f"SGD updates memory from front to back, and the parameter of shape "
-                    f"{tuple(parameter.shape)} is a view with strides {parameter.stride()}; give "
-                    "it as a tensor of its own, or use torch.optim.SGD"
-                )
+        with newest(self.param_groups) as group:
+            for parameter in group["params"]:
+                if torch.empty_like(parameter, device="meta").stride() != parameter.stride():
+                    raise ValueError(
+                        "SGD updates memory from front to back, and the parameter of shape "
+                        f"{tuple(parameter.shape)} is a view with strides {parameter.stride()}; "
+                        "give it as a tensor of its own, or use torch.optim.SGD"
+                    )
 
     def _init_group(
         self,
