@@ -181,7 +181,7 @@ class ORTModule(nn.Module):
         self.module.register_parameter(*args, **kwargs)
 
     def extra_repr(self) -> str:
-        """The module's class, and what ran its last call."""
+        """The module's class, and what runs it."""
         return f"{type(self.module).__name__}, {self.report.mode or 'not called yet'}"
 
     # -- copies ------------------------------------------------------------------------------

@@ -95,6 +95,7 @@ class Form:
 
     Attributes:
         grad: whether gradients are enabled.
+        report: that its calls are counted in.
         reason: why calls of this form run in PyTorch; empty where they do not.
         lost: whether that is because eager is faster.
         race: the contest with eager, until it is decided.
@@ -104,6 +105,7 @@ class Form:
     """
 
     grad: bool
+    report: Report
     reason: str = ""
     lost: bool = False
     race: Race | None = None
@@ -233,7 +235,7 @@ class Captures:
             )
         for rewrite in self.rewrites:
             rewrite(captured.program)
-        self.described(form.grad).stages = {"capture": time.perf_counter() - start}
+        form.report.stages = {"capture": time.perf_counter() - start}
         self.report.captures += 1
         state.settle(self.module, form)
         return Served(

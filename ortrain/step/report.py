@@ -34,7 +34,7 @@ class Report:
     """State of an ORTModule after its first forward.
 
     Attributes:
-        mode: ``"graph"`` where the last call ran the compiled graph, else ``"eager"``.
+        mode: ``"graph"`` where the last of these calls ran the compiled graph, else ``"eager"``.
         reason: why not the graph; empty in graph mode.
         stages: seconds of each stage of the last build.
         engine: what runs the graph, for example ``"onnxruntime CPUExecutionProvider"``.
@@ -60,14 +60,21 @@ class Report:
     inference: Report | None = None
 
     def __str__(self) -> str:
-        if not self.mode:
-            return "ORTModule: not called yet"
-        rows = [f"ORTModule: {self.mode}" + (f" ({self.reason})" if self.reason else "")]
-        rows.append(f"  calls     {self.graph_calls} as a graph, {self.eager_calls} in PyTorch")
-        rows += self.rows()
-        if self.inference is not None and (found := self.inference.rows()):
-            rows += ["  without gradients", *(f"  {row}" for row in found)]
+        rows = [f"ORTModule: {self._last()}", *self._since()]
+        if self.inference is not None:
+            rows.append(f"  without gradients: {self.inference._last()}")
+            rows += [f"  {row}" for row in self.inference._since()]
         return "\n".join(rows)
+
+    def _last(self) -> str:
+        """What ran the last call."""
+        return (self.mode or "not called yet") + (f" ({self.reason})" if self.reason else "")
+
+    def _since(self) -> list[str]:
+        if not self.mode:
+            return []
+        calls = f"  calls     {self.graph_calls} as a graph, {self.eager_calls} in PyTorch"
+        return [calls, *self.rows()]
 
     def rows(self) -> list[str]:
         """What was built, a line each."""

@@ -123,8 +123,8 @@ class Runner:
             outputs = step.train(users) if trains else step.infer(users)
         except (CaptureError, GradientError, GraphError, ExecutionError) as error:
             return self._refused(form, flat, sizes, error)
-        report = self.report
-        self.captures.described(form.grad).graph_calls += 1
+        report = form.report
+        report.graph_calls += 1
         if report.reason or not report.mode:
             report.mode, report.reason = "graph", ""
         if sample is not None:
@@ -171,14 +171,20 @@ class Runner:
             raise error
         self._warn(str(error))
         self.states.clear()
-        self.report.reason = str(error)
+        for grad in (True, False):
+            report = self.captures.described(grad)
+            report.mode, report.reason = "eager", str(error)
         self.state = None
         self.spell = sys.maxsize
         self.spell_is_for = _Anything()  # type: ignore[assignment]
 
     def _new_form(self, state: State, key: Any, flat: FlatCall) -> Form:
         modes = Ambient(*key[1])
-        self.captures.trains |= modes.grad
+        if modes.grad and not self.captures.trains:
+            self.captures.trains = True
+            for known in self.states:
+                for form in known.forms.values():
+                    form.report = self.captures.described(form.grad)
         reason = self._not_served(state, modes, flat)
         engine = self.options.engine_for(modes.grad)
         race = Race() if engine == "auto" and not reason else None
@@ -190,7 +196,8 @@ class Runner:
             if not self.options.falls_back(error):
                 raise error
             self._warn(reason)
-        return Form(modes.grad, reason=reason, race=race)
+        report = self.captures.described(modes.grad)
+        return Form(modes.grad, report, reason=reason, race=race)
 
     def _not_served(self, state: State, modes: Ambient, flat: FlatCall) -> str:
         """Why no graph can serve calls under these modes; empty where one can."""
@@ -213,8 +220,9 @@ class Runner:
     # -- running in PyTorch ------------------------------------------------------------------
 
     def _eager(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.report.mode, self.report.reason = "eager", reason
-        self.captures.described(is_grad_enabled()).eager_calls += 1
+        report = self.captures.described(is_grad_enabled())
+        report.mode, report.reason = "eager", reason
+        report.eager_calls += 1
         return self.module(*args, **kwargs)
 
     def _eager_because(
@@ -242,7 +250,7 @@ class Runner:
 
     def _eager_turn(self, race: Race, state: State, form: Form, flat: FlatCall) -> Any:
         """A step that eager runs because it is its turn, or because it has won."""
-        self.captures.described(form.grad).contest = race.contest
+        form.report.contest = race.contest
         if race.winner:
             # The captures of this form will not be used again.
             form.race, form.reason, form.lost = None, str(race.contest), True

@@ -242,7 +242,8 @@ def test_after_eager_has_won_a_change_of_mode_starts_another_contest(
     with torch.no_grad():
         for _ in range(20):
             model(torch.randn(3, 4))
-    assert model.report.mode == "graph"
+    assert model.report.inference is not None
+    assert model.report.inference.mode == "graph"
     model.train()
     train(model, 2)
     assert model.report.mode == "eager", "as it was found for training"
