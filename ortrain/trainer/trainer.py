@@ -130,7 +130,7 @@ class _ThroughORTModule(Trainer):
         options = self.ort_options or options_of(self.args)
         options = replace(options, inference=options.inference or "torch")
         wrapped = ORTModule(module, debug_options_of(self.args), options=options)
-        self.ort_report.begin(wrapped.report)
+        self.ort_report.trainings.append(wrapped.report)
         return wrapped
 
     def _switch_caches_off(self, model: nn.Module) -> None:

@@ -310,3 +310,8 @@ def test_the_report_says_what_ran_where(tmp_path: Path) -> None:
     assert "training: 6 forwards as a graph, 0 in PyTorch" in text
     assert "evaluation: 2 forwards as a graph, 0 in PyTorch" in text
     assert json.dumps(ours.ort_report.training.nodes)
+    plain = trainer(tmp_path, ort_engine="torch")
+    plain.train()
+    plain.evaluate()
+    text = str(plain.ort_report)
+    assert text == 'training: 0 forwards as a graph, 6 in PyTorch (engine="torch")'
