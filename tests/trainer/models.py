@@ -22,46 +22,32 @@ from transformers import (
 from ortrain import ORTTrainer, ORTTrainingArguments
 
 WORDS, LABELS = 60, 3
+SIZES: dict[str, Any] = {
+    "vocab_size": WORDS,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 
 
 def bert(dropout: float = 0.0) -> Any:
     torch.manual_seed(0)
-    return BertForSequenceClassification(
-        BertConfig(
-            hidden_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=32,
-            vocab_size=WORDS,
-            max_position_embeddings=32,
-            num_labels=LABELS,
-            hidden_dropout_prob=dropout,
-            attention_probs_dropout_prob=dropout,
-        )
-    )
+    rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    lengths = {"intermediate_size": 32, "max_position_embeddings": 32}
+    return BertForSequenceClassification(BertConfig(**SIZES, **lengths, **rates, num_labels=LABELS))
 
 
 def gpt2() -> Any:
     torch.manual_seed(0)
-    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": WORDS}
     rates = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return GPT2LMHeadModel(GPT2Config(**sizes, **rates, bos_token_id=1, eos_token_id=2))
+    tokens = {"bos_token_id": 1, "eos_token_id": 2}
+    return GPT2LMHeadModel(GPT2Config(**SIZES, **rates, **tokens, max_position_embeddings=32))
 
 
 def t5() -> Any:
     torch.manual_seed(0)
-    return T5ForConditionalGeneration(
-        T5Config(
-            d_model=16,
-            d_kv=8,
-            d_ff=32,
-            num_layers=2,
-            num_heads=2,
-            vocab_size=WORDS,
-            dropout_rate=0.0,
-            decoder_start_token_id=0,
-        )
-    )
+    sizes = {**SIZES, "num_decoder_layers": 2, "d_kv": 8, "d_ff": 32}
+    return T5ForConditionalGeneration(T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0))
 
 
 def texts(count: int = 48, kind: str = "classes") -> list[dict[str, Any]]:
