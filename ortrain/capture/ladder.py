@@ -13,8 +13,8 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from ortrain.capture import exporter
 from ortrain.capture.call import Call, explicit_signature
 from ortrain.capture.constraints import Constraints, constraints_of
-from ortrain.capture.refusal import Refusal, assigning, refusal
-from ortrain.capture.untouched import watched
+from ortrain.capture.refusal import Refusal, assigning, drawing, refusal
+from ortrain.capture.untouched import Effects, watched
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,11 @@ def export(
 def _attempt(module: torch.nn.Module, call: Call, rung: Rung) -> Exported:
     example = call.grown(rung.grown)
     # Dynamo would trace the hook that watches.
-    watching: contextlib.AbstractContextManager[list[str]] = (
-        contextlib.nullcontext([]) if rung.strict else watched(module)
+    watching: contextlib.AbstractContextManager[Effects] = (
+        contextlib.nullcontext(Effects()) if rung.strict else watched(module)
     )
     try:
-        with watching as changed, explicit_signature(module, call):
+        with watching as effects, explicit_signature(module, call):
             program = exporter.export(
                 module,
                 example.args,
@@ -135,8 +135,10 @@ def _attempt(module: torch.nn.Module, call: Call, rung: Rung) -> Exported:
             )
     except Exception as error:
         raise refusal(module, error) from error
-    if changed:
-        raise assigning(changed)
+    if effects.assigned:
+        raise assigning(effects.assigned)
+    if effects.drawn:
+        raise drawing(effects.drawn)
     _unify_batch(program, example)
     constraints = _constraints(program, call)
     shapes = [tuple(leaf.value.shape) for leaf in call.tensors]

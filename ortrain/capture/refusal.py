@@ -67,10 +67,6 @@ def refusal(module: torch.nn.Module, error: BaseException) -> Refusal:
         result = Refusal(error.what, where=where, because=error.because, help=error.help)
         result.final = True
         return result
-    if isinstance(error, CaptureError):
-        result = Refusal(error.what, where=where, because=error.because, help=error.help)
-        result.final = True
-        return result
     if _CACHE.search(text):
         result = Refusal(
             "the output holds a key-value cache",
@@ -104,6 +100,17 @@ def assigning(attributes: list[str]) -> Refusal:
         f"the forward assigns {listing([repr(name) for name in attributes])}",
         because="a graph computes outputs and updates buffers, and nothing else",
         help="make it a buffer and update that in place, or assign it outside of forward",
+    )
+    result.final = True
+    return result
+
+
+def drawing(generators: list[str]) -> Refusal:
+    """The refusal of a forward that draws random numbers with Python or numpy."""
+    result = Refusal(
+        f"the forward draws random numbers from {listing([repr(name) for name in generators])}",
+        because="they would be constants of the graph, the same in every step",
+        help="draw them outside and pass them in as tensors, or leave this to eager",
     )
     result.final = True
     return result

@@ -6,8 +6,10 @@ import contextlib
 import copy
 import gc
 import operator
+import pickle
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,28 +29,45 @@ _FREE = {"_output_capturing_hooks_installed"}
 def untouched(module: torch.nn.Module) -> Iterator[None]:
     """Restores random states and the attributes of all sub-modules."""
     before = snapshot(module)
-    with _random_states():
+    with _random_states(module):
         try:
             yield
         finally:
             _restore(before)
 
 
+@dataclass
+class Effects:
+    """What a traced forward did besides computing its outputs.
+
+    Attributes:
+        assigned: paths of the attributes that now hold another number or tensor.
+        drawn: names of the generators, Python's and numpy's, that it drew random numbers from.
+    """
+
+    assigned: list[str] = field(default_factory=list)
+    drawn: list[str] = field(default_factory=list)
+
+
 @contextlib.contextmanager
-def watched(module: torch.nn.Module) -> Iterator[list[str]]:
-    """Collects the paths of numbers and tensors that a traced forward assigns to attributes.
+def watched(module: torch.nn.Module) -> Iterator[Effects]:
+    """Collects what a traced forward does that a graph would not do again.
 
     torch.export puts attributes back by itself, so that they are looked at when forward returns.
     """
-    before = snapshot(module)
-    changed: list[str] = []
+    before, generators = snapshot(module), _generators(module)
+    states = {name: pickle.dumps(_state(each)) for name, each in generators.items()}
+    effects = Effects()
 
     def look(*_: object) -> None:
-        changed.extend(changes(before))
+        effects.assigned.extend(changes(before))
+        effects.drawn.extend(
+            name for name, each in generators.items() if pickle.dumps(_state(each)) != states[name]
+        )
 
     handle = module.register_forward_hook(look)
     try:
-        yield changed
+        yield effects
     finally:
         handle.remove()
 
@@ -69,19 +88,46 @@ def uncollected() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _random_states() -> Iterator[None]:
-    python, cpu = random.getstate(), torch.get_rng_state()
-    legacy = np.random.get_state()  # noqa: NPY002 - what a user's code may draw from
+def _random_states(module: torch.nn.Module) -> Iterator[None]:
+    generators = list(_generators(module).values())
+    states, cpu = [_state(each) for each in generators], torch.get_rng_state()
     cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
     devices = torch.cuda.get_rng_state_all() if cuda else []
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(legacy)  # noqa: NPY002
+        for generator, state in zip(generators, states, strict=True):
+            _set_state(generator, state)
         torch.set_rng_state(cpu)
         if cuda:
             torch.cuda.set_rng_state_all(devices)
+
+
+def _generators(module: torch.nn.Module) -> dict[str, Any]:
+    """Where a forward may draw numbers that no trace sees, by name: the global ones, its own."""
+    kinds = random.Random | np.random.Generator | np.random.RandomState
+    own = {
+        f"{path}.{name}" if path else name: value
+        for path, child in module.named_modules()
+        for name, value in child.__dict__.items()
+        if isinstance(value, kinds)
+    }
+    return {"random": random, "numpy.random": np.random, **own}
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state() if hasattr(generator, "get_state") else generator.getstate()
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif hasattr(generator, "set_state"):
+        generator.set_state(state)
+    else:
+        generator.setstate(state)
 
 
 def snapshot(module: torch.nn.Module) -> Snapshot:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name all of PyTorch uses
@@ -410,6 +411,24 @@ def test_branch_on_data_is_refused_with_place_and_reason() -> None:
 def test_random_draw_is_refused() -> None:
     error = refused(Calls(lambda self, x: x * torch.rand_like(x)), floats(3))
     assert "draws random numbers" in error.what
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [
+        (lambda self: random.random(), "'random'"),
+        (lambda self: float(np.random.rand()), "'numpy.random'"),  # noqa: NPY002 - as users do
+        (lambda self: float(self.mine.random()), "'mine'"),
+    ],
+    ids=["Python's", "numpy's", "the module's own"],
+)
+def test_numbers_that_no_trace_sees_drawn_are_refused_and_not_used_up(draw: Any, name: str) -> None:
+    module = Calls(lambda self, x: x * draw(self), mine=np.random.default_rng(1))
+    states = random.getstate(), np.random.get_state()[2], module.mine.bit_generator.state  # noqa: NPY002
+    error = refused(module, floats(3))
+    assert error.what == f"the forward draws random numbers from {name}"
+    after = random.getstate(), np.random.get_state()[2], module.mine.bit_generator.state  # noqa: NPY002
+    assert after == states
 
 
 def test_key_value_cache_in_the_output_is_refused_with_the_remedy() -> None:

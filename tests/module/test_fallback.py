@@ -157,6 +157,34 @@ def test_an_error_of_our_own_costs_no_training_run(
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+class Masks(nn.Module):
+    """Masks with numbers of numpy, as models of speech do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, value: Tensor) -> Tensor:
+        mask = torch.tensor(np.random.rand(4) > 0.5)  # noqa: NPY002 - the global one is the point
+        result: Tensor = self.layer(value) * mask
+        return result
+
+
+def test_each_step_draws_its_own_numbers_with_numpy() -> None:
+    eager = Masks()
+    model = ORTModule(copy.deepcopy(eager), options=EAGER_IF_NEEDED)
+
+    def outputs(module: nn.Module) -> list[Tensor]:
+        np.random.seed(0)  # noqa: NPY002
+        return [module(rows()) for _ in range(8)]
+
+    with pytest.warns(OrtrainWarning, match=r"draws random numbers from 'numpy\.random'"):
+        found = outputs(model)
+    expected = outputs(eager)
+    assert all(map(torch.equal, found, expected))
+    assert not torch.equal(found[0], found[1])
+
+
 def test_an_argument_that_a_graph_cannot_take_runs_eagerly() -> None:
     eager = Takes()
     model = ORTModule(copy.deepcopy(eager), options=EAGER_IF_NEEDED)
