@@ -36,7 +36,7 @@ from ortrain.trainer.arguments import (
     is_ours,
     options_of,
 )
-from ortrain.trainer.engine import RemembersEngine
+from ortrain.trainer.engine import go_on_with_engine, note_engine, only_callbacks
 from ortrain.trainer.loss import ModuleWithLoss
 from ortrain.trainer.report import TrainerReport
 
@@ -73,7 +73,6 @@ class _ThroughORTModule(Trainer):
         self._evaluates_with_ort = False
         self._evaluator: ORTModule | None = None
         super().__init__(model, args, *positional, **kwargs)
-        self.add_callback(RemembersEngine(lambda: _find(self.model_wrapped)))
         # On the instance, because a subclass may have a compute_loss of its own: then that is what
         # runs inside the graph.
         if getattr(self.args, "use_module_with_loss", False):
@@ -130,6 +129,7 @@ class _ThroughORTModule(Trainer):
         options = self.ort_options or options_of(self.args)
         options = replace(options, inference=options.inference or "torch")
         wrapped = ORTModule(module, debug_options_of(self.args), options=options)
+        go_on_with_engine(self.state, wrapped)
         self.ort_report.trainings.append(wrapped.report)
         return wrapped
 
@@ -185,6 +185,15 @@ class _ThroughORTModule(Trainer):
             # A number would be a constant of the graph, and another one another capture.
             num_items_in_batch = torch.tensor(num_items_in_batch, device=self.args.device)
         return super().training_step(model, inputs, num_items_in_batch)
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        if (trained := _find(self.model_wrapped)) is not None:
+            note_engine(self.state, trained)
+        super()._save_checkpoint(*args, **kwargs)
+
+    def _load_callback_state(self) -> None:
+        with only_callbacks(self.state):
+            super()._load_callback_state()
 
     def _loss_of_module_with_loss(
         self,

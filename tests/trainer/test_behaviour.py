@@ -75,7 +75,15 @@ def test_a_resumed_training_goes_on_with_the_winner_of_the_contest(
     monkeypatch.setattr("ortrain.step.contest.MOST_STEPS", 3)
     monkeypatch.setattr("ortrain.step.contest.MOST_ROUNDS", 1)
     monkeypatch.setattr("ortrain.step.contest.MARGIN", 1e9)  # the graph wins
-    settings = {"max_steps": 16, "save_strategy": "steps", "save_steps": 12, "ort_engine": "auto"}
+    warned: list[str] = []
+    monkeypatch.setattr("transformers.trainer.logger.warning", warned.append)
+    settings = {
+        "max_steps": 16,
+        "save_strategy": "steps",
+        "save_steps": 12,
+        "ort_engine": "auto",
+        "restore_callback_states_from_checkpoint": True,
+    }
     whole = trainer(tmp_path / "whole", bert(0.1), **settings)
     whole.train()
     assert (whole.ort_report.graph_calls, whole.ort_report.fallback_calls) == (12, 4)
@@ -85,6 +93,7 @@ def test_a_resumed_training_goes_on_with_the_winner_of_the_contest(
     expected = whole.model.state_dict()
     for name, weight in again.model.state_dict().items():
         assert torch.equal(weight, expected[name]), name
+    assert not [text for text in warned if "Checkpoint included callbacks" in text]
 
 
 def test_a_checkpoint_of_trainer_can_be_continued(tmp_path: Path) -> None:
@@ -95,6 +104,12 @@ def test_a_checkpoint_of_trainer_can_be_continued(tmp_path: Path) -> None:
     ours.train(resume_from_checkpoint=str(tmp_path / "plain" / "checkpoint-2"))
     assert ours.ort_report.graph_calls == 2
     assert ours.evaluate()["eval_loss"] == pytest.approx(plain.metrics["eval_loss"], rel=1e-5)
+
+
+def test_the_callbacks_are_those_of_trainer(tmp_path: Path) -> None:
+    plain = Trainer(bert(), arguments(tmp_path, TrainingArguments), collate, texts())
+    found = [type(callback) for callback in trainer(tmp_path).callback_handler.callbacks]
+    assert found == [type(callback) for callback in plain.callback_handler.callbacks]
 
 
 def test_a_saved_model_is_an_ordinary_checkpoint(tmp_path: Path) -> None:
