@@ -96,24 +96,39 @@ def refusal(module: torch.nn.Module, error: BaseException) -> Refusal:
 
 def assigning(attributes: list[str]) -> Refusal:
     """The refusal of a forward that changes attributes."""
-    result = Refusal(
-        f"the forward assigns {listing([repr(name) for name in attributes])}",
+    return _side_effect(
+        f"assigns {_quoted(attributes)}",
         because="a graph computes outputs and updates buffers, and nothing else",
         help="make it a buffer and update that in place, or assign it outside of forward",
     )
-    result.final = True
-    return result
+
+
+def filling(containers: list[str]) -> Refusal:
+    """The refusal of a forward that puts something into lists, dicts or sets of the module."""
+    return _side_effect(
+        f"changes what {_quoted(containers)} holds",
+        because="a graph computes outputs and updates buffers, and nothing else",
+        help="return what is to be kept, and keep it outside of forward",
+    )
 
 
 def drawing(generators: list[str]) -> Refusal:
     """The refusal of a forward that draws random numbers with Python or numpy."""
-    result = Refusal(
-        f"the forward draws random numbers from {listing([repr(name) for name in generators])}",
+    return _side_effect(
+        f"draws random numbers from {_quoted(generators)}",
         because="they would be constants of the graph, the same in every step",
         help="draw them outside and pass them in as tensors, or leave this to eager",
     )
+
+
+def _side_effect(what: str, *, because: str, help: str) -> Refusal:
+    result = Refusal(f"the forward {what}", because=because, help=help)
     result.final = True
     return result
+
+
+def _quoted(names: list[str]) -> str:
+    return listing([repr(name) for name in names])
 
 
 def _first_line(text: str) -> str:

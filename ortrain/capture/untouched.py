@@ -21,8 +21,9 @@ _WATCHED = (bool, int, float, complex, str, torch.Tensor)
 
 # (path, sub-module, attribute → its value and, of a container, a copy of what it holds)
 Snapshot = list[tuple[str, torch.nn.Module, dict[str, tuple[Any, Any]]]]
-# transformers notes here that it has installed hooks that collect hidden states.
-_FREE = {"_output_capturing_hooks_installed"}
+# torch's own registries, which a trace fills with stand-ins; and where transformers notes that it
+# has installed hooks that collect hidden states.
+_FREE = {*torch.nn.Module().__dict__, "_output_capturing_hooks_installed"} - {"training"}
 
 
 @contextlib.contextmanager
@@ -42,10 +43,12 @@ class Effects:
 
     Attributes:
         assigned: paths of the attributes that now hold another number or tensor.
+        filled: paths of the lists, dicts and sets that now hold something else.
         drawn: names of the generators, Python's and numpy's, that it drew random numbers from.
     """
 
     assigned: list[str] = field(default_factory=list)
+    filled: list[str] = field(default_factory=list)
     drawn: list[str] = field(default_factory=list)
 
 
@@ -61,6 +64,7 @@ def watched(module: torch.nn.Module) -> Iterator[Effects]:
 
     def look(*_: object) -> None:
         effects.assigned.extend(changes(before))
+        effects.filled.extend(_filled(before))
         effects.drawn.extend(
             name for name, each in generators.items() if pickle.dumps(_state(each)) != states[name]
         )
@@ -154,6 +158,19 @@ def changes(before: Snapshot) -> list[str]:
             if matters and not _equal(old, new):
                 changed.append(f"{path}.{name}" if path else name)
     return sorted(changed)
+
+
+def _filled(before: Snapshot) -> list[str]:
+    """Paths of containers that hold something else than they did."""
+    return sorted(
+        f"{path}.{name}" if path else name
+        for path, child, kept in before
+        for name, (value, contents) in kept.items()
+        if contents is not None
+        and name not in _FREE
+        and child.__dict__.get(name) is value
+        and not _same_contents(value, contents)
+    )
 
 
 def _restore(before: Snapshot) -> None:

@@ -436,6 +436,33 @@ def test_a_module_that_counts_its_calls_is_right_at_every_call() -> None:
     assert model.report.mode == "eager"
 
 
+class Collecting(nn.Module):
+    """Keeps what its forward makes on the way in a list, for a loss that is summed elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.extras: list[Tensor] = []
+        self.seen: dict[str, int] = {}
+
+    def forward(self, value: Tensor) -> Tensor:
+        result: Tensor = self.layer(value)
+        self.extras.append(result.square().mean())
+        self.seen["last"] = len(value)
+        return result
+
+
+def test_what_a_forward_puts_into_lists_and_dicts_is_there_after_every_call() -> None:
+    model = ORTModule(Collecting(), options=Options(engine="onnxruntime"))
+    with pytest.warns(OrtrainWarning, match=r"changes what 'extras', 'seen' holds"):
+        model(torch.ones(2, 4))
+    for rows in (3, 4, 5):
+        expected = model(torch.ones(rows, 4)).square().mean()
+        assert torch.equal(model.extras[-1], expected)
+        assert model.seen["last"] == rows
+    assert len(model.extras) == 4
+
+
 def test_a_module_changed_before_every_call_is_given_up_with_the_reason() -> None:
     model = ORTModule(_Scheduled(), options=Options(engine="onnxruntime"))
     plain: Any = copy.deepcopy(model.module)
