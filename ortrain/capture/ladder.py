@@ -13,7 +13,7 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from ortrain.capture import exporter
 from ortrain.capture.call import Call, explicit_signature
 from ortrain.capture.constraints import Constraints, constraints_of
-from ortrain.capture.refusal import Refusal, assigning, drawing, filling, refusal
+from ortrain.capture.refusal import Refusal, assigning, drawing, filling, recasting, refusal
 from ortrain.capture.untouched import Effects, watched
 
 
@@ -139,6 +139,8 @@ def _attempt(module: torch.nn.Module, call: Call, rung: Rung) -> Exported:
         raise assigning(effects.assigned)
     if effects.filled:
         raise filling(effects.filled)
+    if effects.recast:
+        raise recasting(effects.recast)
     if effects.drawn:
         raise drawing(effects.drawn)
     _unify_batch(program, example)

@@ -112,6 +112,15 @@ def filling(containers: list[str]) -> Refusal:
     )
 
 
+def recasting(buffers: list[str]) -> Refusal:
+    """The refusal of a forward that puts tensors of another shape or dtype in place of buffers."""
+    return _side_effect(
+        f"gives {_quoted(buffers)} another shape or dtype",
+        because="a graph writes a buffer's new value where the old one is",
+        help="keep the buffer as it is, or assign it outside of forward",
+    )
+
+
 def drawing(generators: list[str]) -> Refusal:
     """The refusal of a forward that draws random numbers with Python or numpy."""
     return _side_effect(

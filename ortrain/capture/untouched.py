@@ -44,11 +44,13 @@ class Effects:
     Attributes:
         assigned: paths of the attributes that now hold another number or tensor.
         filled: paths of the lists, dicts and sets that now hold something else.
+        recast: paths of the buffers that are now of another shape or dtype.
         drawn: names of the generators, Python's and numpy's, that it drew random numbers from.
     """
 
     assigned: list[str] = field(default_factory=list)
     filled: list[str] = field(default_factory=list)
+    recast: list[str] = field(default_factory=list)
     drawn: list[str] = field(default_factory=list)
 
 
@@ -65,6 +67,7 @@ def watched(module: torch.nn.Module) -> Iterator[Effects]:
     def look(*_: object) -> None:
         effects.assigned.extend(changes(before))
         effects.filled.extend(_filled(before))
+        effects.recast.extend(_recast(before))
         effects.drawn.extend(
             name for name, each in generators.items() if pickle.dumps(_state(each)) != states[name]
         )
@@ -171,6 +174,21 @@ def _filled(before: Snapshot) -> list[str]:
         and child.__dict__.get(name) is value
         and not _same_contents(value, contents)
     )
+
+
+def _recast(before: Snapshot) -> list[str]:
+    """Paths of buffers that are of another shape or dtype than they were, or gone."""
+    return [
+        f"{path}.{name}" if path else name
+        for path, child, kept in before
+        for name, buffer in kept["_buffers"][1].items()
+        if _form(buffer) != _form(child.__dict__["_buffers"].get(name))
+    ]
+
+
+def _form(buffer: torch.Tensor | None) -> tuple[Any, ...] | None:
+    """In words: comparing symbolic sizes with numbers would add conditions to a trace."""
+    return None if buffer is None else (str(tuple(buffer.shape)), buffer.dtype)
 
 
 def _restore(before: Snapshot) -> None:

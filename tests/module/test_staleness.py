@@ -463,6 +463,37 @@ def test_what_a_forward_puts_into_lists_and_dicts_is_there_after_every_call() ->
     assert len(model.extras) == 4
 
 
+@pytest.mark.parametrize(
+    "assign",
+    [
+        lambda self, value: value.detach().mean(),
+        lambda self, value: torch.cat([self.kept, value.detach()[0]]),
+        lambda self, value: value.detach()[0].double(),
+    ],
+    ids=["a number", "a longer one", "another dtype"],
+)
+def test_a_buffer_is_what_the_forward_put_in_its_place(assign: Any) -> None:
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.register_buffer("kept", torch.zeros(4))
+
+        def forward(self, value: Tensor) -> Tensor:
+            result: Tensor = self.layer(value)
+            self.kept = assign(self, result)
+            return result
+
+    eager = Keeps()
+    model = ORTModule(copy.deepcopy(eager), options=Options(engine="onnxruntime"))
+    with pytest.warns(OrtrainWarning, match="gives 'kept' another shape or dtype"):
+        model(torch.ones(2, 4))
+    eager(torch.ones(2, 4))
+    for rows in (2, 3, 2):
+        torch.testing.assert_close(model(torch.ones(rows, 4)), eager(torch.ones(rows, 4)))
+        torch.testing.assert_close(model.kept, eager.kept)
+
+
 def test_a_module_changed_before_every_call_is_given_up_with_the_reason() -> None:
     model = ORTModule(_Scheduled(), options=Options(engine="onnxruntime"))
     plain: Any = copy.deepcopy(model.module)
