@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 from ortrain.config import DebugOptions, Options
@@ -205,6 +206,9 @@ class ORTModule(nn.Module):
 def _entry(runner: Runner, forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            # torch.compile around ORTModule would trace the runner, and capture and build with it.
+            return torch.compiler.disable(runner.__call__)(args, kwargs)
         return runner(args, kwargs)
 
     return call

@@ -77,6 +77,13 @@ class _ThroughORTModule(Trainer):
         # runs inside the graph.
         if getattr(self.args, "use_module_with_loss", False):
             self.__dict__["compute_loss"] = self._loss_of_module_with_loss
+        if self.args.torch_compile:
+            warnings.warn(
+                "torch_compile=True does nothing in training: what ORTModule runs in PyTorch runs "
+                "uncompiled; to compile it, train with transformers.Trainer",
+                OrtrainWarning,
+                stacklevel=2,
+            )
 
     # -- seams ---------------------------------------------------------------------------------
 

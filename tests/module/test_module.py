@@ -1099,3 +1099,20 @@ def test_the_backward_uses_the_masks_of_its_forward() -> None:
         model.zero_grad()
         output.sum().backward()
         assert_same(model.weight.grad, output.detach())
+
+
+# --- torch.compile ------------------------------------------------------------------------------
+
+
+def test_torch_compile_around_it_leaves_the_graph_to_run() -> None:
+    eager = linear()
+    model = wrapped(eager)
+    compiled = torch.compile(model, backend="eager")
+    for count in (2, 5):
+        model.zero_grad()
+        eager.zero_grad()
+        assert_same(compiled(rows(count)), eager(rows(count)))
+        compiled(rows(count)).sum().backward()
+        eager(rows(count)).sum().backward()
+        assert_same_gradients(model, eager)
+    assert (model.report.graph_calls, model.report.captures) == (4, 1)

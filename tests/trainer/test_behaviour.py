@@ -283,6 +283,13 @@ def test_arguments_may_be_left_out_or_be_those_of_transformers(
     assert ours.ort_report.graph_calls + ours.ort_report.fallback_calls == 6
 
 
+def test_a_compiled_training_runs_the_graph_with_a_warning(tmp_path: Path) -> None:
+    with pytest.warns(OrtrainWarning, match="torch_compile=True does nothing"):
+        ours = trainer(tmp_path, torch_compile=True, torch_compile_backend="eager", max_steps=2)
+    ours.train()
+    assert ours.ort_report.graph_calls == 2
+
+
 def test_the_training_graphs_are_saved(tmp_path: Path) -> None:
     ours = trainer(tmp_path, save_onnx=True, onnx_prefix="bert", onnx_log_level="ERROR")
     ours.train()
