@@ -25,6 +25,9 @@ _SEEDED = {
     "aten::feature_dropout_", "aten::empty_like", "aten::new_empty",
 }  # fmt: skip
 
+# Random only for the dropout between their layers.
+_RECURRENT = {"aten::lstm", "aten::gru"}
+
 
 def remove_checks(module: fx.GraphModule) -> None:
     """Removes assertions, and what only they needed."""
@@ -52,6 +55,13 @@ def refuse_random(module: fx.GraphModule) -> None:
             and torch.Tag.nondeterministic_seeded in target.tags
             and target._schema.name not in _SEEDED
         ):
+            if target._schema.name in _RECURRENT:
+                raise captured_error(
+                    node,
+                    f"{target} is not captured",
+                    because="a recurrence has no gradient as a graph yet",
+                    help="write it as a loop over the steps, or leave this module to eager",
+                )
             raise captured_error(
                 node,
                 f"{target} draws random numbers",
