@@ -2,9 +2,6 @@
 
 Without that a resumed run would hold the contest between graph and PyTorch again: its first steps
 would run in PyTorch, and end with other bits than the steps of the run that it continues.
-
-The note stands in the trainer's state, among those of the callbacks. It is not made by a callback,
-because what is in a trainer's list of callbacks is the user's affair.
 """
 
 from __future__ import annotations
@@ -23,29 +20,39 @@ _KEY = "ortrain"
 _ENGINES: dict[str, Engine] = {"graph": "onnxruntime", "eager": "torch"}
 
 
-def note_engine(state: TrainerState, model: ORTModule) -> None:
-    """Notes the winner of the contest, once there is one."""
-    contest = model.report.contest
-    if contest is not None and contest.winner:
-        _notes(state).setdefault(_KEY, {"args": {}, "attributes": {"winner": contest.winner}})
+class EngineNote:
+    """What checkpoints say of the contest between graph and PyTorch.
 
+    It stands in their trainer states, among the notes of callbacks. In memory the trainer's state
+    is without it, and there is no callback for it: both are as the user knows them.
 
-def go_on_with_engine(state: TrainerState, model: ORTModule) -> None:
-    """Lets the noted winner run the model, where there is to be a contest."""
-    noted = _notes(state).get(_KEY, {}).get("attributes", {}).get("winner")
-    if noted in _ENGINES and model.options.engine == "auto":
-        model.options = replace(model.options, engine=_ENGINES[noted])
+    Attributes:
+        winner: ``"graph"`` or ``"eager"``, of the checkpoint that was loaded; else empty.
+    """
 
+    def __init__(self) -> None:
+        self.winner = ""
 
-@contextmanager
-def only_callbacks(state: TrainerState) -> Iterator[None]:
-    """The state without the note, for which Trainer would look for a callback."""
-    noted = _notes(state).pop(_KEY, None)
-    try:
-        yield
-    finally:
-        if noted is not None:
-            _notes(state)[_KEY] = noted
+    def take_from(self, state: TrainerState) -> None:
+        """Takes the note out of a state that was loaded."""
+        self.winner = _notes(state).pop(_KEY, {}).get("attributes", {}).get("winner", "")
+
+    def decide(self, model: ORTModule) -> None:
+        """Lets the noted winner run the model, where there is to be a contest."""
+        if self.winner in _ENGINES and model.options.engine == "auto":
+            model.options = replace(model.options, engine=_ENGINES[self.winner])
+
+    @contextmanager
+    def in_state(self, state: TrainerState, model: ORTModule | None) -> Iterator[None]:
+        """Puts the note into a state while it is saved, once there is a winner."""
+        contest = model.report.contest if model is not None else None
+        winner = contest.winner if contest is not None else self.winner
+        if winner:
+            _notes(state)[_KEY] = {"args": {}, "attributes": {"winner": winner}}
+        try:
+            yield
+        finally:
+            _notes(state).pop(_KEY, None)
 
 
 def _notes(state: TrainerState) -> dict[str, Any]:

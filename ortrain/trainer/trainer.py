@@ -36,7 +36,7 @@ from ortrain.trainer.arguments import (
     is_ours,
     options_of,
 )
-from ortrain.trainer.engine import go_on_with_engine, note_engine, only_callbacks
+from ortrain.trainer.engine import EngineNote
 from ortrain.trainer.loss import ModuleWithLoss
 from ortrain.trainer.report import TrainerReport
 
@@ -70,6 +70,7 @@ class _ThroughORTModule(Trainer):
             model = model.module
         self.ort_options = options
         self.ort_report = TrainerReport()
+        self._engine_note = EngineNote()
         self._evaluates_with_ort = False
         self._evaluator: ORTModule | None = None
         super().__init__(model, args, *positional, **kwargs)
@@ -136,7 +137,7 @@ class _ThroughORTModule(Trainer):
         options = self.ort_options or options_of(self.args)
         options = replace(options, inference=options.inference or "torch")
         wrapped = ORTModule(module, debug_options_of(self.args), options=options)
-        go_on_with_engine(self.state, wrapped)
+        self._engine_note.decide(wrapped)
         self.ort_report.trainings.append(wrapped.report)
         return wrapped
 
@@ -194,13 +195,12 @@ class _ThroughORTModule(Trainer):
         return super().training_step(model, inputs, num_items_in_batch)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        if (trained := _find(self.model_wrapped)) is not None:
-            note_engine(self.state, trained)
-        super()._save_checkpoint(*args, **kwargs)
+        with self._engine_note.in_state(self.state, _find(self.model_wrapped)):
+            super()._save_checkpoint(*args, **kwargs)
 
     def _load_callback_state(self) -> None:
-        with only_callbacks(self.state):
-            super()._load_callback_state()
+        self._engine_note.take_from(self.state)
+        super()._load_callback_state()
 
     def _loss_of_module_with_loss(
         self,

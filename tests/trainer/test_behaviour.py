@@ -94,6 +94,9 @@ def test_a_resumed_training_goes_on_with_the_winner_of_the_contest(
     for name, weight in again.model.state_dict().items():
         assert torch.equal(weight, expected[name]), name
     assert not [text for text in warned if "Checkpoint included callbacks" in text]
+    assert list(again.state.stateful_callbacks) == ["TrainerControl"]
+    last = json.loads((tmp_path / "again" / "checkpoint-16" / "trainer_state.json").read_text())
+    assert last["stateful_callbacks"]["ortrain"]["attributes"] == {"winner": "graph"}
 
 
 def test_a_checkpoint_of_trainer_can_be_continued(tmp_path: Path) -> None:
