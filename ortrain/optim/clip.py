@@ -10,6 +10,9 @@ from types import GeneratorType
 import torch
 from torch import Tensor
 
+# Elements from which on a norm is taken by rows, and those of a row.
+LARGE, ROW = 2**17, 2**12
+
 
 @torch.no_grad()
 def clip_grad_norm_(
@@ -42,7 +45,9 @@ def clip_grad_norm_(
     if exhausted and not parameters:
         warnings.warn("the generator of parameters is empty: nothing is clipped", stacklevel=3)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    total = total_norm(gradients, norm_type, error_if_nonfinite)
+    # Summed by rows, a norm would not be torch's to the bit.
+    norm = total_norm if norm_type == math.inf else torch.nn.utils.get_total_norm
+    total = norm(gradients, norm_type, error_if_nonfinite)
     # On CPU the norm can be looked at, anywhere else that would wait for the device.
     if not total.is_cpu or not float(max_norm) / (total + 1e-6) >= 1.0:
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
@@ -52,7 +57,7 @@ def clip_grad_norm_(
 def total_norm(
     tensors: Sequence[Tensor], norm_type: float = 2.0, error_if_nonfinite: bool = False
 ) -> Tensor:
-    """The norm of all elements of all tensors, in one pass.
+    """The norm of all elements of all tensors, in one pass, by all threads.
 
     Args:
         tensors: of any shapes, dtypes and devices.
@@ -67,7 +72,31 @@ def total_norm(
     """
     if norm_type == math.inf:
         tensors = largest(tensors)
+    elif norm_type == 2:
+        tensors = [by_rows(tensor) for tensor in tensors]
     return torch.nn.utils.get_total_norm(tensors, norm_type, error_if_nonfinite)
+
+
+def by_rows(tensor: Tensor) -> Tensor:
+    """A tensor of the same 2-norm: what is large, on CPU, becomes the norms of rows of it.
+
+    torch 2.13 sums a norm on CPU in one thread, one element after the other: 24 M normally
+    distributed ones come out wrong by 1e-3. By rows it takes all threads, and the error is 1e-7.
+
+    Args:
+        tensor: of any shape, dtype and device; small ones, those in low precision and those with
+            strides of their own are returned as they are.
+    """
+    if (
+        not tensor.is_cpu
+        or tensor.numel() < LARGE
+        or tensor.dtype not in (torch.float32, torch.float64)
+        or not tensor.is_contiguous()
+    ):
+        return tensor
+    rows, rest = tensor.view(-1).tensor_split([tensor.numel() // ROW * ROW])
+    norms = torch.linalg.vector_norm(rows.view(-1, ROW), dim=1)
+    return torch.cat([norms, torch.linalg.vector_norm(rest).view(1)])
 
 
 def largest(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -104,4 +133,4 @@ def any_nonfinite(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(extremes).isfinite().all().logical_not()
 
 
-__all__ = ["any_nonfinite", "clip_grad_norm_", "largest", "total_norm"]
+__all__ = ["any_nonfinite", "by_rows", "clip_grad_norm_", "largest", "total_norm"]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from ortrain.optim.bucket import Bucket, buckets
-from ortrain.optim.clip import total_norm
+from ortrain.optim.clip import by_rows, total_norm
 from ortrain.optim.closure import loss_of
 from ortrain.optim.hyperparameters import check_group, newest
 
@@ -195,7 +195,8 @@ def _divisor(norm: Tensor | None, clip: float | None) -> Tensor | None:
 
 def _norms(tensors: list[Tensor]) -> list[Tensor]:
     low = tensors[0].dtype in (torch.float16, torch.bfloat16)
-    return list(torch._foreach_norm(tensors, 2, dtype=torch.float32 if low else None))
+    rows = [by_rows(tensor) for tensor in tensors]
+    return list(torch._foreach_norm(rows, 2, dtype=torch.float32 if low else None))
 
 
 __all__ = ["PART", "Lamb"]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain.optim import AdamWMode, clip_grad_norm_
+from ortrain.optim.clip import LARGE
 from tests.optim.twins import close, network, ours, same, torchs, train, values
 
 # --- loops --------------------------------------------------------------------------------------
@@ -143,6 +144,21 @@ def test_clip_and_step_is_to_clip_and_to_step(
     if max_norm == 1e6:
         same(one, other)
     assert not hasattr(one, "grad_scale")
+
+
+@pytest.mark.parametrize("mode", AdamWMode)
+def test_clip_and_step_of_a_large_parameter_is_to_clip_and_to_step(mode: AdamWMode) -> None:
+    value, gradient = torch.randn(2, LARGE), torch.randn(2, LARGE)
+    one, other = (nn.Parameter(value.clone()) for _ in range(2))
+    # A decay that all but cancels a gradient would magnify the rounding of its norm.
+    optimizers = [ours([target], mode, weight_decay=0.0) for target in (one, other)]
+    for _ in range(2):
+        one.grad, other.grad = gradient.clone(), gradient.clone()
+        norm = optimizers[0].clip_and_step(1.0)
+        torch.testing.assert_close(norm, clip_grad_norm_([other], 1.0), rtol=1e-5, atol=0.0)
+        optimizers[1].step()
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_the_millionth_that_torch_adds_to_a_norm_is_added_here_too() -> None:

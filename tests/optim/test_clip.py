@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain.optim import clip_grad_norm_
-from ortrain.optim.clip import any_nonfinite, largest, total_norm
+from ortrain.optim.clip import LARGE, ROW, any_nonfinite, by_rows, largest, total_norm
 
 GRADIENTS = [(5, 7), (33,), (), None, (0, 3), (2000,)]
 NORMS = [1.0, 2.0, 3.5, 0.5, math.inf]
@@ -103,6 +103,26 @@ def test_the_norm_is_of_all_elements_together() -> None:
         torch.testing.assert_close(
             total_norm(tensors, norm_type).double(), expected, rtol=1e-6, atol=0.0
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(2**20 + 7,), (300, 2**12), (2, LARGE)])
+def test_the_norm_of_a_large_tensor_is_exact(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    large, small = torch.randn(shape, dtype=dtype), torch.randn(5)
+    expected = torch.linalg.vector_norm(torch.cat([large.double().flatten(), small.double()]))
+    found = total_norm([large, small])
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0.0)
+    for value in (math.nan, math.inf):
+        large[-1] = value
+        torch.testing.assert_close(float(total_norm([large, small])), value, equal_nan=True)
+
+
+def test_what_torch_sums_as_well_is_left_to_it() -> None:
+    large = torch.randn(2, LARGE)
+    for tensor in (large.t(), large[:, ::2], large.bfloat16(), torch.randn(LARGE - 1)):
+        assert by_rows(tensor) is tensor
+    assert by_rows(large).shape == (2 * LARGE // ROW + 1,)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
