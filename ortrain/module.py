@@ -124,6 +124,8 @@ class ORTModule(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OWN or name in _FORWARD:
             self.__dict__[name] = value
+        elif name in _SHARED:
+            self.__dict__[name] = self.module.__dict__[name] = value
         elif name == "options" and isinstance(value, Options):
             object.__setattr__(self, name, value)
         else:

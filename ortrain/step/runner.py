@@ -215,6 +215,11 @@ class Runner:
                 return f"{name} is {tensor.dtype}: reduced precision is not served yet"
             if tensor.layout is not torch.strided:
                 return f"{name} is {tensor.layout}"
+            if hasattr(tensor, "ds_status"):
+                return (
+                    f"{name} is partitioned by DeepSpeed ZeRO stage 3, which gathers it for the "
+                    "modules that it calls; stages 1 and 2 leave parameters whole"
+                )
         return inner_hooks(self.module) or ""
 
     # -- running in PyTorch ------------------------------------------------------------------

@@ -109,6 +109,15 @@ def test_the_module_runs_eagerly_with_one_warning_that_says_why() -> None:
         model(rows())
 
 
+def test_a_module_whose_parameters_another_library_partitions_runs_eagerly() -> None:
+    eager = nn.Linear(4, 4)
+    model = ORTModule(copy.deepcopy(eager), options=EAGER_IF_NEEDED)
+    model.weight.ds_status = "NOT_AVAILABLE"
+    with pytest.warns(OrtrainWarning, match="weight is partitioned by DeepSpeed ZeRO stage 3"):
+        model(rows())
+    assert_eager_step(model, eager, rows())
+
+
 def test_two_modules_warn_each() -> None:
     for _ in range(2):
         with pytest.warns(OrtrainWarning):

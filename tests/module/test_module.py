@@ -9,6 +9,7 @@ import inspect
 import io
 import pickle
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -115,6 +116,16 @@ def test_parameters_and_buffers_are_registered_on_the_module() -> None:
     model.register_buffer("mean", torch.zeros(1))
     assert "scale" in dict(module.named_parameters())
     assert "mean" in dict(module.named_buffers())
+
+
+@pytest.mark.parametrize("name", ["_parameters", "_buffers", "_modules"])
+def test_a_dictionary_that_a_library_replaces_is_replaced_in_the_module(name: str) -> None:
+    """As DeepSpeed ZeRO 3 does with that of the parameters."""
+    module = linear()
+    model = ORTModule(module)
+    replaced = OrderedDict(getattr(model, name))
+    setattr(model, name, replaced)
+    assert getattr(model, name) is getattr(module, name) is replaced
 
 
 def test_a_wrapped_sequence_is_indexed() -> None:
