@@ -24,8 +24,7 @@ def replace(optimizer: object) -> list[str] | None:
         optimizer: any object.
 
     Returns:
-        Names of methods that it should have and has not, in which case nothing is replaced; None
-        for an object that Apex AMP has not initialized.
+        What to tell the user; None for an object that Apex AMP has not initialized.
     """
     if not hasattr(optimizer, "_amp_stash"):
         return None
@@ -35,7 +34,7 @@ def replace(optimizer: object) -> list[str] | None:
     }
     if any(kind.__name__ == "FusedSGD" for kind in type(optimizer).__mro__):
         del methods["_post_amp_backward"]
-    return replace_methods(optimizer, methods)
+    return replace_methods(optimizer, methods, library="Apex AMP")
 
 
 @torch.no_grad()

@@ -60,28 +60,27 @@ def FP16_Optimizer(  # noqa: N802 - the name that scripts import
         TypeError: an unknown keyword, or one of rank and group without the other.
     """
     options = _group_options(kwargs)
-    for inner in _layers(optimizer):
+    layers = list(_layers(optimizer))
+    for inner in layers:
         for family, replace in FAMILIES.items():
             takes = options if family == "Megatron-LM" else {}
-            missing = replace(inner, **takes)
-            if missing is None:
+            remarks = replace(inner, **takes)
+            if remarks is None:
                 continue
-            if missing:
-                _warn(
-                    f"this version of {family} has no {listing(missing)}; its optimizer stays as "
-                    "it is, with the library's own methods"
-                )
-            elif options and not takes:
+            for remark in remarks:
+                _warn(remark)
+            if options and not takes:
                 _warn(f"{family} knows its own rank and group; those given are for Megatron-LM")
             return optimizer
-    if any(isinstance(x, torch.optim.Optimizer | torch.amp.GradScaler) for x in _layers(optimizer)):
+    foreign = [x for x in layers if not isinstance(x, torch.optim.Optimizer | torch.amp.GradScaler)]
+    if foreign:
+        kind = type(foreign[0])
+        reason = f"{kind.__module__}.{kind.__qualname__} is not an optimizer it knows"
+    else:
         reason = (
             "torch.amp.GradScaler and torch's optimizers check and unscale gradients in torch's "
             "own kernels: there is nothing to replace"
         )
-    else:
-        kind = type(optimizer)
-        reason = f"{kind.__module__}.{kind.__qualname__} is not an optimizer it knows"
     _warn(f"{reason}. It knows those of DeepSpeed ZeRO 1 and 2, Apex AMP and Megatron-LM 1.1.5")
     return optimizer
 

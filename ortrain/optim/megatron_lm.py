@@ -34,8 +34,7 @@ def replace(
         group: the process group of those; likewise.
 
     Returns:
-        Names of methods that it should have and has not, in which case nothing is replaced; None
-        for an object of another kind.
+        What to tell the user; None for an object of another kind.
     """
     if not is_instance_of(optimizer, NAME):
         return None
@@ -53,7 +52,7 @@ def replace(
         "_check_overflow": _check_overflow,
         "clip_master_grads": clip_master_grads,
     }
-    return replace_methods(optimizer, methods)
+    return replace_methods(optimizer, methods, library="Megatron-LM")
 
 
 def check_overflow(self: Any, group: Callable[[], Any] | None) -> bool:

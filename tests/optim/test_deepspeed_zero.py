@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from accelerate.utils.deepspeed import DeepSpeedOptimizerWrapper
 from torch import nn
 
+from ortrain.errors import OrtrainWarning
 from ortrain.optim import FP16_Optimizer
 from tests.optim.stand_ins import Collectives, Zero, named
 
@@ -118,6 +120,26 @@ def test_zeros_norm_is_taken_in_float32(zero: Callable[..., Any]) -> None:
     assert float(norm) == pytest.approx(60000.0 * math.sqrt(200.0), rel=1e-6)
 
 
+def test_zeros_norm_of_a_large_gradient_is_that_in_float64(zero: Callable[..., Any]) -> None:
+    """torch's own norm in float32 is off by 2e-5 here."""
+    gradient = torch.randn(1 << 20, dtype=torch.float64).bfloat16()
+    norm = FP16_Optimizer(zero()).get_grad_norm_direct([gradient], [gradient])
+    expected = float(gradient.double().norm()) * math.sqrt(2.0)  # of two processes
+    assert float(norm) == pytest.approx(expected, rel=4e-6)
+
+
+def test_zeros_fillers_between_gradients_are_of_no_parameter(zero: Callable[..., Any]) -> None:
+    slow, fast = zero(), FP16_Optimizer(zero())
+    params = (getattr(fast, "bit16_groups", None) or fast.fp16_groups)[0]
+    params[1].ds_pipe_replicated = True
+    first, second = fast.averaged_gradients[0]
+    filler = torch.zeros(5)
+    filler._zero_padding = True  # type: ignore[attr-defined]
+    norm = fast.get_grad_norm_direct([first, filler, second], params)
+    expected = slow.get_grad_norm_direct([first], params[:1])
+    assert float(norm) == pytest.approx(float(expected), rel=1e-6)
+
+
 def test_before_deepspeed_had_collectives_torchs_are_used(
     zero: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,3 +159,65 @@ def test_accelerates_wrapper_is_looked_into(comm: Collectives) -> None:
     assert FP16_Optimizer(wrapper) is wrapper
     assert "get_grad_norm_direct" in vars(inner)
     assert "get_grad_norm_direct" not in vars(wrapper)
+
+
+# --- what is not replaced, and says so ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("attributes", "reason"),
+    [
+        ({"cpu_offload": True}, "with offload_optimizer DeepSpeed checks and measures"),
+        (
+            {"check_grad_overflow": False, "compute_grad_norm": False},
+            "asks neither for overflows nor for the norm",
+        ),
+    ],
+)
+def test_methods_that_deepspeed_would_not_call_are_left_with_a_warning(
+    zero: Callable[..., Any], attributes: dict[str, bool], reason: str
+) -> None:
+    optimizer = zero()
+    vars(optimizer).update(attributes)
+    before = dict(vars(optimizer))
+    with pytest.warns(OrtrainWarning, match=f"{reason}.* stays as it is"):
+        assert FP16_Optimizer(optimizer) is optimizer
+    assert vars(optimizer) == before
+
+
+@pytest.mark.parametrize("name", ["dp_process_group", "averaged_gradients"])
+def test_a_version_without_what_the_methods_read_is_left_alone(
+    zero: Callable[..., Any], name: str
+) -> None:
+    optimizer = zero()
+    delattr(optimizer, name)
+    with pytest.warns(OrtrainWarning, match=f"DeepSpeed ZeRO has no {name}; its optimizer stays"):
+        FP16_Optimizer(optimizer)
+    assert "get_grad_norm_direct" not in vars(optimizer)
+
+
+def test_a_version_with_other_arguments_is_left_alone(comm: Collectives) -> None:
+    class Later(Zero):
+        def get_grad_norm_direct(self, gradients: Any, params: Any, scale: Any) -> Any:
+            """With an argument that none had so far."""
+
+    optimizer = named(Later, ZERO)(comm, True)
+    with pytest.warns(OrtrainWarning, match="other arguments in get_grad_norm_direct; its opt"):
+        FP16_Optimizer(optimizer)
+    assert not {"get_grad_norm_direct", "has_overflow_serial"} & set(vars(optimizer))
+
+
+@pytest.mark.parametrize(
+    ("version", "tried"),
+    [("0.13.5", False), ("0.14.5", True), ("0.19.8+cu128", True), ("0.20.0", False)],
+)
+def test_a_version_that_was_not_tried_is_replaced_with_a_warning(
+    zero: Callable[..., Any], version: str, tried: bool
+) -> None:
+    sys.modules["deepspeed"].__version__ = version
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer = FP16_Optimizer(zero())
+    expected = f"DeepSpeed {version} is not among those that it was tried with"
+    assert [expected in str(each.message) for each in caught] == ([] if tried else [True])
+    assert "get_grad_norm_direct" in vars(optimizer)

@@ -45,6 +45,14 @@ def test_an_unknown_optimizer_comes_back_with_a_warning_that_names_it() -> None:
         FP16_Optimizer(looped)
 
 
+def test_what_wraps_an_optimizer_of_torch_is_named_rather_than_that() -> None:
+    class Stage3:
+        optimizer = FusedAdam([nn.Parameter(torch.ones(2))])
+
+    with pytest.warns(OrtrainWarning, match=r"Stage3 is not an optimizer it knows"):
+        FP16_Optimizer(Stage3())
+
+
 def test_the_warning_points_to_the_call() -> None:
     with pytest.warns(OrtrainWarning) as caught:
         FP16_Optimizer(object())
