@@ -114,16 +114,33 @@ def arguments(folder: Path, kind: type = ORTTrainingArguments, **more: Any) -> A
     return kind(**{**settings, **more})
 
 
-def train(kind: type, args: Any, model: Any, rows: list[dict[str, Any]], **more: Any) -> Run:
-    """Trains and evaluates."""
+def train(
+    kind: type,
+    args: Any,
+    model: Any,
+    rows: list[dict[str, Any]],
+    *,
+    resume: str | None = None,
+    **more: Any,
+) -> Run:
+    """Trains and evaluates.
+
+    Args:
+        kind: of trainer.
+        args: its training arguments.
+        model: the model.
+        rows: the data.
+        resume: the folder of a checkpoint.
+        more: further arguments of the trainer.
+    """
     settings = {"train_dataset": rows, "eval_dataset": rows[:16], "data_collator": collate}
     trainer = kind(model=model, args=args, **{**settings, **more})
-    trainer.train()
-    logs = [entry for entry in trainer.state.log_history if "grad_norm" in entry]
+    trainer.train(resume_from_checkpoint=resume)
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     return Run(
         trainer,
         [entry["loss"] for entry in logs],
-        [entry["grad_norm"] for entry in logs],
+        [entry["grad_norm"] for entry in logs if "grad_norm" in entry],
         trainer.evaluate(),
         {name: value.clone() for name, value in trainer.model.state_dict().items()},
     )

@@ -1,58 +1,101 @@
-"""One of several processes of a training: ``process.py RANK WORLD FOLDER SETTINGS``.
+"""One of several processes of trainings; see `tests.processes`.
 
-They find each other through a file in the folder. SETTINGS is JSON: ``trainer`` ("plain" or "ort"),
-``model``, and training arguments. Rank 0 saves losses, weights and the report's figures.
+The settings are a list of trainings, run one after another: training arguments, and
+
+- ``trainer``: "plain" or "ort";
+- ``model`` and ``kind``: functions and data of `tests.trainer.models`;
+- ``name``: of its output folder;
+- ``resume``: a checkpoint, as a path in the folder of all;
+- ``replaces``: whether `FP16_Optimizer` is called on its optimizer;
+- ``fails``: whether it ends with an error.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-from pathlib import Path
+import warnings
+from typing import Any
+
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from tests import on_deepspeed
+from tests.processes import Place, join, leave
 
 
-def main() -> None:
-    rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    settings = json.loads(sys.argv[4])
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
-    # The library asks for an address although the group is there already.
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+class Replaces(TrainerCallback):
+    """Calls `FP16_Optimizer` on the optimizer."""
 
-    import torch
-    from transformers import Trainer, TrainingArguments
+    def on_train_begin(self, *_: Any, optimizer: Any = None, **more: Any) -> None:
+        from ortrain.optim import FP16_Optimizer
 
-    torch.set_num_threads(1)
-    if world > 1:
-        torch.distributed.init_process_group(
-            "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world
-        )
-    else:
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-            del os.environ[name]
+        FP16_Optimizer(optimizer)
+
+
+def trained(place: Place, settings: dict[str, Any]) -> dict[str, Any]:
+    """Figures and weights of one training."""
     from ortrain import ORTTrainer, ORTTrainingArguments
     from tests.trainer import models
 
     ours = settings.pop("trainer") == "ort"
     kind, args_kind = (ORTTrainer, ORTTrainingArguments) if ours else (Trainer, TrainingArguments)
     make, rows = getattr(models, settings.pop("model")), models.texts(kind=settings.pop("kind"))
-    if world > 1:
+    output = place.folder / settings.pop("name", "output")
+    resume = settings.pop("resume", None)
+    callbacks = [Replaces()] if settings.pop("replaces", False) else []
+    if place.world > 1:
         settings["ddp_backend"] = "gloo"
-    run = models.train(kind, models.arguments(folder, args_kind, **settings), make(), rows)
-    if rank == 0:
-        report = run.trainer.ort_report if ours else None
-        figures = {
-            "losses": run.losses,
-            "wrapped": type(run.trainer.model_wrapped).__name__,
-            "calls": [report.graph_calls, report.fallback_calls] if report else None,
-        }
-        torch.save({"figures": figures, "weights": run.weights}, folder / "result.pt")
-    if world > 1:
-        torch.distributed.barrier()
-        # Without the clean-up of the interpreter: gloo's threads and the file's lock may wait for
-        # the other process there.
-        sys.stdout.flush()
-        os._exit(0)
+    args = models.arguments(output, args_kind, **settings)
+    run = models.train(
+        kind,
+        args,
+        make(),
+        rows,
+        resume=str(place.folder / resume) if resume else None,
+        callbacks=callbacks,
+    )
+    trainer, weights = run.trainer, run.weights
+    if trainer.is_deepspeed_enabled:  # the only way to those that ZeRO 3 has partitioned
+        weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}
+    inner = getattr(trainer.optimizer, "optimizer", None)
+    report = trainer.ort_report if ours else None
+    return {
+        "losses": run.losses,
+        "norms": run.norms,
+        "eval_loss": run.metrics["eval_loss"],
+        "wrapped": type(trainer.model_wrapped).__name__,
+        "optimizer": type(inner).__name__,
+        "replaced": "get_grad_norm_direct" in vars(inner) if inner is not None else False,
+        "calls": [report.graph_calls, report.fallback_calls] if report else None,
+        "weights": {name: value.float().clone() for name, value in weights.items()},
+        "files": sorted(str(p.relative_to(output)) for p in output.rglob("*") if p.is_file()),
+    }
+
+
+def train(place: Place, settings: dict[str, Any]) -> dict[str, Any]:
+    """One training with what it warned of, or its error."""
+    from ortrain import OrtrainWarning
+
+    fails = settings.pop("fails", False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            result = trained(place, settings)
+        except Exception as error:
+            if not fails:
+                raise
+            kinds = [kind.__name__ for kind in type(error).__mro__]
+            return {"error": str(error), "kinds": kinds}
+    assert not fails, "the training did not fail"
+    warned = [str(each.message) for each in caught if issubclass(each.category, OrtrainWarning)]
+    return {**result, "warned": warned}
+
+
+def main() -> None:
+    uses_deepspeed = "deepspeed" in sys.argv[4]
+    if uses_deepspeed:
+        on_deepspeed.prepare()
+    place = join(alone=uses_deepspeed)
+    leave(place, [train(place, dict(settings)) for settings in place.settings])
 
 
 if __name__ == "__main__":
