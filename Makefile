@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+EXTRAS := $(VENV)/.installed-distributed
 
 # The tests run in parallel, one thread in each worker; more would only fight over the cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
@@ -12,11 +13,13 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 OFFLINE    := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test lint format demo clean
+.PHONY: help venv test test-distributed lint format demo clean
 
 help:
 	@echo "make demo    fine-tune a real model on real text, eager and ortrain side by side"
 	@echo "make test    run the tests"
+	@echo "make test-distributed"
+	@echo "             install DeepSpeed and Lightning, and run the tests that need them"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  rewrite the sources in the house format"
 	@echo "make venv    build .venv; the other targets do this by themselves"
@@ -37,6 +40,16 @@ $(STAMP): pyproject.toml constraints.txt
 
 test: $(STAMP)
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/pytest -n 2 $(PYTEST_ARGS)
+
+# DeepSpeed comes as source; its extensions are not built, and the tests use none.
+$(EXTRAS): $(STAMP)
+	DS_BUILD_OPS=0 $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt \
+	  --editable '.[deepspeed,lightning]'
+	@touch $@
+
+# One after another: each test launches two processes.
+test-distributed: $(EXTRAS)
+	$(OFFLINE) $(ONE_THREAD) $(BIN)/pytest -m 'deepspeed or lightning' $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import random
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -15,6 +16,14 @@ import torch
 
 # The tests run in parallel, and sums over one thread are always in the same order.
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what needs an extra that is not installed, before its fixtures are made."""
+    for extra in ("deepspeed", "lightning"):
+        if item.get_closest_marker(extra) is not None and find_spec(extra) is None:
+            pytest.skip(f"the extra `{extra}` is not installed")
 
 
 @pytest.fixture(autouse=True)

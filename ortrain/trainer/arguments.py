@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
+from transformers.integrations import deepspeed
 from transformers.training_args import OptimizerNames
 
 from ortrain.config import DebugOptions, LogLevel, Options
@@ -39,6 +40,7 @@ class ORTTrainingArguments(TrainingArguments):
 
     Raises:
         ValueError: ``save_onnx`` without ``onnx_prefix``, or a value that does not exist.
+        ImportError: ``deepspeed`` is given and not installed.
     """
 
     # A plain string: what reads command lines takes the choices of an enumeration from its type.
@@ -65,6 +67,11 @@ class ORTTrainingArguments(TrainingArguments):
     ort_fallback: str = field(default="torch", metadata={"help": "torch or raise."})
 
     def __post_init__(self) -> None:
+        if self.deepspeed and not deepspeed.is_deepspeed_available():
+            raise ImportError(
+                "the training argument deepspeed needs the package deepspeed, which is not "
+                "installed: pip install 'ortrain[deepspeed]'"
+            )
         asked, self.optim = self.optim, TrainingArguments.optim
         if not is_ours(asked):
             self.optim = asked
