@@ -1,6 +1,6 @@
 """Peak resident memory of a training step, each engine in a process of its own.
 
-    python benchmarks/memory.py [bert minilm]
+    python benchmarks/memory.py [bert minilm bert-checkpointed]
 
 The peak over steps 3 to 10, less what was resident once model and optimizer were made. What the
 import of ortrain and the capture leave behind is part of that number and is shown apart.
@@ -23,6 +23,17 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
 
 
+def make(workload: str) -> tuple[Any, dict[str, Any]]:
+    """The model and its batch; checkpointed layers with four times the batch."""
+    from workloads import WORKLOADS, bert
+
+    if workload != "bert-checkpointed":
+        return WORKLOADS[workload].make()
+    model, batch = bert(batch=32)
+    model.activation_checkpointing_enable()
+    return model, batch
+
+
 class Peak(threading.Thread):
     """Samples the resident set every millisecond."""
 
@@ -38,9 +49,9 @@ class Peak(threading.Thread):
 
 def child(workload: str, engine: str) -> dict[str, Any]:
     import torch
-    from workloads import WORKLOADS, loss_of
+    from workloads import loss_of
 
-    model, batch = WORKLOADS[workload].make()
+    model, batch = make(workload)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     before = resident()
     left_behind = 0
@@ -75,7 +86,7 @@ def child(workload: str, engine: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workloads", nargs="*", default=["bert", "minilm"])
+    parser.add_argument("workloads", nargs="*", default=["bert", "minilm", "bert-checkpointed"])
     parser.add_argument("--child", nargs=2)
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results/memory.json")
     options = parser.parse_args()
