@@ -117,7 +117,7 @@ def _generators(module: torch.nn.Module) -> dict[str, Any]:
         f"{path}.{name}" if path else name: value
         for path, child in module.named_modules()
         for name, value in child.__dict__.items()
-        if isinstance(value, kinds)
+        if isinstance(value, kinds) and not isinstance(value, random.SystemRandom)  # has no state
     }
     return {"random": random, "numpy.random": np.random, **own}
 
