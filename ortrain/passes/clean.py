@@ -24,7 +24,7 @@ from ortrain.graph.build import Builder
 from ortrain.graph.rewire import learn, take_place
 from ortrain.passes.fold import LIMIT, fold
 from ortrain.passes.simplify import RULES, Context
-from ortrain.program import REGION, Program, phase_of, region_of
+from ortrain.program import REGION, Program, Role, phase_of, region_of, role_of
 
 _SWEEPS = 8
 _RANDOM = {"RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike", "Bernoulli",
@@ -202,10 +202,17 @@ def _pool(graph: ir.Graph) -> dict[tuple[Any, ...], ir.Value]:
 
 
 def _symbols(graph: ir.Graph) -> dict[str, tuple[ir.Value, int]]:
-    """Where each symbolic dimension can be read: an input whose values are needed anyway first."""
+    """Where each symbolic dimension can be read: an input whose values are needed anyway first.
+
+    Output gradients are last, because the forward cannot read them.
+    """
     found: dict[str, tuple[ir.Value, int]] = {}
-    inputs = sorted(graph.inputs, key=lambda v: all(n.op_type == "Shape" for n in v.consumers()))
-    for value in inputs:
+
+    def rank(value: ir.Value) -> tuple[bool, bool]:
+        late = role_of(value) is Role.OUTPUT_GRADIENT
+        return late, all(node.op_type == "Shape" for node in value.consumers())
+
+    for value in sorted(graph.inputs, key=rank):
         for axis, dim in enumerate(shapes.dims(value) or ()):
             if isinstance(dim, str):
                 found.setdefault(dim, (value, axis))

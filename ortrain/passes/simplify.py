@@ -6,7 +6,7 @@ None. New nodes carry the phase and origin of the node that they replace.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
-from ortrain.program import Program
+from ortrain.program import Phase, Program, Role, phase_of, role_of
 
 Rule = Callable[["Context", ir.Node], ir.Value | None]
 RULES: dict[str, list[Rule]] = {}
@@ -44,6 +44,20 @@ class Context:
             prefix=f"{name}~{node.op_type}",
             constants=self.constants,
         )
+
+    def place_of(self, dim: shapes.Dim, node: ir.Node) -> tuple[ir.Value, int] | None:
+        """An input and the axis where a node can read a dimension.
+
+        The forward runs before there are output gradients.
+        """
+        place = self.symbols.get(str(dim))
+        if place is None or phase_of(node) is not Phase.FORWARD:
+            return place
+        return None if role_of(place[0]) is Role.OUTPUT_GRADIENT else place
+
+    def tells(self, dims: Iterable[shapes.Dim], node: ir.Node) -> bool:
+        """Whether constants and inputs tell a node all these dimensions."""
+        return all(isinstance(d, int) or self.place_of(d, node) is not None for d in dims)
 
 
 def rule(*op_types: str) -> Callable[[Rule], Rule]:
@@ -307,10 +321,10 @@ def shape_of(context: Context, node: ir.Node) -> ir.Value | None:
     builder = context.before(node)
     if all(isinstance(d, int) for d in wanted):
         return builder.constant(np.array(wanted, np.int64))
-    if not all(isinstance(d, int) or d in context.symbols for d in wanted):
+    if not context.tells(wanted, node):
         return None
-    if len(wanted) == 1:
-        source, axis = context.symbols[str(wanted[0])]
+    if len(wanted) == 1 and (place := context.place_of(wanted[0], node)) is not None:
+        source, axis = place
         return None if source is x else builder.Shape(source, start=axis, end=axis + 1)
     return None if x.is_graph_input() else _sizes(context, node, wanted)
 
@@ -318,7 +332,7 @@ def shape_of(context: Context, node: ir.Node) -> ir.Value | None:
 def _shape_as_sizes(context: Context, node: ir.Node, value: ir.Value) -> ir.Value | None:
     """A value's shape made of constants and sizes of inputs, None where they do not tell it."""
     dims = shapes.dims(value)
-    if dims is None or not all(isinstance(d, int) or d in context.symbols for d in dims):
+    if dims is None or not context.tells(dims, node):
         return None
     return _sizes(context, node, list(dims))
 
@@ -330,7 +344,9 @@ def _sizes(context: Context, node: ir.Node, dims: list[shapes.Dim]) -> ir.Value:
         if isinstance(dim, int):
             parts.append(builder.constant(np.array([dim], np.int64)))
         else:
-            source, axis = context.symbols[str(dim)]
+            place = context.place_of(dim, node)
+            assert place is not None, "who calls has asked whether the inputs tell it"
+            source, axis = place
             parts.append(builder.Shape(source, start=axis, end=axis + 1))
     if not parts:
         return builder.constant(np.array([], np.int64))

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from ortrain.passes.clean import clean
-from ortrain.program import PHASE, Phase, Program, Role, role_of
+from ortrain.program import PHASE, Phase, Program, Role, role_of, set_role
 from tests.programs import program, run
 
 FLOATS = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
@@ -108,6 +108,22 @@ def test_sizes_are_read_from_one_input() -> None:
     assert "Exp" not in operators(subject)
     sources = {node.inputs[0] for node in subject.graph if node.op_type == "Shape"}
     assert len(sources) == 1
+
+
+@pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.BACKWARD])
+def test_a_forward_reads_no_size_from_a_gradient_that_comes_after_it(phase: Phase) -> None:
+    def body(op: Any, x: ir.Value, dy: ir.Value) -> dict[str, ir.Value]:
+        y = op.MatMul(x, x)
+        y.shape = ir.Shape(["m", "m"])  # of which no other input tells the size
+        return {"y": y, "rows": op.Shape(y, start=0, end=1)}
+
+    subject = program(body, {"x": ["n", "n"], "dy": ["m", "m"]})
+    set_role(subject.input("dy"), Role.OUTPUT_GRADIENT, "y")
+    subject.graph[1].metadata_props[PHASE] = phase.value
+    assert clean(subject) is (phase is Phase.BACKWARD)
+    (read,) = [node.inputs[0] for node in subject.graph if node.op_type == "Shape"]
+    assert read is not None
+    assert read.name == ("dy" if phase is Phase.BACKWARD else "y")
 
 
 def test_constants_are_folded_and_inputs_are_not() -> None:
