@@ -67,4 +67,4 @@ demo: $(STAMP)
 
 clean:
 	rm -rf build dist outputs *.egg-info .mypy_cache .pytest_cache .ruff_cache
-	find ortrain tests -type d -name __pycache__ -prune -exec rm -rf {} +
+	find ortrain tests examples -type d -name __pycache__ -prune -exec rm -rf {} +
