@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
+from ortrain.graph.indices import from_the_start
 from ortrain.ops.base import operator
 
 
@@ -49,9 +50,8 @@ def cross_entropy(
     coefficient, spread = row_factors(
         op, logits, target, weight, ignore_index=ignore_index, label_smoothing=label_smoothing
     )
-    picked = op.Squeeze(
-        op.GatherElements(log_prob, safe_index(op, target, ignore_index), axis=-1), [-1]
-    )
+    index = from_the_start(op, safe_index(op, target, ignore_index))
+    picked = op.Squeeze(op.GatherElements(log_prob, index, axis=-1), [-1])
     rows = op.Neg(op.Mul(picked, coefficient))
     if spread is not None:
         weighted = log_prob if weight is None else op.Mul(log_prob, weight)

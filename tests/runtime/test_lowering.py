@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ortrain.errors import ExecutionError
 from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
 from tests.programs import program, run
 
@@ -53,3 +54,31 @@ def test_transposes_and_constant_factors_go_into_the_product():
 
     feeds = {"a": normal(3, 4), "b": normal(5, 4)}
     assert lowered(body, {"a": ("m", 4), "b": ("n", 4)}, feeds) == ["FusedMatMul"]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_an_embedding_refuses_negative_indices_as_torchs_does(dtype):
+    def body(op, weight, index):
+        return op.node("Embedding", (weight, index), domain="ortrain")
+
+    subject = program(body, {"weight": (5, 3), "index": ("n",)}, dtypes={"index": dtype})
+    executor = OnnxRuntimeExecutor()
+    compiled = executor.compile(executor.lower(subject))
+    weight = normal(5, 3)
+    (rows,) = compiled.run([weight, np.array([4, 0, 4], dtype)])
+    np.testing.assert_array_equal(rows, weight[[4, 0, 4]])
+    with pytest.raises(ExecutionError, match="out of data bounds"):
+        compiled.run([weight, np.array([4, -1], dtype)])
+
+
+@pytest.mark.parametrize("target", [[-1, 0], [3, 0]])
+def test_a_cross_entropy_refuses_classes_that_do_not_exist(target):
+    def body(op, logits, target):
+        return op.node("CrossEntropy", (logits, target), domain="ortrain", ignore_index=-2)
+
+    subject = program(body, {"logits": ("n", 3), "target": ("n",)}, dtypes={"target": np.int64})
+    executor = OnnxRuntimeExecutor()
+    compiled = executor.compile(executor.lower(subject))
+    compiled.run([normal(2, 3), np.array([-2, 2])])
+    with pytest.raises(ExecutionError, match=r"(?i)out of range"):
+        compiled.run([normal(2, 3), np.array(target)])

@@ -32,6 +32,7 @@ SMALL = 4 << 20
 DISABLED = ["MatmulTransposeFusion"]
 
 _RUN = onnxruntime.RunOptions()
+_RUN.log_severity_level = 4  # what fails is raised, and need not be printed as well
 _shared_arena = False
 
 

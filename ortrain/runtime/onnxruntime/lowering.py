@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
+from ortrain.graph.indices import from_the_start
 from ortrain.graph.rewire import take_place
 from ortrain.graph.scatter import reduce_places
 from ortrain.ops import expand
@@ -32,6 +33,7 @@ MICROSOFT = "com.microsoft"
 def lower(program: Program) -> Program:
     """Lowers a copy of the program."""
     result = program.clone()
+    refuse_negative_rows(result)
     expand(result.graph, opset=result.opset)
     spell_scattered_reductions(result)
     clean(result)
@@ -41,6 +43,19 @@ def lower(program: Program) -> Program:
     clean(result)
     result.name_values()
     return result
+
+
+def refuse_negative_rows(program: Program) -> int:
+    """Makes embeddings fail at negative indices, as torch's do; returns how many."""
+    changed = 0
+    for node in list(program.graph):
+        index = node.inputs[1] if node.op_type == "Embedding" and node.domain else None
+        if index is None:
+            continue
+        with Builder.before(node, opset=program.opset) as op:
+            node.replace_input_with(1, from_the_start(op, index))
+        changed += 1
+    return changed
 
 
 def fuse_products(program: Program) -> int:
