@@ -12,6 +12,7 @@
     ├── GraphError            a graph breaks a contract of the stage that made it
     ├── ExecutionError        a runtime refuses or fails to run a graph
     ├── StateError            a call at the wrong time (a second backward, a pickled session)
+    ├── InputError            data or a checkpoint that cannot be trained on      (also ValueError)
     └── ParityError           two results that must agree do not
 
 and the one warning, `OrtrainWarning`: ortrain does something else than was asked for.
@@ -79,6 +80,10 @@ class ExecutionError(OrtrainError, RuntimeError):
 
 class StateError(OrtrainError, RuntimeError):
     """A call at the wrong time, such as a second backward through one forward."""
+
+
+class InputError(OrtrainError, ValueError):
+    """Data or a checkpoint that a trainer was given and cannot train on."""
 
 
 class ParityError(OrtrainError, AssertionError):

@@ -30,11 +30,18 @@ _FREE = {*torch.nn.Module().__dict__, "_output_capturing_hooks_installed"} - {"t
 def untouched(module: torch.nn.Module) -> Iterator[None]:
     """Restores random states and the attributes of all sub-modules."""
     before = snapshot(module)
-    with _random_states(module):
+    with random_states(module):
         try:
             yield
         finally:
             _restore(before)
+
+
+def call_aside(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a module returns, from a call after which it and the random states are as before."""
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    with untouched(module):
+        return torch.func.functional_call(module, buffers, args, kwargs)
 
 
 @dataclass
@@ -95,7 +102,8 @@ def uncollected() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _random_states(module: torch.nn.Module) -> Iterator[None]:
+def random_states(module: torch.nn.Module | None = None) -> Iterator[None]:
+    """Restores the random states of Python, numpy and PyTorch, and of a module's generators."""
     generators = list(_generators(module).values())
     states, cpu = [_state(each) for each in generators], torch.get_rng_state()
     cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
@@ -110,12 +118,12 @@ def _random_states(module: torch.nn.Module) -> Iterator[None]:
             torch.cuda.set_rng_state_all(devices)
 
 
-def _generators(module: torch.nn.Module) -> dict[str, Any]:
+def _generators(module: torch.nn.Module | None) -> dict[str, Any]:
     """Where a forward may draw numbers that no trace sees, by name: the global ones, its own."""
     kinds = random.Random | np.random.Generator | np.random.RandomState
     own = {
         f"{path}.{name}" if path else name: value
-        for path, child in module.named_modules()
+        for path, child in (module.named_modules() if module is not None else ())
         for name, value in child.__dict__.items()
         if isinstance(value, kinds) and not isinstance(value, random.SystemRandom)  # has no state
     }

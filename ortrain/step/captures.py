@@ -25,7 +25,7 @@ from ortrain.capture.export import Captured, capture
 from ortrain.capture.guard import Guard
 from ortrain.capture.records import records_registered
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
-from ortrain.capture.untouched import uncollected, untouched
+from ortrain.capture.untouched import call_aside, uncollected, untouched
 from ortrain.config import DebugOptions, LogLevel, Options
 from ortrain.errors import CaptureError, OrtrainError
 from ortrain.graph.cost import multiplications
@@ -269,12 +269,10 @@ class Captures:
         Neither changes a buffer or a random state. Shapes alone count where the graph draws random
         numbers.
         """
-        module = self.module
-        copies = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        with untouched(module), torch.no_grad():
-            output = torch.func.functional_call(module, copies, flat.args, flat.kwargs)
+        with torch.no_grad():
+            output = call_aside(self.module, flat.args, flat.kwargs)
         expected, _ = OutputStructure.from_output(output)
-        with untouched(module):
+        with untouched(self.module):
             step = self._any_step(state, served, flat)
             outputs = step.try_out([flat.tensors[i] for i in served.positions])
         found, _ = OutputStructure.from_output(served.structure.rebuild(outputs))

@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch import is_grad_enabled, nn
 
 from ortrain.capture.guard import Ambient, ambient, inner_hooks
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
+from ortrain.capture.untouched import call_aside
 from ortrain.config import DebugOptions, LogLevel, Options
 from ortrain.errors import (
     CaptureError,
@@ -236,14 +239,20 @@ class Runner:
         if not self.options.falls_back(error):
             raise error
         self._warn(str(error))
-        return self._eager(str(error), args, kwargs)
+        with _alone(error):
+            return self._eager(str(error), args, kwargs)
 
     def _refused(self, form: Form, flat: FlatCall, sizes: Sizes, error: OrtrainError) -> Any:
-        """Runs a call eagerly that cannot be captured, or that the graph failed to run."""
-        if not self.options.falls_back(error):
-            raise error
-        # If the module raises too, the call was wrong, and nothing is noted about the form.
-        output = self._eager(str(error), flat.args, flat.kwargs)
+        """Runs a call eagerly that cannot be captured, or that the graph failed to run.
+
+        If the module raises too, the call was wrong: its error is the one to see, and nothing is
+        noted about the form.
+        """
+        with _alone(error):
+            if not self.options.falls_back(error):
+                call_aside(self.module, flat.args, flat.kwargs)
+                raise error
+            output = self._eager(str(error), flat.args, flat.kwargs)
         self._warn(str(error))
         if not self.options.retry:
             if not form.served:
@@ -294,6 +303,20 @@ class Runner:
 
 
 _INNER = ("ortrain.", "torch.nn.modules.module")
+
+
+@contextmanager
+def _alone(error: OrtrainError) -> Iterator[None]:
+    """Errors raised inside are shown without ``error``, which is being handled around them."""
+    try:
+        yield
+    except Exception as raised:
+        shown: BaseException | None = raised
+        while shown is not None and shown.__context__ is not error:
+            shown = shown.__context__
+        if shown is not None:
+            shown.__context__ = None
+        raise
 
 
 class _Anything:

@@ -11,6 +11,7 @@ from transformers.integrations import deepspeed
 from transformers.training_args import OptimizerNames
 
 from ortrain.config import DebugOptions, LogLevel, Options
+from ortrain.trainer.checks import check_deepspeed_config
 
 # Optimizers by names that transformers does not have, or no longer.
 OPTIMIZERS = {
@@ -39,7 +40,8 @@ class ORTTrainingArguments(TrainingArguments):
             PyTorch with one warning, ``"raise"`` raises the error.
 
     Raises:
-        ValueError: ``save_onnx`` without ``onnx_prefix``, or a value that does not exist.
+        ValueError: ``save_onnx`` without ``onnx_prefix``, a value that does not exist, or a
+            configuration of DeepSpeed that cannot be read.
         ImportError: ``deepspeed`` is given and not installed.
     """
 
@@ -67,6 +69,7 @@ class ORTTrainingArguments(TrainingArguments):
     ort_fallback: str = field(default="torch", metadata={"help": "torch or raise."})
 
     def __post_init__(self) -> None:
+        check_deepspeed_config(self.deepspeed)
         if self.deepspeed and not deepspeed.is_deepspeed_available():
             raise ImportError(
                 "the training argument deepspeed needs the package deepspeed, which is not "
@@ -129,13 +132,13 @@ def debug_options_of(args: TrainingArguments) -> DebugOptions:
     Raises:
         ValueError: ``save_onnx`` without ``onnx_prefix``, or a level that does not exist.
     """
-    if not getattr(args, "save_onnx", False):
-        return DebugOptions()
     name = str(getattr(args, "onnx_log_level", "WARNING")).upper()
     if name not in LogLevel.__members__:
         raise ValueError(
             f"onnx_log_level={name!r}: expected one of {', '.join(LogLevel.__members__)}"
         )
+    if not getattr(args, "save_onnx", False):
+        return DebugOptions()
     return DebugOptions(
         log_level=LogLevel[name],
         save_onnx=True,

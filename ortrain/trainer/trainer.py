@@ -36,12 +36,13 @@ from ortrain.trainer.arguments import (
     is_ours,
     options_of,
 )
+from ortrain.trainer.checks import ChecksInput
 from ortrain.trainer.engine import EngineNote
 from ortrain.trainer.loss import ModuleWithLoss
 from ortrain.trainer.report import TrainerReport
 
 
-class _ThroughORTModule(Trainer):
+class _ThroughORTModule(ChecksInput):
     """What both trainers add to Trainer's methods."""
 
     arguments: type[TrainingArguments] = ORTTrainingArguments
@@ -171,10 +172,9 @@ class _ThroughORTModule(Trainer):
             StateError: no forward of the training came to ORTModule, so that something replaced it.
         """
         before = self.ort_report.graph_calls + self.ort_report.fallback_calls
-        steps = self.state.global_step
         result = super().train(*args, **kwargs)
         calls = self.ort_report.graph_calls + self.ort_report.fallback_calls - before
-        if not calls and self.state.global_step > steps:
+        if not calls and self._batch_came:
             raise StateError(
                 "no step of this training ran through ORTModule",
                 because="a subclass, a callback or a library called the model itself",
