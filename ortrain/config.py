@@ -46,6 +46,8 @@ class Options:
         provider: execution provider of onnxruntime; None picks the one of the module's device.
         opset: of the captured graph.
         threads: threads inside an operator; 0 takes torch's number.
+        arena: keep the memory of a run for the next ones; False gives it back, which suits calls
+            that are each larger than the one before.
         backward_pieces: how many programs the backward is cut into; 0 decides by what is saved.
         cache_dir: folder in which compiled graphs are kept between processes; None keeps none.
         policy: the errors to which ``fallback="torch"`` applies; the rest are raised.
@@ -58,6 +60,7 @@ class Options:
     provider: str | None = None
     opset: int = field(default_factory=lambda: int(_variable("ORTMODULE_ONNX_OPSET_VERSION", "21")))
     threads: int = 0
+    arena: bool = True
     backward_pieces: int = 0
     cache_dir: Path | str | None = field(default_factory=lambda: _path("ORTMODULE_CACHE_DIR"))
     policy: tuple[type[OrtrainError], ...] = field(

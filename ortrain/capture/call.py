@@ -57,12 +57,14 @@ class Call:
         args: positional arguments, tensors replaced by aliases.
         kwargs: keyword arguments in the order of the signature, tensors replaced by aliases.
         forward: the module's, or one like it whose signature names all of the call's arguments.
+        example: arguments that the module itself would be traced with; None where it does not say.
     """
 
     leaves: tuple[Leaf, ...]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     forward: Callable[..., Any]
+    example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     @property
     def tensors(self) -> list[Leaf]:
@@ -104,6 +106,12 @@ class Call:
         args, kwargs = pytree.tree_unflatten(flat, spec)
         return replace(self, args=args, kwargs=kwargs)
 
+    def replaced(self) -> Call:
+        """The call with the module's own example in the place of the arguments."""
+        assert self.example is not None
+        args, kwargs = self.example
+        return replace(self, args=args, kwargs=kwargs)
+
     def dynamic_shapes(self, dims: dict[int, dict[int, Any]]) -> Any:
         """What ``torch.export`` takes: for each leaf, by position, its symbolic axes."""
         leaves = (dims.get(leaf.position) for leaf in self.leaves)
@@ -143,7 +151,9 @@ def example_call(
         leaves.append(Leaf(positions[path], name, value))
         copies.append(_alias(name, value))
     new_args, new_kwargs = pytree.tree_unflatten(copies, spec)
-    return Call(tuple(leaves), new_args, new_kwargs, forward)
+    make = getattr(module, "example_for_capture", None)
+    example = None if make is None else make(*new_args, **new_kwargs)
+    return Call(tuple(leaves), new_args, new_kwargs, forward, example)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +63,16 @@ class Constraints:
         self._equal = [(*a, *b) for a, b in self.equal]
         self._first = [(r.symbol, *r.places[0], r.low, r.high) for r in self.ranges]
         self._bounds = [f[1:] for f in self._first]
+        first = {symbol: (i, axis) for symbol, i, axis, *_ in self._first}
+        self._derived = [
+            (i, axis, _Expression(expression, first))
+            for (i, axis), expression in self.derived.items()
+        ]
+        self._guards = [_Expression(guard, first) for guard in self.guards]
+        # Nearly all assumptions are that a symbol is at least 2, which needs no sympy.
+        least = [a for a in self.assumed if isinstance(a, sympy.Ge) and a.args[0].is_Symbol]
+        self._least = [(*first[str(a.args[0])], int(a.args[1])) for a in least]
+        self._assumed = [_Expression(a, first) for a in self.assumed if a not in least]
         self._answers: dict[tuple[Any, ...], bool] = {}
 
     def accepts(self, shapes: Shapes) -> bool:
@@ -103,21 +113,14 @@ class Constraints:
         return known
 
     def _general(self, shapes: Shapes) -> bool:
-        values = self._values(shapes)
         return all(
-            evaluate(expression, values) == shapes[i][axis]
-            for (i, axis), expression in self.derived.items()
-        ) and all(bool(evaluate(guard, values)) for guard in self.guards)
+            expression(shapes) == shapes[i][axis] for i, axis, expression in self._derived
+        ) and all(guard(shapes) for guard in self._guards)
 
     def _covered(self, shapes: Shapes) -> bool:
-        values = self._values(shapes)
-        return all(bool(evaluate(guard, values)) for guard in self.assumed)
-
-    def _values(self, shapes: Shapes) -> dict[sympy.Symbol, int]:
-        return {
-            sympy.Symbol(symbol, positive=True, integer=True): shapes[i][axis]
-            for symbol, i, axis, *_ in self._first
-        }
+        return all(shapes[i][axis] >= size for i, axis, size in self._least) and all(
+            guard(shapes) for guard in self._assumed
+        )
 
     def why_not(self, shapes: Shapes) -> str:
         """The first condition that shapes break, in words; empty if they are accepted."""
@@ -145,11 +148,21 @@ class Constraints:
         return f"{self.names[i]}.shape[{axis}]"
 
 
-def evaluate(expression: Any, values: dict[sympy.Symbol, int]) -> Any:
-    """The value of a sympy expression at given sizes."""
-    by_name = {str(symbol): value for symbol, value in values.items()}
-    symbols = {symbol: by_name[str(symbol)] for symbol in expression.free_symbols}
-    return sympy_interp(PythonReferenceAnalysis, symbols, expression)
+class _Expression:
+    """A sympy expression that is evaluated where the sizes of its symbols stand.
+
+    Args:
+        expression: of sizes.
+        places: where each symbol stands, by its name.
+    """
+
+    def __init__(self, expression: sympy.Basic, places: Mapping[str, Place]) -> None:
+        self.expression = expression
+        self.places = [(symbol, *places[str(symbol)]) for symbol in expression.free_symbols]
+
+    def __call__(self, shapes: Shapes) -> Any:
+        sizes = {symbol: shapes[i][axis] for symbol, i, axis in self.places}
+        return sympy_interp(PythonReferenceAnalysis, sizes, self.expression)
 
 
 def is_assumption(guard: sympy.Basic) -> bool:
@@ -225,7 +238,8 @@ def constraints_of(
 def _explained(symbol: sympy.Symbol, low: int, assumed: Sequence[sympy.Basic]) -> bool:
     """Whether a lower bound merely sums up assumptions, such as ``s - 1`` being at least 2."""
     own = [guard for guard in assumed if guard.free_symbols == {symbol}]
-    return all(any(not evaluate(guard, {symbol: size}) for guard in own) for size in range(1, low))
+    conditions = [_Expression(guard, {str(symbol): (0, 0)}) for guard in own]
+    return all(any(not holds([[size]]) for holds in conditions) for size in range(1, low))
 
 
 def _is_bound(guard: sympy.Basic) -> bool:

@@ -76,7 +76,8 @@ class Captured:
         output_spec: the pytree of the module's output: ``output_spec.unflatten(leaves)``.
         constraints: which shapes the program is valid for.
         rung: how the module was captured: ``non-strict``, ``batch of 1 repeated``,
-            ``batch or length of 1 repeated``, ``sizes of 1 kept symbolic``, ``strict``.
+            ``batch or length of 1 repeated``, ``sizes of 1 kept symbolic``, ``example of the
+            module``, ``strict``.
         failed: what was tried before, and why it did not work.
         seconds: what each part took.
     """
@@ -122,6 +123,10 @@ def capture(
 
     All dimensions of all tensors are symbolic as far as the module's code allows. Neither the
     module nor any random state changes.
+
+    A size of 1 is special to the trace. A module that can say how a call of larger sizes would look
+    has a method ``example_for_capture(*args, **kwargs)``, which returns such ``(args, kwargs)`` of
+    the same structure, or None; these are traced instead.
 
     Args:
         module: in train or eval mode.

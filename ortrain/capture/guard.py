@@ -16,7 +16,7 @@ The check has three depths, each of which runs only where the one before it sees
 
 Seen are writes to modules and to the plain objects they hold (a model's config), down to lists
 changed in place. Not seen are writes into other packages' opaque objects, into numpy arrays, and
-into globals that ``forward`` reads.
+into globals that ``forward`` reads, nor transformers' ``generation_config``.
 """
 
 from __future__ import annotations
@@ -209,7 +209,8 @@ class Guard:
         self._namespaces = survey.namespaces
         self._class_values = (self._class_ids(), [dict(each) for each in self._namespaces])
 
-        self._tensors = survey.tensors
+        # Each once: the fast check refuses tied weights that it is given twice.
+        self._tensors = list({id(tensor): tensor for tensor in survey.tensors}.values())
         self._layouts = [layout(tensor) for tensor in self._tensors]
         self._same_layouts = _layout_check(self._tensors)
         self._loose = survey.loose

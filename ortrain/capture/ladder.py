@@ -27,6 +27,7 @@ class Rung:
         strict: trace with Dynamo.
         oblivious: do not let a size of 1 decide anything.
         grown: axes (position, axis) of size 1 along which the example is repeated.
+        own: trace with the module's own example.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Rung:
     strict: bool = False
     oblivious: bool = False
     grown: frozenset[tuple[int, int]] = frozenset()
+    own: bool = False
 
 
 @dataclass
@@ -63,12 +65,15 @@ def _rungs(call: Call, features: bool, exact: bool) -> list[Rung]:
     A size of 1 is special to PyTorch (it may broadcast), so that the trace would fix it. Where it
     is a batch or a length of 1, the example is repeated along that axis before it is traced; the
     trace looks at no values. Only if that fails, PyTorch is asked to take 1 for any other size.
+    A module that knows more of its arguments has an example of its own instead.
     """
     every = {
         leaf.position: dict.fromkeys(leaf.symbolic_axes(features), Dim.AUTO)
         for leaf in call.tensors
     }
     rungs = [Rung("non-strict", every), Rung("strict", every, strict=True)]
+    if call.example is not None and not exact:
+        return [Rung("example of the module", every, own=True), *rungs]
     batches, lengths = call.growable()
     if exact or (not batches and not lengths):
         return rungs
@@ -118,7 +123,7 @@ def export(
 
 
 def _attempt(module: torch.nn.Module, call: Call, rung: Rung) -> Exported:
-    example = call.grown(rung.grown)
+    example = call.replaced() if rung.own else call.grown(rung.grown)
     # Dynamo would trace the hook that watches.
     watching: contextlib.AbstractContextManager[Effects] = (
         contextlib.nullcontext(Effects()) if rung.strict else watched(module)
@@ -149,7 +154,7 @@ def _attempt(module: torch.nn.Module, call: Call, rung: Rung) -> Exported:
     fixed = [
         f"{constraints.names[i]}.shape[0]"
         for (i, axis) in constraints.static
-        if axis == 0 and (shapes[i][0] != 1 or rung.grown)
+        if axis == 0 and (shapes[i][0] != 1 or rung.grown or rung.own)
     ]
     return Exported(program, constraints, rung.name, constraints.why_not(shapes), ", ".join(fixed))
 

@@ -48,6 +48,8 @@ _UNWATCHED = {
     "_buffers",
     "_modules",
 }
+# transformers' settings of generate(), which Seq2SeqTrainer changes between two calls of a model.
+_SETTINGS = ("generation_config", "GenerationConfig")
 # Hooks with which transformers collects hidden states and attentions; a capture traces them.
 _TRACED_HOOKS = "transformers.utils.output_capturing"
 # Hooks of transformers and PEFT that make embeddings require a gradient, so that checkpointing
@@ -157,7 +159,7 @@ class Survey:
             self.facts[path, name] = Fact("child", object=child)
         self._hooks(path, module.__dict__, "")
         for name, value in module.__dict__.items():
-            if name not in _UNWATCHED:
+            if name not in _UNWATCHED and (name, type(value).__name__) != _SETTINGS:
                 self._attribute(path, name, value, 0)
         for role, entries in (("parameter", module._parameters), ("buffer", module._buffers)):
             for name, tensor in self._entries(entries):

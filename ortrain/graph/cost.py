@@ -3,44 +3,62 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 
 import onnx_ir as ir
 
 from ortrain.graph import shapes
 
+Symbols = tuple[str, ...]
 
-def multiplications(graph: ir.Graph, sizes: Mapping[str, int]) -> int:
+
+class Multiplications:
     """Multiplications of all matrix products and convolutions, plus one for every other element.
+
+    A polynomial in the symbolic dimensions, because walking a graph of 300 nodes takes 5 ms and a
+    decoder has another size at each token.
 
     Args:
         graph: composites count as one node.
-        sizes: value of each symbolic dimension; unknown dimensions count as 1.
     """
-    return sum(_node(node, sizes) for node in graph)
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._terms: Counter[Symbols] = Counter()
+        for node in graph:
+            factors = _factors(node)
+            for value in node.outputs:
+                count, symbols = _product((*factors, *(shapes.dims(value) or ())))
+                self._terms[symbols] += count
+
+    def __call__(self, sizes: Mapping[str, int]) -> int:
+        """Their number.
+
+        Args:
+            sizes: value of each symbolic dimension; unknown dimensions count as 1.
+        """
+        return sum(
+            count * math.prod(sizes.get(symbol, 1) for symbol in symbols)
+            for symbols, count in self._terms.items()
+        )
 
 
-def _node(node: ir.Node, sizes: Mapping[str, int]) -> int:
-    elements = sum(_elements(v, sizes) for v in node.outputs)
+def _factors(node: ir.Node) -> tuple[shapes.Dim, ...]:
+    """What an element of an output of the node costs."""
     if node.op_type in ("MatMul", "Gemm", "FusedMatMul"):
         left = shapes.dims(node.inputs[0])
         flipped = node.attributes.get("transA")
         if left:
-            return elements * _size(left[-2 if flipped and flipped.as_int() else -1], sizes)
+            return (left[-2 if flipped and flipped.as_int() else -1],)
     if node.op_type in ("Conv", "ConvTranspose"):
-        kernel = shapes.dims(node.inputs[1])
-        if kernel:
-            return elements * math.prod(_size(d, sizes) for d in kernel[1:])
+        return (shapes.dims(node.inputs[1]) or ())[1:]
     if node.op_type == "Attention":
         keys = shapes.dims(node.inputs[1])
         if keys and len(keys) > 1:
-            return 2 * elements * _size(keys[-2], sizes)
-    return elements
+            return (2, keys[-2])
+    return ()
 
 
-def _elements(value: ir.Value, sizes: Mapping[str, int]) -> int:
-    return math.prod(_size(d, sizes) for d in shapes.dims(value) or ())
-
-
-def _size(dim: shapes.Dim, sizes: Mapping[str, int]) -> int:
-    return dim if isinstance(dim, int) else sizes.get(dim or "", 1)
+def _product(dims: tuple[shapes.Dim, ...]) -> tuple[int, Symbols]:
+    count = math.prod(dim for dim in dims if isinstance(dim, int))
+    return count, tuple(sorted(dim for dim in dims if isinstance(dim, str)))

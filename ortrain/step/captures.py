@@ -28,7 +28,7 @@ from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.capture.untouched import call_aside, uncollected, untouched
 from ortrain.config import DebugOptions, LogLevel, Options
 from ortrain.errors import CaptureError, OrtrainError
-from ortrain.graph.cost import multiplications
+from ortrain.graph.cost import Multiplications
 from ortrain.program import Program, Role
 from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
 from ortrain.runtime.onnxruntime.executor import SMALL
@@ -75,6 +75,8 @@ class Served:
         order: for each tensor of the capture its place among the call's tensors.
         positions: for each user input of the program its place among the call's tensors.
         structure: rebuilds the module's output.
+        axes: symbolic dimensions, each with a tensor of the call and its axis that has this size.
+        cost: of the program.
         variants: steps by what is trainable.
         ones: which patterns of sizes of 1 were compared with the module, and whether they agree.
         threads: of the steps.
@@ -84,6 +86,8 @@ class Served:
     order: list[int]
     positions: list[int]
     structure: OutputStructure
+    axes: list[tuple[str, int, int]]
+    cost: Multiplications
     variants: dict[tuple[bool, ...], Variants] = field(default_factory=dict)
     ones: dict[tuple[tuple[int, int], ...], bool] = field(default_factory=dict)
     threads: int = 0
@@ -200,7 +204,7 @@ class Captures:
             if not apart and not self._holds(state, served, flat, [sizes[i] for i in served.order]):
                 served = self._capture(state, form, flat, exact=True)
                 form.served.append(served)
-        if served.threads == 1 < self._threads(served.captured.program, _sizes(served, flat)):
+        if served.threads == 1 < self._threads(served, _sizes(served, flat)):
             served.variants.clear()  # built for small batches: from now on with more threads
         if len(form.by_sizes) >= MOST_SIZES:
             form.by_sizes.clear()
@@ -238,11 +242,14 @@ class Captures:
         form.report.stages = {"capture": time.perf_counter() - start}
         self.report.captures += 1
         state.settle(self.module, form)
+        positions = [place[t.position] for t in captured.inputs]
         return Served(
             captured,
             [place[t.position] for t in captured.tensors],
-            [place[t.position] for t in captured.inputs],
+            positions,
             _structure(captured),
+            _axes(captured.program, positions),
+            Multiplications(captured.program.graph),
         )
 
     def _holds(
@@ -303,7 +310,7 @@ class Captures:
             influential = {v.name for v in influences(program.graph, users)}
             trainable = [name for name in trainable if name in influential]
         sizes = _sizes(served, flat)
-        served.threads = threads = self._threads(program, sizes)
+        served.threads = threads = self._threads(served, sizes)
         tensors = state.tensors
         outputs = [v.name or "" for v in program.outputs(Role.USER_OUTPUT, Role.LOSS)]
 
@@ -336,7 +343,8 @@ class Captures:
         sizes: dict[str, int],
         threads: int,
     ) -> Plan:
-        executor = OnnxRuntimeExecutor(self.options.provider or "CPUExecutionProvider", threads)
+        provider = self.options.provider or "CPUExecutionProvider"
+        executor = OnnxRuntimeExecutor(provider, threads, arena=self.options.arena)
         pieces = self.options.backward_pieces
         exchanged = distributed.is_available() and distributed.is_initialized()
         with _no_bug("building"), uncollected():
@@ -354,9 +362,9 @@ class Captures:
         self._describe(plan, executor, sizes)
         return plan
 
-    def _threads(self, program: Program, sizes: dict[str, int]) -> int:
+    def _threads(self, served: Served, sizes: dict[str, int]) -> int:
         """The threads for a program at these sizes: one where more would only be woken up."""
-        small = multiplications(program.graph, sizes) < SMALL
+        small = served.cost(sizes) < SMALL
         return self.options.threads or (1 if small else torch.get_num_threads())
 
     def described(self, grad: bool) -> Report:
@@ -445,15 +453,19 @@ def _structure(captured: Captured) -> OutputStructure:
     return structure
 
 
+def _axes(program: Program, positions: Sequence[int]) -> list[tuple[str, int, int]]:
+    """A place for each symbolic dimension of a program, among the tensors of a call."""
+    places: dict[str, tuple[int, int]] = {}
+    for value, position in zip(program.inputs(Role.USER_INPUT), positions, strict=True):
+        for axis, dim in enumerate(value.shape or ()):
+            if not isinstance(dim, int) and dim.value is not None:
+                places.setdefault(dim.value, (position, axis))
+    return [(symbol, *place) for symbol, place in places.items()]
+
+
 def _sizes(served: Served, flat: FlatCall) -> dict[str, int]:
     """The value that each symbolic dimension has in this call."""
-    sizes: dict[str, int] = {}
-    users = served.captured.program.inputs(Role.USER_INPUT)
-    for value, place in zip(users, served.positions, strict=True):
-        for dim, size in zip(value.shape or (), flat.tensors[place].shape, strict=True):
-            if not isinstance(dim, int) and dim.value is not None:
-                sizes[dim.value] = size
-    return sizes
+    return {symbol: flat.tensors[place].shape[axis] for symbol, place, axis in served.axes}
 
 
 def _same(a: torch.Tensor, b: torch.Tensor, *, shapes_only: bool) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ortrain.deploy.generation import GenerationReport
 from ortrain.step.report import Report
 
 
@@ -14,10 +15,12 @@ class TrainerReport:
     Attributes:
         trainings: on the models in training, in order; a search trains several.
         inference: on evaluation and prediction through onnxruntime; None where there was none.
+        generation: on ``predict_with_generate`` through onnxruntime; None where there was none.
     """
 
     trainings: list[Report] = field(default_factory=list)
     inference: Report | None = None
+    generation: GenerationReport | None = None
 
     @property
     def training(self) -> Report | None:
@@ -44,4 +47,6 @@ class TrainerReport:
                 why = f" ({report.reason})" if report.reason else ""
                 rows.append(f"{name}: {graph} forwards as a graph, {eager} in PyTorch{why}")
                 rows += report.rows()
+        if self.generation is not None:
+            rows.append(str(self.generation))
         return "\n".join(rows)

@@ -27,6 +27,7 @@ from transformers import PreTrainedModel, Seq2SeqTrainer, Trainer, TrainingArgum
 from ortrain.capture.key_value_cache import caching_configs
 from ortrain.config import Options
 from ortrain.deploy import export_onnx
+from ortrain.deploy.generation import ORTGenerator
 from ortrain.errors import OrtrainWarning, StateError
 from ortrain.module import ORTModule
 from ortrain.trainer.arguments import (
@@ -74,6 +75,7 @@ class _ThroughORTModule(ChecksInput):
         self._engine_note = EngineNote()
         self._evaluates_with_ort = False
         self._evaluator: ORTModule | None = None
+        self._generator: ORTGenerator | None = None
         super().__init__(model, args, *positional, **kwargs)
         # On the instance, because a subclass may have a compute_loss of its own: then that is what
         # runs inside the graph.
@@ -299,13 +301,6 @@ class _ThroughORTModule(ChecksInput):
         before = self._evaluates_with_ort
         if with_ort is None:
             with_ort = before or getattr(self.args, "inference_with_ort", False)
-        if with_ort and not before and getattr(self.args, "predict_with_generate", False):
-            warnings.warn(
-                "inference_with_ort computes the loss in onnxruntime; predict_with_generate still "
-                "generates in PyTorch",
-                OrtrainWarning,
-                stacklevel=5,
-            )
         self._evaluates_with_ort = with_ort
         try:
             yield
@@ -344,11 +339,42 @@ class ORTSeq2SeqTrainer(_ThroughORTModule, Seq2SeqTrainer):
 
     arguments = ORTSeq2SeqTrainingArguments
 
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """As Seq2SeqTrainer's; generates through onnxruntime where it evaluates so."""
+        if not self._evaluates_with_ort or not getattr(self.args, "predict_with_generate", False):
+            return super().evaluation_loop(*args, **kwargs)
+        model = _generative(self.model)
+        if self._generator is None or self._generator.model is not model:
+            options = self.ort_options or options_of(self.args)
+            self._generator = _Generator(model, self, options)
+            self.ort_report.generation = self._generator.report
+        with self._generator.in_place():
+            return super().evaluation_loop(*args, **kwargs)
+
+
+class _Generator(ORTGenerator):
+    """Generates under the autocast that Trainer has around the forward, not around the encoder."""
+
+    def __init__(self, model: Any, trainer: Trainer, options: Options) -> None:
+        super().__init__(model, options=options)
+        self.trainer = trainer
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        with self.trainer.accelerator.autocast():
+            return super()._forward(*args, **kwargs)
+
 
 def _find(model: nn.Module | None) -> ORTModule | None:
     """The ORTModule inside what accelerate has made of it."""
     while model is not None and not isinstance(model, ORTModule):
         model = getattr(model, "module", None)
+    return model
+
+
+def _generative(model: Any) -> Any:
+    """What generates for a model: itself, or the model that has its adapters inside."""
+    if hasattr(model, "get_base_model") and not model.active_peft_config.is_prompt_learning:
+        return model.get_base_model()
     return model
 
 

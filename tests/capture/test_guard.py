@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as global_hooks
 from torch.nn.utils import parametrize
+from transformers import GenerationConfig
 
 from ortrain.capture import guard as guard_file
 from ortrain.capture.guard import Ambient, Guard, ambient, inner_hooks
@@ -530,6 +531,27 @@ def test_a_view_of_a_parameter_changes_with_it() -> None:
     guard = Guard(module)
     nn.init.zeros_(module.weight)
     assert guard.changed() == "Linear: view was changed in place"
+
+
+def test_the_settings_of_generation_are_not_those_of_a_forward() -> None:
+    model = Model()
+    model.generation_config = GenerationConfig(max_length=20)
+    guard = Guard(model)
+    model.generation_config.max_length = 30
+    model.generation_config.num_beams = 4
+    assert guard.changed() is None
+    model.generation_config = GenerationConfig(max_length=40)
+    assert guard.changed() is None
+    model.generation_config = {"max_length": 20}
+    assert guard.changed() is not None
+
+
+def test_tied_weights_leave_the_check_of_layouts_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model()
+    assert model.head.weight is model.embed.weight
+    guard = Guard(model)
+    monkeypatch.setattr(Guard, "_same_exact_layouts", lambda self: pytest.fail("the slow check"))
+    assert guard.changed() is None
 
 
 def test_going_to_evaluation_and_back_needs_no_survey(monkeypatch: pytest.MonkeyPatch) -> None:

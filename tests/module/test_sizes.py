@@ -85,6 +85,38 @@ def test_code_that_treats_one_as_any_size_needs_one_capture(sizes: tuple[int, ..
     assert model.report.captures == 1
 
 
+class Appends(nn.Module):
+    """To a past of any length, which capture does not know for a length: it has four dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, past: Tensor, mask: Tensor) -> Tensor:
+        both = torch.cat([past, self.layer(past[:, :, -1:])], 2)
+        return both * mask[:, None, :, None]
+
+
+class AppendsAndSays(Appends):
+    """How a longer past would look."""
+
+    def example_for_capture(self, past: Tensor, mask: Tensor) -> tuple[Any, ...] | None:
+        if past.shape[2] > 1:
+            return None
+        return (past.repeat(1, 1, 3, 1), mask.repeat(1, 2)), {}
+
+
+@pytest.mark.parametrize(("module", "captures"), [(Appends, 2), (AppendsAndSays, 1)])
+def test_a_module_may_say_how_larger_sizes_than_one_look(
+    module: type[nn.Module], captures: int
+) -> None:
+    model, eager = pair(module())
+    for length in (1, 2, 4, 1):
+        inputs = torch.randn(2, 3, length, 4), torch.ones(2, length + 1)
+        torch.testing.assert_close(model(*inputs), eager(*inputs), rtol=SAME, atol=SAME)
+    assert (model.report.captures, model.report.mode) == (captures, "graph")
+
+
 class Watched(nn.Module):
     """Tells a list outside of it about every forward that really runs."""
 

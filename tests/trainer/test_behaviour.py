@@ -20,13 +20,10 @@ from transformers import (
 
 from ortrain import (
     ORTModule,
-    OrtrainWarning,
-    ORTSeq2SeqTrainer,
-    ORTSeq2SeqTrainingArguments,
     ORTTrainer,
     ORTTrainingArguments,
 )
-from ortrain.errors import StateError
+from ortrain.errors import OrtrainWarning, StateError
 from tests.trainer.models import arguments, bert, collate, gpt2, t5, texts, train
 
 
@@ -209,16 +206,6 @@ def test_the_trained_model_is_exported(tmp_path: Path, make: Any, kind: str) -> 
     assert path == tmp_path / "onnx" / "model.onnx"
     session = onnxruntime.InferenceSession(path)
     assert session.get_outputs()[0].name == "logits"
-
-
-def test_generation_that_stays_in_pytorch_is_said_to(tmp_path: Path) -> None:
-    args = arguments(tmp_path, ORTSeq2SeqTrainingArguments, predict_with_generate=True)
-    rows = texts(8, "copy")
-    ours = ORTSeq2SeqTrainer(t5(), args, collate, rows, eval_dataset=rows)
-    expected = ours.evaluate(max_new_tokens=4)["eval_loss"]
-    with pytest.warns(OrtrainWarning, match="generates in PyTorch"):
-        found = ours.evaluate(max_new_tokens=4, inference_with_ort=True)
-    assert found["eval_loss"] == pytest.approx(expected, rel=1e-5)
 
 
 # --- data, searches, arguments ------------------------------------------------------------------

@@ -105,7 +105,9 @@ class OnnxRuntimeExecutor:
 
     name = "onnxruntime"
 
-    def __init__(self, provider: str = "CPUExecutionProvider", threads: int = 0) -> None:
+    def __init__(
+        self, provider: str = "CPUExecutionProvider", threads: int = 0, *, arena: bool = True
+    ) -> None:
         if provider not in onnxruntime.get_available_providers():
             raise ExecutionError(
                 f"onnxruntime has no execution provider {provider!r}",
@@ -113,6 +115,7 @@ class OnnxRuntimeExecutor:
             )
         self.provider = provider
         self.threads = threads
+        self.arena = arena
 
     def __repr__(self) -> str:
         return f"OnnxRuntimeExecutor({self.provider!r}, threads={self.threads})"
@@ -154,7 +157,10 @@ class OnnxRuntimeExecutor:
         # A pattern is planned per input shape and holds its peak as one block; single chunks of
         # the shared arena can also serve the outputs.
         options.enable_mem_pattern = False
-        options.add_session_config_entry("session.use_env_allocators", "1")
+        if self.arena:
+            options.add_session_config_entry("session.use_env_allocators", "1")
+        else:
+            options.enable_cpu_mem_arena = False
         # The passes have folded what is small. What is large, such as zeros to add to, takes less
         # time to fill anew than memory to keep.
         options.add_session_config_entry(
