@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 
 States = list[Tensor | None]
-"""Keys and values in turn, layer by layer, ``[batch, heads, length, size]``; None for no layer's.
+"""Keys and values in turn, layer by layer, ``[batch, heads, length, size]``; None where it has none.
 """
 
 
@@ -67,7 +67,7 @@ class CachedDecoder(nn.Module):
     def example_for_capture(
         self, past: States, cross: States, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """The call with a batch and lengths above 1, of which the tests need one capture for all.
+        """The call with a batch, a past and a source longer than 1, so that one capture serves all.
 
         The length of the new tokens stays: after the first call it is 1, nearly always. At the
         first call all lengths are those of tokens and their features, which capture knows.

@@ -16,8 +16,8 @@ Symbols = tuple[str, ...]
 class Multiplications:
     """Multiplications of all matrix products and convolutions, plus one for every other element.
 
-    A polynomial in the symbolic dimensions, because walking a graph of 300 nodes takes 5 ms and a
-    decoder has another size at each token.
+    A polynomial in the symbolic dimensions: a decoder has another length at each token, and need
+    not walk its graph again for it.
 
     Args:
         graph: composites count as one node.
