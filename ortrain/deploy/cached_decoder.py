@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 
 States = list[Tensor | None]
-"""Keys and values in turn, layer by layer, ``[batch, heads, length, size]``; None where it has none.
+"""Keys and values in turn, layer by layer, ``[batch, heads, length, size]``; None for no layer's.
 """
 
 
