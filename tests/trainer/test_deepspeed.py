@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -169,10 +170,15 @@ def test_one_process_ends_where_trainer_ends(tmp_path: Path) -> None:
 # --- configurations that do not work ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", ["/no/such/file.json", configuration(2)], ids=["file", "dict"])
+@pytest.mark.parametrize("as_file", [True, False], ids=["file", "dict"])
 def test_without_deepspeed_the_error_says_how_to_install_it(
-    tmp_path: Path, config: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, as_file: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    config: Any = configuration(2)
+    if as_file:
+        path = tmp_path / "zero.json"
+        path.write_text(json.dumps(config))
+        config = str(path)
     monkeypatch.setattr(integration, "is_deepspeed_available", lambda: False)
     with pytest.raises(ImportError, match=r"not installed: pip install 'ortrain\[deepspeed\]'"):
         ORTTrainingArguments(str(tmp_path), deepspeed=config)
