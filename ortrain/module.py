@@ -30,8 +30,9 @@ _SHARED = (
 )
 # What ORTModule has for itself, its hooks above all. Every other attribute is the module's.
 _OWN = frozenset(nn.Module().__dict__) - {*_SHARED, "training"}
-# Where a library wraps `forward`, as accelerate does for autocast, it wraps ORTModule's.
-_FORWARD = frozenset({"forward", "_original_forward"})
+# Where a library wraps `forward`, as accelerate does for autocast, it wraps ORTModule's; that it has
+# done so is no fact about the module, of which there may be another ORTModule.
+_FORWARD = frozenset({"forward", "_original_forward", "_is_accelerate_prepared"})
 
 
 class ORTModule(nn.Module):

@@ -11,6 +11,7 @@ Two seams, and none of Trainer's methods copied:
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import convert_to_fp32
 from torch import nn
 from transformers import PreTrainedModel, Seq2SeqTrainer, Trainer, TrainingArguments
 
@@ -342,8 +344,11 @@ class ORTSeq2SeqTrainer(_ThroughORTModule, Seq2SeqTrainer):
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """As Seq2SeqTrainer's; generates through onnxruntime where it evaluates so."""
-        if not self._evaluates_with_ort or not getattr(self.args, "predict_with_generate", False):
+        if not getattr(self.args, "predict_with_generate", False):
             return super().evaluation_loop(*args, **kwargs)
+        if not self._evaluates_with_ort:
+            with _under_autocast(self.model, self.accelerator):
+                return super().evaluation_loop(*args, **kwargs)
         model = _generative(self.model)
         if self._generator is None or self._generator.model is not model:
             options = self.ort_options or options_of(self.args)
@@ -363,6 +368,31 @@ class _Generator(ORTGenerator):
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         with self.trainer.accelerator.autocast():
             return super()._forward(*args, **kwargs)
+
+
+@contextmanager
+def _under_autocast(model: Any, accelerator: Any) -> Iterator[None]:
+    """Gives a model the forward that it has under Trainer, whose accelerator prepared it itself.
+
+    Under ORTTrainer the wrapper is prepared; but it is the model that generates.
+    """
+    if not accelerator.native_amp or "_original_forward" in model.__dict__:
+        yield
+        return
+    forward, own = model.forward, model.__dict__.get("forward")
+
+    @functools.wraps(forward)
+    def prepared(*args: Any, **kwargs: Any) -> Any:
+        with accelerator.autocast():
+            return convert_to_fp32(forward(*args, **kwargs))
+
+    model.forward = prepared
+    try:
+        yield
+    finally:
+        del model.forward
+        if own is not None:
+            model.forward = own
 
 
 def _find(model: nn.Module | None) -> ORTModule | None:

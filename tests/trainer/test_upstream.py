@@ -280,6 +280,26 @@ def test_bf16_is_trainers_to_the_bit_in_training_evaluation_and_prediction(tmp_p
     np.testing.assert_array_equal(ours.trainer.predict(texts(10)).predictions, expected.predictions)
 
 
+def test_bf16_stays_trainers_to_the_bit_when_onnxruntime_evaluates_before_and_after(
+    tmp_path: Path,
+) -> None:
+    rows = texts(20)
+
+    def losses(kind: type, args: Any) -> list[float]:
+        trainer = kind(bert(), args, collate, rows, eval_dataset=rows)
+        return [
+            trainer.evaluate()["eval_loss"],
+            trainer.train().training_loss,
+            trainer.evaluate()["eval_loss"],
+        ]
+
+    settings = {"bf16": True, "learning_rate": 1e-2}
+    expected = losses(Trainer, arguments(tmp_path / "plain", TrainingArguments, **settings))
+    settings |= {"ort_fallback": "torch", "inference_with_ort": True}
+    with pytest.warns(OrtrainWarning, match="autocast"):
+        assert losses(ORTTrainer, arguments(tmp_path / "ours", **settings)) == expected
+
+
 def test_fp16_without_a_gpu_is_the_fp32_that_it_is_for_trainer(tmp_path: Path) -> None:
     plain, ours = both(tmp_path, bert, texts(), more=watched, fp16=True)
     assert next(iter(ours.weights.values())).dtype == torch.float32
