@@ -30,8 +30,8 @@ _SHARED = (
 )
 # What ORTModule has for itself, its hooks above all. Every other attribute is the module's.
 _OWN = frozenset(nn.Module().__dict__) - {*_SHARED, "training"}
-# Where a library wraps `forward`, as accelerate does for autocast, it wraps ORTModule's; that it has
-# done so is no fact about the module, of which there may be another ORTModule.
+# Where a library wraps `forward`, as accelerate does for autocast, it wraps ORTModule's; the mark
+# that it has done so is not the module's either, of which there may be another ORTModule.
 _FORWARD = frozenset({"forward", "_original_forward", "_is_accelerate_prepared"})
 
 

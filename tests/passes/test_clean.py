@@ -134,6 +134,37 @@ def test_constants_are_folded_and_inputs_are_not() -> None:
     assert operators(cleaned(body, {"x": [3, 4]})) == {"Mul": 1}
 
 
+@pytest.mark.filterwarnings("error")
+def test_infinite_constants_are_folded_without_a_word() -> None:
+    def body(op: Any, x: ir.Value) -> ir.Value:
+        logarithm = op.Log(np.array([0.0, 1.0, 2.0, 4.0], np.float32))
+        return op.Max(x, op.Sub(logarithm, op.Exp(np.array(1000.0, np.float32))))
+
+    assert operators(cleaned(body, {"x": [3, 4]})) == {"Max": 1}
+
+
+def test_whole_numbers_are_divided_towards_zero_and_without_rounding() -> None:
+    largest = np.iinfo(np.int64).max
+    dividends = np.array([7, -7, 7, -7, -8, largest])
+    divisors = np.array([2, 2, -2, -2, 4, 1])
+
+    def body(op: Any, x: ir.Value) -> ir.Value:
+        return op.Add(x, op.Div(dividends, divisors))
+
+    feeds = {"x": np.zeros(6, np.int64)}
+    subject = cleaned(body, {"x": [6]}, feeds, dtype=np.int64)
+    assert operators(subject) == {"Add": 1}
+    np.testing.assert_array_equal(run(subject, feeds)["y"], [3, -3, -3, 3, -2, largest])
+
+
+def test_a_division_by_zero_is_left_to_the_runtime() -> None:
+    subject = program(
+        lambda op, x: op.Add(x, op.Div(np.int64(1), np.int64(0))), {"x": [3]}, dtype=np.int64
+    )
+    clean(subject)
+    assert operators(subject) == {"Add": 1, "Div": 1}
+
+
 def test_large_constants_are_left_to_the_runtime() -> None:
     subject = cleaned(
         lambda op, x: op.Add(
