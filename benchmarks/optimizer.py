@@ -76,6 +76,7 @@ def contestants(parameters: list[nn.Parameter]) -> dict[str, dict[str, Callable[
             "torch.nn.utils, AdamW(fused=True)": partial(clip, torchs, parameters, bound, fused),
             "ortrain, AdamW(fused=True)": partial(clip, ours, parameters, bound, fused),
             "FusedAdam.clip_and_step": lambda bound=bound: one.clip_and_step(bound()),
+            f"{BASE} without clipping": fused.step,
         }
     return tables
 
@@ -134,7 +135,7 @@ def table(title: str, rows: dict[str, dict[str, float]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--layers", type=int, default=12, help="of BERT-base")
     parser.add_argument(
         "--json", type=Path, default=Path(__file__).parent / "results/optimizer.json"
