@@ -45,14 +45,15 @@ def table(results: dict[str, list[dict[str, Any]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=NAMES, choices=NAMES, metavar="NAME")
+    parser.add_argument("names", nargs="*", default="all", choices=[*NAMES, "all"], metavar="NAME")
     parser.add_argument("--arguments", default="", help="of the examples")
     parser.add_argument(
         "--json", type=Path, default=Path(__file__).parent / "results/examples.json"
     )
     options = parser.parse_args()
     arguments = shlex.split(options.arguments)
-    results = {name: figures(name, arguments) for name in options.names}
+    names = NAMES if "all" in options.names else options.names
+    results = {name: figures(name, arguments) for name in names}
     print(table(results))
     options.json.parent.mkdir(exist_ok=True)
     found = {"machine": machine(), "arguments": arguments, "examples": results}
