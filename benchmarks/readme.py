@@ -18,7 +18,7 @@ def main() -> None:
     text = README.read_text()
     head, rest = text.split(BEGIN)
     _, tail = rest.split(END)
-    parts = [render() for render in (speed, start, memory) if _known(render)]
+    parts = [render() for render in (speed, start, memory, trainings) if _known(render)]
     README.write_text(f"{head}{BEGIN}\n{chr(10).join(parts)}{END}{tail}")
 
 
@@ -74,13 +74,26 @@ def memory() -> str:
     )
 
 
+def trainings() -> str:
+    """The figures of `examples.py`."""
+    gains = sorted(
+        graph["samples_per_second"] / eager["samples_per_second"]
+        for eager, graph in _results("examples")["examples"].values()
+    )
+    return (
+        f"The {len(gains)} trainings of [examples/](examples/README.md), small models on short "
+        f"texts, images and sounds, take\n{gains[0]:.2f} to {gains[-1]:.2f} times as many samples "
+        f"a second as in PyTorch.\n"
+    )
+
+
 def _results(name: str) -> dict[str, Any]:
     result: dict[str, Any] = json.loads((HERE / "results" / f"{name}.json").read_text())
     return result
 
 
 def _known(render: Any) -> bool:
-    names = {speed: "step", start: "first_step", memory: "memory"}
+    names = {speed: "step", start: "first_step", memory: "memory", trainings: "examples"}
     return (HERE / "results" / f"{names[render]}.json").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Collection, Iterable
 
 import onnx_ir as ir
@@ -107,12 +108,10 @@ def saved_values(
 
 
 def saved_bytes(programs: list[Program], sizes: dict[str, int]) -> int:
-    """Bytes of what the forward keeps, symbolic dimensions taken from ``sizes``."""
+    """Bytes of what the forward keeps, of symbolic dimensions by ``sizes``; unknown ones are 1."""
     total = 0.0
     for value in programs[0].outputs(Role.SAVED):
-        count = 1
-        for dim in shapes.dims(value) or ():
-            count *= dim if isinstance(dim, int) else sizes.get(dim or "", 1)
+        count = math.prod(shapes.evaluate(dim, sizes) or 1 for dim in shapes.dims(value) or ())
         total += count * (value.dtype.itemsize if value.dtype is not None else 4)
     return int(total)
 

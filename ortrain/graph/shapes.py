@@ -8,7 +8,7 @@ node at run time; a wrong one costs a wrong gradient, so whatever is in doubt st
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -49,6 +49,24 @@ def dims(value: ir.Value | None) -> tuple[Dim, ...] | None:
     if value is None or value.shape is None:
         return None
     return tuple(d if isinstance(d, int) else d.value for d in value.shape)
+
+
+def evaluate(dim: Dim, sizes: Mapping[str, int]) -> int | None:
+    """The size of a dimension by those of the symbols in it; None where that does not follow.
+
+    Args:
+        dim: a size, a symbol, or an expression such as ``s0//2 + 1``.
+        sizes: of symbols.
+    """
+    if dim is None or isinstance(dim, int):
+        return dim
+    if dim in sizes:
+        return sizes[dim]
+    try:
+        size = ir.SymbolicDim(dim).evaluate(sizes)
+    except ValueError:  # a name, of whatever characters
+        return None
+    return size if isinstance(size, int) else None
 
 
 def rank(value: ir.Value) -> int | None:
