@@ -1,4 +1,4 @@
-"""Names in artifacts: what a training loop in any language goes by; see docs/ondevice-contract.md."""
+"""Names in artifacts, by which a training loop goes: see docs/ondevice-contract.md."""
 
 from __future__ import annotations
 

@@ -33,16 +33,21 @@ MICROSOFT = "com.microsoft"
 def lower(program: Program) -> Program:
     """Lowers a copy of the program."""
     result = program.clone()
-    refuse_negative_rows(result)
-    expand(result.graph, opset=result.opset)
-    spell_scattered_reductions(result)
-    clean(result)
+    make_standard(result)
     fuse_products(result)
     lay_out_left_operands(result)
     sum_rows_by_products(result)
     clean(result)
     result.name_values()
     return result
+
+
+def make_standard(program: Program) -> None:
+    """Makes a program one of standard operators, in place."""
+    refuse_negative_rows(program)
+    expand(program.graph, opset=program.opset)
+    spell_scattered_reductions(program)
+    clean(program)
 
 
 def refuse_negative_rows(program: Program) -> int:

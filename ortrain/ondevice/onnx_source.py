@@ -1,0 +1,306 @@
+"""An ONNX model → its forward in both modes.
+
+What ``requires_grad`` and ``frozen_params`` name become inputs; other initializers stay constants.
+The modes are those that the file says: ``BatchNormalization`` with ``training_mode=1`` and
+``Dropout`` with a true ``training_mode`` train, and are switched over for evaluation; all others
+are what they are in both. That is how an exporter writes a model in training mode, and how a frozen
+normalization stays frozen.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass, NameFixPass
+
+from ortrain.errors import GraphError
+from ortrain.graph import shapes
+from ortrain.graph.build import Builder
+from ortrain.graph.rewire import take_place
+from ortrain.ondevice.forward import Forward
+from ortrain.ops.base import DOMAIN
+from ortrain.program import PHASE, Phase, Program, Role, set_role
+
+OPSET = 18
+RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli",
+          "Multinomial"}  # fmt: skip
+
+
+def from_onnx(
+    model: onnx.ModelProto | str | os.PathLike[str],
+    requires_grad: Sequence[str],
+    frozen_params: Sequence[str] = (),
+) -> Forward:
+    """Reads a model.
+
+    Args:
+        model: the model, or the path of its file, which may have external data.
+        requires_grad: names of the initializers to train.
+        frozen_params: names of initializers that stand in the checkpoint and are not trained.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        GraphError: an initializer does not exist or cannot be trained, or the model holds what
+            artifacts cannot have.
+    """
+    program = Program(_standard(_read(model)))
+    _refuse_random(program.graph)
+    buffers = _statistics(program.graph)
+    tensors = _lift(program, requires_grad, frozen_params, buffers)
+    training, evaluation = program, program.clone()
+    _train(training)
+    _evaluate(evaluation)
+    for each in (training, evaluation):
+        shapes.infer_all(each.model)
+    trainable = [v.name or "" for v in program.inputs(Role.PARAMETER) if v.name in requires_grad]
+    return Forward(training, evaluation, tensors, tuple(trainable))
+
+
+def _read(model: onnx.ModelProto | str | os.PathLike[str]) -> onnx.ModelProto:
+    if isinstance(model, onnx.ModelProto):
+        return model
+    if not Path(model).is_file():
+        raise FileNotFoundError(f"there is no ONNX model at {os.fspath(model)!r}")
+    return onnx.load(model)
+
+
+def _standard(proto: onnx.ModelProto) -> ir.Model:
+    """The model in the standard domain at opset 18 or above, without functions of its own."""
+    version = max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=0)
+    if version < OPSET:
+        try:
+            proto = onnx.version_converter.convert_version(proto, OPSET)
+        except Exception as error:
+            raise GraphError(
+                f"the model, of opset {version}, cannot be converted to opset {OPSET}",
+                because=str(error).strip().splitlines()[0],
+                help=f"export it again with opset_version={OPSET}",
+            ) from error
+    model = ir.from_proto(proto)
+    InlinePass()(model)
+    for value in list(model.graph.inputs):
+        if value.name in model.graph.initializers:  # a default of old files
+            model.graph.inputs.remove(value)
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+        node.metadata_props[PHASE] = Phase.FORWARD.value
+    NameFixPass()(model)
+    return model
+
+
+def _statistics(graph: ir.Graph) -> list[str]:
+    """Names of the running statistics of normalizations by the batch, each with its own.
+
+    Exporters write equal tensors once; two layers that both begin with zeros are still two.
+    """
+    owner: dict[str, ir.Value | None] = {}
+    for node in graph.all_nodes():
+        if not _normalizes_by_batch(node):
+            continue
+        for position in (3, 4):
+            value = node.inputs[position]
+            assert value is not None
+            producer = value.producer()
+            while producer is not None and producer.op_type == "Identity":
+                value = producer.inputs[0]
+                assert value is not None
+                producer = value.producer()
+            if not value.is_initializer():
+                raise GraphError(
+                    f"the running statistics {value.name!r} of a BatchNormalization are computed",
+                    where=node.name or "",
+                    help="they have to be initializers",
+                )
+            scale, name = node.inputs[1], value.name or ""
+            if owner.setdefault(name, scale) is not scale:
+                name = f"{node.outputs[0].name}.{('running_mean', 'running_var')[position - 3]}"
+                value = ir.Value(
+                    name=name, shape=value.shape, type=value.type, const_value=value.const_value
+                )
+                graph.register_initializer(value)
+                owner[name] = scale
+            node.replace_input_with(position, value)
+    return list(owner)
+
+
+def _lift(
+    program: Program,
+    requires_grad: Sequence[str],
+    frozen_params: Sequence[str],
+    buffers: Sequence[str],
+) -> dict[str, np.ndarray]:
+    """Makes inputs of the initializers that are named; their tensors."""
+    graph = program.graph
+    for value in graph.inputs:
+        set_role(value, Role.USER_INPUT)
+    for value in graph.outputs:
+        set_role(value, Role.USER_OUTPUT)
+    trained, kept = set(requires_grad), set(frozen_params) | set(buffers)
+    if both := trained & kept:
+        raise GraphError(
+            f"{min(both)!r} stands in requires_grad"
+            + (" and in frozen_params" if min(both) in frozen_params else ""),
+            because="" if min(both) in frozen_params else "it is a running statistic",
+            help="leave it out of one of them",
+        )
+    for name in (*requires_grad, *frozen_params):
+        if name not in graph.initializers:
+            raise _unknown(name, graph.initializers)
+    tensors = {}
+    # In the order of the file, whatever that of the arguments.
+    roles = [(trained, Role.PARAMETER), (kept - set(buffers), Role.PARAMETER)]
+    for names, role in (*roles, (set(buffers), Role.BUFFER)):
+        for name in [name for name in graph.initializers if name in names]:
+            value = graph.initializers.pop(name)
+            tensor = value.const_value
+            assert tensor is not None
+            if name in trained and tensor.dtype != ir.DataType.FLOAT:
+                raise GraphError(
+                    f"{name!r} cannot be trained: its dtype is {tensor.dtype}",
+                    help="train float32 initializers; list this one in frozen_params",
+                )
+            tensors[name] = np.array(tensor.numpy())
+            shapes.assign(value, tensor.dtype, ir.Shape(tensors[name].shape))
+            value.const_value = None
+            graph.inputs.append(set_role(value, role))
+    return tensors
+
+
+def _unknown(name: str, known: Iterable[str]) -> GraphError:
+    near = difflib.get_close_matches(name, known, 3)
+    return GraphError(
+        f"the model has no initializer {name!r}",
+        because=f"it has {', '.join(near)}, …" if near else "",
+        help="name initializers of the graph as the file does; an exporter may have folded this "
+        "one into another: export with do_constant_folding=False",
+    )
+
+
+def _refuse_random(graph: ir.Graph) -> None:
+    for node in graph.all_nodes():
+        if node.op_type in RANDOM and not node.domain:
+            raise GraphError(
+                f"the model draws random numbers with {node.op_type}",
+                where=node.name or node.outputs[0].name or "",
+                because="runtimes draw them differently, and a seed would not decide them",
+                help="Dropout is served; give other draws as an input of the model",
+            )
+
+
+# -- modes -----------------------------------------------------------------------------------------
+
+
+def _train(program: Program) -> None:
+    """Ours in place of what trains in another way than it evaluates."""
+    graph = program.graph
+    current: dict[ir.Value, ir.Value] = {}
+    seed, streams = None, 0
+    for node in list(graph.all_nodes()):
+        if _normalizes_by_batch(node):
+            _by_batch(program, node, current)
+        elif node.op_type == "Dropout" and not node.domain:
+            ratio = _ratio(node)
+            if not ratio:
+                _pass_through(program, node)
+                continue
+            if seed is None:
+                seed = ir.Value(name="seed", shape=ir.Shape([]))
+                seed.type = ir.TensorType(ir.DataType.INT64)
+                graph.inputs.append(set_role(seed, Role.SEED))
+            with Builder.before(node, opset=program.opset) as op:
+                inputs = [node.inputs[0], seed]
+                new = op.node("Dropout", inputs, domain=DOMAIN, ratio=ratio, stream=streams)
+            program.model.opset_imports.setdefault(DOMAIN, 1)
+            _replace(node, new)
+            streams += 1
+    for buffer, value in current.items():
+        value.name = f"{buffer.name}.updated"
+        graph.outputs.append(set_role(value, Role.UPDATED_BUFFER, buffer.name or ""))
+
+
+def _evaluate(program: Program) -> None:
+    for node in list(program.graph.all_nodes()):
+        if _normalizes_by_batch(node):
+            with Builder.before(node, opset=program.opset) as op:
+                options = {"epsilon": _attribute(node, "epsilon", 1e-5)}
+                _replace(node, op.BatchNormalization(*node.inputs, **options))
+        elif node.op_type == "Dropout" and not node.domain:
+            _pass_through(program, node)
+
+
+def _normalizes_by_batch(node: ir.Node) -> bool:
+    training = _attribute(node, "training_mode", 0)
+    return node.op_type == "BatchNormalization" and not node.domain and bool(training)
+
+
+def _by_batch(program: Program, node: ir.Node, current: dict[ir.Value, ir.Value]) -> None:
+    """``BatchNormalization<training_mode=1>`` → ``ortrain::BatchNorm``.
+
+    The running variance takes the unbiased variance of the batch, as PyTorch's does; that of ONNX's
+    operator takes the biased one.
+    """
+    x, weight, bias, *running = node.inputs
+    latest = [current.get(value, value) for value in running if value is not None]
+    with Builder.before(node, opset=program.opset) as op:
+        y, _, _, *new = op.node(
+            "BatchNorm",
+            [x, weight, bias, *latest],
+            domain=DOMAIN,
+            outputs=5,
+            momentum=1.0 - _attribute(node, "momentum", 0.9),
+            eps=_attribute(node, "epsilon", 1e-5),
+        )
+    program.model.opset_imports.setdefault(DOMAIN, 1)
+    for value, result in zip(running, new, strict=True):
+        assert value is not None
+        current[value] = result
+    _replace(node, y)
+
+
+def _ratio(node: ir.Node) -> float:
+    """The ratio of a Dropout that trains; 0 of one that passes its input through."""
+    training = shapes.constant(node.inputs[2]) if len(node.inputs) > 2 else None
+    if len(node.inputs) > 2 and node.inputs[2] is not None and training is None:
+        raise _dropout(node, "whether it trains is computed")
+    ratio = shapes.constant(node.inputs[1]) if len(node.inputs) > 1 else None
+    if ratio is None and len(node.inputs) > 1 and node.inputs[1] is not None:
+        raise _dropout(node, "its ratio is computed")
+    if training is None or not training.any():
+        return 0.0
+    if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
+        raise _dropout(node, "its mask is used")
+    return 0.5 if ratio is None else float(ratio.reshape(()))
+
+
+def _dropout(node: ir.Node, why: str) -> GraphError:
+    return GraphError(
+        "a Dropout of the model cannot be trained",
+        where=node.name or node.outputs[0].name or "",
+        because=why,
+        help="export it with a constant ratio and training_mode, and without its mask",
+    )
+
+
+def _pass_through(program: Program, node: ir.Node) -> None:
+    if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
+        raise _dropout(node, "its mask is used")
+    with Builder.before(node, opset=program.opset) as op:
+        _replace(node, op.Identity(node.inputs[0]))
+
+
+def _replace(node: ir.Node, new: ir.Value) -> None:
+    take_place(new, node.outputs[0])
+    owner = node.graph
+    assert owner is not None
+    owner.remove(node, safe=True)
+
+
+def _attribute(node: ir.Node, name: str, default: float) -> float:
+    attribute = node.attributes.get(name)
+    return float(default if attribute is None else attribute.value)
