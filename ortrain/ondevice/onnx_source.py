@@ -53,11 +53,10 @@ def from_onnx(
     _refuse_random(program.graph)
     buffers = _statistics(program.graph)
     tensors = _lift(program, requires_grad, frozen_params, buffers)
+    shapes.infer_all(program.model)  # onnx's inference stops at operators of ours
     training, evaluation = program, program.clone()
     _train(training)
     _evaluate(evaluation)
-    for each in (training, evaluation):
-        shapes.infer_all(each.model)
     trainable = [v.name or "" for v in program.inputs(Role.PARAMETER) if v.name in requires_grad]
     return Forward(training, evaluation, tensors, tuple(trainable))
 
