@@ -211,6 +211,18 @@ def test_writes_into_views_of_a_new_tensor() -> None:
     agrees(written, (floats(3, 4),), (floats(5, 4),))
 
 
+def test_writes_into_a_reshaped_tensor_of_symbolic_sizes() -> None:
+    def written(self: Any, x: Tensor) -> tuple[Tensor, ...]:
+        new = x * 2
+        flat = torch.flatten(new, 1)
+        F.dropout(flat, 0.0, training=True, inplace=True)
+        flat.mul_(3)
+        new.view(-1)[1:] += 1
+        return new, flat + 1
+
+    agrees(written, (floats(3, 4, 2),), (floats(5, 3, 2),))
+
+
 def test_buffers_are_updated_in_place() -> None:
     def count(self: Any, x: Tensor) -> Tensor:
         self.total.add_(x.sum(0).detach())

@@ -234,15 +234,24 @@ class _Functional:
         elif view.target in _TRANSPOSES:
             target, args = view.target, (new, *rest)
         elif view.target in _RESHAPES:
-            shape = list(source.meta["val"].shape)
-            if not all(isinstance(size, int) for size in shape):
-                raise captured_error(at, f"{at.target} into a reshaped tensor of symbolic size")
-            target, args = aten.reshape.default, (new, shape)
+            target, args = aten.reshape.default, (new, self._shape(source))
         else:
             raise captured_error(at, f"{at.target} into {view.target} cannot be captured")
         node = self.graph.call_function(target, args)
         node.meta = {**at.meta, "val": source.meta["val"], _FRESH: True}
         return node
+
+    def _shape(self, source: fx.Node) -> list[int | fx.Node]:
+        """A tensor's shape, of numbers and of nodes for what is symbolic."""
+        shape: list[int | fx.Node] = []
+        for axis, size in enumerate(source.meta["val"].shape):
+            if isinstance(size, int):
+                shape.append(size)
+                continue
+            node = self.graph.call_function(aten.sym_size.int, (source, axis))
+            node.meta = {"val": size}
+            shape.append(node)
+        return shape
 
 
 # Marks nodes of ours: their ``val`` is borrowed from the tensor whose new value they are.
