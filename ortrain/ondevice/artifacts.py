@@ -1,29 +1,46 @@
-"""``generate_artifacts``: a model becomes what any stock onnxruntime trains."""
+"""``generate_artifacts``: a model becomes what any stock onnxruntime trains.
+
+::
+
+    generate_artifacts(
+        "model.onnx",
+        requires_grad=["fc.weight", "fc.bias"],
+        loss=LossType.CrossEntropyLoss,
+        artifact_directory="artifacts",
+    )
+
+What the files hold stands in docs/ondevice-contract.md.
+"""
 
 from __future__ import annotations
 
 import enum
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
+import onnxruntime
 import torch
 
-from ortrain.errors import GraphError
+from ortrain.errors import GraphError, listing
 from ortrain.graph.build import Builder
 from ortrain.ondevice import contract, losses
 from ortrain.ondevice.forward import Forward
 from ortrain.ondevice.module_source import from_module
 from ortrain.ondevice.onnx_source import from_onnx
 from ortrain.ondevice.training import accumulating, arrange, backward, select
-from ortrain.program import Role, set_role
+from ortrain.program import Program, Role, set_role
 from ortrain.runtime.onnxruntime.lowering import make_standard
+
+Model = onnx.ModelProto | str | os.PathLike[str] | torch.nn.Module
 
 
 class LossType(enum.Enum):
-    """Losses by name."""
+    """Losses by name: those of :mod:`ortrain.ondevice.losses`, with their defaults."""
 
     MSELoss = 1
     CrossEntropyLoss = 2
@@ -32,65 +49,135 @@ class LossType(enum.Enum):
 
 
 def generate_artifacts(
-    model: onnx.ModelProto | str | os.PathLike[str] | torch.nn.Module,
+    model: Model,
     requires_grad: Sequence[str] | None = None,
     frozen_params: Sequence[str] | None = None,
     loss: LossType | Callable[..., Any] | None = None,
     artifact_directory: str | os.PathLike[str] | None = None,
     prefix: str = "",
+    ort_format: bool = False,
     additional_output_names: Sequence[str] | None = None,
     loss_input_names: Sequence[str] | None = None,
+    *,
     example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     example_targets: Sequence[Any] = (),
 ) -> None:
-    if isinstance(model, torch.nn.Module):
-        assert example_inputs is not None
-        graph_loss = loss is None or isinstance(loss, LossType)
-        forward = from_module(
-            model, example_inputs, example_targets, None if graph_loss else loss, requires_grad
-        )
-        if graph_loss:
-            attach_loss(forward, loss, loss_input_names)
+    """Writes training model, evaluation model and checkpoint of a model.
+
+    Args:
+        model: an ONNX model, the path of its file, or a torch module. An ONNX file is trained in
+            the modes it says: export it in training mode where it holds dropout or batch
+            normalization.
+        requires_grad: names of the parameters to train. Of an ONNX model, none by default; of a
+            module, those that require a gradient.
+        frozen_params: of an ONNX model, names of initializers that stand in the checkpoint and are
+            not trained; what neither list names stays a constant of the graphs. Of a module, all
+            parameters that are not trained are such.
+        loss: computes the loss of the outputs. A :class:`LossType` or one of
+            :mod:`ortrain.ondevice.losses` adds the target to the inputs. Of a module, a function
+            ``loss(outputs, *targets)`` in PyTorch is traced together with it. None: the model's
+            first output is the loss.
+        artifact_directory: where to write, made where it does not exist; by default the working
+            directory. Files that are there are replaced once all new ones are complete.
+        prefix: put before each file's name.
+        ort_format: also write each model in ORT format, as ``.ort``.
+        additional_output_names: values that training and evaluation return besides the loss.
+        loss_input_names: the outputs that go to the loss, in this order; by default all.
+        example_inputs: arguments of a module's ``forward``, by position or by name; all sizes stay
+            open as far as its code allows.
+        example_targets: of a loss function in PyTorch, its arguments after the first.
+
+    Raises:
+        FileNotFoundError: there is no such model.
+        TypeError, ValueError: an argument is of another kind, or one that is needed is missing.
+        GraphError: a name does not exist, or the model cannot be trained so.
+        GradientError: a gradient is needed that does not exist.
+        CaptureError: the module or the loss cannot become one graph.
+    """
+    forward = _forward(
+        model, requires_grad, frozen_params, loss, loss_input_names, example_inputs, example_targets
+    )
+    programs = _programs(forward, additional_output_names or ())
+    _write(programs, Path(artifact_directory or "."), prefix, ort_format)
+
+
+def _forward(
+    model: Model,
+    requires_grad: Sequence[str] | None,
+    frozen_params: Sequence[str] | None,
+    loss: LossType | Callable[..., Any] | None,
+    loss_input_names: Sequence[str] | None,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None,
+    example_targets: Sequence[Any],
+) -> Forward:
+    """The model with its loss, in both modes."""
+    if loss is not None and not callable(loss) and not isinstance(loss, LossType):
+        raise TypeError(f"loss={loss!r}: expected a LossType, a loss or a function")
+    on_graph = getattr(losses, loss.name)() if isinstance(loss, LossType) else loss
+    if not isinstance(model, torch.nn.Module):
+        if example_inputs is not None:
+            raise ValueError("example_inputs are those of a torch module; leave them out")
+        forward = from_onnx(model, requires_grad or (), frozen_params or ())
+    elif example_inputs is None:
+        raise ValueError("example_inputs is missing: the arguments of one call of the module")
+    elif on_graph is None or isinstance(on_graph, losses.Loss):
+        forward = from_module(model, example_inputs, (), None, requires_grad)
     else:
-        forward = from_onnx(model, requires_grad or [], frozen_params or [])
-        attach_loss(forward, loss, loss_input_names)
-    write(forward, Path(artifact_directory or "."), prefix, additional_output_names or ())
-
-
-def attach_loss(
-    forward: Forward, loss: LossType | losses.Loss | None, names: Sequence[str] | None
-) -> None:
-    """Computes the loss of the outputs, in both modes."""
-    function = getattr(losses, loss.name)() if isinstance(loss, LossType) else loss
+        return from_module(model, example_inputs, example_targets, on_graph, requires_grad)
     for program in (forward.training, forward.evaluation):
-        outputs = {v.name or "": v for v in program.outputs(Role.USER_OUTPUT)}
-        chosen = list(outputs) if names is None else list(names)
-        if missing := [name for name in chosen if name not in outputs]:
-            raise GraphError(
-                f"loss_input_names: the model has no output {missing[0]!r}",
-                help=f"it has {', '.join(outputs)}",
-            )
-        values = [outputs[name] for name in chosen]
-        if function is None:
-            value = values[0]
-        else:
-            with Builder(program.graph, opset=program.opset, prefix="loss") as op:
-                value = function(op, *values)
-            program.graph.outputs.append(value)
-            value.name = "loss"
-        set_role(value, Role.LOSS)
+        _attach(program, on_graph, loss_input_names)
+    return forward
 
 
-def write(forward: Forward, folder: Path, prefix: str, additional: Sequence[str]) -> None:
+def _attach(program: Program, loss: Callable[..., Any] | None, names: Sequence[str] | None) -> None:
+    """Computes the loss of the outputs."""
+    outputs = {value.name or "": value for value in program.outputs(Role.USER_OUTPUT)}
+    chosen = list(outputs) if names is None else list(names)
+    if missing := [name for name in chosen if name not in outputs]:
+        raise GraphError(
+            f"loss_input_names: the model has no output {missing[0]!r}",
+            help=f"it has {listing([*outputs])}",
+        )
+    values = [outputs[name] for name in chosen]
+    if loss is None:
+        set_role(values[0], Role.LOSS)
+        return
+    with Builder(program.graph, opset=program.opset, prefix="loss") as op:
+        value = loss(op, *values)
+    value.name = contract.LOSS
+    program.graph.outputs.append(set_role(value, Role.LOSS))
+
+
+def _programs(forward: Forward, additional: Sequence[str]) -> dict[str, Program]:
+    """The models by file name."""
     select(forward.training, additional)
     program, gradients = backward(forward.training, forward.trainable)
-    trained = list(gradients)
-    training = accumulating(program, gradients)
-    arrange(training, trained, list(forward.tensors))
-    evaluation = forward.evaluation
+    trained, tensors = list(gradients), list(forward.tensors)
+    training, evaluation = accumulating(program, gradients), forward.evaluation
     select(evaluation, additional)
     make_standard(evaluation)
-    arrange(evaluation, trained, list(forward.tensors))
+    for each in (training, evaluation):
+        arrange(each, trained, tensors)
+    return {contract.TRAINING_MODEL: training, contract.EVAL_MODEL: evaluation}
+
+
+def _write(programs: Mapping[str, Program], folder: Path, prefix: str, ort_format: bool) -> None:
+    """Writes all files, or none."""
     folder.mkdir(parents=True, exist_ok=True)
-    training.save(folder / f"{prefix}{contract.TRAINING_MODEL}")
-    evaluation.save(folder / f"{prefix}{contract.EVAL_MODEL}")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".artifacts-") as unfinished:
+        for name, program in programs.items():
+            path = Path(unfinished) / f"{prefix}{name}"
+            program.save(path)
+            if ort_format:
+                _save_as_ort(path)
+        for file in sorted(Path(unfinished).iterdir()):
+            shutil.move(file, folder / file.name)
+
+
+def _save_as_ort(path: Path) -> None:
+    options = onnxruntime.SessionOptions()
+    # Beyond the basic level a file fits the machine that wrote it.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(path.with_suffix(".ort"))
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

@@ -16,6 +16,7 @@ LEARNING_RATE = "learning_rate"
 STEP = "step"
 SEED = "seed"
 
+LOSS = "loss"
 GRAD_NORM = "grad_norm"
 
 _BUFFER, _OUT, _UPDATED = "_grad.accumulation.buffer", "_grad.accumulation.out", ".updated"

@@ -10,7 +10,6 @@ Values and gradients are those of ``torch.nn``, for inputs of any size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +21,19 @@ from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 from ortrain.program import Role, set_role
 
-Loss = Callable[..., ir.Value]
 REDUCTIONS = ("mean", "sum", "none")
 
 
+class Loss:
+    """A loss that is emitted into a graph: ``loss(op, *outputs)`` returns its value."""
+
+    def __call__(self, op: Builder, *outputs: Any) -> ir.Value:
+        """The loss of the model's outputs; adds what else it needs to the graph's inputs."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class _Elementwise:
+class _Elementwise(Loss):
     """A loss of each element against a target of the same shape.
 
     Args:
@@ -100,7 +106,7 @@ class BCEWithLogitsLoss(_Elementwise):
 
 
 @dataclass(frozen=True)
-class CrossEntropyLoss:
+class CrossEntropyLoss(Loss):
     """Cross entropy of class indices, as ``torch.nn.CrossEntropyLoss``.
 
     Args:

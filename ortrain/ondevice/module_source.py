@@ -11,11 +11,10 @@ from torch import nn
 
 from ortrain.capture.export import capture
 from ortrain.errors import GraphError
+from ortrain.ondevice import contract
 from ortrain.ondevice.forward import Forward
 from ortrain.ondevice.onnx_source import OPSET
 from ortrain.program import Program, Role, set_role
-
-LOSS = "loss"
 
 
 def from_module(
@@ -144,7 +143,7 @@ def _captured(module: nn.Module, call: dict[str, Any], with_loss: bool) -> Progr
         value.name = f"{target}.updated"
         set_role(value, Role.UPDATED_BUFFER, target)
     loss, *others = program.outputs(Role.USER_OUTPUT)
-    loss.name = LOSS
+    loss.name = contract.LOSS
     set_role(loss, Role.LOSS)
     for value in others:
         name = (value.name or "").removeprefix("output.1")
