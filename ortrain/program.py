@@ -183,6 +183,12 @@ class Program:
         """Reads what :meth:`save` wrote (or any ONNX file, whose values then have no roles)."""
         return cls(ir.load(path))
 
+    def drop_unused_domains(self) -> None:
+        """Removes opset imports of domains of which there is no node."""
+        used = {node.domain for node in self.graph.all_nodes()} | {""}
+        for domain in set(self.model.opset_imports) - used:
+            del self.model.opset_imports[domain]
+
     def name_values(self) -> None:
         """Gives every value a name of its own; inputs and outputs keep theirs."""
         NameFixPass()(self.model)

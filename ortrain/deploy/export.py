@@ -124,9 +124,7 @@ def _standalone(
     for value, name in zip(graph.outputs, wanted, strict=True):
         value.name = name
     program.name_values()
-    used = {node.domain for node in graph.all_nodes()} | {""}
-    for domain in set(program.model.opset_imports) - used:
-        del program.model.opset_imports[domain]
+    program.drop_unused_domains()
     return program
 
 

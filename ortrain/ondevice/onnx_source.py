@@ -28,6 +28,7 @@ from ortrain.ops.base import DOMAIN
 from ortrain.program import PHASE, Phase, Program, Role, set_role
 
 OPSET = 18
+IR_VERSION = 8  # the first of opset 18; runtimes of its time read it
 RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli",
           "Multinomial"}  # fmt: skip
 
@@ -82,6 +83,7 @@ def _standard(proto: onnx.ModelProto) -> ir.Model:
                 help=f"export it again with opset_version={OPSET}",
             ) from error
     model = ir.from_proto(proto)
+    model.ir_version = max(IR_VERSION, onnx.helper.find_min_ir_version_for(proto.opset_import))
     InlinePass()(model)
     for value in list(model.graph.inputs):
         if value.name in model.graph.initializers:  # a default of old files
