@@ -30,6 +30,7 @@ from ortrain.errors import GraphError, listing
 from ortrain.graph.build import Builder
 from ortrain.ondevice import contract, losses
 from ortrain.ondevice.forward import Forward
+from ortrain.ondevice.lora import LoRA, adapt
 from ortrain.ondevice.module_source import from_module
 from ortrain.ondevice.onnx_source import from_onnx
 from ortrain.ondevice.training import accumulating, arrange, backward, select
@@ -59,6 +60,7 @@ def generate_artifacts(
     additional_output_names: Sequence[str] | None = None,
     loss_input_names: Sequence[str] | None = None,
     *,
+    lora: LoRA | None = None,
     example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     example_targets: Sequence[Any] = (),
 ) -> None:
@@ -68,8 +70,8 @@ def generate_artifacts(
         model: an ONNX model, the path of its file, or a torch module. An ONNX file is trained in
             the modes it says: export it in training mode where it holds dropout or batch
             normalization.
-        requires_grad: names of the parameters to train. Of an ONNX model, none by default; of a
-            module, those that require a gradient.
+        requires_grad: names of the parameters to train. Of an ONNX model, and with ``lora``, none
+            by default; of a module, those that require a gradient.
         frozen_params: of an ONNX model, names of initializers that stand in the checkpoint and are
             not trained; what neither list names stays a constant of the graphs. Of a module, all
             parameters that are not trained are such.
@@ -83,6 +85,7 @@ def generate_artifacts(
         ort_format: also write each model in ORT format, as ``.ort``.
         additional_output_names: values that training and evaluation return besides the loss.
         loss_input_names: the outputs that go to the loss, in this order; by default all.
+        lora: adapters to train; of an ONNX model, all its weights then are frozen parameters.
         example_inputs: arguments of a module's ``forward``, by position or by name; all sizes stay
             open as far as its code allows.
         example_targets: of a loss function in PyTorch, its arguments after the first.
@@ -94,39 +97,31 @@ def generate_artifacts(
         GradientError: a gradient is needed that does not exist.
         CaptureError: the module or the loss cannot become one graph.
     """
-    forward = _forward(
-        model, requires_grad, frozen_params, loss, loss_input_names, example_inputs, example_targets
-    )
-    programs = _programs(forward, additional_output_names or ())
-    _write(programs, Path(artifact_directory or "."), prefix, ort_format)
-
-
-def _forward(
-    model: Model,
-    requires_grad: Sequence[str] | None,
-    frozen_params: Sequence[str] | None,
-    loss: LossType | Callable[..., Any] | None,
-    loss_input_names: Sequence[str] | None,
-    example_inputs: Sequence[Any] | Mapping[str, Any] | None,
-    example_targets: Sequence[Any],
-) -> Forward:
-    """The model with its loss, in both modes."""
     if loss is not None and not callable(loss) and not isinstance(loss, LossType):
         raise TypeError(f"loss={loss!r}: expected a LossType, a loss or a function")
-    on_graph = getattr(losses, loss.name)() if isinstance(loss, LossType) else loss
-    if not isinstance(model, torch.nn.Module):
-        if example_inputs is not None:
-            raise ValueError("example_inputs are those of a torch module; leave them out")
-        forward = from_onnx(model, requires_grad or (), frozen_params or ())
-    elif example_inputs is None:
-        raise ValueError("example_inputs is missing: the arguments of one call of the module")
-    elif on_graph is None or isinstance(on_graph, losses.Loss):
-        forward = from_module(model, example_inputs, (), None, requires_grad)
+    if lora is not None:
+        requires_grad = requires_grad or ()
+    in_graph = getattr(losses, loss.name)() if isinstance(loss, LossType) else loss
+    traced = None if in_graph is None or isinstance(in_graph, losses.Loss) else in_graph
+    if isinstance(model, torch.nn.Module):
+        if example_inputs is None:
+            raise ValueError("example_inputs is missing: the arguments of one call of the module")
+        forward = from_module(model, example_inputs, example_targets, traced, requires_grad)
+    elif traced is not None:
+        raise TypeError("a loss function in PyTorch is traced with a torch module, not a file")
+    elif example_inputs is not None:
+        raise ValueError("example_inputs are those of a torch module; leave them out")
     else:
-        return from_module(model, example_inputs, example_targets, on_graph, requires_grad)
-    for program in (forward.training, forward.evaluation):
-        _attach(program, on_graph, loss_input_names)
-    return forward
+        forward = from_onnx(
+            model, requires_grad or (), frozen_params or (), all_frozen=lora is not None
+        )
+    if traced is None:
+        for program in (forward.training, forward.evaluation):
+            _attach(program, in_graph, loss_input_names)
+    if lora is not None:
+        adapt(forward, lora)
+    programs = _programs(forward, additional_output_names or ())
+    _write(programs, Path(artifact_directory or "."), prefix, ort_format)
 
 
 def _attach(program: Program, loss: Callable[..., Any] | None, names: Sequence[str] | None) -> None:

@@ -36,6 +36,7 @@ def from_module(
         requires_grad: names of the parameters to train; by default those that require a gradient.
 
     Raises:
+        ValueError: there are targets without a loss.
         GraphError: a name is no parameter, or an input and a tensor of the module share a name.
         CaptureError: the module or the loss cannot become one graph.
     """
@@ -52,6 +53,8 @@ def from_module(
     )
     call = _by_name(module, inputs)
     whole: nn.Module = module
+    if loss is None and targets:
+        raise ValueError("example_targets are those of a loss function in PyTorch; leave them out")
     if loss is not None:
         names = _target_names(loss, len(targets), call)
         whole = _WithLoss(module, loss, names)

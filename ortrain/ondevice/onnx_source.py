@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +37,8 @@ def from_onnx(
     model: onnx.ModelProto | str | os.PathLike[str],
     requires_grad: Sequence[str],
     frozen_params: Sequence[str] = (),
+    *,
+    all_frozen: bool = False,
 ) -> Forward:
     """Reads a model.
 
@@ -44,6 +46,7 @@ def from_onnx(
         model: the model, or the path of its file, which may have external data.
         requires_grad: names of the initializers to train.
         frozen_params: names of initializers that stand in the checkpoint and are not trained.
+        all_frozen: freeze all others that are floating tensors, too.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -53,6 +56,8 @@ def from_onnx(
     program = Program(_standard(_read(model)))
     _refuse_random(program.graph)
     buffers = _statistics(program.graph)
+    if all_frozen:
+        frozen_params = _floating(program.graph, {*requires_grad, *buffers})
     tensors = _lift(program, requires_grad, frozen_params, buffers)
     shapes.infer_all(program.model)  # onnx's inference stops at operators of ours
     training, evaluation = program, program.clone()
@@ -128,6 +133,16 @@ def _statistics(graph: ir.Graph) -> list[str]:
                 owner[name] = scale
             node.replace_input_with(position, value)
     return list(owner)
+
+
+def _floating(graph: ir.Graph, others: Collection[str]) -> list[str]:
+    """Names of the floating initializers with more than one element."""
+    tensors = {n: v.const_value for n, v in graph.initializers.items() if n not in others}
+    return [
+        name
+        for name, tensor in tensors.items()
+        if tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1
+    ]
 
 
 def _lift(

@@ -20,6 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 from ortrain.errors import GraphError, OrtrainWarning
 from ortrain.ondevice import losses
 from ortrain.ondevice.artifacts import LossType, generate_artifacts
+from ortrain.ondevice.lora import LoRA
 from tests.ondevice.running import Arrays, gradients, run, session, tensors_of
 
 
@@ -366,6 +367,12 @@ def test_the_files_are_standard_onnx(tmp_path: Path) -> None:
         ({"loss": 3}, TypeError, "expected a LossType"),
         ({"example_inputs": None}, ValueError, "example_inputs is missing"),
         ({"loss": lambda output: output.sum(), "example_targets": (1,)}, GraphError, "takes 0 arg"),
+        ({"example_targets": (1,)}, ValueError, "leave them out"),
+        (
+            {"lora": LoRA(2, ["*.wieght"])},
+            GraphError,
+            r"is named \*.wieght(?s:.*)0.weight, 2.weight",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_written(
@@ -383,6 +390,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
         ({"requires_grad": ["0.wieght"]}, r"(?s)no initializer '0.wieght'.*0.weight"),
         ({"frozen_params": ["0.weight"]}, "'0.weight' stands in requires_grad and in frozen"),
         ({"loss_input_names": ["logits"]}, "has no output 'logits'"),
+        ({"lora": LoRA(2, "2.*"), "requires_grad": ["0.wieght"]}, "no initializer '0.wieght'"),
     ],
 )
 def test_a_file_is_refused_with_the_name_that_is_wrong(
@@ -399,3 +407,47 @@ def test_a_file_is_refused_with_the_name_that_is_wrong(
 def test_a_file_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no ONNX model at .*gone\.onnx"):
         generate_artifacts(tmp_path / "gone.onnx", requires_grad=["w"])
+
+
+# -- adapters --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("from_file", [False, True], ids=["module", "file"])
+def test_adapters_have_the_gradients_of_pytorch_and_the_base_none(
+    tmp_path: Path, from_file: bool
+) -> None:
+    class Adapted(nn.Module):
+        def __init__(self, base: nn.Linear, a: Tensor, b: Tensor) -> None:
+            super().__init__()
+            self.base, self.a, self.b = base, nn.Parameter(a), nn.Parameter(b)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.base(x) + 2 * x @ self.a.T @ self.b.T
+
+    module, x, labels = mlp(), torch.randn(6, 10), torch.randint(0, 5, (6,))
+    generate_artifacts(
+        exported(module, x, tmp_path / "model.onnx") if from_file else module,
+        loss=LossType.CrossEntropyLoss,
+        lora=LoRA(rank=3, targets=["*.weight"], alpha=6),
+        example_inputs=None if from_file else (x,),
+        artifact_directory=tmp_path,
+    )
+    model = session(tmp_path / "training_model.onnx")
+    shapes = {value.name: value.shape for value in model.get_inputs()}
+    trained = [name for name in shapes if f"{name}_grad.accumulation.buffer" in shapes]
+    assert trained == [f"{i}.lora_{s}.weight" for i in (0, 2) for s in "AB"]
+    assert {*names_of(module)} < {*shapes}
+    adapters = {name: np.float32(np.random.randn(*shapes[name])) for name in trained}  # noqa: NPY002
+    values = {**tensors_of(module), **adapters, "input": x.numpy(), "labels": labels.numpy()}
+    found = gradients(model, values)
+    for i in (0, 2):
+        a, b = (torch.tensor(adapters[f"{i}.lora_{side}.weight"]) for side in "AB")
+        module[i] = Adapted(module[i], a, b)
+    loss = F.cross_entropy(module(x), labels)
+    loss.backward()
+    close(found["loss"], loss.detach())
+    for i in (0, 2):
+        close(found[f"{i}.lora_A.weight"], module[i].a.grad)
+        close(found[f"{i}.lora_B.weight"], module[i].b.grad)
+    evaluated = run(session(tmp_path / "eval_model.onnx"), values)
+    close(evaluated["loss"], loss.detach())
