@@ -149,8 +149,8 @@ def _programs(forward: Forward, additional: Sequence[str]) -> dict[str, Program]
     program, gradients = backward(forward.training, forward.trainable)
     trained, tensors = list(gradients), list(forward.tensors)
     training, evaluation = accumulating(program, gradients), forward.evaluation
+    make_standard(evaluation)  # while all are outputs: an inference model can name any of them
     select(evaluation, additional)
-    make_standard(evaluation)
     for each in (training, evaluation):
         arrange(each, trained, tensors)
     return {contract.TRAINING_MODEL: training, contract.EVAL_MODEL: evaluation}
