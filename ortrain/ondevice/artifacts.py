@@ -33,7 +33,7 @@ from ortrain.ondevice.forward import Forward
 from ortrain.ondevice.lora import LoRA, adapt
 from ortrain.ondevice.module_source import from_module
 from ortrain.ondevice.onnx_source import from_onnx
-from ortrain.ondevice.training import accumulating, arrange, backward, select
+from ortrain.ondevice.models import accumulating, arrange, backward, select
 from ortrain.program import Program, Role, set_role
 from ortrain.runtime.onnxruntime.lowering import make_standard
 
