@@ -13,6 +13,7 @@
     ├── ExecutionError        a runtime refuses or fails to run a graph
     ├── StateError            a call at the wrong time (a second backward, a pickled session)
     ├── InputError            data or a checkpoint that cannot be trained on      (also ValueError)
+    ├── SaveError             a file could not be written                         (also OSError)
     └── ParityError           two results that must agree do not
 
 and the one warning, `OrtrainWarning`: ortrain does something else than was asked for.
@@ -84,6 +85,10 @@ class StateError(OrtrainError, RuntimeError):
 
 class InputError(OrtrainError, ValueError):
     """Data or a checkpoint that a trainer was given and cannot train on."""
+
+
+class SaveError(OrtrainError, OSError):
+    """A file could not be written; the message tells what stands in its place now."""
 
 
 class ParityError(OrtrainError, AssertionError):

@@ -1,5 +1,55 @@
 """On-device training: artifacts of standard ONNX operators that any stock onnxruntime trains.
 
-Making artifacts needs all that ortrain depends on. Running them needs numpy, onnxruntime and
-safetensors alone: neither torch nor onnx is imported.
+Making artifacts needs the whole of ortrain's dependencies. Running them needs numpy, onnxruntime
+and safetensors alone: neither torch nor onnx is imported. The names below load what they need when
+they are first used.
+
+::
+
+    from ortrain.ondevice import CheckpointState, LinearLRScheduler, Module, Optimizer
+
+    state = CheckpointState.load_checkpoint("checkpoint")
+    module = Module("training_model.onnx", state, "eval_model.onnx")
+    optimizer = Optimizer("optimizer_model.onnx", module)
+    for x, labels in batches:
+        loss = module(x, labels)
+        optimizer.step()
+        module.lazy_reset_grad()
+    CheckpointState.save_checkpoint(state, "checkpoint", include_optimizer_state=True)
+    module.export_model_for_inferencing("inference.onnx", ["logits"])
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ortrain.ondevice.checkpoint import CheckpointState, Parameter
+    from ortrain.ondevice.module import Module
+    from ortrain.ondevice.optimizer import Optimizer
+    from ortrain.ondevice.scheduler import LinearLRScheduler
+    from ortrain.ondevice.train_step import TrainStep
+
+_HOME = {
+    "CheckpointState": "ortrain.ondevice.checkpoint",
+    "LinearLRScheduler": "ortrain.ondevice.scheduler",
+    "Module": "ortrain.ondevice.module",
+    "Optimizer": "ortrain.ondevice.optimizer",
+    "Parameter": "ortrain.ondevice.checkpoint",
+    "TrainStep": "ortrain.ondevice.train_step",
+}
+
+__all__ = ["CheckpointState", "LinearLRScheduler", "Module", "Optimizer", "Parameter", "TrainStep"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'ortrain.ondevice' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,312 @@
+"""The checkpoint as a file: safetensors, with what training needs to know in its metadata.
+
+See docs/ondevice-contract.md for the keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from safetensors import SafetensorError, deserialize, safe_open
+
+from ortrain.errors import InputError, listing
+from ortrain.ondevice.file import replace_file
+
+FORMAT = "ortrain.checkpoint"
+VERSION = 1
+
+Uri = str | os.PathLike[str] | bytes | bytearray | memoryview
+Property = int | float | str
+
+T = TypeVar("T")
+
+# As safetensors spells them. It knows more (BF16, F8_E4M3, …) that numpy has not.
+_DTYPES = {
+    name: np.dtype(dtype)
+    for name, dtype in (
+        ("BOOL", np.bool_),
+        ("U8", np.uint8),
+        ("I8", np.int8),
+        ("U16", np.uint16),
+        ("I16", np.int16),
+        ("F16", np.float16),
+        ("U32", np.uint32),
+        ("I32", np.int32),
+        ("F32", np.float32),
+        ("U64", np.uint64),
+        ("I64", np.int64),
+        ("F64", np.float64),
+    )
+}
+_SPELLINGS = {dtype: name for name, dtype in _DTYPES.items()}
+
+# Faults that an error tells.
+MOST_NAMED = 3
+
+_MAKE_ANEW = "take a whole copy of it, or make it anew with generate_artifacts"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Name, dtype and shape of a tensor; of a parameter also whether it is trained."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    requires_grad: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
+
+@dataclass
+class Content:
+    """What a checkpoint holds.
+
+    Attributes:
+        parameters: in the models' order.
+        buffers: likewise.
+        states: those of the optimizer; empty where there is none.
+        texts: the metadata that describes the three, as it stands in the file, since ``model`` is a
+            hash of the strings.
+        tensors: by name; writable, contiguous, of the machine's byte order.
+        properties: the user's.
+        step: updates done; None where the file does not say.
+        seed: that of the next run; likewise.
+        learning_rate: likewise.
+    """
+
+    parameters: list[Spec]
+    buffers: list[Spec]
+    states: list[Spec]
+    texts: dict[str, str]
+    tensors: dict[str, np.ndarray] = field(default_factory=dict)
+    properties: dict[str, Property] = field(default_factory=dict)
+    step: int | None = None
+    seed: int | None = None
+    learning_rate: float | None = None
+
+
+def source_name(uri: Uri) -> str:
+    """What to call a file or bytes in an error."""
+    if isinstance(uri, bytes | bytearray | memoryview):
+        return f"({memoryview(uri).nbytes} bytes)"
+    return os.fspath(uri)
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def read(uri: Uri) -> Content:
+    """Reads a checkpoint.
+
+    Args:
+        uri: a path, or the file's content.
+
+    Raises:
+        InputError: it is missing, cut off, no checkpoint, of a newer version, or its tensors are
+            not those that it lists.
+    """
+    name = source_name(uri)
+    try:
+        with _opened(uri) as (metadata, listed, load):
+            content = _parsed(metadata, name)
+            faults = _faults(content, metadata.get("nominal") == "true", listed)
+            if faults:
+                raise InputError(
+                    f"the checkpoint {name} is not whole",
+                    because=listing(faults, MOST_NAMED),
+                    help=_MAKE_ANEW,
+                )
+            content.tensors = {tensor: load(tensor) for tensor in listed}
+            return content
+    except InputError:
+        raise
+    except (OSError, SafetensorError, ValueError) as error:
+        raise InputError(
+            f"cannot read the checkpoint {name}",
+            because=str(error),
+            help=f"it is missing, cut off, or no safetensors file: {_MAKE_ANEW}",
+        ) from error
+
+
+@contextmanager
+def _opened(
+    uri: Uri,
+) -> Iterator[
+    tuple[dict[str, str], dict[str, tuple[str, tuple[int, ...]]], Callable[[str], np.ndarray]]
+]:
+    """Metadata, the dtype and shape of each tensor, and what loads one."""
+    if isinstance(uri, bytes | bytearray | memoryview):
+        data = bytes(uri)
+        views = dict(deserialize(data))
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+
+        def load(name: str) -> np.ndarray:
+            view = views[name]
+            return np.frombuffer(view["data"], _DTYPES[view["dtype"]]).reshape(view["shape"])
+
+        listed = {name: (view["dtype"], tuple(view["shape"])) for name, view in views.items()}
+        yield header.get("__metadata__", {}), listed, load
+        return
+    with safe_open(uri, framework="np") as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        listed = {name: (s.get_dtype(), tuple(s.get_shape())) for name, s in slices.items()}
+        yield file.metadata() or {}, listed, file.get_tensor
+
+
+def _parsed(metadata: Mapping[str, str], name: str) -> Content:
+    """What the metadata says.
+
+    Raises:
+        InputError: it is not that of a checkpoint, or of a newer version.
+    """
+    if metadata.get("format") != FORMAT:
+        raise InputError(
+            f"{name} is no checkpoint of on-device training",
+            because=f"its metadata does not say that its format is {FORMAT!r}",
+            help="give the file `checkpoint` of generate_artifacts; other safetensors files hold "
+            "weights alone",
+        )
+    try:
+        version = int(metadata["version"])
+        if version > VERSION:
+            raise InputError(
+                f"the checkpoint {name} has version {version}",
+                because=f"this ortrain knows versions up to {VERSION}",
+                help="update ortrain",
+            )
+        texts = {key: metadata[key] for key in ("parameters", "buffers", "states", "model")}
+        parameters, buffers, states = (
+            [_spec(row, name) for row in json.loads(texts[key])]
+            for key in ("parameters", "buffers", "states")
+        )
+        if texts["model"] != model_hash(texts["parameters"], texts["buffers"]):
+            raise ValueError("'model' is not the hash of 'parameters' and 'buffers'")
+        return Content(
+            parameters,
+            buffers,
+            states,
+            texts,
+            properties=_properties(metadata.get("properties", "{}")),
+            step=_number(int, metadata.get("step")),
+            seed=_number(int, metadata.get("seed")),
+            learning_rate=_number(float, metadata.get("learning_rate")),
+        )
+    except InputError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        because = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise InputError(
+            f"the metadata of the checkpoint {name} is damaged", because=because, help=_MAKE_ANEW
+        ) from error
+
+
+def _number(kind: Callable[[str], T], text: str | None) -> T | None:
+    return None if text is None else kind(text)
+
+
+def _spec(row: Mapping[str, Any], checkpoint: str) -> Spec:
+    if row["dtype"] not in _DTYPES:
+        raise InputError(
+            f"{row['name']!r} in the checkpoint {checkpoint} is of dtype {row['dtype']}",
+            because="numpy has no such dtype",
+            help="make the artifacts of a model in float32",
+        )
+    shape = tuple(int(size) for size in row["shape"])
+    return Spec(
+        str(row["name"]), _DTYPES[row["dtype"]], shape, bool(row.get("requires_grad", False))
+    )
+
+
+def _properties(text: str) -> dict[str, Property]:
+    properties = json.loads(text)
+    for key, value in properties.items():
+        if type(value) not in (int, float, str):
+            raise ValueError(f"the property {key!r} is {value!r}, neither a number nor a string")
+    return properties
+
+
+def _faults(
+    content: Content, nominal: bool, listed: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> list[str]:
+    """What is wrong with the tensors of a file, by what its metadata says."""
+    states = content.states if any(spec.name in listed for spec in content.states) else []
+    expected = [*content.parameters, *content.buffers, *states]
+    faults = []
+    for spec in expected:
+        if spec.name not in listed:
+            if not nominal:
+                faults.append(f"{spec.name} is missing")
+            continue
+        dtype, shape = listed[spec.name]
+        if _DTYPES.get(dtype) != spec.dtype or shape != spec.shape:
+            found = f"{_DTYPES.get(dtype, dtype)} {list(shape)}"
+            faults.append(f"{spec.name} is {found}, and should be {spec}")
+    known = {spec.name for spec in expected}
+    faults += [f"{name} is not in its list of tensors" for name in listed if name not in known]
+    return faults
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+def write(content: Content, path: str | os.PathLike[str]) -> None:
+    """Replaces a checkpoint by another, as a whole or not at all.
+
+    Args:
+        content: tensors may be missing.
+        path: of the file.
+
+    Raises:
+        SaveError: it could not be written.
+    """
+    metadata = {"format": FORMAT, "version": str(VERSION), **content.texts}
+    metadata["properties"] = _object(content.properties)
+    if content.step is not None:
+        metadata["step"] = str(content.step)
+    if content.seed is not None:
+        metadata["seed"] = str(content.seed)
+    if content.learning_rate is not None:
+        metadata["learning_rate"] = repr(content.learning_rate)
+    if content.parameters and not any(s.name in content.tensors for s in content.parameters):
+        metadata["nominal"] = "true"
+    header: dict[str, Any] = {"__metadata__": metadata}
+    # The widest elements first: each tensor then starts at a multiple of its element's size.
+    tensors = sorted(content.tensors.items(), key=lambda item: -item[1].itemsize)
+    at = 0
+    for name, array in tensors:
+        header[name] = {
+            "dtype": _SPELLINGS[array.dtype],
+            "shape": array.shape,
+            "data_offsets": (at, at + array.nbytes),
+        }
+        at += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    chunks = (array.reshape(-1).view(np.uint8).data for _, array in tensors)
+    replace_file(path, [len(text).to_bytes(8, "little"), text, *chunks], "checkpoint")
+
+
+def model_hash(parameters: str, buffers: str) -> str:
+    """What tells checkpoints of one model from those of another."""
+    return hashlib.sha256(f"{parameters}\n{buffers}".encode()).hexdigest()
+
+
+def _object(properties: Mapping[str, Property]) -> str:
+    """A JSON object. It has no infinity, but numbers too large for a float are read as such."""
+    rows = []
+    for key, value in properties.items():
+        text = json.dumps(value)
+        if isinstance(value, float) and math.isinf(value):
+            text = "1e999" if value > 0 else "-1e999"
+        rows.append(f"{json.dumps(key)}: {text}")
+    return f"{{{', '.join(rows)}}}"

@@ -1,0 +1,101 @@
+"""``TrainStep``: forward, backward and update in one run."""
+
+from __future__ import annotations
+
+import onnxruntime
+
+from ortrain.ondevice import contract
+from ortrain.ondevice.checkpoint import CheckpointState
+from ortrain.ondevice.checkpoint_file import Uri, source_name
+from ortrain.ondevice.session import (
+    Results,
+    Value,
+    check_fits,
+    default_options,
+    open_session,
+    unpacked,
+)
+from ortrain.ondevice.tensor import Device
+from ortrain.ondevice.training import TrainingRun
+from ortrain.ondevice.update import Update, needed
+
+
+class TrainStep(Update):
+    """Trains by one batch a call, without accumulating gradients.
+
+    ::
+
+        step = TrainStep("train_step_model.onnx", state)
+        for x, labels in batches:
+            loss = step(x, labels)
+
+    Args:
+        train_step_model_uri: the fused model, as a path or as the file's content.
+        state: of the same artifacts; modules may share it, on one device.
+        session_options: without them a small model runs on one thread.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
+
+    Raises:
+        InputError: onnxruntime cannot load the model, or it is not of the state's artifacts.
+        ExecutionError: onnxruntime has no execution provider for the device.
+        StateError: the state is trained on another device already.
+    """
+
+    def __init__(
+        self,
+        train_step_model_uri: Uri,
+        state: CheckpointState,
+        session_options: onnxruntime.SessionOptions | None = None,
+        device: str = "cpu",
+    ) -> None:
+        place = Device.parse(device)
+        label = f"train step model {source_name(train_step_model_uri)}"
+        options = session_options or default_options(state)
+        session = open_session(train_step_model_uri, label, place, options)
+        check_fits(
+            session,
+            label,
+            [
+                *state.description.parameters,
+                *state.description.buffers,
+                *state.description.states,
+                *(tensor.spec for tensor in state.inputs.values()),
+            ],
+            needed=needed(state),
+            claimed=[
+                output.name.removesuffix(contract.updated(""))
+                for output in session.get_outputs()
+                if output.name.endswith(contract.updated(""))
+            ],
+        )
+        state.place(place)
+        super().__init__(state, session)
+        self._run = TrainingRun(session, label, state, self._inputs(), self._outputs())
+
+    def __call__(self, *user_inputs: Value) -> Results:
+        """Trains by one batch.
+
+        Args:
+            *user_inputs: numpy arrays or OrtValues, in the order of `input_names`.
+
+        Returns:
+            The loss, and further results where the model has them: a single one bare, several as a
+            tuple. OrtValues where all inputs are such, else numpy arrays.
+
+        Raises:
+            TypeError: the number of inputs or the dtype of one is wrong.
+            ValueError: the shape of an input is wrong.
+            StateError: the checkpoint is nominal, and its parameters have not been loaded.
+            ExecutionError: onnxruntime failed.
+        """
+        results = self._run(user_inputs)
+        self._finish()
+        return unpacked(results)
+
+    def input_names(self) -> list[str]:
+        """The inputs that a call takes, in order."""
+        return list(self._run.model.inputs)
+
+    def output_names(self) -> list[str]:
+        """The results that a call gives, in order."""
+        return list(self._run.model.results)
