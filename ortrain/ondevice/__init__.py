@@ -25,7 +25,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ortrain.ondevice.artifacts import LossType, generate_artifacts
     from ortrain.ondevice.checkpoint import CheckpointState, Parameter
+    from ortrain.ondevice.lora import LoRA
     from ortrain.ondevice.module import Module
     from ortrain.ondevice.optimizer import Optimizer
     from ortrain.ondevice.scheduler import LinearLRScheduler
@@ -34,13 +36,26 @@ if TYPE_CHECKING:
 _HOME = {
     "CheckpointState": "ortrain.ondevice.checkpoint",
     "LinearLRScheduler": "ortrain.ondevice.scheduler",
+    "LoRA": "ortrain.ondevice.lora",
+    "LossType": "ortrain.ondevice.artifacts",
     "Module": "ortrain.ondevice.module",
     "Optimizer": "ortrain.ondevice.optimizer",
     "Parameter": "ortrain.ondevice.checkpoint",
     "TrainStep": "ortrain.ondevice.train_step",
+    "generate_artifacts": "ortrain.ondevice.artifacts",
 }
 
-__all__ = ["CheckpointState", "LinearLRScheduler", "Module", "Optimizer", "Parameter", "TrainStep"]
+__all__ = [
+    "CheckpointState",
+    "LinearLRScheduler",
+    "LoRA",
+    "LossType",
+    "Module",
+    "Optimizer",
+    "Parameter",
+    "TrainStep",
+    "generate_artifacts",
+]
 
 
 def __getattr__(name: str) -> Any:

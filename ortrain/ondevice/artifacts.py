@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import enum
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,14 @@ import torch
 
 from ortrain.errors import GraphError, listing
 from ortrain.graph.build import Builder
-from ortrain.ondevice import contract, losses
+from ortrain.ondevice import checkpoint_file, contract, losses
+from ortrain.ondevice.checkpoint_file import Content
 from ortrain.ondevice.forward import Forward
 from ortrain.ondevice.lora import LoRA, adapt
+from ortrain.ondevice.models import accumulating, arrange, backward, select
 from ortrain.ondevice.module_source import from_module
 from ortrain.ondevice.onnx_source import from_onnx
-from ortrain.ondevice.models import accumulating, arrange, backward, select
-from ortrain.program import Program, Role, set_role
+from ortrain.program import Program, Role, role_of, set_role
 from ortrain.runtime.onnxruntime.lowering import make_standard
 
 Model = onnx.ModelProto | str | os.PathLike[str] | torch.nn.Module
@@ -58,6 +59,7 @@ def generate_artifacts(
     prefix: str = "",
     ort_format: bool = False,
     additional_output_names: Sequence[str] | None = None,
+    nominal_checkpoint: bool = False,
     loss_input_names: Sequence[str] | None = None,
     *,
     lora: LoRA | None = None,
@@ -84,6 +86,8 @@ def generate_artifacts(
         prefix: put before each file's name.
         ort_format: also write each model in ORT format, as ``.ort``.
         additional_output_names: values that training and evaluation return besides the loss.
+        nominal_checkpoint: also write a checkpoint without tensors, for devices that get these
+            later.
         loss_input_names: the outputs that go to the loss, in this order; by default all.
         lora: adapters to train; of an ONNX model, all its weights then are frozen parameters.
         example_inputs: arguments of a module's ``forward``, by position or by name; all sizes stay
@@ -120,8 +124,9 @@ def generate_artifacts(
             _attach(program, in_graph, loss_input_names)
     if lora is not None:
         adapt(forward, lora)
-    programs = _programs(forward, additional_output_names or ())
-    _write(programs, Path(artifact_directory or "."), prefix, ort_format)
+    programs, content = _make(forward, additional_output_names or ())
+    folder = Path(artifact_directory or ".")
+    _write(programs, content, folder, prefix, ort_format, nominal_checkpoint)
 
 
 def _attach(program: Program, loss: Callable[..., Any] | None, names: Sequence[str] | None) -> None:
@@ -143,20 +148,35 @@ def _attach(program: Program, loss: Callable[..., Any] | None, names: Sequence[s
     program.graph.outputs.append(set_role(value, Role.LOSS))
 
 
-def _programs(forward: Forward, additional: Sequence[str]) -> dict[str, Program]:
-    """The models by file name."""
+def _make(forward: Forward, additional: Sequence[str]) -> tuple[dict[str, Program], Content]:
+    """The models by file name, and the checkpoint."""
     select(forward.training, additional)
     program, gradients = backward(forward.training, forward.trainable)
-    trained, tensors = list(gradients), list(forward.tensors)
+    trained = list(gradients)
     training, evaluation = accumulating(program, gradients), forward.evaluation
     make_standard(evaluation)  # while all are outputs: an inference model can name any of them
     select(evaluation, additional)
-    for each in (training, evaluation):
-        arrange(each, trained, tensors)
-    return {contract.TRAINING_MODEL: training, contract.EVAL_MODEL: evaluation}
+    programs = {contract.TRAINING_MODEL: training, contract.EVAL_MODEL: evaluation}
+    for each in programs.values():
+        arrange(each, trained, list(forward.tensors))
+    taken = {v.name: role_of(v) for each in programs.values() for v in each.graph.inputs}
+    parameters = {n: t for n, t in forward.tensors.items() if taken.get(n) is Role.PARAMETER}
+    order = [*trained, *(name for name in parameters if name not in gradients)]
+    content = checkpoint_file.new(
+        {name: (parameters[name], name in gradients) for name in order},
+        {n: t for n, t in forward.tensors.items() if taken.get(n) is Role.BUFFER},
+    )
+    return programs, content
 
 
-def _write(programs: Mapping[str, Program], folder: Path, prefix: str, ort_format: bool) -> None:
+def _write(
+    programs: Mapping[str, Program],
+    content: Content,
+    folder: Path,
+    prefix: str,
+    ort_format: bool,
+    nominal: bool,
+) -> None:
     """Writes all files, or none."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".artifacts-") as unfinished:
@@ -165,8 +185,12 @@ def _write(programs: Mapping[str, Program], folder: Path, prefix: str, ort_forma
             program.save(path)
             if ort_format:
                 _save_as_ort(path)
+        checkpoint_file.write(content, Path(unfinished) / f"{prefix}{contract.CHECKPOINT}")
+        if nominal:
+            path = Path(unfinished) / f"{prefix}{contract.NOMINAL_CHECKPOINT}"
+            checkpoint_file.write(replace(content, tensors={}), path)
         for file in sorted(Path(unfinished).iterdir()):
-            shutil.move(file, folder / file.name)
+            file.replace(folder / file.name)
 
 
 def _save_as_ort(path: Path) -> None:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -93,6 +93,47 @@ class Content:
     step: int | None = None
     seed: int | None = None
     learning_rate: float | None = None
+
+
+def new(
+    parameters: Mapping[str, tuple[np.ndarray, bool]],
+    buffers: Mapping[str, np.ndarray],
+    states: Sequence[Mapping[str, Any]] = (),
+) -> Content:
+    """The checkpoint before training.
+
+    Args:
+        parameters: in the models' order: the value, and whether it is trained.
+        buffers: likewise.
+        states: those of the optimizer, as they stand in the metadata.
+
+    Raises:
+        InputError: a tensor is of a dtype that a checkpoint cannot hold.
+    """
+    rows: dict[str, list[Any]] = {
+        "parameters": [
+            {**_row(name, array), "requires_grad": trained}
+            for name, (array, trained) in parameters.items()
+        ],
+        "buffers": [_row(name, array) for name, array in buffers.items()],
+        "states": list(states),
+    }
+    texts = {key: json.dumps(value, separators=(",", ":")) for key, value in rows.items()}
+    texts["model"] = model_hash(texts["parameters"], texts["buffers"])
+    weights, running, moments = (
+        [_spec(row, "of this model") for row in listed] for listed in rows.values()
+    )
+    tensors = {name: array for name, (array, _) in parameters.items()} | dict(buffers)
+    return Content(weights, running, moments, texts, tensors)
+
+
+def _row(name: str, array: np.ndarray) -> dict[str, Any]:
+    if array.dtype not in _SPELLINGS:
+        raise InputError(
+            f"{name!r} is of dtype {array.dtype}, which a checkpoint cannot hold",
+            help="make the artifacts of a model in float32",
+        )
+    return {"name": name, "dtype": _SPELLINGS[array.dtype], "shape": list(array.shape)}
 
 
 def source_name(uri: Uri) -> str:

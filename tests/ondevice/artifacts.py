@@ -198,7 +198,13 @@ def _optimizer(kind: str) -> ir.Model:
     gradients = graph.floats({contract.gradient(p): SHAPES[p] for p in TRAINED})
     states = graph.floats({s: SHAPES[s.rpartition(".")[0]] for s in STATES if kind == "adamw"})
     _update(
-        graph, kind, parameters, dict(zip(TRAINED, gradients.values(), strict=True)), states, rate, step
+        graph,
+        kind,
+        parameters,
+        dict(zip(TRAINED, gradients.values(), strict=True)),
+        states,
+        rate,
+        step,
     )
     return graph.model()
 
@@ -229,7 +235,9 @@ def _update(graph, kind, parameters, gradients, states, rate, step):  # type: ig
         else:
             squares = [op.ReduceSumSquare(g, keepdims=0) for g in gradients.values()]
             norm = op.Reshape(op.Sqrt(op.Sum(*squares)), [1])
-            scale = op.Min(op.constant(np.float32([MAX_NORM])) / (norm + 1e-6), op.constant(np.float32([1])))
+            scale = op.Min(
+                op.constant(np.float32([MAX_NORM])) / (norm + 1e-6), op.constant(np.float32([1]))
+            )
             t = op.Cast(following, to=1)
             corrections = [1.0 - op.Pow(op.constant(np.float32([b])), t) for b in BETAS]
             for name, p in parameters.items():
