@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable
-from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from ortrain.cli.arguments import count, names, not_negative, positive, probability, seed
 from ortrain.cli.text_classification.settings import Settings
 from ortrain.cli.usage import UsageError
 
 if TYPE_CHECKING:
     from ortrain.cli.text_classification.report import Outcome
-
-_Number = TypeVar("_Number", int, float)
 
 _DEFAULTS = Settings(
     model="", training_file=Path(), evaluation_file=Path(), output=Path("ortrain-output")
@@ -87,11 +84,6 @@ def print_outcome(outcome: Outcome) -> None:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    count = _number(int, lambda value: value >= 1, "a whole number from 1 up")
-    seed = _number(int, lambda value: 0 <= value < 2**32, "a whole number from 0 to 4294967295")
-    positive = _number(float, lambda value: 0 < value < inf, "a number above 0")
-    not_negative = _number(float, lambda value: 0 <= value < inf, "a number from 0 up")
-    probability = _number(float, lambda value: 0 <= value < 1, "a probability below 1")
     add("--model", required=True, metavar="NAME_OR_DIR", help="a pretrained model")
     add("--train", required=True, type=Path, metavar="FILE", help="examples to train on")
     add("--eval", required=True, type=Path, metavar="FILE", help="examples to evaluate on")
@@ -142,7 +134,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--label-column", default=_DEFAULTS.label_column, metavar="NAME", help="(%(default)s)")
     add(
         "--columns",
-        type=_names,
+        type=names,
         metavar="NAME,NAME",
         help="the names of all columns, for files without a header line",
     )
@@ -165,25 +157,3 @@ def _how_to_resume(settings: Settings, command_line: list[str]) -> str:
         return "interrupted before the first checkpoint; nothing is kept"
     again = command_line if settings.resume else [*command_line, "--resume"]
     return f"interrupted; the last checkpoint is kept, resume with: {shlex.join(again)}"
-
-
-def _number(
-    convert: Callable[[str], _Number], accepts: Callable[[_Number], bool], wanted: str
-) -> Callable[[str], _Number]:
-    def parse(text: str) -> _Number:
-        try:
-            value = convert(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"'{text}' is not {wanted}") from None
-        if not accepts(value):
-            raise argparse.ArgumentTypeError(f"'{text}' is not {wanted}")
-        return value
-
-    return parse
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a list of names such as text,label")
-    return names
