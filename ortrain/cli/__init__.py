@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ortrain.cli import demo, train
+from ortrain.cli import artifacts, demo, ondevice, train
 from ortrain.cli.usage import CommandError, Parser, one_line
 
 __all__ = ["main"]
@@ -45,4 +45,6 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     train.add_to(commands)
     demo.add_to(commands)
+    artifacts.add_to(commands)
+    ondevice.add_to(commands)
     return parser

@@ -67,6 +67,22 @@ def from_onnx(
     return Forward(training, evaluation, tensors, tuple(trainable))
 
 
+def weights(model: onnx.ModelProto | str | os.PathLike[str]) -> list[str]:
+    """Names of the initializers of a model that look like weights.
+
+    They are floating tensors of more than one element, and no running statistics.
+    """
+    graph = ir.from_proto(_read(model)).graph
+    statistics = {
+        value.name
+        for node in graph.all_nodes()
+        if node.op_type == "BatchNormalization"
+        for value in node.inputs[3:5]
+        if value is not None
+    }
+    return _floating(graph, {name for name in statistics if name})
+
+
 def _read(model: onnx.ModelProto | str | os.PathLike[str]) -> onnx.ModelProto:
     if isinstance(model, onnx.ModelProto):
         return model
