@@ -115,7 +115,7 @@ class Items(Generic[Item]):
 
     def __repr__(self) -> str:
         rows = "".join(f"\n  {item!r}" for item in self._items.values())
-        return f"<{len(self)} {self._kind}s{':' if rows else ''}{rows}>"
+        return f"<{self._kind}s: {len(self)}{rows}>"
 
 
 class Properties:

@@ -271,15 +271,20 @@ def _check_evaluation(
     state: CheckpointState,
     training: onnxruntime.InferenceSession,
 ) -> None:
-    shared = {argument.name for argument in training.get_inputs()}
-    # What neither model's user gives: a parameter of another model.
-    strange = [a.name for a in session.get_inputs() if a.name not in shared]
+    suffix = contract.accumulation_buffer("")
+    given = {a.name for a in training.get_inputs() if not a.name.endswith(suffix)}
+    given -= {contract.SEED, contract.LAZY_RESET_GRAD}
     check_fits(
         session,
         label,
         [*state.description.parameters, *state.description.buffers],
         needed=[],
-        claimed=strange,
+        # What is no input of training is a parameter of another model.
+        claimed=[
+            a.name
+            for a in session.get_inputs()
+            if a.name not in given and a.name not in state.tensors
+        ],
     )
 
 

@@ -25,9 +25,6 @@ MOST_NAMED = 3
 # waking a second thread costs more than it brings.
 SMALL = 1 << 15
 
-_RUN = onnxruntime.RunOptions()
-_RUN.log_severity_level = 4  # what fails is raised, and need not be printed as well
-
 _DTYPES = {
     f"tensor({name})": np.dtype(dtype)
     for name, dtype in (
@@ -50,7 +47,7 @@ _DTYPES = {
 def default_options(state: CheckpointState) -> onnxruntime.SessionOptions:
     """The options of a session where the user gives none."""
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what fails is raised, and need not be printed as well
     shapes = [spec.shape for spec in state.description.parameters]
     if sum(map(math.prod, shapes)) < SMALL and all(len(shape) < 3 for shape in shapes):
         options.intra_op_num_threads = 1
@@ -220,7 +217,8 @@ class BoundModel:
         for name, value in self._apart:
             io.bind_ortvalue_input(name, value)
         try:
-            self._session.run_with_iobinding(io, _RUN)
+            # Without run options, in which it would look for a captured graph: 21 µs against 46.
+            self._session.run_with_iobinding(io)
         except Exception as error:  # onnxruntime has no common base of its errors
             raise ExecutionError(
                 f"the {self._label} failed",
