@@ -52,22 +52,7 @@ class TrainStep(Update):
         label = f"train step model {source_name(train_step_model_uri)}"
         options = session_options or default_options(state)
         session = open_session(train_step_model_uri, label, place, options)
-        check_fits(
-            session,
-            label,
-            [
-                *state.description.parameters,
-                *state.description.buffers,
-                *state.description.states,
-                *(tensor.spec for tensor in state.inputs.values()),
-            ],
-            needed=needed(state),
-            claimed=[
-                output.name.removesuffix(contract.updated(""))
-                for output in session.get_outputs()
-                if output.name.endswith(contract.updated(""))
-            ],
-        )
+        _check(session, label, state)
         state.place(place)
         super().__init__(state, session)
         self._run = TrainingRun(session, label, state, self._inputs(), self._outputs())
@@ -99,3 +84,26 @@ class TrainStep(Update):
     def output_names(self) -> list[str]:
         """The results that a call gives, in order."""
         return list(self._run.model.results)
+
+
+def _check(session: onnxruntime.InferenceSession, label: str, state: CheckpointState) -> None:
+    suffix = contract.updated("")
+    updated = [output.name for output in session.get_outputs() if output.name.endswith(suffix)]
+    gradients = {contract.gradient(spec.name) for spec in state.trained()}
+    description = state.description
+    check_fits(
+        session,
+        label,
+        [
+            *description.parameters,
+            *description.buffers,
+            *description.states,
+            state.inputs[contract.STEP].spec,
+        ],
+        needed=needed(state),
+        claimed=[
+            *(name.removesuffix(suffix) for name in updated),
+            # An optimizer model takes gradients, a fused one makes them.
+            *(argument.name for argument in session.get_inputs() if argument.name in gradients),
+        ],
+    )

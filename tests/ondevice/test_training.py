@@ -183,7 +183,7 @@ def test_another_batch_size_may_follow(adamw: Path) -> None:
 def test_a_run_that_fails_leaves_the_state(adamw: Path) -> None:
     state, module, _ = load(adamw)
     x, labels = batch(4)
-    with pytest.raises(ExecutionError, match="the training model .* failed"):
+    with pytest.raises(ExecutionError, match=r"the training model .* failed"):
         module(x, labels + 5)
     assert (state.seed, state.has_gradients) == (0, False)
     assert all((value == initial()[name]).all() for name, value in values(state).items())
