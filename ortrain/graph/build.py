@@ -81,6 +81,7 @@ class Builder:
         self.nodes: list[ir.Node] = []
         self.constants: dict[tuple[Any, ...], ir.Value] = {} if constants is None else constants
         self._outer: list[Any] = []
+        self._owner_of_constants: Builder | None = None
 
     @classmethod
     def before(
@@ -111,6 +112,31 @@ class Builder:
             constants=constants,
             at=node,
         )
+
+    def subgraph(self, name: str, inputs: Sequence[ir.Value] = ()) -> Builder:
+        """A builder of a body of ``If``, ``Loop`` or ``Scan``; its constants lie in this graph.
+
+        Args:
+            name: of the body; with this builder's prefix, the start of the names in it.
+            inputs: of the body.
+        """
+        prefix = f"{self.prefix}/{name}" if self.prefix else name
+        inner = Builder(
+            ir.Graph(list(inputs), [], nodes=[], name=prefix),
+            opset=self.opset,
+            prefix=prefix,
+            phase=self.phase,
+            origin=self.origin,
+            region=self.region,
+        )
+        inner._owner_of_constants = self
+        return inner
+
+    def returning(self, *outputs: ir.Value) -> ir.Graph:
+        """The graph that is built, with these values as its next outputs."""
+        assert isinstance(self.graph, ir.Graph)
+        self.graph.outputs.extend(outputs)
+        return self.graph
 
     # -- nodes -------------------------------------------------------------------------------
 
@@ -175,6 +201,8 @@ class Builder:
 
     def constant(self, value: Any, dtype: ir.DataType | np.dtype | None = None) -> ir.Value:
         """A constant as an initializer (or a ``Constant`` node where there is no graph)."""
+        if self._owner_of_constants is not None:
+            return self._owner_of_constants.constant(value, dtype)
         if isinstance(dtype, ir.DataType):
             dtype = dtype.numpy()
         array = np.asarray(value, dtype=dtype)
