@@ -25,7 +25,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ortrain.ondevice.artifacts import LossType, generate_artifacts
+    from ortrain.ondevice.artifacts import LossType, OptimType, generate_artifacts
     from ortrain.ondevice.checkpoint import CheckpointState, Parameter
     from ortrain.ondevice.lora import LoRA
     from ortrain.ondevice.module import Module
@@ -39,6 +39,7 @@ _HOME = {
     "LoRA": "ortrain.ondevice.lora",
     "LossType": "ortrain.ondevice.artifacts",
     "Module": "ortrain.ondevice.module",
+    "OptimType": "ortrain.ondevice.artifacts",
     "Optimizer": "ortrain.ondevice.optimizer",
     "Parameter": "ortrain.ondevice.checkpoint",
     "TrainStep": "ortrain.ondevice.train_step",
@@ -51,6 +52,7 @@ __all__ = [
     "LoRA",
     "LossType",
     "Module",
+    "OptimType",
     "Optimizer",
     "Parameter",
     "TrainStep",

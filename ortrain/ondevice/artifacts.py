@@ -6,6 +6,7 @@
         "model.onnx",
         requires_grad=["fc.weight", "fc.bias"],
         loss=LossType.CrossEntropyLoss,
+        optimizer=OptimType.AdamW,
         artifact_directory="artifacts",
     )
 
@@ -17,24 +18,27 @@ from __future__ import annotations
 import enum
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import torch
 
 from ortrain.errors import GraphError, listing
 from ortrain.graph.build import Builder
-from ortrain.ondevice import checkpoint_file, contract, losses
+from ortrain.ondevice import checkpoint_file, contract, losses, optim
 from ortrain.ondevice.checkpoint_file import Content
 from ortrain.ondevice.forward import Forward
 from ortrain.ondevice.lora import LoRA, adapt
-from ortrain.ondevice.models import accumulating, arrange, backward, select
+from ortrain.ondevice.models import accumulating, arrange, backward, select, stepping
 from ortrain.ondevice.module_source import from_module
 from ortrain.ondevice.onnx_source import from_onnx
+from ortrain.ondevice.optim import Optimizer, State, optimizer_program, states
 from ortrain.program import Program, Role, role_of, set_role
 from ortrain.runtime.onnxruntime.lowering import make_standard
 
@@ -50,14 +54,34 @@ class LossType(enum.Enum):
     L1Loss = 4
 
 
+class OptimType(enum.Enum):
+    """Optimizers by name: those of :mod:`ortrain.ondevice.optim`.
+
+    AdamW has the defaults of ONNX Runtime Training, eps 1e-6 and no weight decay.
+    """
+
+    AdamW = 1
+    SGD = 2
+    Adam = 3
+    Lion = 4
+
+    def optimizer(self) -> Optimizer:
+        """One with the defaults."""
+        options = {"eps": 1e-6, "weight_decay": 0.0} if self is OptimType.AdamW else {}
+        result: Optimizer = getattr(optim, self.name)(**options)
+        return result
+
+
 def generate_artifacts(
     model: Model,
     requires_grad: Sequence[str] | None = None,
     frozen_params: Sequence[str] | None = None,
     loss: LossType | Callable[..., Any] | None = None,
+    optimizer: OptimType | Optimizer | None = None,
     artifact_directory: str | os.PathLike[str] | None = None,
     prefix: str = "",
     ort_format: bool = False,
+    custom_op_library: str | os.PathLike[str] | None = None,
     additional_output_names: Sequence[str] | None = None,
     nominal_checkpoint: bool = False,
     loss_input_names: Sequence[str] | None = None,
@@ -66,7 +90,7 @@ def generate_artifacts(
     example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     example_targets: Sequence[Any] = (),
 ) -> None:
-    """Writes training model, evaluation model and checkpoint of a model.
+    """Writes training model, evaluation model, optimizer, train step model and checkpoint.
 
     Args:
         model: an ONNX model, the path of its file, or a torch module. An ONNX file is trained in
@@ -81,10 +105,15 @@ def generate_artifacts(
             :mod:`ortrain.ondevice.losses` adds the target to the inputs. Of a module, a function
             ``loss(outputs, *targets)`` in PyTorch is traced together with it. None: the model's
             first output is the loss.
+        optimizer: an :class:`OptimType`, or one of :mod:`ortrain.ondevice.optim` with its options.
+            Without it there are neither optimizer nor train step model.
         artifact_directory: where to write, made where it does not exist; by default the working
             directory. Files that are there are replaced once all new ones are complete.
         prefix: put before each file's name.
         ort_format: also write each model in ORT format, as ``.ort``.
+        custom_op_library: path of a shared library with the operators of the model that are not
+            ONNX's, for the conversion to ORT format; those on the way from the loss to a parameter
+            need a gradient rule (:func:`ortrain.gradient`).
         additional_output_names: values that training and evaluation return besides the loss.
         nominal_checkpoint: also write a checkpoint without tensors, for devices that get these
             later.
@@ -103,6 +132,12 @@ def generate_artifacts(
     """
     if loss is not None and not callable(loss) and not isinstance(loss, LossType):
         raise TypeError(f"loss={loss!r}: expected a LossType, a loss or a function")
+    if isinstance(optimizer, OptimType):
+        optimizer = optimizer.optimizer()
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer={optimizer!r}: expected an OptimType or an optimizer")
+    if custom_op_library is not None and not Path(custom_op_library).is_file():
+        raise FileNotFoundError(f"there is no library at {os.fspath(custom_op_library)!r}")
     if lora is not None:
         requires_grad = requires_grad or ()
     in_graph = getattr(losses, loss.name)() if isinstance(loss, LossType) else loss
@@ -124,9 +159,17 @@ def generate_artifacts(
             _attach(program, in_graph, loss_input_names)
     if lora is not None:
         adapt(forward, lora)
-    programs, content = _make(forward, additional_output_names or ())
-    folder = Path(artifact_directory or ".")
-    _write(programs, content, folder, prefix, ort_format, nominal_checkpoint)
+    programs, content = _make(forward, optimizer, additional_output_names or ())
+    with _replacing(Path(artifact_directory or ".")) as folder:
+        for name, program in programs.items():
+            path = folder / f"{prefix}{name}"
+            program.save(path)
+            if ort_format:
+                _save_as_ort(path, custom_op_library)
+        checkpoint_file.write(content, folder / f"{prefix}{contract.CHECKPOINT}")
+        if nominal_checkpoint:
+            path = folder / f"{prefix}{contract.NOMINAL_CHECKPOINT}"
+            checkpoint_file.write(replace(content, tensors={}), path)
 
 
 def _attach(program: Program, loss: Callable[..., Any] | None, names: Sequence[str] | None) -> None:
@@ -148,55 +191,71 @@ def _attach(program: Program, loss: Callable[..., Any] | None, names: Sequence[s
     program.graph.outputs.append(set_role(value, Role.LOSS))
 
 
-def _make(forward: Forward, additional: Sequence[str]) -> tuple[dict[str, Program], Content]:
+def _make(
+    forward: Forward, optimizer: Optimizer | None, additional: Sequence[str]
+) -> tuple[dict[str, Program], Content]:
     """The models by file name, and the checkpoint."""
     select(forward.training, additional)
     program, gradients = backward(forward.training, forward.trainable)
-    trained = list(gradients)
-    training, evaluation = accumulating(program, gradients), forward.evaluation
+    evaluation = forward.evaluation
     make_standard(evaluation)  # while all are outputs: an inference model can name any of them
     select(evaluation, additional)
-    programs = {contract.TRAINING_MODEL: training, contract.EVAL_MODEL: evaluation}
-    for each in programs.values():
-        arrange(each, trained, list(forward.tensors))
+    programs = {contract.EVAL_MODEL: evaluation}
+    kept: list[State] = []
+    if optimizer is not None:
+        shapes = [(n, ir.DataType.FLOAT, forward.tensors[n].shape) for n in gradients]
+        kept = states(optimizer, shapes)
+        programs[contract.OPTIMIZER_MODEL] = optimizer_program(optimizer, shapes)
+        step = program.clone()
+        outputs = {value.name: value for value in step.graph.outputs}
+        own = {name: outputs[value.name] for name, value in gradients.items()}
+        programs[contract.TRAIN_STEP_MODEL] = stepping(step, own, optimizer, kept)
+    programs[contract.TRAINING_MODEL] = accumulating(program, gradients)
+    for name, each in programs.items():
+        if name != contract.OPTIMIZER_MODEL:
+            arrange(each, list(gradients), list(forward.tensors))
+    return programs, _content(forward, list(gradients), programs, kept)
+
+
+def _content(
+    forward: Forward, trained: list[str], programs: Mapping[str, Program], kept: list[State]
+) -> Content:
+    """The checkpoint: what the models take of the tensors, and what the optimizer keeps."""
     taken = {v.name: role_of(v) for each in programs.values() for v in each.graph.inputs}
     parameters = {n: t for n, t in forward.tensors.items() if taken.get(n) is Role.PARAMETER}
-    order = [*trained, *(name for name in parameters if name not in gradients)]
-    content = checkpoint_file.new(
-        {name: (parameters[name], name in gradients) for name in order},
+    order = [*trained, *(name for name in parameters if name not in trained)]
+    return checkpoint_file.new(
+        {name: (parameters[name], name in trained) for name in order},
         {n: t for n, t in forward.tensors.items() if taken.get(n) is Role.BUFFER},
+        [
+            {
+                "name": state.name,
+                "parameter": state.parameter,
+                "kind": state.kind,
+                "dtype": "F32",
+                "shape": list(state.shape),
+            }
+            for state in kept
+        ],
     )
-    return programs, content
 
 
-def _write(
-    programs: Mapping[str, Program],
-    content: Content,
-    folder: Path,
-    prefix: str,
-    ort_format: bool,
-    nominal: bool,
-) -> None:
-    """Writes all files, or none."""
+@contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """A folder whose files come into another once all of them are complete."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".artifacts-") as unfinished:
-        for name, program in programs.items():
-            path = Path(unfinished) / f"{prefix}{name}"
-            program.save(path)
-            if ort_format:
-                _save_as_ort(path)
-        checkpoint_file.write(content, Path(unfinished) / f"{prefix}{contract.CHECKPOINT}")
-        if nominal:
-            path = Path(unfinished) / f"{prefix}{contract.NOMINAL_CHECKPOINT}"
-            checkpoint_file.write(replace(content, tensors={}), path)
+        yield Path(unfinished)
         for file in sorted(Path(unfinished).iterdir()):
             file.replace(folder / file.name)
 
 
-def _save_as_ort(path: Path) -> None:
+def _save_as_ort(path: Path, custom_op_library: str | os.PathLike[str] | None) -> None:
     options = onnxruntime.SessionOptions()
     # Beyond the basic level a file fits the machine that wrote it.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath = str(path.with_suffix(".ort"))
     options.add_session_config_entry("session.save_model_format", "ORT")
+    if custom_op_library is not None:
+        options.register_custom_ops_library(os.fspath(custom_op_library))
     onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

@@ -1,17 +1,21 @@
-"""The models of an artifact as programs: loss, backward, accumulation, and the order of inputs."""
+"""The models of an artifact: backward, accumulation, update, and the order of inputs."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
 from ortrain.autodiff import differentiate
 from ortrain.errors import GraphError, OrtrainWarning, listing
 from ortrain.graph import shapes
+from ortrain.graph.aliasing import check_aliases
 from ortrain.graph.build import Builder
 from ortrain.ondevice import contract
+from ortrain.ondevice.accumulate import accumulate
+from ortrain.ondevice.barrier import behind
+from ortrain.ondevice.optim import Optimizer, Slot, State, emit
 from ortrain.passes.pipeline import rewrite
 from ortrain.program import Phase, Program, Role, role_of, set_role
 from ortrain.runtime.onnxruntime.lowering import make_standard
@@ -71,50 +75,70 @@ def _loss_of(program: Program) -> ir.Value:
     return loss
 
 
-def accumulating(program: Program, gradients: dict[str, ir.Value]) -> Program:
+def accumulating(program: Program, gradients: Mapping[str, ir.Value]) -> Program:
     """The training model: each gradient is added to what lies in its buffer.
-
-    One ``If`` holds both ways, so that a reset reads no buffer: 0.12 ms for a million elements,
-    where ``Where`` takes 0.29 ms, and a product with zero would keep a NaN.
 
     Args:
         program: of :func:`backward`; changed and returned.
-        gradients: outputs of it.
+        gradients: outputs of it, by parameter.
     """
     graph = program.graph
     kind = ir.TensorType(ir.DataType.BOOL)
-    flag = ir.Value(name=contract.LAZY_RESET_GRAD, shape=ir.Shape([1]), type=kind)
-    buffers = [_like(g, contract.accumulation_buffer(name)) for name, g in gradients.items()]
-    branches = []
-    for added in (False, True):
-        nodes = []
-        for gradient, buffer in zip(gradients.values(), buffers, strict=True):
-            inputs = [gradient, buffer] if added else [gradient]
-            node = ir.Node("", "Add" if added else "Identity", inputs, num_outputs=1)
-            result = node.outputs[0]
-            shapes.assign(result, gradient.dtype, gradient.shape)
-            result.name = f"{gradient.name}/{'sum' if added else 'alone'}"
-            nodes.append(node)
-        outputs = [node.outputs[0] for node in nodes]
-        branches.append(ir.Graph([], outputs, nodes=nodes, name="add" if added else "reset"))
-    alone, total = branches
-    with Builder(graph, opset=program.opset, phase=Phase.BACKWARD) as op:
-        results = op.node("If", [flag], outputs=len(buffers), then_branch=alone, else_branch=total)
-    for value in gradients.values():
-        graph.outputs.remove(value)
-    results = (results,) if isinstance(results, ir.Value) else results
-    for (name, gradient), result in zip(gradients.items(), results, strict=True):
-        shapes.assign(result, gradient.dtype, gradient.shape)
-        result.name = contract.accumulation_out(name)
-        graph.outputs.append(set_role(result, Role.GRADIENT, name))
-        program.aliases[result.name] = contract.accumulation_buffer(name)
-    graph.inputs.extend(set_role(buffer, Role.GRADIENT) for buffer in buffers)
-    graph.inputs.append(set_role(flag, Role.HYPERPARAMETER))
+    reset = ir.Value(name=contract.LAZY_RESET_GRAD, shape=ir.Shape([1]), type=kind)
+    buffers = {
+        name: ir.Value(name=contract.accumulation_buffer(name), shape=g.shape, type=g.type)
+        for name, g in gradients.items()
+    }
+    graph.inputs.extend(set_role(v, Role.GRADIENT, name) for name, v in buffers.items())
+    graph.inputs.append(set_role(reset, Role.HYPERPARAMETER))
+    with Builder(graph, opset=program.opset, prefix="sum", phase=Phase.BACKWARD) as op:
+        sums = accumulate(op, gradients, buffers, reset)
+    _take_out(graph, gradients)
+    graph.outputs.extend(set_role(value, Role.GRADIENT, name) for name, value in sums.items())
+    program.aliases = {value.name or "": buffers[name].name or "" for name, value in sums.items()}
+    check_aliases(graph, program.aliases)
     return program
 
 
-def _like(value: ir.Value, name: str) -> ir.Value:
-    return ir.Value(name=name, shape=value.shape, type=value.type)
+def stepping(
+    program: Program,
+    gradients: Mapping[str, ir.Value],
+    optimizer: Optimizer,
+    states: Iterable[State],
+) -> Program:
+    """The train step model: forward, backward and update in one run.
+
+    Args:
+        program: of :func:`backward`; changed and returned.
+        gradients: outputs of it, by parameter.
+        optimizer: what an update is.
+        states: of the parameters.
+    """
+    graph = program.graph
+    _take_out(graph, gradients)
+
+    def feed(name: str, dtype: ir.DataType, shape: Sequence[int], role: Role) -> ir.Value:
+        value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
+        graph.inputs.append(set_role(value, role))
+        return value
+
+    kept: dict[str, dict[str, ir.Value]] = {name: {} for name in gradients}
+    for each in states:
+        role = Role.OPTIMIZER_STATE
+        kept[each.parameter][each.kind] = feed(each.name, each.dtype, each.shape, role)
+    rate = feed(contract.LEARNING_RATE, ir.DataType.FLOAT, [1], Role.HYPERPARAMETER)
+    step = feed(contract.STEP, ir.DataType.INT64, [1], Role.HYPERPARAMETER)
+    slots = [Slot(n, program.input(n), g, kept[n]) for n, g in gradients.items()]
+    with Builder(graph, opset=program.opset, prefix="update", phase=Phase.UPDATE) as op:
+        rate = behind(op, rate, step, [*gradients.values(), *graph.outputs])
+        program.aliases = emit(op, optimizer, slots, rate, step).add_outputs(graph)
+    check_aliases(graph, program.aliases)
+    return program
+
+
+def _take_out(graph: ir.Graph, gradients: Mapping[str, ir.Value]) -> None:
+    for value in gradients.values():
+        graph.outputs.remove(value)
 
 
 def select(program: Program, names: Sequence[str]) -> None:

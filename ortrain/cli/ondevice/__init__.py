@@ -27,8 +27,8 @@ def add_to(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Train as the options say; returns the exit status."""
-    from ortrain.errors import ExecutionError, OrtrainError
     from ortrain.cli.ondevice.loop import Loop, Settings
+    from ortrain.errors import ExecutionError, OrtrainError
 
     settings = Settings(
         folder=options.folder,
