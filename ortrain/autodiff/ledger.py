@@ -47,7 +47,6 @@ class Row:
 
 _CONTROL = "not yet: control flow"
 _SEQUENCE = "not yet: sequences of tensors"
-_RECURRENT = "not yet: export the recurrence unrolled, or as matrix products"
 _ROUNDING = "not yet: rounding, for which training takes a straight-through estimate"
 _QUANTIZED = "computes on quantized integers"
 
@@ -63,12 +62,10 @@ UNSUPPORTED = {
     "DequantizeLinear": _ROUNDING,
     "Det": "needs the inverse of a matrix, which ONNX has no operator for",
     "DynamicQuantizeLinear": _ROUNDING,
-    "GRU": _RECURRENT,
     "GlobalLpPool": "not yet",
     "GridSample": "not yet",
     "If": _CONTROL,
     "LRN": "not yet",
-    "LSTM": _RECURRENT,
     "LinearAttention": "not yet",
     "Loop": _CONTROL,
     "LpPool": "not yet",
@@ -81,7 +78,6 @@ UNSUPPORTED = {
     "QLinearConv": _QUANTIZED,
     "QLinearMatMul": _QUANTIZED,
     "QuantizeLinear": _ROUNDING,
-    "RNN": _RECURRENT,
     "RoiAlign": "not yet",
     "STFT": "not yet: complex numbers",
     "Scan": _CONTROL,

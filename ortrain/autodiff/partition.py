@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import onnx_ir as ir
 
@@ -257,7 +257,7 @@ def _extract(
             node.domain,
             node.op_type,
             [values[v] if v is not None else None for v in node.inputs],
-            node.attributes.values(),
+            [_copied(attribute, values) for attribute in node.attributes.values()],
             num_outputs=len(node.outputs),
             name=node.name,
             metadata_props={**node.metadata_props, PHASE: phase.value},
@@ -278,3 +278,15 @@ def _extract(
     )
     model = ir.Model(graph, ir_version=program.model.ir_version)
     return Program(model)
+
+
+def _copied(attribute: ir.Attr, values: Mapping[ir.Value, ir.Value]) -> ir.Attr:
+    """An attribute for another graph; a sub-graph is copied, and reads the values' twins there."""
+    if attribute.type is not ir.AttributeType.GRAPH:
+        return attribute
+    inner = attribute.as_graph().clone(allow_outer_scope_values=True)
+    for node in inner.all_nodes():
+        for i, value in enumerate(node.inputs):
+            if value in values:
+                node.replace_input_with(i, values[value])
+    return ir.AttrGraph(attribute.name, inner)

@@ -31,6 +31,7 @@ from torch.onnx._internal.exporter import _building, _core, _registration
 
 from ortrain.capture.checkpointing import marked_checkpoints
 from ortrain.capture.custom_function import checked_custom_functions
+from ortrain.capture.recurrent import whole_recurrences
 
 TESTED = ("2.13",)
 
@@ -75,6 +76,7 @@ def export(
         _quiet(),
         checked_custom_functions(),
         marked_checkpoints(),
+        whole_recurrences(),
         contextlib.redirect_stderr(io.StringIO()),
     ):
         return torch.export.export(

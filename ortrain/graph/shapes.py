@@ -126,7 +126,7 @@ def broadcast(*known: Sequence[Dim] | None) -> tuple[Dim, ...] | None:
 def infer(node: ir.Node) -> None:
     """Sets the dtype, and where it is cheap the shape, of a new node's outputs."""
     first = next((v for v in node.inputs if v is not None), None)
-    out, op = node.outputs[0], node.op_type
+    op = node.op_type
     if op in _BOOL:
         dtype: ir.DataType | None = ir.DataType.BOOL
     elif op in _INT64:
@@ -149,9 +149,10 @@ def infer(node: ir.Node) -> None:
         assign(value, dtype)
     if op in ("Dropout", "MaxPool", "TopK") and len(node.outputs) > 1:
         assign(node.outputs[1], ir.DataType.BOOL if op == "Dropout" else ir.DataType.INT64)
-    shape = _shape(node, op)
-    if shape is not None:
-        out.shape = ir.Shape(shape)
+    shapes = _OF_ALL_OUTPUTS[op](node) if op in _OF_ALL_OUTPUTS else [_shape(node, op)]
+    for value, shape in zip(node.outputs, shapes, strict=False):
+        if shape is not None:
+            value.shape = ir.Shape(shape)
 
 
 def _shape(node: ir.Node, op: str) -> tuple[Dim, ...] | None:
@@ -318,6 +319,35 @@ def _slice(node: ir.Node) -> tuple[Dim, ...] | None:
     return tuple(result)
 
 
+def _split(node: ir.Node) -> list[tuple[Dim, ...] | None]:
+    known, count = dims(node.inputs[0]), len(node.outputs)
+    if known is None:
+        return [None] * count
+    axis = _attribute(node, "axis", 0) % len(known)
+    given, size = constant(node.inputs[1]) if len(node.inputs) > 1 else None, known[axis]
+    sizes: list[Dim] = [None] * count
+    if given is not None:
+        sizes = given.tolist()
+    elif len(node.inputs) == 1 and isinstance(size, int) and size % count == 0:
+        sizes = [size // count] * count
+    return [(*known[:axis], each, *known[axis + 1 :]) for each in sizes]
+
+
+def _recurrent(node: ir.Node) -> list[tuple[Dim, ...] | None]:
+    """Of LSTM, GRU and RNN: the output of every step, then the last states."""
+    x, r = dims(node.inputs[0]), dims(node.inputs[2])
+    if x is None or r is None:
+        return [None] * len(node.outputs)
+    directions, hidden = r[0], r[2]
+    if _attribute(node, "layout", 0):
+        batch, length = x[:2]
+        state: tuple[Dim, ...] = (batch, directions, hidden)
+        return [(batch, length, directions, hidden), state, state]
+    length, batch = x[:2]
+    state = (directions, batch, hidden)
+    return [(length, directions, batch, hidden), state, state]
+
+
 def _attribute(node: ir.Node, name: str, default: int) -> int:
     attribute = node.attributes.get(name)
     return default if attribute is None else attribute.as_int()
@@ -341,6 +371,13 @@ _RULES: dict[str, Callable[[ir.Node], tuple[Dim, ...] | None]] = {
     "Slice": _slice,
     "Size": lambda node: (),
     "Range": lambda node: (None,),
+}
+
+_OF_ALL_OUTPUTS: dict[str, Callable[[ir.Node], list[tuple[Dim, ...] | None]]] = {
+    "Split": _split,
+    "LSTM": _recurrent,
+    "GRU": _recurrent,
+    "RNN": _recurrent,
 }
 
 

@@ -16,11 +16,11 @@ from onnx.reference import ReferenceEvaluator
 from ortrain.errors import ExecutionError
 from ortrain.ops.base import expand
 from ortrain.program import Program
-from ortrain.runtime import reference_ops
+from ortrain.runtime import reference_ops, reference_recurrent
 
 
 class ReferenceExecutor:
-    """Runs programs on ``onnx.reference``, with its gaps filled (see ``reference_ops``)."""
+    """Runs programs on ``onnx.reference``, with its gaps filled (see ``reference_*``)."""
 
     name = "reference"
 
@@ -46,7 +46,7 @@ class _Evaluator(ReferenceEvaluator):
     """With our operators, also inside function bodies and sub-graphs."""
 
     def __init__(self, proto: Any, **options: Any) -> None:
-        options["new_ops"] = list(reference_ops.OPERATORS)
+        options["new_ops"] = [*reference_ops.OPERATORS, *reference_recurrent.OPERATORS]
         super().__init__(proto, **options)
         # Upstream's float attributes are numpy.float32, and arithmetic among them is as coarse.
         for node in self.rt_nodes_:

@@ -71,6 +71,8 @@ def test_a_rule_takes_the_attributes_of_its_operator_with_their_defaults(name):
         else:
             default = onnx.helper.get_attribute_value(theirs.default_value)
             default = default.decode() if isinstance(default, bytes) else default
+            if isinstance(default, list):
+                default = [each.decode() for each in default]
             if isinstance(default, float):
                 assert math.isclose(mine, default, rel_tol=1e-6), attribute
             else:

@@ -12,6 +12,7 @@ from tests.cases import (
     loss,
     norm,
     pool,
+    recurrent,
     reduce,
     shape,
 )
@@ -26,6 +27,7 @@ FAMILIES = {
     "loss": loss.CASES,
     "conv": conv.CASES,
     "pool": pool.CASES,
+    "recurrent": recurrent.CASES,
     "composite": composite.CASES,
 }
 

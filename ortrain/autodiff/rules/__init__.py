@@ -10,6 +10,7 @@ from ortrain.autodiff.rules import (
     loss,
     norm,
     pool,
+    recurrent,
     reduce,
     shape,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "loss",
     "norm",
     "pool",
+    "recurrent",
     "reduce",
     "shape",
 ]

@@ -22,11 +22,9 @@ _CHECKS = {
 _SEEDED = {
     "aten::dropout", "aten::feature_dropout", "aten::scaled_dot_product_attention",
     "aten::alpha_dropout", "aten::feature_alpha_dropout", "aten::native_dropout", "aten::dropout_",
-    "aten::feature_dropout_", "aten::empty_like", "aten::new_empty",
+    "aten::feature_dropout_", "aten::empty_like", "aten::new_empty", "aten::lstm", "aten::gru",
+    "aten::rnn_tanh", "aten::rnn_relu",
 }  # fmt: skip
-
-# Random only for the dropout between their layers.
-_RECURRENT = {"aten::lstm", "aten::gru"}
 
 
 def remove_checks(module: fx.GraphModule) -> None:
@@ -55,13 +53,6 @@ def refuse_random(module: fx.GraphModule) -> None:
             and torch.Tag.nondeterministic_seeded in target.tags
             and target._schema.name not in _SEEDED
         ):
-            if target._schema.name in _RECURRENT:
-                raise captured_error(
-                    node,
-                    f"{target} is not captured",
-                    because="a recurrence has no gradient as a graph yet",
-                    help="write it as a loop over the steps, or leave this module to eager",
-                )
             raise captured_error(
                 node,
                 f"{target} draws random numbers",

@@ -1,0 +1,72 @@
+"""Recurrent layers in a trace: one operator for all steps.
+
+To learn the shapes of what ``aten.lstm`` and its kin return, PyTorch runs their steps one by one,
+which fixes the length of the sequence. While a module is traced, these functions say the shapes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey
+
+aten = torch.ops.aten
+
+_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+
+
+def _layers(
+    input: Tensor,
+    states: Sequence[Tensor],
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """The output of every step, then the last states, all of unknown values."""
+    # A term of each, so that the results require a gradient where torch's do.
+    terms = [value.sum() for value in (input, *states, *params)]
+    zero = torch.stack(terms).sum() * 0
+    width = states[0].shape[2] * (2 if bidirectional else 1)
+    output = input.new_empty((*input.shape[:2], width)) + zero
+    return output, *(state.new_empty(state.shape) + zero for state in states)
+
+
+def _layers_of_one_state(input: Tensor, state: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    params, *options = rest
+    return _layers(input, [state], params, *options)
+
+
+_SHAPES = {
+    aten.lstm.input: _layers,
+    aten.gru.input: _layers_of_one_state,
+    aten.rnn_tanh.input: _layers_of_one_state,
+    aten.rnn_relu.input: _layers_of_one_state,
+}
+
+
+@contextlib.contextmanager
+def whole_recurrences() -> Iterator[None]:
+    """Keeps the sequence's length symbolic in recurrent layers that a trace meets.
+
+    Private of torch are an operator's ``py_kernels``, what its Python implementations are, and the
+    ``_dispatch_cache`` in front of them.
+    """
+    own = {operator: dict(operator.py_kernels) for operator in _SHAPES}
+    for operator, shapes in _SHAPES.items():
+        operator.py_kernels.update(dict.fromkeys(_KEYS, shapes))
+        operator._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for operator, kernels in own.items():
+            operator.py_kernels.clear()
+            operator.py_kernels.update(kernels)
+            operator._dispatch_cache.clear()

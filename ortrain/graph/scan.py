@@ -1,0 +1,66 @@
+"""Loops over the first axis of tensors, as ``Scan`` nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+
+from ortrain.graph import shapes
+from ortrain.graph.build import Builder
+
+Values = Sequence[ir.Value]
+Step = Callable[[Builder, Values, Values], tuple[Values, Values]]
+
+
+def scan(
+    op: Builder, step: Step, states: Values, slices: Values, *, backwards: bool = False
+) -> tuple[list[ir.Value], list[ir.Value]]:
+    """Emits a ``Scan`` over the first axis of some tensors.
+
+    Args:
+        op: emits the node.
+        step: ``step(op, states, slices)`` emits one step into the builder that it is given and
+            returns the next states and what to collect. It may read any value of the graph outside.
+        states: before the first step.
+        slices: [T, ...] each; a step sees [...] of them.
+        backwards: from the last step to the first; what is collected keeps its place.
+
+    Returns:
+        The states after the last step, and the collected values [T, ...].
+    """
+    prefix = f"{op.prefix}/step_{len(op.nodes)}"
+    inner = ir.Graph([], [], nodes=[], opset_imports={"": op.opset}, name=prefix)
+    for i, value in enumerate((*states, *slices)):
+        known = shapes.dims(value)
+        if i >= len(states) and known is not None:
+            known = known[1:]
+        entry = ir.Value(name=f"{prefix}/input_{i}", shape=None if known is None else ir.Shape(known))
+        entry.type = None if value.dtype is None else ir.TensorType(value.dtype)
+        inner.inputs.append(entry)
+    with Builder(
+        inner, opset=op.opset, prefix=prefix, phase=op.phase, origin=op.origin, region=op.region
+    ) as body:
+        entries = list(inner.inputs)
+        after, collected = step(body, entries[: len(states)], entries[len(states) :])
+        for value in (*after, *collected):
+            own = value.graph is inner and value not in inner.outputs and value not in entries
+            inner.outputs.append(value if own else body.Identity(value))
+    direction = int(backwards)
+    results = op.node(
+        "Scan",
+        [*states, *slices],
+        outputs=len(inner.outputs),
+        body=inner,
+        num_scan_inputs=len(slices),
+        scan_input_directions=[direction] * len(slices),
+        scan_output_directions=[direction] * len(collected),
+    )
+    results = (results,) if isinstance(results, ir.Value) else results
+    length = (shapes.dims(slices[0]) or (None,))[0]
+    for i, (result, value) in enumerate(zip(results, inner.outputs, strict=True)):
+        known = shapes.dims(states[i]) if i < len(states) else shapes.dims(value)
+        if i >= len(states) and known is not None:
+            known = (length, *known)
+        shapes.assign(result, value.dtype, None if known is None else ir.Shape(known))
+    return list(results[: len(states)]), list(results[len(states) :])

@@ -1,0 +1,159 @@
+"""Operators of ``onnx.reference`` done over: recurrent layers and ``Scan``.
+
+- ``LSTM``, ``GRU``, ``RNN``: upstream's pass over the lengths of sequences, and know no ``Relu``.
+- ``Scan``: upstream's runs forwards only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx.reference.op_run import OpRun
+
+Array = np.ndarray
+State = tuple[Array, ...]
+
+_ACTIVATIONS = {
+    "tanh": np.tanh,
+    "relu": lambda x: np.maximum(x, 0),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+}
+_sigmoid, _tanh = _ACTIVATIONS["sigmoid"], _ACTIVATIONS["tanh"]
+
+
+class _Recurrent(OpRun):
+    """One layer in one direction or both; a subclass is one step of it."""
+
+    op_domain = ""
+    states = 1
+
+    def step(self, x: Array, r: Array, bias: Array, state: State, p: Array | None) -> State:
+        """The states after a step.
+
+        Args:
+            x: [B, gates * H], the input's share of the gates with its bias.
+            r: [gates * H, H].
+            bias: [gates * H], of the recurrence.
+            state: [B, H] each, the hidden one first.
+            p: [3 * H] or absent.
+        """
+        raise NotImplementedError
+
+    def _run(
+        self,
+        x: Array,
+        w: Array,
+        r: Array,
+        b: Array | None = None,
+        sequence_lens: Array | None = None,
+        initial_h: Array | None = None,
+        initial_c: Array | None = None,
+        p: Array | None = None,
+        direction: str | None = None,
+        layout: int | None = None,
+        **attributes: Any,
+    ) -> tuple[Array, ...]:
+        if layout:
+            x = x.swapaxes(0, 1)
+        length, batch, hidden = x.shape[0], x.shape[1], r.shape[-1]
+        lengths = np.full(batch, length) if sequence_lens is None else sequence_lens
+        outputs, finals = [], []
+        for d in range(w.shape[0]):
+            state: State = tuple(
+                np.zeros((batch, hidden), x.dtype)
+                if initial is None
+                else (initial.swapaxes(0, 1) if layout else initial)[d]
+                for initial in (initial_h, initial_c)[: self.states]
+            )
+            bias = np.zeros(2 * w.shape[1], x.dtype) if b is None else b[d]
+            ours, theirs = np.split(bias, 2)
+            y = np.zeros((length, batch, hidden), x.dtype)
+            backwards = direction == "reverse" or d == 1
+            for t in range(length)[:: -1 if backwards else 1]:
+                peepholes = None if p is None else p[d]
+                new = self.step(x[t] @ w[d].T + ours, r[d], theirs, state, peepholes)
+                valid = (t < lengths)[:, None]
+                state = tuple(np.where(valid, a, b) for a, b in zip(new, state, strict=True))
+                y[t] = np.where(valid, new[0], 0)
+            outputs.append(y)
+            finals.append(state)
+        result = [np.stack(outputs, 1), *(np.stack(s) for s in zip(*finals, strict=True))]
+        if layout:
+            result = [result[0].transpose(2, 0, 1, 3), *(s.swapaxes(0, 1) for s in result[1:])]
+        return tuple(v.astype(x.dtype) for v in result)
+
+
+class LSTM(_Recurrent):  # noqa: D101
+    states = 2
+
+    def step(self, x: Array, r: Array, bias: Array, state: State, p: Array | None) -> State:
+        h, c = state
+        i, o, f, g = np.split(x + h @ r.T + bias, 4, -1)
+        pi, po, pf = np.split(np.zeros(3 * h.shape[1], x.dtype) if p is None else p, 3)
+        new = _sigmoid(f + pf * c) * c + _sigmoid(i + pi * c) * _tanh(g)
+        return _sigmoid(o + po * new) * _tanh(new), new
+
+
+class GRU(_Recurrent):  # noqa: D101
+    linear_before_reset: int
+
+    def step(self, x: Array, r: Array, bias: Array, state: State, p: Array | None) -> State:
+        (h,) = state
+        (xz, xr, xn), (rz, rr, rn), (bz, br, bn) = (
+            np.split(x, 3, -1), np.split(r, 3), np.split(bias, 3),
+        )  # fmt: skip
+        update, reset = _sigmoid(xz + h @ rz.T + bz), _sigmoid(xr + h @ rr.T + br)
+        if self.linear_before_reset:
+            new = _tanh(xn + reset * (h @ rn.T + bn))
+        else:
+            new = _tanh(xn + (reset * h) @ rn.T + bn)
+        return ((1 - update) * new + update * h,)
+
+
+class RNN(_Recurrent):  # noqa: D101
+    activations: Sequence[str]
+
+    def step(self, x: Array, r: Array, bias: Array, state: State, p: Array | None) -> State:
+        activation = _ACTIVATIONS[self.activations[0].lower()]
+        return (activation(x + state[0] @ r.T + bias),)
+
+
+class Scan(OpRun):  # noqa: D101
+    op_domain = ""
+
+    def need_context(self) -> bool:
+        """The body may read what is outside."""
+        return True
+
+    def _run(
+        self,
+        *values: Array,
+        context: dict[str, Array],
+        bindings: Any = None,
+        num_scan_inputs: int,
+        scan_input_directions: Sequence[int] | None = None,
+        scan_output_directions: Sequence[int] | None = None,
+        **attributes: Any,
+    ) -> tuple[Array, ...]:
+        body: Any = self.body  # type: ignore[attr-defined]
+        count = len(values) - num_scan_inputs
+        states, slices = list(values[:count]), values[count:]
+        length = len(slices[0])
+        collected = len(body.output_names) - count
+        back_in = scan_input_directions or [0] * num_scan_inputs
+        back_out = scan_output_directions or [0] * collected
+        rows: list[list[Array]] = [[] for _ in range(collected)]
+        for t in range(length):
+            seen = [v[-1 - t if b else t] for v, b in zip(slices, back_in, strict=True)]
+            given = dict(zip(body.input_names, [*states, *seen], strict=True))
+            results = body.run(None, {**context, **given}, _bindings=bindings)
+            states = results[:count]
+            for row, value in zip(rows, results[count:], strict=True):
+                row.append(value)
+        stacked = [np.stack(r[::-1] if b else r) for r, b in zip(rows, back_out, strict=True)]
+        return (*states, *stacked)
+
+
+OPERATORS: tuple[type[OpRun], ...] = (GRU, LSTM, RNN, Scan)
