@@ -298,6 +298,31 @@ class Cnn(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
+class Recurrent(nn.Module):
+    """A layer of each kind over padded tokens, the mean of the steps, a linear head and a loss."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 12, padding_idx=PAD)
+        self.lstm = nn.LSTM(
+            12, 8, num_layers=2, bidirectional=True, batch_first=True, dropout=dropout
+        )
+        self.gru = nn.GRU(16, 8, batch_first=True)
+        self.rnn = nn.RNN(8, 8, bias=False, batch_first=True)
+        self.head = nn.Linear(16, LABELS)
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        y, _ = self.lstm(self.embedding(input_ids))
+        y, last = self.gru(y)
+        y, _ = self.rnn(y, last)
+        mask = attention_mask[..., None].to(y.dtype)
+        mean = (y * mask).sum(1) / mask.sum(1)
+        logits = self.head(torch.cat([mean, last[0]], -1))
+        return nn.functional.cross_entropy(logits, labels), logits
+
+
 MODELS: dict[str, ModelCase] = {
     case.name: case
     for case in (
@@ -312,6 +337,7 @@ MODELS: dict[str, ModelCase] = {
         ModelCase("vit", _vit, _images(16), has_length=False),
         ModelCase("whisper", _whisper, _speech),
         ModelCase("resnet", _resnet, _images(32), has_length=False, buffers=True),
+        ModelCase("recurrent", Recurrent, _classified),
         ModelCase("mlp", Mlp, _rows, has_length=False),
         ModelCase("cnn", Cnn, _images(16), has_length=False, buffers=True),
     )

@@ -287,6 +287,6 @@ def _copied(attribute: ir.Attr, values: Mapping[ir.Value, ir.Value]) -> ir.Attr:
     inner = attribute.as_graph().clone(allow_outer_scope_values=True)
     for node in inner.all_nodes():
         for i, value in enumerate(node.inputs):
-            if value in values:
+            if value is not None and value in values:
                 node.replace_input_with(i, values[value])
     return ir.AttrGraph(attribute.name, inner)

@@ -13,6 +13,7 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from ortrain.capture import exporter
 from ortrain.capture.call import Call, explicit_signature
 from ortrain.capture.constraints import Constraints, constraints_of
+from ortrain.capture.recurrent import no_packed_sequences
 from ortrain.capture.refusal import Refusal, assigning, drawing, filling, recasting, refusal
 from ortrain.capture.untouched import Effects, watched
 
@@ -129,7 +130,7 @@ def _attempt(module: torch.nn.Module, call: Call, rung: Rung) -> Exported:
         contextlib.nullcontext(Effects()) if rung.strict else watched(module)
     )
     try:
-        with watching as effects, explicit_signature(module, call):
+        with watching as effects, explicit_signature(module, call), no_packed_sequences():
             program = exporter.export(
                 module,
                 example.args,

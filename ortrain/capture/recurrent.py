@@ -2,17 +2,22 @@
 
 To learn the shapes of what ``aten.lstm`` and its kin return, PyTorch runs their steps one by one,
 which fixes the length of the sequence. While a module is traced, these functions say the shapes.
+
+A packed sequence is refused: its sizes are the values of a tensor.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch._C import DispatchKey
+from torch.nn.utils.rnn import PackedSequence
+
+from ortrain.errors import CaptureError
 
 aten = torch.ops.aten
 
@@ -44,7 +49,7 @@ def _layers_of_one_state(input: Tensor, state: Tensor, *rest: Any) -> tuple[Tens
     return _layers(input, [state], params, *options)
 
 
-_SHAPES = {
+_SHAPES: dict[Any, Callable[..., tuple[Tensor, ...]]] = {
     aten.lstm.input: _layers,
     aten.gru.input: _layers_of_one_state,
     aten.rnn_tanh.input: _layers_of_one_state,
@@ -56,7 +61,7 @@ _SHAPES = {
 def whole_recurrences() -> Iterator[None]:
     """Keeps the sequence's length symbolic in recurrent layers that a trace meets.
 
-    Private of torch are an operator's ``py_kernels``, what its Python implementations are, and the
+    Private of torch are an operator's ``py_kernels``, its Python implementations, and the
     ``_dispatch_cache`` in front of them.
     """
     own = {operator: dict(operator.py_kernels) for operator in _SHAPES}
@@ -70,3 +75,26 @@ def whole_recurrences() -> Iterator[None]:
             operator.py_kernels.clear()
             operator.py_kernels.update(kernels)
             operator._dispatch_cache.clear()
+
+
+@contextlib.contextmanager
+def no_packed_sequences() -> Iterator[None]:
+    """Refuses packed sequences, whether they are arguments or packed on the way.
+
+    Raises:
+        CaptureError: a ``PackedSequence`` is made inside.
+    """
+    own = PackedSequence.__new__
+    PackedSequence.__new__ = _refused  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        PackedSequence.__new__ = own  # type: ignore[method-assign]
+
+
+def _refused(cls: type[PackedSequence], *args: Any, **kwargs: Any) -> NoReturn:
+    raise CaptureError(
+        "a packed sequence cannot be captured",
+        because="its sizes follow from the values of a tensor, the lengths",
+        help="leave the sequences padded and mask what is past their end, or leave this to eager",
+    )

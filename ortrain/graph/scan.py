@@ -35,7 +35,9 @@ def scan(
         known = shapes.dims(value)
         if i >= len(states) and known is not None:
             known = known[1:]
-        entry = ir.Value(name=f"{prefix}/input_{i}", shape=None if known is None else ir.Shape(known))
+        entry = ir.Value(
+            name=f"{prefix}/input_{i}", shape=None if known is None else ir.Shape(known)
+        )
         entry.type = None if value.dtype is None else ir.TensorType(value.dtype)
         inner.inputs.append(entry)
     with Builder(

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,16 @@ from onnx.reference.op_run import OpRun
 Array = np.ndarray
 State = tuple[Array, ...]
 
-_ACTIVATIONS = {
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, 0),
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "sigmoid": _sigmoid,
 }
-_sigmoid, _tanh = _ACTIVATIONS["sigmoid"], _ACTIVATIONS["tanh"]
 
 
 class _Recurrent(OpRun):
@@ -29,7 +33,7 @@ class _Recurrent(OpRun):
     op_domain = ""
     states = 1
 
-    def step(self, x: Array, r: Array, bias: Array, state: State, p: Array | None) -> State:
+    def _step(self, x: Array, r: Array, bias: Array, state: State, p: Array | None) -> State:
         """The states after a step.
 
         Args:
@@ -73,7 +77,7 @@ class _Recurrent(OpRun):
             backwards = direction == "reverse" or d == 1
             for t in range(length)[:: -1 if backwards else 1]:
                 peepholes = None if p is None else p[d]
-                new = self.step(x[t] @ w[d].T + ours, r[d], theirs, state, peepholes)
+                new = self._step(x[t] @ w[d].T + ours, r[d], theirs, state, peepholes)
                 valid = (t < lengths)[:, None]
                 state = tuple(np.where(valid, a, b) for a, b in zip(new, state, strict=True))
                 y[t] = np.where(valid, new[0], 0)
@@ -88,34 +92,34 @@ class _Recurrent(OpRun):
 class LSTM(_Recurrent):  # noqa: D101
     states = 2
 
-    def step(self, x: Array, r: Array, bias: Array, state: State, p: Array | None) -> State:
+    def _step(self, x: Array, r: Array, bias: Array, state: State, p: Array | None) -> State:
         h, c = state
         i, o, f, g = np.split(x + h @ r.T + bias, 4, -1)
         pi, po, pf = np.split(np.zeros(3 * h.shape[1], x.dtype) if p is None else p, 3)
-        new = _sigmoid(f + pf * c) * c + _sigmoid(i + pi * c) * _tanh(g)
-        return _sigmoid(o + po * new) * _tanh(new), new
+        new = _sigmoid(f + pf * c) * c + _sigmoid(i + pi * c) * np.tanh(g)
+        return _sigmoid(o + po * new) * np.tanh(new), new
 
 
 class GRU(_Recurrent):  # noqa: D101
     linear_before_reset: int
 
-    def step(self, x: Array, r: Array, bias: Array, state: State, p: Array | None) -> State:
+    def _step(self, x: Array, r: Array, bias: Array, state: State, p: Array | None) -> State:
         (h,) = state
         (xz, xr, xn), (rz, rr, rn), (bz, br, bn) = (
             np.split(x, 3, -1), np.split(r, 3), np.split(bias, 3),
         )  # fmt: skip
         update, reset = _sigmoid(xz + h @ rz.T + bz), _sigmoid(xr + h @ rr.T + br)
         if self.linear_before_reset:
-            new = _tanh(xn + reset * (h @ rn.T + bn))
+            new = np.tanh(xn + reset * (h @ rn.T + bn))
         else:
-            new = _tanh(xn + (reset * h) @ rn.T + bn)
+            new = np.tanh(xn + (reset * h) @ rn.T + bn)
         return ((1 - update) * new + update * h,)
 
 
 class RNN(_Recurrent):  # noqa: D101
     activations: Sequence[str]
 
-    def step(self, x: Array, r: Array, bias: Array, state: State, p: Array | None) -> State:
+    def _step(self, x: Array, r: Array, bias: Array, state: State, p: Array | None) -> State:
         activation = _ACTIVATIONS[self.activations[0].lower()]
         return (activation(x + state[0] @ r.T + bias),)
 

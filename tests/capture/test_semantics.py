@@ -425,12 +425,6 @@ def test_random_draw_is_refused() -> None:
     assert "draws random numbers" in error.what
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_a_recurrence_is_refused_for_what_it_is(kind: Any) -> None:
-    error = refused(kind(3, 3), floats(2, 5, 3))
-    assert error.because == "a recurrence has no gradient as a graph yet"
-
-
 @pytest.mark.parametrize(
     ("draw", "name"),
     [

@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from ortrain.testing import OpCase, normal
 
-T, B, I, H = 4, 3, 2, 5
+STEPS, BATCH, INPUT, HIDDEN = 4, 3, 2, 5
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 # ONNX's order of the gates → torch's
 ORDER = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
@@ -35,17 +35,16 @@ def oracle(kind, outputs):
         X, W, R, B=None, sequence_lens=None, initial_h=None, initial_c=None,
         direction="forward", layout=0, activations=("Tanh",),
     ):  # fmt: skip
-        if layout:
-            X = X.transpose(0, 1)
-        steps, batch, features = X.shape
+        x = X.transpose(0, 1) if layout else X
+        steps, batch, features = x.shape
         lengths = torch.full((batch,), steps) if sequence_lens is None else sequence_lens
         lengths = lengths.to(torch.int64)
         options = {"nonlinearity": activations[0].lower()} if kind == "RNN" else {}
         torch_layer = getattr(nn, kind)(features, R.shape[2], **options).double()
         ys, finals = [], []
         for d in range(W.shape[0]):
-            zeros = torch.zeros(batch, R.shape[2], dtype=X.dtype)
-            bias = torch.zeros(2 * W.shape[1], dtype=X.dtype) if B is None else B[d]
+            zeros = torch.zeros(batch, R.shape[2], dtype=x.dtype)
+            bias = torch.zeros(2 * W.shape[1], dtype=x.dtype) if B is None else B[d]
             weights = {
                 "weight_ih_l0": W[d], "weight_hh_l0": R[d],
                 "bias_ih_l0": bias.chunk(2)[0], "bias_hh_l0": bias.chunk(2)[1],
@@ -57,7 +56,7 @@ def oracle(kind, outputs):
             ]
             back = direction == "reverse" or d == 1
             packed = nn.utils.rnn.pack_padded_sequence(
-                backwards(X, lengths) if back else X, lengths, enforce_sorted=False
+                backwards(x, lengths) if back else x, lengths, enforce_sorted=False
             )
             start = tuple(s[None] for s in states)
             y, final = functional_call(
@@ -80,22 +79,22 @@ def layer(
     count, gates = 2 if attributes.get("direction") == "bidirectional" else 1, GATES[kind]
     outputs = outputs or (3 if kind == "LSTM" else 2)
     batch_first = attributes.get("layout")
-    state = (B, count, H) if batch_first else (count, B, H)
+    state = (BATCH, count, HIDDEN) if batch_first else (count, BATCH, HIDDEN)
     inputs = {
-        "X": normal(*((B, T, I) if batch_first else (T, B, I))),
-        "W": normal(count, gates * H, I, scale=0.5),
-        "R": normal(count, gates * H, H, scale=0.5),
-        "B": normal(count, 2 * gates * H, scale=0.5),
+        "X": normal(*((BATCH, STEPS) if batch_first else (STEPS, BATCH)), INPUT),
+        "W": normal(count, gates * HIDDEN, INPUT, scale=0.5),
+        "R": normal(count, gates * HIDDEN, HIDDEN, scale=0.5),
+        "B": normal(count, 2 * gates * HIDDEN, scale=0.5),
         "sequence_lens": np.array([4, 1, 3], np.int32),
         "initial_h": normal(*state),
     }
     if kind == "LSTM":
-        inputs |= {"initial_c": normal(*state), "P": normal(count, 3 * H)}
+        inputs |= {"initial_c": normal(*state), "P": normal(count, 3 * HIDDEN)}
     inputs = {name: None if name in absent else value for name, value in inputs.items()}
     if batch_first:
         runtime = "onnxruntime's CPU kernels have no layout 1"
     return OpCase(
-        kind, inputs, {"hidden_size": H, **attributes}, outputs=outputs, tolerance="sums",
+        kind, inputs, {"hidden_size": HIDDEN, **attributes}, outputs=outputs, tolerance="sums",
         torch=torch and torch(kind, outputs), runtime=runtime, note=note, seed=seed,
     )  # fmt: skip
 

@@ -34,3 +34,11 @@ def test_a_convolution_counts_its_kernel() -> None:
 
     cost = Multiplications(program(body, {"x": ["b", 2, 6, 6], "w": [5, 2, 3, 3]}).graph)
     assert cost({"b": 3}) == 3 * 5 * 4 * 4 * 2 * 3 * 3
+
+
+def test_a_recurrent_layer_counts_both_products_of_every_step() -> None:
+    def body(op, x, w, r):  # type: ignore[no-untyped-def]
+        return op.LSTM(x, w, r)
+
+    subject = program(body, {"x": ["t", "b", 3], "w": [1, 20, 3], "r": [1, 20, 5]})
+    assert Multiplications(subject.graph)({"t": 7, "b": 2}) == 7 * 2 * 20 * (3 + 5)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ortrain.graph.shapes import Dim, evaluate
+from ortrain.graph.shapes import Dim, dims, evaluate
+from tests.programs import program
 
 
 @pytest.mark.parametrize(
@@ -23,3 +24,28 @@ from ortrain.graph.shapes import Dim, evaluate
 )
 def test_a_dimension_is_as_large_as_its_symbols_say(dim: Dim, size: int | None) -> None:
     assert evaluate(dim, {"s76": 400, "other": 2, "a name: of the user's": 5}) == size
+
+
+def test_the_pieces_of_a_split_are_known() -> None:
+    def body(op, x):  # type: ignore[no-untyped-def]
+        even = op.Split(x, num_outputs=3, axis=-1, outputs=3)
+        uneven = op.Split(x, [2, 4], axis=-1, outputs=2)
+        open_ = op.Split(x, num_outputs=2, axis=0, outputs=2)
+        return {f"y{i}": value for i, value in enumerate((*even, *uneven, *open_))}
+
+    subject = program(body, {"x": ["b", 6]})
+    known = [dims(value) for value in subject.graph.outputs]
+    assert known == [("b", 2)] * 3 + [("b", 2), ("b", 4)] + [(None, 6)] * 2
+
+
+@pytest.mark.parametrize("layout", [0, 1])
+def test_the_outputs_of_a_recurrent_layer_are_known(layout: int) -> None:
+    def body(op, x, w, r):  # type: ignore[no-untyped-def]
+        outputs = op.LSTM(x, w, r, direction="bidirectional", layout=layout, outputs=3)
+        return dict(zip("yhc", outputs, strict=True))
+
+    lead = ["b", "t"] if layout else ["t", "b"]
+    subject = program(body, {"x": [*lead, 3], "w": [2, 20, 3], "r": [2, 20, 5]})
+    state = ("b", 2, 5) if layout else (2, "b", 5)
+    y = ("b", "t", 2, 5) if layout else ("t", 2, "b", 5)
+    assert [dims(value) for value in subject.graph.outputs] == [y, state, state]

@@ -50,18 +50,9 @@ def rnn_relu(op: Translator, input: ir.Value, hx: ir.Value, *rest: Any) -> tuple
     return _layers(op, "RNN", _RNN, input, [hx], *rest, activations=["Relu"] * count)
 
 
-@translation(aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data)
-def packed(op: Translator, *args: Any) -> ir.Value:
-    raise refuse(
-        "a packed sequence",
-        "its sizes follow from the values of the lengths",
-        "pad the sequences and mask the steps past their end, or leave this module to eager",
-    )
-
-
 def _layers(
     op: Translator,
-    kind: str,
+    op_type: str,
     order: Sequence[int],
     input: ir.Value,
     states: Sequence[ir.Value],
@@ -78,51 +69,47 @@ def _layers(
     count, each = 2 if bidirectional else 1, 4 if has_biases else 2
     if bidirectional:
         attributes["direction"] = "bidirectional"
-    hidden = shapes.dims(states[0])
-    if hidden is not None and isinstance(hidden[2], int):
-        attributes["hidden_size"] = hidden[2]
+    width, known = -1, shapes.dims(states[0])
+    if known is not None and isinstance(known[2], int):
+        attributes["hidden_size"], width = known[2], count * known[2]
     value = op.Transpose(input, perm=[1, 0, 2]) if batch_first else input
-    finals: list[tuple[ir.Value, ...]] = []
+    finals: list[list[ir.Value]] = []
     for layer in range(num_layers):
-        rows = slice(layer * count, (layer + 1) * count)
-        own = [params[i * each : (i + 1) * each] for i in range(num_layers * count)[rows]]
-        w, r = (_stacked(op, [_gates(op, p[i], order) for p in own]) for i in (0, 1))
-        b = None
-        if has_biases:
-            b = _stacked(
-                op, [op.Concat(*(_gates(op, v, order) for v in p[2:]), axis=0) for p in own]
-            )
+        first = layer * count
+        own = [params[(first + d) * each : (first + d + 1) * each] for d in range(count)]
+        kinds = [slice(0, 1), slice(1, 2), *[slice(2, 4)] * has_biases]  # W, R and both biases
+        weights = [
+            _joined(op, [op.Unsqueeze(_gates(op, p[kind], order), [0]) for p in own])
+            for kind in kinds
+        ]
         start = states
         if num_layers > 1:
-            start = [op.Slice(state, [rows.start], [rows.stop], [0]) for state in states]
+            start = [op.Slice(state, [first], [first + count], [0]) for state in states]
+        absent = [None] * (4 - len(weights))  # the bias, and the lengths of the sequences
         y, *last = op.node(
-            kind, [value, w, r, b, None, *start], outputs=1 + len(states), **attributes
+            op_type, [value, *weights, *absent, *start], outputs=1 + len(states), **attributes
         )
-        finals.append(tuple(last))
+        finals.append(last)
         if bidirectional:
-            value = op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, -1])
+            value = op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, width])
         else:
             value = op.Squeeze(y, [1])
         if dropout > 0 and train and layer < num_layers - 1:
-            value = op.ours(
-                "Dropout", value, op.seed(), ratio=float(dropout), stream=op.stream()
-            )
+            value = op.ours("Dropout", value, op.seed(), ratio=float(dropout), stream=op.stream())
     if batch_first:
         value = op.Transpose(value, perm=[1, 0, 2])
-    last_states = (_joined(op, values) for values in zip(*finals, strict=True))
-    return value, *last_states
+    return value, *(_joined(op, values) for values in zip(*finals, strict=True))
 
 
-def _gates(op: Translator, value: ir.Value, order: Sequence[int]) -> ir.Value:
-    """A weight or bias with its gates, along the first axis, in ONNX's order."""
+def _gates(op: Translator, values: Sequence[ir.Value], order: Sequence[int]) -> ir.Value:
+    """Weights or biases with the gates of each, along the first axis, in ONNX's order."""
     if len(order) == 1:
-        return value
-    parts = op.Split(value, num_outputs=len(order), axis=0, outputs=len(order))
-    return op.Concat(*(parts[i] for i in order), axis=0)
-
-
-def _stacked(op: Translator, values: Sequence[ir.Value]) -> ir.Value:
-    return _joined(op, [op.Unsqueeze(value, [0]) for value in values])
+        return _joined(op, values)
+    parts = []
+    for value in values:
+        gates = op.Split(value, num_outputs=len(order), axis=0, outputs=len(order))
+        parts += [gates[i] for i in order]
+    return op.Concat(*parts, axis=0)
 
 
 def _joined(op: Translator, values: Sequence[ir.Value]) -> ir.Value:
