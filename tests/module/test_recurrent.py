@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ortrain import Options, ORTModule
 from tests.module.agreement import GRAPH, assert_agree, double, in_double, step
@@ -97,6 +98,22 @@ def test_a_loop_over_cells_trains() -> None:
     trains(
         loss, {"x": floats(2, 3, 3)}, {"x": floats(4, 3, 3)},
         lstm=nn.LSTMCell(3, 8), gru=nn.GRUCell(8, 5), rnn=nn.RNNCell(5, 4),
+    )  # fmt: skip
+
+
+def test_a_checkpointed_layer_runs_again() -> None:
+    def loss(layers: nn.ModuleDict, inputs: dict[str, Tensor]) -> Tensor:
+        def encoded(x: Tensor) -> Tensor:
+            y: Tensor = layers["a"](x)[0]
+            return y.tanh()
+
+        y = checkpoint(encoded, layers["before"](inputs["x"]), use_reentrant=False)
+        total: Tensor = layers["after"](y)[0].square().sum()
+        return total
+
+    trains(
+        loss, {"x": floats(5, 2, 3)}, {"x": floats(2, 3, 3)},
+        before=nn.Linear(3, 3), a=nn.LSTM(3, 8, bidirectional=True), after=nn.GRU(16, 4),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ortrain.errors import ExecutionError
+from ortrain.graph.scan import scan
 from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
 from tests.programs import program, run
 
@@ -54,6 +55,23 @@ def test_transposes_and_constant_factors_go_into_the_product():
 
     feeds = {"a": normal(3, 4), "b": normal(5, 4)}
     assert lowered(body, {"a": ("m", 4), "b": ("n", 4)}, feeds) == ["FusedMatMul"]
+
+
+def test_the_body_of_a_loop_absorbs_nothing_from_outside():
+    def body(op, x, start, a, b):
+        scaled, flipped = op.Mul(a, 0.5), op.Transpose(op.Mul(b, 0.5), perm=[1, 0])
+        product = op.MatMul(a, b)
+
+        def step(inner, states, slices):
+            sums = inner.Add(inner.MatMul(states[0], scaled), inner.MatMul(slices[0], flipped))
+            return (inner.Add(sums, inner.Mul(product, 0.5)),), ()
+
+        return scan(op, step, [start], [x])[0][0]
+
+    shapes = {"x": ("t", 3, 3), "start": (3, 3), "a": (3, 3), "b": (3, 3)}
+    feeds = {n: normal(*(4 if d == "t" else d for d in shape)) for n, shape in shapes.items()}
+    operators = lowered(body, shapes, feeds)
+    assert sorted(operators) == ["MatMul", "Mul", "Mul", "Scan", "Transpose"]
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])

@@ -234,7 +234,11 @@ def _unscaled(value: ir.Value) -> tuple[float, ir.Value]:
     if producer is None or value.is_graph_output():
         return 1.0, value
     found = _factor(producer)
-    absorbed = all(_is_product(use.node) or _flips_into_products(use.node) for use in value.uses())
+    absorbed = all(
+        use.node.graph is producer.graph
+        and (_is_product(use.node) or _flips_into_products(use.node))
+        for use in value.uses()
+    )
     return found if found is not None and absorbed else (1.0, value)
 
 
@@ -244,9 +248,13 @@ def _is_product(node: ir.Node) -> bool:
 
 def _flips_into_products(node: ir.Node) -> bool:
     out = node.outputs[0]
-    return _flipped(out) is not None and all(_is_product(use.node) for use in out.uses())
+    return _flipped(out) is not None and all(
+        use.node.graph is node.graph and _is_product(use.node) for use in out.uses()
+    )
 
 
 def _only_reader(value: ir.Value) -> ir.Node | None:
+    """The one node that reads a value; None where it is in a sub-graph, which stays as it is."""
     uses = list(value.uses())
-    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
+    alone = len(uses) == 1 and not value.is_graph_output() and uses[0].node.graph is value.graph
+    return uses[0].node if alone else None
