@@ -143,11 +143,9 @@ class _Graph:
         written = {name for node in self.nodes for name in node.writes if name}
         return {*self.inputs, *self.initializers, *written}
 
-    def free(self) -> list[str]:
-        """What a sub-graph reads from around it."""
-        own = self.values()
-        read = [name for node in self.nodes for name in node.reads]
-        return [name for name in (*read, *self.outputs) if name not in own]
+    def reads(self) -> list[str]:
+        """What a sub-graph reads, also from around it: names are unique in the whole model."""
+        return [*(name for node in self.nodes for name in node.reads), *self.outputs]
 
 
 def _read(model: memoryview) -> tuple[list[memoryview], _Graph]:
@@ -207,7 +205,7 @@ def _read_node(message: memoryview, whole: memoryview) -> _Node:
                     if value.number in (5, 10):  # tensors
                         _read_tensor(value.content)
                     elif value.number in (6, 11):  # graphs
-                        node.reads += _read_graph(value.content).free()
+                        node.reads += _read_graph(value.content).reads()
     return node
 
 

@@ -14,7 +14,7 @@ import torch
 from ortrain import ondevice
 from ortrain.ondevice import CheckpointState, LinearLRScheduler, TrainStep
 from tests.ondevice.artifacts import batch
-from tests.ondevice.eager import assert_same
+from tests.ondevice.eager import assert_same, load
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,13 +36,15 @@ def test_training_needs_numpy_onnxruntime_and_safetensors_alone(
     trained = CheckpointState.load_checkpoint(tmp_path / "whole")
     assert trained.properties["batches"] == 2
 
-    # The same with the fused step, in one go and in this process, where the packages are loaded.
-    state = CheckpointState.load_checkpoint(adamw / "checkpoint")
-    step = TrainStep(adamw / "train_step_model.onnx", state)
-    scheduler = LinearLRScheduler(step, 1, 8, 0.05)
-    for number in (0, 1, 2, 3, 0):
-        step(*batch(6, number))
+    # The same in one go and in this process, where the packages are loaded.
+    state, module, optimizer = load(adamw)
+    scheduler = LinearLRScheduler(optimizer, 1, 8, 0.05)
+    for number in range(4):
+        module(*batch(6, number))
+        optimizer.step()
         scheduler.step()
+        module.lazy_reset_grad()
+    TrainStep(adamw / "train_step_model.onnx", state)(*batch(6, 0))
     assert_same(trained, state)
     assert (trained.step, trained.seed) == (5, 5)
     session = onnxruntime.InferenceSession(tmp_path / "inference.onnx")

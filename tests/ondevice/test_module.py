@@ -12,6 +12,7 @@ from safetensors.numpy import save
 
 from ortrain.errors import ExecutionError, InputError, StateError
 from ortrain.ondevice import CheckpointState, Module, Optimizer, TrainStep
+from ortrain.ondevice.tensor import Device
 from tests.ondevice import artifacts
 from tests.ondevice.eager import assert_same, fused, load
 
@@ -111,6 +112,13 @@ def test_a_device_that_is_not_there_is_told(adamw: Path) -> None:
     for name in ("tpu", "cuda:x", ""):
         with pytest.raises(ValueError, match=f"no device is called '{name}'"):
             TrainStep(adamw / "train_step_model.onnx", state, device=name)
+
+
+def test_a_state_is_trained_on_one_device_alone(adamw: Path) -> None:
+    state, _, _ = load(adamw)
+    with pytest.raises(StateError, match="trained on cpu, and cannot be on cuda:1 too"):
+        state.place(Device("cuda", 1))
+    assert state.device == Device("cpu")
 
 
 def test_without_an_evaluation_model_there_is_no_evaluation(adamw: Path, tmp_path: Path) -> None:
