@@ -10,6 +10,9 @@ from pathlib import Path
 
 from ortrain.errors import SaveError
 
+# Some file systems synchronize no folders.
+_NOT_OFFERED = (errno.EINVAL, errno.ENOTSUP)
+
 
 def replace_file(
     path: str | os.PathLike[str], chunks: Iterable[bytes | memoryview], what: str
@@ -62,10 +65,7 @@ def _synchronize(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (
-            errno.EINVAL,
-            errno.ENOTSUP,
-        ):  # some file systems do it by themselves
+        if error.errno not in _NOT_OFFERED:
             raise
     finally:
         os.close(descriptor)

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -283,13 +284,25 @@ def test_a_folder_that_cannot_be_synchronized_is_told(
     state: CheckpointState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail_for_folders(descriptor: int) -> None:
-        if os.path.isdir(f"/proc/self/fd/{descriptor}"):  # noqa: PTH112
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", fail_for_folders)
     with pytest.raises(SaveError, match="the new file is complete and in its place"):
         CheckpointState.save_checkpoint(state, tmp_path / "checkpoint")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+    assert_same(CheckpointState.load_checkpoint(tmp_path / "checkpoint"), state)
+
+
+def test_a_file_system_that_does_not_synchronize_folders_is_taken(
+    state: CheckpointState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse_folders(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", refuse_folders)
+    CheckpointState.save_checkpoint(state, tmp_path / "checkpoint")
     assert_same(CheckpointState.load_checkpoint(tmp_path / "checkpoint"), state)
 
 
