@@ -225,6 +225,8 @@ def _parsed(metadata: Mapping[str, str], name: str) -> Content:
                 because=f"this ortrain knows versions up to {VERSION}",
                 help="update ortrain",
             )
+        if version != VERSION:
+            raise ValueError(f"its version is {version}")
         texts = {key: metadata[key] for key in ("parameters", "buffers", "states", "model")}
         parameters, buffers, states = (
             [_spec(row, name) for row in json.loads(texts[key])]
@@ -232,6 +234,9 @@ def _parsed(metadata: Mapping[str, str], name: str) -> Content:
         )
         if texts["model"] != model_hash(texts["parameters"], texts["buffers"]):
             raise ValueError("'model' is not the hash of 'parameters' and 'buffers'")
+        rate = _number(float, metadata.get("learning_rate"))
+        if rate is not None and not math.isfinite(rate):
+            raise ValueError(f"its learning rate is {rate}")
         return Content(
             parameters,
             buffers,
@@ -240,7 +245,7 @@ def _parsed(metadata: Mapping[str, str], name: str) -> Content:
             properties=_properties(metadata.get("properties", "{}")),
             step=_number(int, metadata.get("step")),
             seed=_number(int, metadata.get("seed")),
-            learning_rate=_number(float, metadata.get("learning_rate")),
+            learning_rate=rate,
         )
     except InputError:
         raise

@@ -360,6 +360,11 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
         "'model' is not the hash",
     ),
     "step no number": (lambda: save(INITIAL, _described(step="two")), "is damaged"),
+    "version 0": (lambda: save(INITIAL, _described(version="0")), "its version is 0"),
+    "rate no number": (
+        lambda: save(INITIAL, _described(learning_rate="nan")),
+        "its learning rate is nan",
+    ),
     "property no number": (
         lambda: save(INITIAL, _described(properties='{"a": [1]}')),
         r"the property 'a' is \[1\]",
