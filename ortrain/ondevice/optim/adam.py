@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ortrain.graph.build import Builder
 from ortrain.ondevice.optim.base import Optimizer, Rule, States, check, check_betas
-from ortrain.ondevice.optim.phrases import one_minus_power, shrinking, towards
+from ortrain.ondevice.optim.phrases import one_minus_power, towards
 
 MEAN, SQUARE = "exp_avg", "exp_avg_sq"
 
@@ -90,10 +90,8 @@ class AdamW(Adam):
     ) -> Rule:
         """The update of a group of parameters."""
         rate, eps = self._corrected(op, learning_rate, step)
-        if not weight_decay:
-            return _AdamRule(betas=self.betas, rate=rate, eps=eps)
-        shrink = shrinking(op, learning_rate, weight_decay)
-        return _AdamRule(betas=self.betas, rate=rate / shrink, eps=eps, shrink=shrink)
+        decay = learning_rate * weight_decay if weight_decay else None
+        return _AdamRule(betas=self.betas, rate=rate, eps=eps, decay=decay)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +100,7 @@ class _AdamRule(Rule):
     rate: ir.Value
     eps: ir.Value
     l2: float = 0.0
+    decay: ir.Value | None = None
 
     def direction(
         self, op: Builder, p: ir.Value, g: ir.Value, states: States
@@ -110,4 +109,5 @@ class _AdamRule(Rule):
             g = g + p * self.l2
         m = towards(states[MEAN], g, 1 - self.betas[0])
         v = towards(states[SQUARE], g * g, 1 - self.betas[1])
-        return m / (op.Sqrt(v) + self.eps) * self.rate, {MEAN: m, SQUARE: v}
+        d = m / (op.Sqrt(v) + self.eps) * self.rate
+        return (d if self.decay is None else d + p * self.decay), {MEAN: m, SQUARE: v}

@@ -34,24 +34,16 @@ class Group:
         check("lr_scale", self.lr_scale)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Rule(ABC):
-    """One update of one group of parameters, with all that is the same for each of their elements.
-
-    With ``direction``'s result d, a parameter p becomes ``(p - d) * shrink``. Every element is
-    treated by itself, so that any part of a tensor may be updated alone.
-
-    Attributes:
-        shrink: float32 [1], what decoupled weight decay leaves of a parameter; None without.
-    """
-
-    shrink: ir.Value | None = None
+    """One update of one group of parameters, with all that their elements share."""
 
     @abstractmethod
     def direction(
         self, op: Builder, p: ir.Value, g: ir.Value, states: States
     ) -> tuple[ir.Value, States]:
         """What is subtracted from the parameter, and the next states.
+
+        Every element is treated by itself, so that any part of a tensor may be updated alone.
 
         Args:
             op: emits the update, and takes the values as operands.

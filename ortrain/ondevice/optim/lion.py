@@ -8,7 +8,6 @@ import onnx_ir as ir
 
 from ortrain.graph.build import Builder
 from ortrain.ondevice.optim.base import Optimizer, Rule, States, check_betas
-from ortrain.ondevice.optim.phrases import shrinking
 
 MEAN = "exp_avg"
 
@@ -50,15 +49,15 @@ class Lion(Optimizer):
         self, op: Builder, learning_rate: ir.Value, step: ir.Value, weight_decay: float
     ) -> Rule:
         """The update of a group of parameters."""
-        shrink = shrinking(op, learning_rate, weight_decay) if weight_decay else None
-        rate = learning_rate if shrink is None else learning_rate / shrink
-        return _LionRule(betas=self.betas, rate=rate, shrink=shrink)
+        decay = learning_rate * weight_decay if weight_decay else None
+        return _LionRule(betas=self.betas, rate=learning_rate, decay=decay)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _LionRule(Rule):
     betas: tuple[float, float]
     rate: ir.Value
+    decay: ir.Value | None
 
     def direction(
         self, op: Builder, p: ir.Value, g: ir.Value, states: States
@@ -69,4 +68,5 @@ class _LionRule(Rule):
         # be gone by now.
         average = m + change * (self.betas[1] - self.betas[0])
         # onnxruntime's Sign takes nine times as long as a product does.
-        return op.Clip(average * _HUGE, -1.0, 1.0) * self.rate, {MEAN: m}
+        d = op.Clip(average * _HUGE, -1.0, 1.0) * self.rate
+        return (d if self.decay is None else d + p * self.decay), {MEAN: m}

@@ -34,14 +34,3 @@ def one_minus_power(op: Builder, beta: float, count: ir.Value) -> ir.Value:
         return op.constant([1.0], ir.DataType.FLOAT)
     th = op.Tanh(count * (math.log(beta) / 2))
     return -2.0 * th / (1.0 - th)
-
-
-def shrinking(op: Builder, learning_rate: ir.Value, weight_decay: float) -> ir.Value:
-    """Decoupled weight decay: ``1 - lr decay``, by which a parameter is multiplied.
-
-    Never 0, because rates are divided by it; 2^-24 instead leaves of a parameter less than its
-    rounding error.
-    """
-    factor = 1.0 - learning_rate * weight_decay
-    nothing: ir.Value = op.Equal(factor, 0.0)
-    return op.Where(nothing, 2.0**-24, factor)
