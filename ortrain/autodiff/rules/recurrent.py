@@ -82,18 +82,17 @@ def _lstm(d: Direction) -> Gradients:
     g = op.Tanh(z_g)
     if d.p is None:
         i, f = op.Sigmoid(z_i), op.Sigmoid(z_f)
-        kept = _kept_cells(d, i * g, f)
+        new = i * g
+        kept = _kept_cells(d, new, f)
     else:
         p_i, p_o, p_f = _split(op, d.p, 3)
         before = _cells_before(d, z_i, z_f, g, p_i, p_f)
         i, f = op.Sigmoid(z_i + p_i * before), op.Sigmoid(z_f + p_f * before)
-        kept = f * before
-    c = kept + i * g
+        new, kept = i * g, f * before
+    c = kept + new
     t, o = op.Tanh(c), op.Sigmoid(z_o if d.p is None else z_o + p_o * c)
-    # Slopes of the gates, in what is multiplied with the gradient of the cell, or of the output.
-    s_i, s_o, s_f, s_g = (
-        g * i * (1 - i), t * o * (1 - o), kept * (1 - f), i * (1 - g * g),
-    )  # fmt: skip
+    # Slopes of the gates, in what is multiplied with the gradient of the cell, or of y = o * t.
+    s_i, s_o, s_f, s_g = new * (1 - i), d.y * (1 - o), kept * (1 - f), i * (1 - g * g)
     to_cell, keep = o * (1 - t * t), f
     if d.p is not None:
         to_cell, keep = to_cell + s_o * p_o, keep + s_i * p_i + s_f * p_f
