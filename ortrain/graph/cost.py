@@ -53,8 +53,8 @@ def _factors(node: ir.Node) -> tuple[shapes.Dim, ...]:
     if node.op_type in ("Conv", "ConvTranspose"):
         return (shapes.dims(node.inputs[1]) or ())[1:]
     if node.op_type in ("LSTM", "GRU", "RNN"):
-        x, w, r = (shapes.dims(value) for value in node.inputs[:3])
-        if x and w and r and all(isinstance(dim, int) for dim in (*w, *r)):
+        w, r = (shapes.dims(value) for value in node.inputs[1:3])
+        if w and r and all(isinstance(dim, int) for dim in (*w, *r)):
             return (w[1] * (w[2] + r[2]) // r[2],)  # type: ignore[operator]
     if node.op_type == "Attention":
         keys = shapes.dims(node.inputs[1])
