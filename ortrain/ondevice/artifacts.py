@@ -115,8 +115,8 @@ def generate_artifacts(
             ONNX's, for the conversion to ORT format; those on the way from the loss to a parameter
             need a gradient rule (:func:`ortrain.gradient`).
         additional_output_names: values that training and evaluation return besides the loss.
-        nominal_checkpoint: also write a checkpoint without tensors, for devices that get these
-            later.
+        nominal_checkpoint: also write a checkpoint without parameters, for devices that get these
+            later. It holds the buffers.
         loss_input_names: the outputs that go to the loss, in this order; by default all.
         lora: adapters to train; of an ONNX model, all its weights then are frozen parameters.
         example_inputs: arguments of a module's ``forward``, by position or by name; all sizes stay
@@ -160,6 +160,8 @@ def generate_artifacts(
     if lora is not None:
         adapt(forward, lora)
     programs, content = _make(forward, optimizer, additional_output_names or ())
+    for program in programs.values():
+        program.model.metadata_props[contract.MODEL_HASH] = content.texts["model"]
     with _replacing(Path(artifact_directory or ".")) as folder:
         for name, program in programs.items():
             path = folder / f"{prefix}{name}"
@@ -169,7 +171,8 @@ def generate_artifacts(
         checkpoint_file.write(content, folder / f"{prefix}{contract.CHECKPOINT}")
         if nominal_checkpoint:
             path = folder / f"{prefix}{contract.NOMINAL_CHECKPOINT}"
-            checkpoint_file.write(replace(content, tensors={}), path)
+            buffers = {spec.name: content.tensors[spec.name] for spec in content.buffers}
+            checkpoint_file.write(replace(content, tensors=buffers), path)
 
 
 def _attach(program: Program, loss: Callable[..., Any] | None, names: Sequence[str] | None) -> None:

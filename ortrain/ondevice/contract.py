@@ -16,6 +16,9 @@ LEARNING_RATE = "learning_rate"
 STEP = "step"
 SEED = "seed"
 
+# In the models' metadata: the checkpoint's `model`, of those made together.
+MODEL_HASH = "ortrain.model"
+
 LOSS = "loss"
 GRAD_NORM = "grad_norm"
 

@@ -260,6 +260,7 @@ def _check_training(
         session,
         label,
         [*state.description.parameters, *state.description.buffers, *buffers],
+        model=state.description.texts["model"],
         needed=[*(b.name for b in buffers), *(contract.accumulation_out(s.name) for s in trained)],
         claimed=taken,
     )
@@ -278,6 +279,7 @@ def _check_evaluation(
         session,
         label,
         [*state.description.parameters, *state.description.buffers],
+        model=state.description.texts["model"],
         needed=[],
         # What is no input of training is a parameter of another model.
         claimed=[

@@ -33,6 +33,7 @@ class Optimizer(Update):
             session,
             label,
             [*trained, *gradients, *state.description.states],
+            model=state.description.texts["model"],
             needed=[*needed(state), *(spec.name for spec in gradients)],
             claimed=[
                 argument.name

@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime
 
 from ortrain.errors import ExecutionError, InputError, listing
+from ortrain.ondevice import contract
 from ortrain.ondevice.checkpoint import CheckpointState
 from ortrain.ondevice.checkpoint_file import Spec, Uri
 from ortrain.ondevice.tensor import Device, Tensor
@@ -85,6 +86,7 @@ def check_fits(
     label: str,
     specs: Iterable[Spec],
     *,
+    model: str,
     needed: Iterable[str],
     claimed: Iterable[str],
 ) -> None:
@@ -94,6 +96,7 @@ def check_fits(
         session: of the model.
         label: what the model is, for the error.
         specs: what the checkpoint has for the model.
+        model: the hash by which the checkpoint knows its models; one that has none may be its own.
         needed: inputs and outputs that the model has if it is for this checkpoint.
         claimed: inputs of the model that should be among the specs.
 
@@ -108,10 +111,13 @@ def check_fits(
         for name, argument in inputs.items()
         if name in known and not _is_like(argument, known[name])
     ]
+    noted = session.get_modelmeta().custom_metadata_map.get(contract.MODEL_HASH, model)
+    other = [] if noted == model or differences else ["it was made with another checkpoint"]
     missing = [name for name in needed if name not in inputs and name not in outputs]
     unknown = [name for name in claimed if name not in known]
     rows = (
         ("", differences),
+        ("", other),
         ("the model lacks ", missing),
         ("the checkpoint lacks ", unknown),
     )

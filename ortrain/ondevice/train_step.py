@@ -100,6 +100,7 @@ def _check(session: onnxruntime.InferenceSession, label: str, state: CheckpointS
             *description.states,
             state.inputs[contract.STEP].spec,
         ],
+        model=state.description.texts["model"],
         needed=needed(state),
         claimed=[
             *(name.removesuffix(suffix) for name in updated),

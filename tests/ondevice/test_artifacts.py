@@ -17,8 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from ortrain.errors import GraphError, OrtrainWarning
-from ortrain.ondevice import losses
+from ortrain.errors import GraphError, InputError, OrtrainWarning, StateError
+from ortrain.ondevice import CheckpointState, Module, losses
 from ortrain.ondevice.artifacts import LossType, generate_artifacts
 from ortrain.ondevice.lora import LoRA
 from tests.ondevice.running import Arrays, gradients, run, session, tensors_of
@@ -453,3 +453,41 @@ def test_adapters_have_the_gradients_of_pytorch_and_the_base_none(
         close(found[f"{i}.lora_B.weight"], module[i].b.grad)
     evaluated = run(session(tmp_path / "eval_model.onnx"), values)
     close(evaluated["loss"], loss.detach())
+
+
+def test_models_of_another_checkpoint_are_told_even_where_names_and_shapes_agree(
+    tmp_path: Path,
+) -> None:
+    for folder, frozen in (("a", ["0.weight", "0.bias"]), ("b", ["2.weight", "2.bias"])):
+        module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+        generate_artifacts(
+            module,
+            requires_grad=[name for name in names_of(module) if name not in frozen],
+            loss=LossType.MSELoss,
+            example_inputs=(torch.randn(2, 4),),
+            artifact_directory=tmp_path / folder,
+        )
+    state = CheckpointState.load_checkpoint(tmp_path / "a" / "checkpoint")
+    with pytest.raises(InputError, match="does not belong to this checkpoint"):
+        Module(tmp_path / "a" / "training_model.onnx", state, tmp_path / "b" / "eval_model.onnx")
+
+
+def test_a_nominal_checkpoint_gets_its_parameters_on_the_device(tmp_path: Path) -> None:
+    module, x = cnn(), torch.randn(6, 1, 8, 8)
+    generate_artifacts(
+        module,
+        loss=LossType.CrossEntropyLoss,
+        example_inputs=(x,),
+        artifact_directory=tmp_path,
+        nominal_checkpoint=True,
+    )
+    files = (tmp_path / "training_model.onnx", tmp_path / "eval_model.onnx")
+    whole, nominal = (
+        Module(files[0], CheckpointState.load_checkpoint(tmp_path / name), files[1])
+        for name in ("checkpoint", "nominal_checkpoint")
+    )
+    values = x.numpy(), torch.randint(0, 5, (6,)).numpy()
+    with pytest.raises(StateError, match="load the model parameters"):
+        nominal(*values)
+    nominal.copy_buffer_to_parameters(whole.get_contiguous_parameters(), trainable_only=False)
+    np.testing.assert_array_equal(nominal(*values), whole(*values))
