@@ -36,12 +36,13 @@ class Role(StrEnum):
     # outputs
     USER_OUTPUT = "user_output"
     LOSS = "loss"
-    GRADIENT = "gradient"
     UPDATED_BUFFER = "updated_buffer"
     UPDATED_PARAMETER = "updated_parameter"
     UPDATED_STATE = "updated_state"
-    # both: an output of one piece of a cut program and an input of a later one
+    # both: an output of one piece of a cut program, or of the training step, and an input of a
+    # later one, or of the optimizer's
     SAVED = "saved"
+    GRADIENT = "gradient"
 
 
 class Phase(StrEnum):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 from ortrain.ondevice import contract
 from ortrain.ondevice.optim.base import Optimizer
@@ -75,6 +76,8 @@ def emit(
     assert op.phase is Phase.UPDATE
     members: dict[tuple[float, float], list[Slot]] = {}
     for slot in slots:
+        if shapes.static(slot.gradient) is None:
+            slot.gradient.shape = slot.parameter.shape
         own = optimizer.group(slot.name)
         members.setdefault((own.weight_decay or 0.0, own.lr_scale), []).append(slot)
     updated: dict[str, Updated] = {}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 import pytest
 
 from ortrain.errors import OrtrainWarning
+from ortrain.graph.aliasing import check_aliases
 from ortrain.ondevice.optim import SGD, Adam, AdamW, Group, Lion, optimizer_program, states
 from ortrain.ondevice.optim.blocks import LARGE, ROW, state_shape
 from ortrain.program import Phase, Role, phase_of, role_of, target_of
-from tests.ondevice.optim.stepping import SHAPES, listed
+from tests.ondevice.optim.stepping import SHAPES, listed, session
 
 OPTIMIZERS = [AdamW(max_norm=1.0), Adam(weight_decay=0.1), SGD(), SGD(momentum=0.9), Lion()]
 
@@ -72,6 +74,16 @@ def test_models_are_valid_standard_onnx_without_float64(optimizer) -> None:
     values = [v for node in program.graph.all_nodes() for v in node.outputs]
     dtypes = {v.dtype for v in (*values, *program.graph.initializers.values())}
     assert dtypes <= {ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_updates_stay_safe_in_place_after_the_optimizations_of_onnxruntime(
+    optimizer, tmp_path: Path
+) -> None:
+    program = optimizer_program(optimizer, listed(SHAPES))
+    path = tmp_path / "optimized.onnx"
+    session(program, optimized=str(path))
+    check_aliases(ir.from_proto(onnx.load(path)).graph, program.aliases)
 
 
 def test_small_parameters_share_their_nodes() -> None:
