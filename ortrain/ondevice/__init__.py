@@ -25,6 +25,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ortrain.ondevice.adapters import export_adapter
     from ortrain.ondevice.artifacts import LossType, OptimType, generate_artifacts
     from ortrain.ondevice.checkpoint import CheckpointState, Parameter
     from ortrain.ondevice.lora import LoRA
@@ -43,6 +44,7 @@ _HOME = {
     "Optimizer": "ortrain.ondevice.optimizer",
     "Parameter": "ortrain.ondevice.checkpoint",
     "TrainStep": "ortrain.ondevice.train_step",
+    "export_adapter": "ortrain.ondevice.adapters",
     "generate_artifacts": "ortrain.ondevice.artifacts",
 }
 
@@ -56,6 +58,7 @@ __all__ = [
     "Optimizer",
     "Parameter",
     "TrainStep",
+    "export_adapter",
     "generate_artifacts",
 ]
 

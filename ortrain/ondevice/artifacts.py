@@ -32,6 +32,7 @@ import torch
 from ortrain.errors import GraphError, listing
 from ortrain.graph.build import Builder
 from ortrain.ondevice import checkpoint_file, contract, losses, optim
+from ortrain.ondevice.adapters import Adapter
 from ortrain.ondevice.checkpoint_file import Content
 from ortrain.ondevice.forward import Forward
 from ortrain.ondevice.lora import LoRA, adapt
@@ -157,9 +158,8 @@ def generate_artifacts(
     if traced is None:
         for program in (forward.training, forward.evaluation):
             _attach(program, in_graph, loss_input_names)
-    if lora is not None:
-        adapt(forward, lora)
-    programs, content = _make(forward, optimizer, additional_output_names or ())
+    adapters = [] if lora is None else adapt(forward, lora)
+    programs, content = _make(forward, optimizer, adapters, additional_output_names or ())
     for program in programs.values():
         program.model.metadata_props[contract.MODEL_HASH] = content.texts["model"]
     with _replacing(Path(artifact_directory or ".")) as folder:
@@ -195,7 +195,10 @@ def _attach(program: Program, loss: Callable[..., Any] | None, names: Sequence[s
 
 
 def _make(
-    forward: Forward, optimizer: Optimizer | None, additional: Sequence[str]
+    forward: Forward,
+    optimizer: Optimizer | None,
+    adapters: Sequence[Adapter],
+    additional: Sequence[str],
 ) -> tuple[dict[str, Program], Content]:
     """The models by file name, and the checkpoint."""
     select(forward.training, additional)
@@ -217,11 +220,15 @@ def _make(
     for name, each in programs.items():
         if name != contract.OPTIMIZER_MODEL:
             arrange(each, list(gradients), list(forward.tensors))
-    return programs, _content(forward, list(gradients), programs, kept)
+    return programs, _content(forward, list(gradients), programs, kept, adapters)
 
 
 def _content(
-    forward: Forward, trained: list[str], programs: Mapping[str, Program], kept: list[State]
+    forward: Forward,
+    trained: list[str],
+    programs: Mapping[str, Program],
+    kept: list[State],
+    adapters: Sequence[Adapter],
 ) -> Content:
     """The checkpoint: what the models take of the tensors, and what the optimizer keeps."""
     taken = {v.name: role_of(v) for each in programs.values() for v in each.graph.inputs}
@@ -240,6 +247,7 @@ def _content(
             }
             for state in kept
         ],
+        [adapter.described() for adapter in adapters],
     )
 
 

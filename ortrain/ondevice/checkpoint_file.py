@@ -99,6 +99,7 @@ def new(
     parameters: Mapping[str, tuple[np.ndarray, bool]],
     buffers: Mapping[str, np.ndarray],
     states: Sequence[Mapping[str, Any]] = (),
+    adapters: Sequence[Mapping[str, Any]] = (),
 ) -> Content:
     """The checkpoint before training.
 
@@ -106,6 +107,7 @@ def new(
         parameters: in the models' order: the value, and whether it is trained.
         buffers: likewise.
         states: those of the optimizer, as they stand in the metadata.
+        adapters: those of the model, likewise.
 
     Raises:
         InputError: a tensor is of a dtype that a checkpoint cannot hold.
@@ -120,6 +122,8 @@ def new(
     }
     texts = {key: json.dumps(value, separators=(",", ":")) for key, value in rows.items()}
     texts["model"] = model_hash(texts["parameters"], texts["buffers"])
+    if adapters:
+        texts["adapters"] = json.dumps(list(adapters), separators=(",", ":"))
     weights, running, moments = (
         [_spec(row, "of this model") for row in listed] for listed in rows.values()
     )
@@ -228,6 +232,8 @@ def _parsed(metadata: Mapping[str, str], name: str) -> Content:
         if version != VERSION:
             raise ValueError(f"its version is {version}")
         texts = {key: metadata[key] for key in ("parameters", "buffers", "states", "model")}
+        if "adapters" in metadata:
+            texts["adapters"] = metadata["adapters"]
         parameters, buffers, states = (
             [_spec(row, name) for row in json.loads(texts[key])]
             for key in ("parameters", "buffers", "states")

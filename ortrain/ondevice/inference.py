@@ -7,7 +7,7 @@ fields are those of onnx.proto.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ def export(
     outputs: Sequence[str],
     path: str | os.PathLike[str],
     load: Callable[[bytes], onnxruntime.InferenceSession],
+    defaults: Collection[str] = (),
 ) -> None:
     """Writes a model that computes some values of another, with inputs replaced by weights.
 
@@ -62,6 +63,7 @@ def export(
         outputs: values of the graph.
         path: of the new file.
         load: makes a session, which tells the types of the outputs.
+        defaults: names of those among ``tensors`` that stay inputs, with the tensor as default.
 
     Raises:
         InputError: the model cannot be taken apart, has no such values, or would pass 2 GB.
@@ -95,7 +97,11 @@ def export(
         for output in session.get_outputs()
     }
     weights = {name: tensors[name] for name in pruned.inputs if name in tensors}
-    pruned.inputs = {name: i for name, i in pruned.inputs.items() if name not in weights}
+    pruned.inputs = {
+        name: content
+        for name, content in pruned.inputs.items()
+        if name not in weights or name in defaults
+    }
     chunks = _written(model, pruned, weights)
     if size(chunks) > LIMIT:
         raise InputError(

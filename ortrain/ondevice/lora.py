@@ -20,6 +20,7 @@ import onnx_ir as ir
 from ortrain.errors import GraphError, listing
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
+from ortrain.ondevice.adapters import Adapter
 from ortrain.ondevice.forward import Forward
 from ortrain.program import Program, Role, set_role
 
@@ -56,25 +57,6 @@ class LoRA:
     def scale(self) -> float:
         """Factor of the adapters' output."""
         return 1.0 if self.alpha is None else self.alpha / self.rank
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """One adapter.
-
-    Attributes:
-        weight: the name of the weight beside which it stands.
-        a: the name of A, [rank, in].
-        b: the name of B, [out, rank].
-        scale: factor of its output.
-        transposed: the weight lies as [out, in], as PyTorch's; else as [in, out].
-    """
-
-    weight: str
-    a: str
-    b: str
-    scale: float
-    transposed: bool
 
 
 def adapt(forward: Forward, lora: LoRA) -> list[Adapter]:
@@ -144,7 +126,13 @@ def _products(program: Program) -> list[tuple[ir.Node, ir.Value, bool]]:
 def _insert(program: Program, node: ir.Node, adapter: Adapter, forward: Forward) -> None:
     """Adds an adapter's output to a product's."""
     graph, y = program.graph, node.outputs[0]
-    a, b = (_parameter(program, name, forward.tensors[name]) for name in (adapter.a, adapter.b))
+    # A model for inference takes adapters of any rank.
+    rank: int | str = (
+        "rank" if program is forward.evaluation else forward.tensors[adapter.a].shape[0]
+    )
+    outer, inner = forward.tensors[adapter.b].shape[0], forward.tensors[adapter.a].shape[1]
+    a = _parameter(program, adapter.a, [rank, inner])
+    b = _parameter(program, adapter.b, [outer, rank])
     readers = list(y.uses())
     with Builder(opset=program.opset, prefix=f"{adapter.weight}.lora") as op:
         narrow = op.MatMul(node.inputs[0], op.Transpose(a, perm=[1, 0]))
@@ -166,11 +154,11 @@ def _insert(program: Program, node: ir.Node, adapter: Adapter, forward: Forward)
         graph.outputs.extend(outputs)
 
 
-def _parameter(program: Program, name: str, tensor: np.ndarray) -> ir.Value:
+def _parameter(program: Program, name: str, shape: Sequence[int | str]) -> ir.Value:
     """The program's input of that name, made where there is none."""
     for value in program.graph.inputs:
         if value.name == name:
             return value
-    value = ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(ir.DataType.FLOAT))
+    value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.FLOAT))
     program.graph.inputs.append(set_role(value, Role.PARAMETER))
     return value

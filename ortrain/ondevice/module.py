@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Literal
 
 import numpy as np
 import onnxruntime
 
 from ortrain.errors import InputError, StateError, listing
 from ortrain.ondevice import contract
+from ortrain.ondevice.adapters import merged, without_rank
 from ortrain.ondevice.checkpoint import CheckpointState
 from ortrain.ondevice.checkpoint_file import Spec, Uri, source_name
 from ortrain.ondevice.inference import export
@@ -221,7 +223,10 @@ class Module:
     # -- inference -------------------------------------------------------------------------------
 
     def export_model_for_inferencing(
-        self, inference_model_uri: str | os.PathLike[str], graph_output_names: list[str]
+        self,
+        inference_model_uri: str | os.PathLike[str],
+        graph_output_names: list[str],
+        adapters: Literal["kept", "merged", "inputs"] = "kept",
     ) -> None:
         """Writes an ONNX model for inference: the evaluation model with the current parameters.
 
@@ -229,8 +234,12 @@ class Module:
             inference_model_uri: the file, replaced once the new one is on the disk.
             graph_output_names: values of the evaluation model, such as the logits. What they do not
                 need is left out, inputs such as the labels among it.
+            adapters: what becomes of low-rank adapters: ``"kept"``, beside their weights;
+                ``"merged"`` into them; or ``"inputs"``, of rank 0 by default, so that the model is
+                the base until a run has an adapter of :func:`export_adapter`.
 
         Raises:
+            ValueError: ``adapters`` is none of these.
             StateError: there is no evaluation model, or the checkpoint is nominal.
             InputError: the model has no such value, keeps weights in other files, or would pass
                 2 GB.
@@ -240,12 +249,23 @@ class Module:
         assert self._eval_model_uri is not None
         self.state.require_values("export")
         tensors = {name: tensor.numpy() for name, tensor in self.state.tensors.items()}
+        defaults: list[str] = []
+        if adapters not in ("kept", "merged", "inputs"):
+            raise ValueError(f'adapters={adapters!r}: expected "kept", "merged" or "inputs"')
+        if adapters != "kept":
+            empty = without_rank(self.state)
+            tensors |= empty
+            if adapters == "merged":
+                tensors |= merged(self.state)
+            else:
+                defaults = list(empty)
         export(
             self._eval_model_uri,
             tensors,
             graph_output_names,
             inference_model_uri,
             lambda model: open_session(model, "model for inference", CPU, self.session_options),
+            defaults,
         )
 
 
