@@ -107,8 +107,8 @@ class _AdamRule(Rule):
     ) -> tuple[ir.Value, States]:
         if self.l2:
             g = g + p * self.l2
-        # Of two operands, onnxruntime computes the one emitted later first. So this one, which would
-        # leave the cache again before it is needed, is computed last: 3 % of the time.
+        # Of two operands, onnxruntime computes the one emitted later first. This one would leave
+        # the cache before it is needed, so it is to be computed last: 3 % of the time.
         decay = None if self.decay is None else p * self.decay
         v = towards(states[SQUARE], g * g, 1 - self.betas[1])
         m = towards(states[MEAN], g, 1 - self.betas[0])

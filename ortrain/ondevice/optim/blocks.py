@@ -22,7 +22,7 @@ from ortrain.ondevice.optim.base import Rule, States
 # and the intermediate results do not stay in cache together. Rows of 1 MiB are large enough that
 # onnxruntime gives each pass to several threads.
 SMALL = 1 << 14
-LARGE = 1 << 19
+LARGE = 1 << 20
 ROW = 1 << 18
 
 

@@ -16,9 +16,19 @@ from ortrain.program import Program
 
 # Each form of an update: rows, whole, and small ones together, with a scalar and an empty one.
 SHAPES = {
-    "embedding.weight": (1026, 513),
+    "embedding.weight": (2052, 513),
     "encoder.weight": (200, 131),
     "encoder.bias": (131,),
+    "norm.weight": (7, 1),
+    "scale": (),
+    "nothing": (0, 3),
+}
+
+# The same at a hundredth of the size, with the fixture ``small_pieces``.
+FEW = {
+    "embedding.weight": (54, 57),
+    "encoder.weight": (20, 13),
+    "encoder.bias": (13,),
     "norm.weight": (7, 1),
     "scale": (),
     "nothing": (0, 3),
@@ -82,7 +92,7 @@ class Training:
         optimizer: Optimizer,
         reference: Callable[[dict[str, Tensor]], torch.optim.Optimizer],
         *,
-        shapes: Mapping[str, tuple[int, ...]] = SHAPES,
+        shapes: Mapping[str, tuple[int, ...]],
         in_place: bool = True,
     ) -> None:
         self.random = np.random.default_rng(3)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ortrain.ondevice.optim import SGD, Adam, AdamW, Group, Lion
-from tests.ondevice.optim.stepping import SHAPES, Training
+from tests.ondevice.optim.stepping import FEW, SHAPES, Training
 
 
 def groups(parameters, scale=1.0, **differing):
@@ -91,12 +91,26 @@ CASES = {
 }
 
 
+WITHOUT_STATE = {"SGD", "SGD with decay, clipped"}
+
+
 @pytest.mark.parametrize("in_place", [True, False], ids=["in place", "not in place"])
 @pytest.mark.parametrize("case", CASES)
-def test_after_twenty_steps_parameters_are_those_of_pytorch(case: str, in_place: bool) -> None:
-    training = Training(*CASES[case], in_place=in_place)
+def test_after_twenty_steps_parameters_are_those_of_pytorch(
+    case: str, in_place: bool, small_pieces: None
+) -> None:
+    training = Training(*CASES[case], shapes=FEW, in_place=in_place)
+    assert ("Scan" in training.program.operators()) == (case not in WITHOUT_STATE)
     for step in range(20):
         training.step(1e-2 / (1 + step % 5))
+    assert training.error() < 1e-6
+
+
+@pytest.mark.parametrize("case", ["AdamW, clipped", "SGD with Nesterov's momentum, in groups"])
+def test_pieces_of_their_real_sizes_are_updated_as_exactly(case: str) -> None:
+    training = Training(*CASES[case], shapes=SHAPES)
+    for _ in range(5):
+        training.step(1e-2)
     assert training.error() < 1e-6
 
 
@@ -125,8 +139,8 @@ def test_without_bias_correction_the_first_step_is_that_of_the_raw_moments() -> 
     assert np.abs(training.tensors["weight"] - expected).max() < 1e-6
 
 
-def test_states_are_those_of_pytorch() -> None:
-    training = Training(*CASES["AdamW"])
+def test_states_are_those_of_pytorch(small_pieces: None) -> None:
+    training = Training(*CASES["AdamW"], shapes=FEW)
     for _ in range(5):
         training.step(1e-2)
     for name, parameter in training.reference.items():
@@ -138,7 +152,7 @@ def test_states_are_those_of_pytorch() -> None:
 
 
 def test_the_norm_is_that_of_all_gradients_before_they_are_clipped() -> None:
-    training = Training(*CASES["AdamW, clipped"])
+    training = Training(*CASES["AdamW, clipped"], shapes=SHAPES)
     outputs = training.step(1e-2)
     gradients = [training.tensors[f"{n}_grad"].astype(np.float64) for n in SHAPES]
     norm = math.sqrt(sum((g**2).sum() for g in gradients))
@@ -157,9 +171,9 @@ def test_a_decay_that_leaves_nothing_leaves_the_step() -> None:
 
 
 @pytest.mark.parametrize("optimizer", [AdamW(max_norm=1.0), SGD(momentum=0.9), Lion()])
-def test_a_gradient_that_is_nan_is_seen_in_the_parameter(optimizer) -> None:
-    program_inputs = {"weight": (3000, 200)}
-    training = Training(optimizer, lambda ps: torch.optim.SGD(ps.values()), shapes=program_inputs)
+def test_a_gradient_that_is_nan_is_seen_in_the_parameter(optimizer, small_pieces: None) -> None:
+    shapes = {"weight": (54, 57)}
+    training = Training(optimizer, lambda ps: torch.optim.SGD(ps.values()), shapes=shapes)
     training._draw = lambda shape: np.full(shape, np.nan, np.float32)  # type: ignore[method-assign]
     training.step(1e-3)
     assert np.isnan(training.tensors["weight"]).all()
