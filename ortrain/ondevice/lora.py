@@ -126,11 +126,9 @@ def _products(program: Program) -> list[tuple[ir.Node, ir.Value, bool]]:
 def _insert(program: Program, node: ir.Node, adapter: Adapter, forward: Forward) -> None:
     """Adds an adapter's output to a product's."""
     graph, y = program.graph, node.outputs[0]
-    # A model for inference takes adapters of any rank.
-    rank: int | str = (
-        "rank" if program is forward.evaluation else forward.tensors[adapter.a].shape[0]
-    )
-    outer, inner = forward.tensors[adapter.b].shape[0], forward.tensors[adapter.a].shape[1]
+    (rank, inner), outer = forward.tensors[adapter.a].shape, forward.tensors[adapter.b].shape[0]
+    if program is forward.evaluation:
+        rank = "rank"  # a model for inference takes adapters of any
     a = _parameter(program, adapter.a, [rank, inner])
     b = _parameter(program, adapter.b, [outer, rank])
     readers = list(y.uses())
