@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from ortrain.autodiff import differentiate
@@ -38,11 +39,12 @@ def backward(program: Program, trainable: Iterable[str]) -> tuple[Program, dict[
     """
     trainable = list(trainable)
     loss = _loss_of(program)
+    ones = np.ones(shapes.static(loss) or (), np.float32)
     result = differentiate(program, trainable, [loss.name or ""])
     for value in result.inputs(Role.OUTPUT_GRADIENT):
-        one = Builder(result.graph, opset=result.opset).constant(1.0, ir.DataType.FLOAT)
+        seed = Builder(result.graph, opset=result.opset).constant(ones)
         result.graph.inputs.remove(value)
-        ir.convenience.replace_all_uses_with(value, one)
+        ir.convenience.replace_all_uses_with(value, seed)
     rewrite(result, "training")
     make_standard(result)
     result.name_values()
