@@ -20,7 +20,6 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from ortrain.errors import GraphError, listing
 from ortrain.graph.build import Builder
 from ortrain.ondevice import checkpoint_file, contract, losses, optim
 from ortrain.ondevice.adapters import Adapter
+from ortrain.ondevice.block import Block, with_loss
 from ortrain.ondevice.checkpoint_file import Content
 from ortrain.ondevice.forward import Forward
 from ortrain.ondevice.lora import LoRA, adapt
@@ -78,7 +78,7 @@ def generate_artifacts(
     requires_grad: Sequence[str] | None = None,
     frozen_params: Sequence[str] | None = None,
     loss: LossType | Callable[..., Any] | None = None,
-    optimizer: OptimType | Optimizer | None = None,
+    optimizer: OptimType | Optimizer | Block | None = None,
     artifact_directory: str | os.PathLike[str] | None = None,
     prefix: str = "",
     ort_format: bool = False,
@@ -103,11 +103,14 @@ def generate_artifacts(
             not trained; what neither list names stays a constant of the graphs. Of a module, all
             parameters that are not trained are such.
         loss: computes the loss of the outputs. A :class:`LossType` or one of
-            :mod:`ortrain.ondevice.losses` adds the target to the inputs. Of a module, a function
-            ``loss(outputs, *targets)`` in PyTorch is traced together with it. None: the model's
-            first output is the loss.
-        optimizer: an :class:`OptimType`, or one of :mod:`ortrain.ondevice.optim` with its options.
-            Without it there are neither optimizer nor train step model.
+            :mod:`ortrain.ondevice.losses` adds the target to the inputs. Of an ONNX model, a
+            :class:`~ortrain.ondevice.onnxblock.Block` is called with the names of the outputs; the
+            first name that it returns is the loss, others are additional outputs. Of a module, a
+            function ``loss(outputs, *targets)`` in PyTorch is traced together with it. None: the
+            model's first output is the loss.
+        optimizer: an :class:`OptimType`, or one of :mod:`ortrain.ondevice.optim` or
+            :mod:`ortrain.ondevice.onnxblock.optim` with its options. Without it there are
+            neither optimizer nor train step model.
         artifact_directory: where to write, made where it does not exist; by default the working
             directory. Files that are there are replaced once all new ones are complete.
         prefix: put before each file's name.
@@ -133,8 +136,16 @@ def generate_artifacts(
     """
     if loss is not None and not callable(loss) and not isinstance(loss, LossType):
         raise TypeError(f"loss={loss!r}: expected a LossType, a loss or a function")
+    if isinstance(loss, Block):
+        if isinstance(model, torch.nn.Module):
+            raise TypeError("a block is stacked on an ONNX model: export the module first")
+        model, results = with_loss(model, loss, loss_input_names)
+        additional_output_names = list(dict.fromkeys([*results, *(additional_output_names or ())]))
+        loss, loss_input_names = None, None
     if isinstance(optimizer, OptimType):
         optimizer = optimizer.optimizer()
+    elif isinstance(optimizer, Block):
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # of those of onnxblock.optim
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer={optimizer!r}: expected an OptimType or an optimizer")
     if custom_op_library is not None and not Path(custom_op_library).is_file():
@@ -159,9 +170,7 @@ def generate_artifacts(
         for program in (forward.training, forward.evaluation):
             _attach(program, in_graph, loss_input_names)
     adapters = [] if lora is None else adapt(forward, lora)
-    programs, content = _make(forward, optimizer, adapters, additional_output_names or ())
-    for program in programs.values():
-        program.model.metadata_props[contract.MODEL_HASH] = content.texts["model"]
+    programs, content = make(forward, optimizer, adapters, additional_output_names or ())
     with _replacing(Path(artifact_directory or ".")) as folder:
         for name, program in programs.items():
             path = folder / f"{prefix}{name}"
@@ -171,8 +180,7 @@ def generate_artifacts(
         checkpoint_file.write(content, folder / f"{prefix}{contract.CHECKPOINT}")
         if nominal_checkpoint:
             path = folder / f"{prefix}{contract.NOMINAL_CHECKPOINT}"
-            buffers = {spec.name: content.tensors[spec.name] for spec in content.buffers}
-            checkpoint_file.write(replace(content, tensors=buffers), path)
+            checkpoint_file.write(content.nominal(), path)
 
 
 def _attach(program: Program, loss: Callable[..., Any] | None, names: Sequence[str] | None) -> None:
@@ -194,13 +202,24 @@ def _attach(program: Program, loss: Callable[..., Any] | None, names: Sequence[s
     program.graph.outputs.append(set_role(value, Role.LOSS))
 
 
-def _make(
+def make(
     forward: Forward,
     optimizer: Optimizer | None,
     adapters: Sequence[Adapter],
     additional: Sequence[str],
 ) -> tuple[dict[str, Program], Content]:
-    """The models by file name, and the checkpoint."""
+    """The models by file name, and the checkpoint.
+
+    Args:
+        forward: with a loss; its programs are changed.
+        optimizer: without it there are neither optimizer nor train step model.
+        adapters: of the forward.
+        additional: names of values that training and evaluation return besides the loss.
+
+    Raises:
+        GraphError: there is no such value, or the loss cannot be trained on.
+        GradientError: a gradient does not exist.
+    """
     select(forward.training, additional)
     program, gradients = backward(forward.training, forward.trainable)
     evaluation = forward.evaluation
@@ -220,7 +239,10 @@ def _make(
     for name, each in programs.items():
         if name != contract.OPTIMIZER_MODEL:
             arrange(each, list(gradients), list(forward.tensors))
-    return programs, _content(forward, list(gradients), programs, kept, adapters)
+    content = _content(forward, list(gradients), programs, kept, adapters)
+    for each in programs.values():
+        each.model.metadata_props[contract.MODEL_HASH] = content.texts["model"]
+    return programs, content
 
 
 def _content(
@@ -237,16 +259,7 @@ def _content(
     return checkpoint_file.new(
         {name: (parameters[name], name in trained) for name in order},
         {n: t for n, t in forward.tensors.items() if taken.get(n) is Role.BUFFER},
-        [
-            {
-                "name": state.name,
-                "parameter": state.parameter,
-                "kind": state.kind,
-                "dtype": "F32",
-                "shape": list(state.shape),
-            }
-            for state in kept
-        ],
+        [state.row() for state in kept],
         [adapter.described() for adapter in adapters],
     )
 

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -93,6 +93,16 @@ class Content:
     step: int | None = None
     seed: int | None = None
     learning_rate: float | None = None
+
+    def nominal(self) -> Content:
+        """The same without the parameters' values, and without what training has counted."""
+        return replace(
+            self,
+            tensors={spec.name: self.tensors[spec.name] for spec in self.buffers},
+            step=None,
+            seed=None,
+            learning_rate=None,
+        )
 
 
 def new(

@@ -53,7 +53,7 @@ def from_onnx(
         GraphError: an initializer does not exist or cannot be trained, or the model holds what
             artifacts cannot have.
     """
-    program = Program(_standard(_read(model)))
+    program = Program(_standard(read(model)))
     _refuse_random(program.graph)
     buffers = _statistics(program.graph)
     if all_frozen:
@@ -72,7 +72,7 @@ def weights(model: onnx.ModelProto | str | os.PathLike[str]) -> list[str]:
 
     They are floating tensors of more than one element, and no running statistics.
     """
-    graph = ir.from_proto(_read(model)).graph
+    graph = ir.from_proto(read(model)).graph
     statistics = {
         value.name
         for node in graph.all_nodes()
@@ -83,7 +83,12 @@ def weights(model: onnx.ModelProto | str | os.PathLike[str]) -> list[str]:
     return _floating(graph, {name for name in statistics if name})
 
 
-def _read(model: onnx.ModelProto | str | os.PathLike[str]) -> onnx.ModelProto:
+def read(model: onnx.ModelProto | str | os.PathLike[str]) -> onnx.ModelProto:
+    """The model, of a file with its external data.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
     if isinstance(model, onnx.ModelProto):
         return model
     if not Path(model).is_file():

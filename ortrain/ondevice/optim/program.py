@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import onnx_ir as ir
 
@@ -42,6 +43,16 @@ class State:
     kind: str
     dtype: ir.DataType
     shape: tuple[int, ...]
+
+    def row(self) -> dict[str, Any]:
+        """As it stands in the metadata of a checkpoint."""
+        return {
+            "name": self.name,
+            "parameter": self.parameter,
+            "kind": self.kind,
+            "dtype": "F32",
+            "shape": list(self.shape),
+        }
 
 
 def states(optimizer: Optimizer, parameters: Sequence[Parameter]) -> list[State]:

@@ -1,0 +1,26 @@
+"""Models for training, put together of blocks.
+
+Scripts for ``onnxruntime.training.onnxblock`` run with this package in its place. See
+docs/ondevice-onnxblock.md.
+"""
+
+from ortrain.ondevice.base import base, custom_op_library, empty_base
+from ortrain.ondevice.block import Block
+from ortrain.ondevice.onnxblock import blocks, loss, optim
+from ortrain.ondevice.onnxblock.checkpoint import load_checkpoint_to_model, save_checkpoint
+from ortrain.ondevice.onnxblock.models import ForwardBlock, Parameters, TrainingBlock
+
+__all__ = [
+    "Block",
+    "ForwardBlock",
+    "Parameters",
+    "TrainingBlock",
+    "base",
+    "blocks",
+    "custom_op_library",
+    "empty_base",
+    "load_checkpoint_to_model",
+    "loss",
+    "optim",
+    "save_checkpoint",
+]
