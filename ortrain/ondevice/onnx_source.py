@@ -109,7 +109,9 @@ def _standard(proto: onnx.ModelProto) -> ir.Model:
                 help=f"export it again with opset_version={OPSET}",
             ) from error
     model = ir.from_proto(proto)
-    model.ir_version = max(IR_VERSION, onnx.helper.find_min_ir_version_for(proto.opset_import))
+    model.ir_version = max(
+        IR_VERSION, onnx.helper.find_min_ir_version_for(proto.opset_import, True)
+    )
     InlinePass()(model)
     for value in list(model.graph.inputs):
         if value.name in model.graph.initializers:  # a default of old files

@@ -15,6 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+import ortrain
+from ortrain.autodiff import registry
 from ortrain.errors import GraphError, StateError
 from ortrain.ondevice import onnxblock
 from ortrain.ondevice.artifacts import generate_artifacts
@@ -265,6 +267,39 @@ def test_tensors_beside_the_file_are_read_where_its_path_is_given(tmp_path: Path
         block("output1")
     (weight,) = block.parameters()[0]
     np.testing.assert_array_equal(numpy_helper.to_array(weight), heads.a.weight.detach())
+
+
+def test_operators_of_other_domains_are_trained_by_rules_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
+
+    @ortrain.gradient("com.microsoft::QuickGelu")
+    def quick_gelu(g: Any, input: Any, *, alpha: float = 1.702) -> Any:
+        s = g.op.Sigmoid(input * alpha)
+        return g.dy * s * (1.0 + alpha * input * (1.0 - s))
+
+    class Quick(onnxblock.Block):
+        def build(self, name: str) -> str:
+            graph = self.base.graph
+            self.base.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+            node = helper.make_node("QuickGelu", [name], ["quick"], domain="com.microsoft")
+            graph.node.append(node)
+            value = helper.make_tensor_value_info("quick", TensorProto.FLOAT, ["batch", 3])
+            graph.value_info.append(value)
+            return onnxblock.loss.MSELoss()("quick")
+
+    heads, block = Heads(), Training(Quick())
+    block.requires_grad("a.weight")
+    with onnxblock.base(heads.as_onnx()):
+        loss = block("output1")
+    values = {**tensors_of(heads), "input": floats(5, 4), "target": floats(5, 3, seed=6)}
+    found = gradients(saved(block, tmp_path)[0], values)
+    output = heads(torch.tensor(values["input"]))[0]
+    expected = F.mse_loss(output * (1.702 * output).sigmoid(), torch.tensor(values["target"]))
+    expected.backward()
+    close(found[loss], expected.detach())
+    close(found["a.weight"], heads.a.weight.grad)
 
 
 def test_a_model_of_strings_is_trained(tmp_path: Path) -> None:
