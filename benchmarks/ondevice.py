@@ -38,7 +38,7 @@ from ortrain.ondevice import (
     TrainStep,
     generate_artifacts,
 )
-from ortrain.ondevice.module_source import from_module
+from ortrain.ondevice.making.module_source import from_module
 from ortrain.ondevice.optim import AdamW
 
 LAYERS = 6

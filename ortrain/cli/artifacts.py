@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     from ortrain.ondevice import optim
     from ortrain.ondevice.artifacts import LossType, generate_artifacts
     from ortrain.ondevice.lora import LoRA
-    from ortrain.ondevice.onnx_source import weights
+    from ortrain.ondevice.making.onnx_source import weights
 
     try:
         found = weights(options.model)

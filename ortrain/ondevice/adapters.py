@@ -13,7 +13,7 @@ from onnxruntime import AdapterFormat, OrtValue
 
 from ortrain.errors import StateError
 from ortrain.ondevice.checkpoint import CheckpointState
-from ortrain.ondevice.file import replace_file
+from ortrain.ondevice.running.file import replace_file
 
 
 @dataclass(frozen=True)

@@ -30,16 +30,17 @@ import torch
 
 from ortrain.errors import GraphError, listing
 from ortrain.graph.build import Builder
-from ortrain.ondevice import checkpoint_file, contract, losses, optim
+from ortrain.ondevice import contract, losses, optim
 from ortrain.ondevice.adapters import Adapter
-from ortrain.ondevice.block import Block, with_loss
-from ortrain.ondevice.checkpoint_file import Content
-from ortrain.ondevice.forward import Forward
 from ortrain.ondevice.lora import LoRA, adapt
-from ortrain.ondevice.models import accumulating, arrange, backward, select, stepping
-from ortrain.ondevice.module_source import from_module
-from ortrain.ondevice.onnx_source import from_onnx
+from ortrain.ondevice.making.block import Block, with_loss
+from ortrain.ondevice.making.forward import Forward
+from ortrain.ondevice.making.models import accumulating, arrange, backward, select, stepping
+from ortrain.ondevice.making.module_source import from_module
+from ortrain.ondevice.making.onnx_source import from_onnx
 from ortrain.ondevice.optim import Optimizer, State, optimizer_program, states
+from ortrain.ondevice.running import checkpoint_file
+from ortrain.ondevice.running.checkpoint_file import Content
 from ortrain.program import Program, Role, role_of, set_role
 from ortrain.runtime.onnxruntime.lowering import make_standard
 

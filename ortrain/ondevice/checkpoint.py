@@ -10,9 +10,10 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from ortrain.errors import StateError, listing
-from ortrain.ondevice import checkpoint_file, contract
-from ortrain.ondevice.checkpoint_file import Content, Property, Spec, Uri
-from ortrain.ondevice.tensor import CPU, Device, Tensor
+from ortrain.ondevice import contract
+from ortrain.ondevice.running import checkpoint_file
+from ortrain.ondevice.running.checkpoint_file import Content, Property, Spec, Uri
+from ortrain.ondevice.running.tensor import CPU, Device, Tensor
 
 # Names that an error tells.
 MOST_NAMED = 3

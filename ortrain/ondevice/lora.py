@@ -21,7 +21,7 @@ from ortrain.errors import GraphError, listing
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 from ortrain.ondevice.adapters import Adapter
-from ortrain.ondevice.forward import Forward
+from ortrain.ondevice.making.forward import Forward
 from ortrain.program import Program, Role, set_role
 
 

@@ -13,9 +13,9 @@ from ortrain.errors import InputError, StateError, listing
 from ortrain.ondevice import contract
 from ortrain.ondevice.adapters import merged, without_rank
 from ortrain.ondevice.checkpoint import CheckpointState
-from ortrain.ondevice.checkpoint_file import Spec, Uri, source_name
-from ortrain.ondevice.inference import export
-from ortrain.ondevice.session import (
+from ortrain.ondevice.running.checkpoint_file import Spec, Uri, source_name
+from ortrain.ondevice.running.inference import export
+from ortrain.ondevice.running.session import (
     BoundModel,
     Results,
     Value,
@@ -24,8 +24,8 @@ from ortrain.ondevice.session import (
     open_session,
     unpacked,
 )
-from ortrain.ondevice.tensor import CPU, Device, Tensor
-from ortrain.ondevice.training import TrainingRun
+from ortrain.ondevice.running.tensor import CPU, Device, Tensor
+from ortrain.ondevice.running.training import TrainingRun
 
 
 class Module:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ortrain.errors import StateError
 from ortrain.ondevice import contract
-from ortrain.ondevice.checkpoint_file import Spec, Uri, source_name
 from ortrain.ondevice.module import Module
-from ortrain.ondevice.session import BoundModel, check_fits, open_session
-from ortrain.ondevice.update import Update, needed
+from ortrain.ondevice.running.checkpoint_file import Spec, Uri, source_name
+from ortrain.ondevice.running.session import BoundModel, check_fits, open_session
+from ortrain.ondevice.running.update import Update, needed
 
 
 class Optimizer(Update):

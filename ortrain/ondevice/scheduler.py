@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ortrain.ondevice.update import Update
+from ortrain.ondevice.running.update import Update
 
 
 class LinearLRScheduler:

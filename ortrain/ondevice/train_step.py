@@ -6,8 +6,8 @@ import onnxruntime
 
 from ortrain.ondevice import contract
 from ortrain.ondevice.checkpoint import CheckpointState
-from ortrain.ondevice.checkpoint_file import Uri, source_name
-from ortrain.ondevice.session import (
+from ortrain.ondevice.running.checkpoint_file import Uri, source_name
+from ortrain.ondevice.running.session import (
     Results,
     Value,
     check_fits,
@@ -15,9 +15,9 @@ from ortrain.ondevice.session import (
     open_session,
     unpacked,
 )
-from ortrain.ondevice.tensor import Device
-from ortrain.ondevice.training import TrainingRun
-from ortrain.ondevice.update import Update, needed
+from ortrain.ondevice.running.tensor import Device
+from ortrain.ondevice.running.training import TrainingRun
+from ortrain.ondevice.running.update import Update, needed
 
 
 class TrainStep(Update):

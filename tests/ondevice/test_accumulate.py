@@ -9,7 +9,7 @@ import pytest
 from ortrain.errors import GraphError
 from ortrain.graph.aliasing import check_aliases
 from ortrain.ondevice import contract
-from ortrain.ondevice.accumulate import accumulate
+from ortrain.ondevice.making.accumulate import accumulate
 from ortrain.program import Program
 from tests.ondevice.optim.stepping import run, session
 from tests.programs import program

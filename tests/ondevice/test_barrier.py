@@ -13,7 +13,7 @@ from ortrain.errors import GraphError
 from ortrain.graph.aliasing import check_aliases
 from ortrain.graph.build import Builder
 from ortrain.ondevice import contract
-from ortrain.ondevice.barrier import behind
+from ortrain.ondevice.making.barrier import behind
 from ortrain.ondevice.optim import SGD, AdamW, Optimizer, Slot, emit, states
 from ortrain.program import Phase, Program
 from tests.ondevice.optim.stepping import listed, run, session

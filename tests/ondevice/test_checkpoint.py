@@ -317,7 +317,7 @@ def test_a_missing_folder_is_told(state: CheckpointState, tmp_path: Path) -> Non
 def _described(**changes: str) -> Metadata:
     """The metadata with changes, and the hash that goes with them."""
     metadata = artifacts.description() | changes
-    from ortrain.ondevice.checkpoint_file import model_hash
+    from ortrain.ondevice.running.checkpoint_file import model_hash
 
     return metadata | {"model": model_hash(metadata["parameters"], metadata["buffers"])}
 

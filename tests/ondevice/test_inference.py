@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from onnx.numpy_helper import from_array, to_array
 
 from ortrain.errors import InputError, SaveError
-from ortrain.ondevice import inference
+from ortrain.ondevice.running import inference
 from tests.ondevice import artifacts
 from tests.ondevice.eager import load
 

@@ -12,7 +12,7 @@ from safetensors.numpy import save
 
 from ortrain.errors import ExecutionError, InputError, StateError
 from ortrain.ondevice import CheckpointState, Module, Optimizer, TrainStep
-from ortrain.ondevice.tensor import Device
+from ortrain.ondevice.running.tensor import Device
 from tests.ondevice import artifacts
 from tests.ondevice.eager import assert_same, fused, load
 
@@ -25,7 +25,7 @@ def _changed(adamw: Path, replaced: tuple[str, str], shapes: dict[str, int] | No
     tensors = {name.replace(*replaced): array for name, array in artifacts.initial().items()}
     for name, size in (shapes or {}).items():
         tensors[name] = np.zeros((size, *tensors[name].shape[1:]), np.float32)
-    from ortrain.ondevice.checkpoint_file import model_hash
+    from ortrain.ondevice.running.checkpoint_file import model_hash
 
     metadata["model"] = model_hash(metadata["parameters"], metadata["buffers"])
     return save(tensors, metadata)

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from ortrain.ondevice.protobuf import fields, integer, nested, size
+from ortrain.ondevice.running.protobuf import fields, integer, nested, size
 
 
 def test_fields_put_together_again_are_the_message(adamw: Path) -> None:

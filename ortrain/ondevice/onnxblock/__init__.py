@@ -4,8 +4,8 @@ Scripts for ``onnxruntime.training.onnxblock`` run with this package in its plac
 docs/ondevice-onnxblock.md.
 """
 
-from ortrain.ondevice.base import base, custom_op_library, empty_base
-from ortrain.ondevice.block import Block
+from ortrain.ondevice.making.base import base, custom_op_library, empty_base
+from ortrain.ondevice.making.block import Block
 from ortrain.ondevice.onnxblock import blocks, loss, optim
 from ortrain.ondevice.onnxblock.checkpoint import load_checkpoint_to_model, save_checkpoint
 from ortrain.ondevice.onnxblock.models import ForwardBlock, Parameters, TrainingBlock

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import onnx
 
-from ortrain.ondevice.base import Accessor, current, values_of
+from ortrain.ondevice.making.base import Accessor, current, values_of
 
 
 def generate_graph_name(token: str) -> str:

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ortrain.ondevice.base import current
-from ortrain.ondevice.block import Block
+from ortrain.ondevice.making.base import current
+from ortrain.ondevice.making.block import Block
 
 __all__ = [
     "Abs",

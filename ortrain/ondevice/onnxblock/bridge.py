@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ortrain.errors import GraphError
 from ortrain.graph.build import Builder
-from ortrain.ondevice.base import Accessor, current, opset_of, values_of
+from ortrain.ondevice.making.base import Accessor, current, opset_of, values_of
 
 
 def emit(make: Callable[[Builder, ir.Value], ir.Value], input_name: str, stem: str) -> str:

@@ -10,8 +10,8 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from ortrain.errors import GraphError, InputError, OrtrainWarning, listing
-from ortrain.ondevice import checkpoint_file
 from ortrain.ondevice.onnxblock.models import Parameters
+from ortrain.ondevice.running import checkpoint_file
 
 
 def save_checkpoint(

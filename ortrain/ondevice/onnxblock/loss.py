@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ortrain.ondevice import losses
-from ortrain.ondevice.block import Block
+from ortrain.ondevice.making.block import Block
 from ortrain.ondevice.onnxblock.bridge import emit
 
 __all__ = ["BCEWithLogitsLoss", "CrossEntropyLoss", "L1Loss", "MSELoss"]

@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from ortrain.errors import StateError
 from ortrain.ondevice import contract, optim
-from ortrain.ondevice.base import current
+from ortrain.ondevice.making.base import current
 from ortrain.ondevice.onnxblock.models import ForwardBlock, Parameters
 
 __all__ = ["SGD", "AdamW", "ClipGradNorm"]

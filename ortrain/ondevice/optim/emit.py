@@ -64,7 +64,7 @@ def emit(
     """Emits one update of all parameters.
 
     Where updated values take the memory of the old ones and parameters are read for more than the
-    update, ``learning_rate`` is one behind :func:`ortrain.ondevice.barrier.behind`.
+    update, ``learning_rate`` is one behind :func:`ortrain.ondevice.making.barrier.behind`.
 
     Args:
         op: emits nodes of the update's phase into the graph.

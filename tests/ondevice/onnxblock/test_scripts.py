@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ortrain.errors import GraphError, InputError, OrtrainWarning, StateError
 from ortrain.ondevice import CheckpointState, Module, Optimizer, TrainStep, contract, onnxblock
 from ortrain.ondevice.artifacts import generate_artifacts
-from ortrain.ondevice.checkpoint_file import read
+from ortrain.ondevice.running.checkpoint_file import read
 from tests.ondevice.onnxblock.models import Heads, close, floats
 from tests.ondevice.onnxblock.test_training import (
     Training,

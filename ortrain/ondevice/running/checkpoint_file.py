@@ -18,7 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, deserialize, safe_open
 
 from ortrain.errors import InputError, listing
-from ortrain.ondevice.file import replace_file
+from ortrain.ondevice.running.file import replace_file
 
 FORMAT = "ortrain.checkpoint"
 VERSION = 1

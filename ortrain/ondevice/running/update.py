@@ -7,8 +7,8 @@ import onnxruntime
 
 from ortrain.ondevice import contract
 from ortrain.ondevice.checkpoint import CheckpointState
-from ortrain.ondevice.checkpoint_file import Spec
-from ortrain.ondevice.tensor import Tensor
+from ortrain.ondevice.running.checkpoint_file import Spec
+from ortrain.ondevice.running.tensor import Tensor
 
 # Where neither the checkpoint nor the user says otherwise.
 LEARNING_RATE = 0.001

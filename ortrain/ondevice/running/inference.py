@@ -16,9 +16,9 @@ import numpy as np
 import onnxruntime
 
 from ortrain.errors import InputError, listing
-from ortrain.ondevice.checkpoint_file import Uri, source_name
-from ortrain.ondevice.file import replace_file
-from ortrain.ondevice.protobuf import Chunks, Field, fields, integer, nested, size
+from ortrain.ondevice.running.checkpoint_file import Uri, source_name
+from ortrain.ondevice.running.file import replace_file
+from ortrain.ondevice.running.protobuf import Chunks, Field, fields, integer, nested, size
 
 # What protocol buffers can hold in one message.
 LIMIT = (1 << 31) - 1

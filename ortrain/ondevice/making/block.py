@@ -11,8 +11,8 @@ import onnx
 from onnx import helper
 
 from ortrain.ondevice import contract
-from ortrain.ondevice.base import Accessor, base, check_model, current, types_of, values_of
-from ortrain.ondevice.onnx_source import read
+from ortrain.ondevice.making.base import Accessor, base, check_model, current, types_of, values_of
+from ortrain.ondevice.making.onnx_source import read
 
 
 class Block(ABC):

@@ -12,8 +12,8 @@ from torch import nn
 from ortrain.capture.export import capture
 from ortrain.errors import GraphError
 from ortrain.ondevice import contract
-from ortrain.ondevice.forward import Forward
-from ortrain.ondevice.onnx_source import OPSET
+from ortrain.ondevice.making.forward import Forward
+from ortrain.ondevice.making.onnx_source import OPSET
 from ortrain.program import Program, Role, set_role
 
 

@@ -8,8 +8,8 @@ import onnxruntime
 
 from ortrain.ondevice import contract
 from ortrain.ondevice.checkpoint import CheckpointState
-from ortrain.ondevice.session import BoundModel, Value
-from ortrain.ondevice.tensor import Tensor
+from ortrain.ondevice.running.session import BoundModel, Value
+from ortrain.ondevice.running.tensor import Tensor
 
 
 class TrainingRun:

@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 
 from ortrain.errors import ExecutionError
-from ortrain.ondevice.checkpoint_file import Spec
+from ortrain.ondevice.running.checkpoint_file import Spec
 
 
 @dataclass(frozen=True)

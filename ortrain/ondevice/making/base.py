@@ -22,7 +22,7 @@ import onnxruntime
 from onnx import helper
 
 from ortrain.errors import GraphError, StateError
-from ortrain.ondevice.onnx_source import IR_VERSION, OPSET
+from ortrain.ondevice.making.onnx_source import IR_VERSION, OPSET
 
 # Larger initializers are no constants of shapes, and inference does without their values.
 _SMALL = 1024

@@ -13,8 +13,8 @@ import onnxruntime
 from ortrain.errors import ExecutionError, InputError, listing
 from ortrain.ondevice import contract
 from ortrain.ondevice.checkpoint import CheckpointState
-from ortrain.ondevice.checkpoint_file import Spec, Uri
-from ortrain.ondevice.tensor import Device, Tensor
+from ortrain.ondevice.running.checkpoint_file import Spec, Uri
+from ortrain.ondevice.running.tensor import Device, Tensor
 
 Value: TypeAlias = "np.ndarray | onnxruntime.OrtValue"
 Results: TypeAlias = "Value | tuple[Value, ...]"

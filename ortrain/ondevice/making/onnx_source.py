@@ -23,7 +23,7 @@ from ortrain.errors import GraphError
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 from ortrain.graph.rewire import take_place
-from ortrain.ondevice.forward import Forward
+from ortrain.ondevice.making.forward import Forward
 from ortrain.ops.base import DOMAIN
 from ortrain.program import PHASE, Phase, Program, Role, set_role
 

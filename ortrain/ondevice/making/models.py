@@ -14,8 +14,8 @@ from ortrain.graph import shapes
 from ortrain.graph.aliasing import check_aliases
 from ortrain.graph.build import Builder
 from ortrain.ondevice import contract
-from ortrain.ondevice.accumulate import accumulate
-from ortrain.ondevice.barrier import behind
+from ortrain.ondevice.making.accumulate import accumulate
+from ortrain.ondevice.making.barrier import behind
 from ortrain.ondevice.optim import Optimizer, Slot, State, emit
 from ortrain.passes.pipeline import rewrite
 from ortrain.program import Phase, Program, Role, role_of, set_role

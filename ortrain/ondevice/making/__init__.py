@@ -1,0 +1,1 @@
+"""What artifacts are made by: sources of models, losses, gradients, updates."""

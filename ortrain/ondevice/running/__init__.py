@@ -1,0 +1,1 @@
+"""What artifacts run by, with numpy, onnxruntime and safetensors alone."""
