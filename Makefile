@@ -5,6 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 EXTRAS := $(VENV)/.installed-distributed
+NODE   := js/node_modules/.installed
 
 # The tests run in parallel, one thread in each worker; more would only fight over the cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
@@ -13,13 +14,17 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 OFFLINE    := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-distributed lint format demo clean
+.PHONY: help venv test test-distributed test-web test-webgpu lint format demo clean
 
 help:
 	@echo "make demo    fine-tune a real model on real text, eager and ortrain side by side"
 	@echo "make test    run the tests"
 	@echo "make test-distributed"
 	@echo "             install DeepSpeed and Lightning, and run the tests that need them"
+	@echo "make test-web"
+	@echo "             install what js/ needs, and run its tests in Node and a headless browser"
+	@echo "make test-webgpu"
+	@echo "             the same for WebGPU, on an adapter in software"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  rewrite the sources in the house format"
 	@echo "make venv    build .venv; the other targets do this by themselves"
@@ -51,6 +56,17 @@ $(EXTRAS): $(STAMP)
 test-distributed: $(EXTRAS)
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/pytest -m 'deepspeed or lightning' $(PYTEST_ARGS)
 
+# onnxruntime-node would fetch libraries of CUDA from another place than the registry.
+$(NODE): js/package.json js/package-lock.json
+	cd js && ONNXRUNTIME_NODE_INSTALL=skip npm ci --no-audit --no-fund
+	@touch $@
+
+# Without a browser its tests skip, loudly; REQUIRE_BROWSER=1 makes that a failure.
+test-web test-webgpu: $(STAMP) $(NODE)
+	js/tools/install-chromium.sh
+	$(OFFLINE) $(ONE_THREAD) $(BIN)/python js/test/artifacts.py js/build/artifacts
+	cd js && npm run lint && npm run $(if $(filter test-web,$@),test,test:webgpu)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -66,5 +82,5 @@ demo: $(STAMP)
 	$(OFFLINE) $(BIN)/ortrain demo --output outputs/demo
 
 clean:
-	rm -rf build dist outputs *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist js/build js/dist outputs *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find ortrain tests examples -type d -name __pycache__ -prune -exec rm -rf {} +

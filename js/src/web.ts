@@ -1,0 +1,17 @@
+/** Training in the browser on the CPU, by WebAssembly. */
+import * as ort from "onnxruntime-web/wasm";
+import { type TrainingSessionFactory, trainingOn } from "./core.js";
+import { fetchBytes } from "./fetching.js";
+import type { TrainingSession as Session } from "./session.js";
+
+export * from "./core.js";
+/** The runtime: its `Tensor` for feeds, its `env` for settings. */
+export { ort };
+
+export type TrainingSession = Session;
+
+export const TrainingSession: TrainingSessionFactory = trainingOn({
+  runtime: ort,
+  read: fetchBytes,
+  sessionOptions: { executionProviders: ["wasm"] },
+});

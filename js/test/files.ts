@@ -1,0 +1,22 @@
+import { readFile } from "node:fs/promises";
+import { fileURLToPath } from "node:url";
+import * as web from "@ortrain/web";
+import * as node from "@ortrain/web/node";
+import type { Entry, Read } from "./scenario.js";
+
+/** The folder of the package, above that of the compiled tests. */
+export const ROOT = fileURLToPath(new URL("../../", import.meta.url));
+
+/** What artifacts.py has made. */
+export const ARTIFACTS = `${ROOT}build/artifacts`;
+
+// Models this small are slower on several threads.
+web.ort.env.wasm.numThreads = 1;
+
+/** The runtimes that Node has. */
+export const ENTRIES: Record<string, Entry> = { "onnxruntime-node": node as Entry, wasm: web };
+
+/** Reads the files of one model. */
+export function artifacts(model: string): Read {
+  return (file) => readFile(`${ARTIFACTS}/${model}/${file}`);
+}
