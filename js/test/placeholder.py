@@ -36,6 +36,7 @@ def add_optimizer(folder: Path, tensors: dict[str, np.ndarray], trained: list[st
     states = [f"{p}.{kind}" for p in trained for kind in KINDS]
     results = infos([f"{n}.updated" for n in (*trained, *states)])
     results.append(helper.make_tensor_value_info("step.updated", TensorProto.INT64, [1]))
+    results.append(helper.make_tensor_value_info("grad_norm", floats, [1]))
     grads = infos([f"{p}_grad" for p in trained])
     graph = helper.make_graph(
         nodes, "optimizer", [rate, step, *infos(trained), *grads, *infos(states)], results, constants
@@ -95,6 +96,8 @@ def _adamw(trained: list[str]) -> tuple[list[onnx.NodeProto], list[onnx.TensorPr
         th = op("Tanh", op("Mul", t, constant(math.log(beta) / 2)))
         return op("Div", op("Mul", th, constant(-2)), op("Sub", constant(1), th))
 
+    squares = [op("ReduceSumSquare", f"{p}_grad", keepdims=0) for p in trained]
+    op("Reshape", op("Sqrt", op("Sum", *squares)), constant(1, np.int64), out="grad_norm")
     c1, c2 = (correction(beta) for beta in BETAS)
     pace = op("Div", "learning_rate", c1)
     shrink = op("Sub", constant(1), op("Mul", "learning_rate", constant(DECAY)))
