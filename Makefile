@@ -65,7 +65,8 @@ $(NODE): js/package.json js/package-lock.json
 test-web test-webgpu: $(STAMP) $(NODE)
 	js/tools/install-chromium.sh
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/python js/test/artifacts.py js/build/artifacts
-	cd js && npm run lint && npm run $(if $(filter test-web,$@),test,test:webgpu)
+	$(OFFLINE) $(ONE_THREAD) $(BIN)/python js/examples/digits/make_artifacts.py
+	cd js && npm run lint && PYTHON=$(abspath $(BIN)/python) npm run $(if $(filter test-web,$@),test,test:webgpu)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
