@@ -26,14 +26,16 @@ export async function open(
   read: Read,
   changed: Partial<TrainingSessionFiles> = {},
 ): Promise<TrainingSession> {
-  return entry.TrainingSession.create({
+  const files = {
     checkpointState: await read("checkpoint"),
     trainModel: await read("training_model.onnx"),
     evalModel: await read("eval_model.onnx"),
     optimizerModel: await read("optimizer_model.onnx"),
     trainStepModel: await read("train_step_model.onnx"),
     ...changed,
-  });
+  };
+  // For models this small, more threads are slower.
+  return entry.TrainingSession.create(files, { intraOpNumThreads: 1 });
 }
 
 /** All batches as feeds. */
