@@ -29,7 +29,9 @@ def add_optimizer(folder: Path, tensors: dict[str, np.ndarray], trained: list[st
     def infos(names: list[str]) -> list[onnx.ValueInfoProto]:
         shapes = {name: list(tensors[name].shape) for name in trained}
         return [
-            helper.make_tensor_value_info(n, floats, next(s for p, s in shapes.items() if _of(n, p)))
+            helper.make_tensor_value_info(
+                n, floats, next(s for p, s in shapes.items() if _of(n, p))
+            )
             for n in names
         ]
 
@@ -39,7 +41,11 @@ def add_optimizer(folder: Path, tensors: dict[str, np.ndarray], trained: list[st
     results.append(helper.make_tensor_value_info("grad_norm", floats, [1]))
     grads = infos([f"{p}_grad" for p in trained])
     graph = helper.make_graph(
-        nodes, "optimizer", [rate, step, *infos(trained), *grads, *infos(states)], results, constants
+        nodes,
+        "optimizer",
+        [rate, step, *infos(trained), *grads, *infos(states)],
+        results,
+        constants,
     )
     opsets = [helper.make_opsetid("", 18)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
@@ -105,7 +111,12 @@ def _adamw(trained: list[str]) -> tuple[list[onnx.NodeProto], list[onnx.TensorPr
     for p in trained:
         g, states = f"{p}_grad", [f"{p}.{kind}" for kind in KINDS]
         moments = [
-            op("Add", op("Mul", old, constant(b)), op("Mul", new, constant(1 - b)), out=f"{old}.updated")
+            op(
+                "Add",
+                op("Mul", old, constant(b)),
+                op("Mul", new, constant(1 - b)),
+                out=f"{old}.updated",
+            )
             for old, new, b in zip(states, (g, op("Mul", g, g)), BETAS, strict=True)
         ]
         below = op("Add", op("Div", op("Sqrt", moments[1]), root), constant(EPS))
