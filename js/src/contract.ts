@@ -6,6 +6,9 @@ export const STEP = "step";
 export const SEED = "seed";
 export const GRAD_NORM = "grad_norm";
 
+/** In the models' metadata: the checkpoint's `model`, of those made together. */
+export const MODEL_HASH = "ortrain.model";
+
 const BUFFER = "_grad.accumulation.buffer";
 const OUT = "_grad.accumulation.out";
 const UPDATED = ".updated";

@@ -1,7 +1,8 @@
 import type { InferenceSession, Tensor } from "onnxruntime-common";
-import { isResult, LAZY_RESET_GRAD, LEARNING_RATE, SEED, STEP } from "./contract.js";
+import { isResult, LAZY_RESET_GRAD, LEARNING_RATE, MODEL_HASH, SEED, STEP } from "./contract.js";
 import { ArtifactError } from "./errors.js";
 import { checkFeeds, type Feeds, type Fetches, fetchedNames } from "./feeds.js";
+import { metadataOf } from "./onnx.js";
 import type { Platform, Source } from "./runtime.js";
 
 /** Values by the names of inputs or outputs. */
@@ -19,6 +20,8 @@ export class Model {
   private constructor(
     /** What to call it in an error. */
     readonly name: string,
+    /** The checkpoint's `model` that it was made with; undefined where it does not say. */
+    readonly hash: string | undefined,
     session: InferenceSession,
     isState: (input: string) => boolean,
   ) {
@@ -44,7 +47,7 @@ export class Model {
     const content = await readSource(platform, source, name);
     try {
       const session = await platform.runtime.InferenceSession.create(content, options);
-      return new Model(name, session, isState);
+      return new Model(name, metadataOf(content, MODEL_HASH), session, isState);
     } catch (error) {
       throw new ArtifactError(`onnxruntime cannot load ${label(source, name)}`, {
         because: (error as Error).message,

@@ -28,6 +28,9 @@ export type RunOptions = InferenceSession.RunOptions;
 
 type Kind = (typeof KINDS)[number];
 
+// What fails is thrown, and need not be printed as well.
+const QUIET: InferenceSession.SessionOptions = { logSeverityLevel: 4 };
+
 const KINDS = ["trainModel", "evalModel", "optimizerModel", "trainStepModel"] as const;
 
 /**
@@ -70,7 +73,7 @@ export class TrainingSession {
       platform.runtime,
       readCheckpoint(content, label(source, "the checkpoint")),
     );
-    const options = { ...platform.sessionOptions, ...sessionOptions };
+    const options = { ...QUIET, ...platform.sessionOptions, ...sessionOptions };
     if (platform.stateLocation && options.preferredOutputLocation === undefined) {
       const rows = state.outputs().map((output) => [output, platform.stateLocation]);
       options.preferredOutputLocation = Object.fromEntries(rows);

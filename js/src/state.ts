@@ -50,8 +50,7 @@ export class State {
       const found = tensors.get(spec.name);
       if (found) this.#tensors.set(spec.name, makeTensor(runtime, spec, found.bytes));
     }
-    const restarts = states.length > 0 && !states.some(({ name }) => tensors.has(name));
-    this.step = restarts ? 0n : (checkpoint.step ?? 0n);
+    this.step = checkpoint.step ?? 0n;
     this.seed = checkpoint.seed ?? 0n;
     this.learningRate = checkpoint.learningRate ?? DEFAULT_LEARNING_RATE;
   }
@@ -101,6 +100,9 @@ export class State {
       if (name !== undefined && name !== contract.STEP && !this.#specOf(name)) {
         refuse(`the checkpoint has no ${name}`);
       }
+    }
+    if (model.hash !== undefined && model.hash !== this.description.texts.model) {
+      refuse("the model was made with another checkpoint");
     }
   }
 
@@ -335,6 +337,6 @@ function free(tensor: Tensor): void {
 function withoutValue(names: string[]): StateError {
   return new StateError(`there are no values of ${listing(names, MOST_NAMED)}`, {
     because: "the checkpoint is nominal",
-    help: "call loadParametersBuffer(buffer, false) first, and setParameter for each buffer",
+    help: "call loadParametersBuffer(buffer, false) first, or setParameter for each",
   });
 }
