@@ -11,6 +11,9 @@ export type Values = Record<string, Tensor>;
 /** Inputs that every session feeds by itself. */
 const RESERVED = new Set([LAZY_RESET_GRAD, LEARNING_RATE, STEP, SEED]);
 
+// What fails is thrown, and need not be printed as well.
+const QUIET = { logSeverityLevel: 4 } as const;
+
 /** One of the models, in a session of the runtime. */
 export class Model {
   readonly #session: InferenceSession;
@@ -46,7 +49,8 @@ export class Model {
   ): Promise<Model> {
     const content = await readSource(platform, source, name);
     try {
-      const session = await platform.runtime.InferenceSession.create(content, options);
+      const all = { ...QUIET, ...platform.sessionOptions, ...options };
+      const session = await platform.runtime.InferenceSession.create(content, all);
       return new Model(name, metadataOf(content, MODEL_HASH), session, isState);
     } catch (error) {
       throw new ArtifactError(`onnxruntime cannot load ${label(source, name)}`, {
@@ -90,7 +94,7 @@ export class Model {
     fetches: readonly string[],
     options?: InferenceSession.RunOptions,
   ): Promise<Values> {
-    return { ...(await this.#session.run(values, fetches, options)) };
+    return { ...(await this.#session.run(values, fetches, { ...QUIET, ...options })) };
   }
 
   /** Frees the session. */

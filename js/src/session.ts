@@ -28,9 +28,6 @@ export type RunOptions = InferenceSession.RunOptions;
 
 type Kind = (typeof KINDS)[number];
 
-// What fails is thrown, and need not be printed as well.
-const QUIET: InferenceSession.SessionOptions = { logSeverityLevel: 4 };
-
 const KINDS = ["trainModel", "evalModel", "optimizerModel", "trainStepModel"] as const;
 
 /**
@@ -73,7 +70,7 @@ export class TrainingSession {
       platform.runtime,
       readCheckpoint(content, label(source, "the checkpoint")),
     );
-    const options = { ...QUIET, ...platform.sessionOptions, ...sessionOptions };
+    const options = { ...sessionOptions };
     if (platform.stateLocation && options.preferredOutputLocation === undefined) {
       const rows = state.outputs().map((output) => [output, platform.stateLocation]);
       options.preferredOutputLocation = Object.fromEntries(rows);

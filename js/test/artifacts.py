@@ -5,18 +5,17 @@ python artifacts.py FOLDER
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 from loop import train
-from placeholder import add_optimizer
 from safetensors.numpy import save_file
 from torch import nn
 
-from ortrain.ondevice.artifacts import LossType, generate_artifacts
+from ortrain.ondevice import CheckpointState, LossType, generate_artifacts
+from ortrain.ondevice.optim import AdamW
 
 STEPS, BATCH = 100, 8
 
@@ -44,28 +43,33 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
 
 
-def make(folder: Path, model: nn.Module) -> None:
+def make(folder: Path, model: nn.Module, optimizer: AdamW) -> None:
     """Artifacts, ``batches`` and ``expected`` of one model."""
-    example = torch.zeros(4, 1, 8, 8)
     generate_artifacts(
         model,
         loss=LossType.CrossEntropyLoss,
-        example_inputs=[example],
+        optimizer=optimizer,
+        example_inputs=[torch.zeros(4, 1, 8, 8)],
         artifact_directory=folder,
         additional_output_names=["output"],
+        nominal_checkpoint=True,
+        ort_format=True,
     )
-    tensors = {name: t.detach().numpy() for name, t in model.state_dict(keep_vars=True).items()}
-    trained = [name for name, p in model.named_parameters() if p.requires_grad]
-    add_optimizer(folder, tensors, trained)
+    checkpoint = folder / "checkpoint"
+    state = CheckpointState.load_checkpoint(checkpoint)
+    state.learning_rate = 0.002
+    values = {"epoch": 2, "loss": 2.0, "name": 'the "first"', "big": 2**60}
+    for name, value in values.items():
+        state.properties[name] = value
+    CheckpointState.save_checkpoint(state, checkpoint, include_optimizer_state=True)
     rng = np.random.default_rng(0)
     images = rng.random((STEPS, BATCH, 1, 8, 8), np.float32)
     labels = rng.integers(0, 10, (STEPS, BATCH))
     save_file({"input": images, "labels": labels}, folder / "batches")
-    expected = train(folder, folder / "checkpoint", images, labels)
-    save_file(expected, folder / "expected", {"trained": json.dumps(trained)})
+    save_file(train(folder, images, labels), folder / "expected")
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    for name, model in {"cnn": cnn(), "mlp": mlp()}.items():
-        make(Path(sys.argv[1]) / name, model)
+    make(Path(sys.argv[1]) / "cnn", cnn(), AdamW())
+    make(Path(sys.argv[1]) / "mlp", mlp(), AdamW(max_norm=0.5))

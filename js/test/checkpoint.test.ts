@@ -39,7 +39,12 @@ const FAULTS: [what: string, change: (file: SafeTensors) => void, message: RegEx
   ["with a rate of else", ({ metadata: m }) => set(m, "learning_rate", "?"), /rate is \?/],
   ["without a parameter", ({ tensors: t }) => t.delete("0.weight"), /0.weight is missing/],
   ["without a buffer", ({ tensors: t }) => t.delete("1.running_var"), /running_var is missing/],
-  ["without one state", ({ tensors: t }) => t.delete("6.bias.exp_avg"), /exp_avg is missing/],
+  [
+    "with one of the states",
+    ({ tensors: t }) =>
+      t.set("6.bias.exp_avg", { dtype: "F32", shape: [10], bytes: new Uint8Array(40) }),
+    /0.weight.exp_avg is missing/,
+  ],
   [
     "with a tensor too many",
     ({ tensors: t }) => t.set("x", { dtype: "U8", shape: [0], bytes: new Uint8Array() }),

@@ -40,6 +40,15 @@ it("Node reads files by path, by file URL and from a server, the web from a serv
 });
 
 for (const [runtime, entry] of Object.entries(ENTRIES)) {
+  it(`models in ORT format train on ${runtime} as those in ONNX`, async () => {
+    const read = artifacts("cnn");
+    const readOrt = (file: string): Promise<Uint8Array> => read(file.replace(/onnx$/, "ort"));
+    const feeds = (await batches(entry, read)).slice(0, 10);
+    const [onnx, ort] = [await open(entry, read), await open(entry, readOrt)];
+    assert.deepEqual(await train(ort, feeds), await train(onnx, feeds));
+    await Promise.all([onnx.release(), ort.release()]);
+  });
+
   it(`Python goes on from a checkpoint of ${runtime}`, async () => {
     const read = artifacts("cnn");
     const session = await open(entry, read);
@@ -49,7 +58,7 @@ for (const [runtime, entry] of Object.entries(ENTRIES)) {
     try {
       await writeFile(checkpoint, await session.saveCheckpoint(true));
       const python = process.env.PYTHON ?? "python3";
-      execFileSync(python, [`${ROOT}test/loop.py`, `${ARTIFACTS}/cnn`, checkpoint, result]);
+      execFileSync(python, [`${ROOT}test/resume.py`, `${ARTIFACTS}/cnn`, checkpoint, result]);
       const { tensors } = readSafetensors(await readFile(result));
       const expected = readSafetensors(await read("expected")).tensors;
       const difference = distance(tensors, expected);

@@ -1,45 +1,41 @@
-"""The training loop of the contract: what other languages are compared with.
-
-python loop.py FOLDER CHECKPOINT RESULT trains a model in FOLDER from CHECKPOINT to the end.
-"""
+"""The training loop of the contract: what other languages are compared with."""
 
 from __future__ import annotations
 
-import sys
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 # Batches whose gradients are accumulated for an update.
 EVERY = 2
 
 
-def train(
-    folder: Path, checkpoint: Path, images: np.ndarray, labels: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Weights, losses and the first gradients, from a checkpoint on to the last batch."""
+def train(folder: Path, images: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
+    """Weights, losses and the first gradients of training on batches, one after another."""
     models = {
         name: ort.InferenceSession(folder / f"{name}_model.onnx")
         for name in ("training", "optimizer", "eval")
     }
+    checkpoint = folder / "checkpoint"
     tensors: dict[str, Any] = load_file(checkpoint)
     with safe_open(checkpoint, framework="np") as file:
         metadata = file.metadata()
-    start, done = int(metadata["seed"]), int(metadata["step"])
     rate = np.array([float(metadata["learning_rate"])], np.float32)
+    states = json.loads(metadata["states"])
+    tensors |= {state["name"]: np.zeros(state["shape"], np.float32) for state in states}
     inputs = {i.name: i for i in models["training"].get_inputs()}
     suffix = "_grad.accumulation.buffer"
     trained = [name.removesuffix(suffix) for name in inputs if name.endswith(suffix)]
     gradients = {name: np.zeros_like(tensors[name]) for name in trained}
     first: dict[str, np.ndarray] = {}
     losses = []
-    step = np.array([done], np.int64)
-    for index in range(start, len(images)):
-        x, y = images[index], labels[index]
+    step = np.zeros(1, np.int64)
+    for index, (x, y) in enumerate(zip(images, labels, strict=True)):
         feeds = {**tensors, "input": x, "labels": y, "seed": np.array([index], np.int64)}
         feeds |= {f"{name}{suffix}": gradient for name, gradient in gradients.items()}
         feeds["lazy_reset_grad"] = np.array([index % EVERY == 0])
@@ -62,9 +58,3 @@ def run(session: ort.InferenceSession, feeds: dict[str, Any]) -> dict[str, np.nd
     names = [output.name for output in session.get_outputs()]
     wanted = {i.name: feeds[i.name] for i in session.get_inputs()}
     return dict(zip(names, session.run(names, wanted), strict=True))
-
-
-if __name__ == "__main__":
-    folder, checkpoint, result = map(Path, sys.argv[1:])
-    batches = load_file(folder / "batches")
-    save_file(train(folder, checkpoint, batches["input"], batches["labels"]), result)

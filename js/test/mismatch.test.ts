@@ -1,10 +1,27 @@
 import assert from "node:assert/strict";
 import { it } from "node:test";
-import { ArtifactError, InputError, OrtrainError } from "@ortrain/web/core";
+import {
+  ArtifactError,
+  InputError,
+  OrtrainError,
+  readSafetensors,
+  writeSafetensors,
+} from "@ortrain/web/core";
+import { sha256 } from "#inside/sha256.js";
 import { artifacts, ENTRIES } from "./files.js";
 import type { Entry } from "./scenario.js";
 
 const read = artifacts("cnn");
+
+/** The checkpoint with a frozen parameter trained. */
+async function retrained(): Promise<Uint8Array> {
+  const { metadata, tensors } = readSafetensors(await read("checkpoint"));
+  const parameters = (metadata.parameters ?? "").replace(/"requires_grad": ?false/, (text) =>
+    text.replace("false", "true"),
+  );
+  const model = sha256(`${parameters}\n${metadata.buffers}`);
+  return writeSafetensors({ metadata: { ...metadata, parameters, model }, tensors });
+}
 const other = artifacts("mlp");
 const entry = ENTRIES["onnxruntime-node"] as Entry;
 
@@ -36,6 +53,11 @@ const faults: [string, Parameters<Entry["TrainingSession"]["create"]>[0], RegExp
       optimizerModel: await other("optimizer_model.onnx"),
     },
     /optimizerModel and the checkpoint are not of one model/,
+  ],
+  [
+    "a model of the same tensors that was made with another checkpoint",
+    { checkpointState: await retrained(), evalModel: await read("eval_model.onnx") },
+    /evalModel and the checkpoint are not of one model.*made with another checkpoint/s,
   ],
   [
     "a model that is none",

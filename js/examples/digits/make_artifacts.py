@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,7 @@ from safetensors.numpy import save_file
 from sklearn.datasets import load_digits
 from torch import nn
 
-from ortrain.ondevice.artifacts import LossType, generate_artifacts
-
-sys.path.append(str(Path(__file__).parents[2] / "test"))
-from placeholder import add_optimizer  # noqa: E402
+from ortrain.ondevice import LossType, OptimType, generate_artifacts
 
 FOLDER = Path(__file__).parent / "artifacts"
 
@@ -33,17 +29,16 @@ def network() -> nn.Module:
 
 
 def main() -> None:
+    """Writes the artifacts and the data."""
     torch.manual_seed(0)
-    model = network()
     generate_artifacts(
-        model,
+        network(),
         loss=LossType.CrossEntropyLoss,
+        optimizer=OptimType.AdamW,
         example_inputs=[torch.zeros(4, 1, 8, 8)],
         artifact_directory=FOLDER,
         additional_output_names=["output"],
     )
-    tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    add_optimizer(FOLDER, tensors, list(tensors))
     digits = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.target))
     images = digits.images[order].reshape(-1, 1, 8, 8).astype(np.float32) / 16
