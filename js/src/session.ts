@@ -6,7 +6,7 @@ import type { Feeds, Fetches } from "./feeds.js";
 import { label, Model, readSource, type Values } from "./model.js";
 import type { Properties } from "./properties.js";
 import type { Platform, Source } from "./runtime.js";
-import { State, total } from "./state.js";
+import { State } from "./state.js";
 import { firstOf } from "./tensors.js";
 
 /** The files of `generate_artifacts`. Train on `trainModel` and `optimizerModel`, or fused. */
@@ -196,7 +196,7 @@ export class TrainingSession {
 
   /** How many elements the parameters have together, all or the trained ones. */
   async getParametersSize(trainableOnly = true): Promise<number> {
-    return this.#exclusive(async () => total(this.#state.contiguous(trainableOnly)));
+    return this.#exclusive(async () => this.#state.size(trainableOnly));
   }
 
   /** The elements of the parameters one after another, in the models' order: float32 [n]. */

@@ -225,14 +225,23 @@ export class State {
     return spec;
   }
 
+  /** How many elements the parameters have together, all or the trained ones. */
+  size(trainableOnly: boolean): number {
+    return total(this.#parameters(trainableOnly));
+  }
+
+  #parameters(trainableOnly: boolean): readonly ParameterSpec[] {
+    const { parameters } = this.description;
+    return parameters.filter((spec) => spec.requires_grad || !trainableOnly);
+  }
+
   /**
    * The parameters, all or the trained ones, in the models' order.
    *
    * @throws StateError: one is not of float32.
    */
-  contiguous(trainableOnly: boolean): readonly ParameterSpec[] {
-    const { parameters } = this.description;
-    const chosen = parameters.filter((spec) => spec.requires_grad || !trainableOnly);
+  #contiguous(trainableOnly: boolean): readonly ParameterSpec[] {
+    const chosen = this.#parameters(trainableOnly);
     const odd = chosen.find(({ dtype }) => dtype !== "F32");
     if (odd) {
       throw new StateError("the parameters cannot be one tensor", {
@@ -245,7 +254,7 @@ export class State {
 
   /** The elements of the parameters one after another, float32. */
   async flattened(trainableOnly: boolean): Promise<Float32Array> {
-    const specs = this.contiguous(trainableOnly);
+    const specs = this.#contiguous(trainableOnly);
     const missing = specs.filter(({ name }) => !this.#tensors.has(name));
     if (missing.length > 0) throw withoutValue(missing.map(({ name }) => name));
     const flat = new Float32Array(total(specs));
@@ -260,7 +269,7 @@ export class State {
 
   /** Sets the parameters from what `flattened` gave. */
   load(bytes: Uint8Array, trainableOnly: boolean): void {
-    const specs = this.contiguous(trainableOnly);
+    const specs = this.#contiguous(trainableOnly);
     const size = 4 * total(specs);
     if (bytes.length !== size) {
       throw new InputError(`the buffer has ${bytes.length} bytes, and the parameters ${size}`, {
@@ -314,8 +323,7 @@ export class State {
   }
 }
 
-/** How many elements tensors have together. */
-export function total(specs: readonly Spec[]): number {
+function total(specs: readonly Spec[]): number {
   return specs.reduce((sum, spec) => sum + elementsOf(spec), 0);
 }
 

@@ -1,4 +1,5 @@
-import { execFileSync } from "node:child_process";
+import { existsSync } from "node:fs";
+import { delimiter, join } from "node:path";
 import { type Browser, chromium, type Page } from "playwright-core";
 import { serve } from "#serve";
 
@@ -15,14 +16,9 @@ const FLAGS = [
 /** The browser that tests use: that of CHROME_PATH, or one on the PATH. */
 export function findBrowser(): string | undefined {
   if (process.env.CHROME_PATH) return process.env.CHROME_PATH;
-  for (const name of NAMES) {
-    try {
-      return execFileSync("which", [name], { encoding: "utf8", stdio: "pipe" }).trim();
-    } catch {
-      // The next one.
-    }
-  }
-  return undefined;
+  const folders = (process.env.PATH ?? "").split(delimiter);
+  const places = NAMES.flatMap((name) => folders.map((folder) => join(folder, name)));
+  return places.find((place) => existsSync(place));
 }
 
 /** Why tests that need a browser skip; false where they run. */
