@@ -179,10 +179,13 @@ class Module:
         """
         self.state.require_values("a copy of the parameters")
         specs = self._specs(trainable_only)
-        buffer = np.empty(self.get_parameters_size(trainable_only), _common_dtype(specs))
-        for spec, part in zip(specs, _parts(buffer, specs), strict=True):
+        # Memory of onnxruntime's, which an array of it keeps alive: of a value made of an array,
+        # `numpy()` would be left without memory once the value is gone.
+        shape = [self.get_parameters_size(trainable_only)]
+        value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, _common_dtype(specs).type)
+        for spec, part in zip(specs, _parts(value.numpy(), specs), strict=True):
             part[...] = self.state.tensors[spec.name].numpy()
-        return onnxruntime.OrtValue.ortvalue_from_numpy(buffer)
+        return value
 
     def copy_buffer_to_parameters(
         self, buffer: onnxruntime.OrtValue, trainable_only: bool = True
