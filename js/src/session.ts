@@ -1,7 +1,7 @@
 import type { InferenceSession, Tensor } from "onnxruntime-common";
 import { readCheckpoint, writeCheckpoint } from "./checkpoint.js";
 import * as contract from "./contract.js";
-import { ArtifactError, InputError, listing, StateError } from "./errors.js";
+import { InputError, listing, StateError } from "./errors.js";
 import type { Feeds, Fetches } from "./feeds.js";
 import { label, Model, readSource, type Values } from "./model.js";
 import type { Properties } from "./properties.js";
@@ -86,7 +86,6 @@ export class TrainingSession {
         models[kind] = model;
         state.checkModel(model);
       }
-      checkOptimizer(models);
     } catch (error) {
       await Promise.all(Object.values(models).map((model) => model.release()));
       throw error;
@@ -343,29 +342,13 @@ function checkFiles(files: TrainingSessionFiles): void {
       help: "give the file `checkpoint` of generate_artifacts: models hold no weights",
     });
   }
-  if (KINDS.every((kind) => files[kind] === undefined)) {
-    throw new InputError("there is no model", { help: `give one or more of ${listing(KINDS)}` });
-  }
-}
-
-/** Checks that the optimizer finds a value for each of its inputs. */
-function checkOptimizer({ trainModel, optimizerModel }: Partial<Record<Kind, Model>>): void {
-  if (!optimizerModel) return;
-  if (!trainModel) {
+  if (files.optimizerModel !== undefined && files.trainModel === undefined) {
     throw new InputError("optimizerModel is of no use without trainModel", {
       because: "it updates by the gradients that trainModel accumulates",
       help: "give trainModel as well, or trainStepModel alone",
     });
   }
-  const gradients = trainModel.outputs.flatMap((output) => {
-    const parameter = contract.accumulatedParameter(output);
-    return parameter === undefined ? [] : [contract.gradient(parameter)];
-  });
-  const wanted = optimizerModel.userInputNames.filter((name) => !gradients.includes(name));
-  if (wanted.length > 0) {
-    throw new ArtifactError("optimizerModel and trainModel are not of one model", {
-      because: `trainModel does not compute ${listing(wanted)}`,
-      help: "take all files of one run of generate_artifacts",
-    });
+  if (KINDS.every((kind) => files[kind] === undefined)) {
+    throw new InputError("there is no model", { help: `give one or more of ${listing(KINDS)}` });
   }
 }

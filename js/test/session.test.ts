@@ -179,7 +179,14 @@ for (const [runtime, entry] of Object.entries(ENTRIES)) {
       }
       await session.runOptimizerStep();
       assert.ok(Math.abs(Number(session.gradNorm) - Math.sqrt(squares)) <= 1e-6);
-      await session.release();
+      const fused = await entry.TrainingSession.create({
+        checkpointState: await artifacts("mlp")("checkpoint"),
+        trainStepModel: await artifacts("mlp")("train_step_model.onnx"),
+      });
+      assert.deepEqual(fused.trainingOutputNames, ["loss", "output"]);
+      assert.deepEqual(Object.keys(await fused.runFusedStep(feeds[0])), ["loss", "output"]);
+      assert.ok(Math.abs(Number(fused.gradNorm) - Math.sqrt(squares)) <= 1e-6);
+      await Promise.all([session.release(), fused.release()]);
     });
 
     it("updates by no gradients that there are not", async () => {
