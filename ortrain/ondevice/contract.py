@@ -15,6 +15,7 @@ LAZY_RESET_GRAD = "lazy_reset_grad"
 LEARNING_RATE = "learning_rate"
 STEP = "step"
 SEED = "seed"
+RESERVED = frozenset({LAZY_RESET_GRAD, LEARNING_RATE, STEP, SEED})
 
 # In the models' metadata: the checkpoint's `model`, of those made together.
 MODEL_HASH = "ortrain.model"

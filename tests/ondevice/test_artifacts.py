@@ -406,6 +406,17 @@ def test_a_file_is_refused_with_the_name_that_is_wrong(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("name", ["step", "seed", "learning_rate", "lazy_reset_grad"])
+def test_an_input_of_a_name_that_training_needs_is_refused(tmp_path: Path, name: str) -> None:
+    file = exported(
+        mlp(), torch.randn(2, 10), tmp_path / "model.onnx", input_names=[name], dynamic_axes={}
+    )
+    options = {"requires_grad": ["0.weight"], "loss": LossType.MSELoss}
+    with pytest.raises(GraphError, match=f"the model has an input '{name}'"):
+        generate_artifacts(file, artifact_directory=tmp_path / "new", **options)
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_file_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no ONNX model at .*gone\.onnx"):
         generate_artifacts(tmp_path / "gone.onnx", requires_grad=["w"])

@@ -172,8 +172,18 @@ def arrange(program: Program, trainable: Sequence[str], tensors: Sequence[str]) 
         program: changed in place.
         trainable: the parameters that are trained, in order.
         tensors: all parameters and buffers, in order.
+
+    Raises:
+        GraphError: an input of the user's has a name that the contract reserves.
     """
     graph = program.graph
+    for value in program.inputs(Role.USER_INPUT):
+        if value.name in contract.RESERVED:
+            raise GraphError(
+                f"the model has an input {value.name!r}",
+                because="in artifacts that name is taken for an input of the training itself",
+                help="give the model's input another name",
+            )
     _widen_seed(program)
     ranks = {Role.USER_INPUT: 0, Role.PARAMETER: 1, Role.BUFFER: 3, Role.SEED: 4}
     place = {name: i for i, name in enumerate((*trainable, *tensors))}
