@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +105,7 @@ def test_an_interrupted_training_goes_on_to_the_same_bits(
         nonlocal calls
         calls += 1
         if calls == 15:
-            signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt
         return original(self, *inputs)
 
     monkeypatch.setattr(kind, "__call__", interrupted)
