@@ -16,6 +16,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from ortrain.errors import GraphError, InputError, OrtrainWarning, StateError
 from ortrain.ondevice import CheckpointState, Module, losses
@@ -157,6 +158,27 @@ def test_a_loss_in_python_has_several_terms_outputs_and_targets(tmp_path: Path) 
         return loss(module(x, scale), labels, wanted)
 
     compared(tmp_path, module, tensors_of(module), values, whole)
+
+
+def test_a_decoder_is_trained_without_its_cache(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 20, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16}
+    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    module = GPT2LMHeadModel(GPT2Config(**sizes, **off, bos_token_id=0, eos_token_id=1))
+
+    def loss(outputs: Any, labels: Tensor) -> Tensor:
+        return F.cross_entropy(outputs.logits[:, :-1].reshape(-1, 20), labels[:, 1:].reshape(-1))
+
+    ids = torch.randint(2, 20, (3, 6))
+    generate_artifacts(
+        module,
+        loss=loss,
+        example_inputs={"input_ids": ids},
+        example_targets=(ids,),
+        artifact_directory=tmp_path,
+    )
+    assert module.config.use_cache
+    values = {"input_ids": ids.numpy(), "labels": ids.numpy()}
+    compared(tmp_path, module, tensors_of(module), values, lambda m: loss(m(ids), ids))
 
 
 def test_a_module_that_returns_its_loss_needs_no_other(tmp_path: Path) -> None:

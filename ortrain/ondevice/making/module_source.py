@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ortrain.capture.export import capture
+from ortrain.capture.key_value_cache import without_cache
 from ortrain.errors import GraphError
 from ortrain.ondevice import contract
 from ortrain.ondevice.making.forward import Forward
@@ -27,6 +28,7 @@ def from_module(
     """Captures a module in training mode and in evaluation mode.
 
     Parts of a module in training mode that are in evaluation mode stay so: a frozen normalization.
+    Decoders answer without a key-value cache.
 
     Args:
         module: left as it is.
@@ -63,10 +65,11 @@ def from_module(
     try:
         if not module.training:
             module.train()
-        training = _captured(whole, call, loss is not None)
-        module.eval()
-        with torch.no_grad():
-            evaluation = _captured(whole, call, loss is not None)
+        with without_cache(module):
+            training = _captured(whole, call, loss is not None)
+            module.eval()
+            with torch.no_grad():
+                evaluation = _captured(whole, call, loss is not None)
     finally:
         for part, mode in modes.items():
             part.training = mode
