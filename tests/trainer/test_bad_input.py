@@ -442,6 +442,26 @@ def resume(folder: Path, model: Any, checkpoint: Path, match: str, error: Any = 
         )
 
 
+def test_a_model_that_loads_by_code_of_its_own_decides_what_fits(tmp_path: Path) -> None:
+    class Growing(BertForSequenceClassification):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.register_buffer("seen", torch.zeros(1))
+
+        def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+            self.seen = state_dict["seen"].clone()
+            return super().load_state_dict(state_dict, *args, **kwargs)
+
+    model = Growing(small(BertConfig, num_hidden_layers=1))
+    model.seen = torch.arange(3.0)
+    settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    trainer(tmp_path, model, texts(), **settings).train()
+    ours = trainer(tmp_path, Growing(small(BertConfig, num_hidden_layers=1)), texts(), max_steps=3)
+    ours.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert ours.state.global_step == 3
+    assert torch.equal(ours.model.seen, torch.arange(3.0))
+
+
 def test_a_checkpoint_of_a_wider_model_is_refused_with_names_and_shapes(
     tmp_path: Path, checkpoint: Path
 ) -> None:
