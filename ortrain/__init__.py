@@ -6,8 +6,9 @@ nor onnxruntime.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ortrain.lazy import attributes
 
 __version__ = "0.1.0.dev0"
 
@@ -68,12 +69,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'ortrain' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = attributes(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -21,8 +21,9 @@ they are first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ortrain.lazy import attributes
 
 if TYPE_CHECKING:
     from ortrain.ondevice.adapters import export_adapter
@@ -63,12 +64,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'ortrain.ondevice' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = attributes(__name__, _HOME)
 
 
 def __dir__() -> list[str]:
