@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ortrain.cli.arguments import count, names, not_negative, positive
-from ortrain.cli.usage import UsageError
+from ortrain.cli.usage import UsageError, told
 
 LOSSES = ("CrossEntropyLoss", "MSELoss", "BCEWithLogitsLoss", "L1Loss")
 OPTIMIZERS = ("AdamW", "Adam", "SGD", "Lion")
@@ -33,10 +33,11 @@ def run(options: argparse.Namespace) -> int:
     from ortrain.ondevice import optim
     from ortrain.ondevice.artifacts import LossType, generate_artifacts
     from ortrain.ondevice.lora import LoRA
-    from ortrain.ondevice.making.onnx_source import weights
+    from ortrain.ondevice.making.onnx_source import read, weights
 
     try:
-        found = weights(options.model)
+        model = read(options.model)
+        found = weights(model)
         frozen = _matching(found, options.freeze, "--freeze")
         trained = _matching(found, options.train, "--train") if options.train else found
         trained = [name for name in trained if name not in frozen]
@@ -44,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         given = {name: value for name, value in settings.items() if value is not None}
         rank = options.lora_rank
         generate_artifacts(
-            options.model,
+            model,
             requires_grad=trained if rank is None or options.train else None,
             frozen_params=frozen if rank is None else None,
             loss=LossType[options.loss] if options.loss else None,
@@ -57,12 +58,10 @@ def run(options: argparse.Namespace) -> int:
             loss_input_names=options.loss_inputs,
             lora=None if rank is None else LoRA(rank, options.lora_targets),
         )
-    except FileNotFoundError as error:
+    except OrtrainError as error:
+        raise UsageError(told(error)) from error
+    except (FileNotFoundError, ValueError) as error:
         raise UsageError(str(error)) from error
-    except (OrtrainError, ValueError) as error:
-        remedy = getattr(error, "help", "")
-        what = getattr(error, "what", str(error))
-        raise UsageError(f"{what}; {remedy}" if remedy else what) from error
     print(f"the artifacts are in {options.output}")
     return 0
 

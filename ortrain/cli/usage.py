@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
+from ortrain.errors import OrtrainError
+
 
 class CommandError(Exception):
     """Raised when a command cannot go on.
@@ -28,6 +30,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with status 2 and a line that leads to ``--help``."""
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+
+def told(error: OrtrainError) -> str:
+    """What an error of ortrain's says, and the remedy."""
+    return f"{error.what}; {error.help}" if error.help else error.what
 
 
 def one_line(error: BaseException) -> str:

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ortrain.cli.arguments import count, positive, seed, whole
-from ortrain.cli.usage import CommandError, UsageError
+from ortrain.cli.arguments import count, names, positive, seed, whole
+from ortrain.cli.usage import CommandError, UsageError, told
 
 
 def add_to(commands: Any) -> None:
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
             loop.export(options.inference, options.outputs or ())
     except OrtrainError as error:
         kind = CommandError if isinstance(error, ExecutionError | OSError) else UsageError
-        raise kind(f"{error.what}; {error.help}" if error.help else error.what) from error
+        raise kind(told(error)) from error
     except (OSError, TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
     except KeyboardInterrupt:
@@ -97,7 +97,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--inference", type=Path, metavar="FILE.onnx", help="write an inference model at the end")
     add(
         "--outputs",
-        type=lambda text: tuple(text.split(",")),
+        type=names,
         metavar="NAME,…",
         help="of the inference model (all results but the loss)",
     )

@@ -23,14 +23,11 @@ from ortrain.errors import GraphError
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 from ortrain.graph.rewire import take_place
+from ortrain.ondevice import contract
 from ortrain.ondevice.making.forward import Forward
 from ortrain.ops.base import DOMAIN
+from ortrain.passes.clean import RANDOM
 from ortrain.program import PHASE, Phase, Program, Role, set_role
-
-OPSET = 18
-IR_VERSION = 8  # the first of opset 18; runtimes of its time read it
-RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli",
-          "Multinomial"}  # fmt: skip
 
 
 def from_onnx(
@@ -67,12 +64,12 @@ def from_onnx(
     return Forward(training, evaluation, tensors, tuple(trainable))
 
 
-def weights(model: onnx.ModelProto | str | os.PathLike[str]) -> list[str]:
+def weights(model: onnx.ModelProto) -> list[str]:
     """Names of the initializers of a model that look like weights.
 
     They are floating tensors of more than one element, and no running statistics.
     """
-    graph = ir.from_proto(read(model)).graph
+    graph = ir.from_proto(model).graph
     statistics = {
         value.name
         for node in graph.all_nodes()
@@ -99,18 +96,18 @@ def read(model: onnx.ModelProto | str | os.PathLike[str]) -> onnx.ModelProto:
 def _standard(proto: onnx.ModelProto) -> ir.Model:
     """The model in the standard domain at opset 18 or above, without functions of its own."""
     version = max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=0)
-    if version < OPSET:
+    if version < contract.OPSET:
         try:
-            proto = onnx.version_converter.convert_version(proto, OPSET)
+            proto = onnx.version_converter.convert_version(proto, contract.OPSET)
         except Exception as error:
             raise GraphError(
-                f"the model, of opset {version}, cannot be converted to opset {OPSET}",
+                f"the model, of opset {version}, cannot be converted to opset {contract.OPSET}",
                 because=str(error).strip().splitlines()[0],
-                help=f"export it again with opset_version={OPSET}",
+                help=f"export it again with opset_version={contract.OPSET}",
             ) from error
     model = ir.from_proto(proto)
     model.ir_version = max(
-        IR_VERSION, onnx.helper.find_min_ir_version_for(proto.opset_import, True)
+        contract.IR_VERSION, onnx.helper.find_min_ir_version_for(proto.opset_import, True)
     )
     InlinePass()(model)
     for value in list(model.graph.inputs):
