@@ -14,7 +14,7 @@ from ortrain.capture.checkpointing import checkpoint_of
 from ortrain.capture.origin import origin
 from ortrain.capture.translations.base import numbered
 from ortrain.ops.base import DOMAIN
-from ortrain.program import ORIGIN, PHASE, REGION, Phase, Program, Role, set_role
+from ortrain.program import ORIGIN, PHASE, REGION, Phase, Program, Role, role_of, set_role
 
 
 @dataclass(frozen=True)
@@ -170,6 +170,6 @@ def drop_unused_inputs(program: Program) -> list[str]:
     for value in list(program.graph.inputs):
         if not value.uses() and not value.is_graph_output():
             program.graph.inputs.remove(value)
-            if value.metadata_props.get("ortrain.role") == Role.USER_INPUT:
+            if role_of(value) is Role.USER_INPUT:
                 dropped.append(value.name or "")
     return dropped

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from ortrain.capture.export import Captured, capture
 from ortrain.capture.key_value_cache import without_cache
 from ortrain.capture.lift import drop_unused_inputs
+from ortrain.capture.modes import modes_kept
 from ortrain.errors import GraphError, ParityError, listing
 from ortrain.module import unwrap
 from ortrain.ops import expand
@@ -66,16 +67,11 @@ def export_onnx(
         ParityError: the file answers otherwise than the module.
     """
     module, target = unwrap(module), Path(path)
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        with torch.no_grad(), without_cache(module):
-            captured = capture(module, (), dict(samples[0]), opset=opset)
-            program = _standalone(module, captured, outputs)
-            expected = [_flat(module(**sample)) for sample in samples]
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
+    with modes_kept(module), torch.no_grad(), without_cache(module):
+        module.eval()
+        captured = capture(module, (), dict(samples[0]), opset=opset)
+        program = _standalone(module, captured, outputs)
+        expected = [_flat(module(**sample)) for sample in samples]
     _name_dimensions(program, dimensions)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:

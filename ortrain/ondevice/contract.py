@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+# Of the models, where nothing newer is needed; and the version of the format that its time reads.
+OPSET = 18
+IR_VERSION = 8
+
 # Files in the artifact folder, each after the prefix.
 TRAINING_MODEL = "training_model.onnx"
 EVAL_MODEL = "eval_model.onnx"
@@ -49,8 +53,3 @@ def updated(name: str) -> str:
 def state(parameter: str, kind: str) -> str:
     """An optimizer state of a parameter: ``exp_avg``, ``exp_avg_sq``, ``momentum_buffer``."""
     return f"{parameter}.{kind}"
-
-
-def is_result(output: str) -> bool:
-    """Whether an output is the user's: the loss, or one asked for."""
-    return not output.endswith((_OUT, _UPDATED))

@@ -101,7 +101,7 @@ def adapt(forward: Forward, lora: LoRA) -> list[Adapter]:
 
 def _products(program: Program) -> list[tuple[ir.Node, ir.Value, bool]]:
     """Products with a matrix of parameters on the right: the node, the parameter, how it lies."""
-    result = []
+    parameters, result = set(program.inputs(Role.PARAMETER)), []
     for node in program.graph:
         if node.domain or node.op_type not in ("MatMul", "Gemm"):
             continue
@@ -118,7 +118,7 @@ def _products(program: Program) -> list[tuple[ir.Node, ir.Value, bool]]:
             source = producer.inputs[0]
             assert source is not None
             value = source
-        if value in program.inputs(Role.PARAMETER) and shapes.rank(value) == 2:
+        if value in parameters and shapes.rank(value) == 2:
             result.append((node, value, transposed))
     return result
 

@@ -27,7 +27,7 @@ from ortrain.passes.simplify import RULES, Context
 from ortrain.program import REGION, Program, Role, phase_of, region_of, role_of
 
 _SWEEPS = 8
-_RANDOM = {"RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike", "Bernoulli",
+RANDOM = {"RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike", "Bernoulli",
            "Multinomial"}  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def _fold(context: Context, node: ir.Node) -> bool:
 
 def _merge(graph: ir.Graph, node: ir.Node, seen: dict[Any, ir.Node]) -> bool:
     """Common sub-expressions: one node for those that compute the same in the same phase."""
-    if node.op_type in _RANDOM or _has_graph(node):
+    if node.op_type in RANDOM or _has_graph(node):
         return False
     key = (
         node.domain,

@@ -22,7 +22,7 @@ import onnxruntime
 from onnx import helper
 
 from ortrain.errors import GraphError, StateError
-from ortrain.ondevice.making.onnx_source import IR_VERSION, OPSET
+from ortrain.ondevice import contract
 
 # Larger initializers are no constants of shapes, and inference does without their values.
 _SMALL = 1024
@@ -163,11 +163,11 @@ def empty_base(opset_version: int | None = None) -> Iterator[Accessor]:
     Raises:
         StateError: there is a base around this one.
     """
-    version = OPSET if opset_version is None else opset_version
+    version = contract.OPSET if opset_version is None else opset_version
     graph = helper.make_graph([], "onnxblock", [], [])
     imports = [helper.make_opsetid("", version)]
     model = helper.make_model(graph, opset_imports=imports, producer_name="ortrain")
-    model.ir_version = max(IR_VERSION, helper.find_min_ir_version_for(imports))
+    model.ir_version = max(contract.IR_VERSION, helper.find_min_ir_version_for(imports))
     with _entered(Accessor(model)) as accessor:
         yield accessor
 

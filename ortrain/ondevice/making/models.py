@@ -18,7 +18,7 @@ from ortrain.ondevice.making.accumulate import accumulate
 from ortrain.ondevice.making.barrier import behind
 from ortrain.ondevice.optim import Optimizer, Slot, State, emit
 from ortrain.passes.pipeline import rewrite
-from ortrain.program import Phase, Program, Role, role_of, set_role
+from ortrain.program import Phase, Program, Role, role_of, set_role, target_of
 from ortrain.runtime.onnxruntime.lowering import make_standard
 
 
@@ -48,7 +48,7 @@ def backward(program: Program, trainable: Iterable[str]) -> tuple[Program, dict[
     rewrite(result, "training")
     make_standard(result)
     result.name_values()
-    found = {v.metadata_props["ortrain.target"]: v for v in result.outputs(Role.GRADIENT)}
+    found = {target_of(v): v for v in result.outputs(Role.GRADIENT)}
     without = [name for name in trainable if name not in found]
     if not found:
         raise GraphError(

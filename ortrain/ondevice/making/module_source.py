@@ -11,11 +11,11 @@ from torch import nn
 
 from ortrain.capture.export import capture
 from ortrain.capture.key_value_cache import without_cache
+from ortrain.capture.modes import modes_kept
 from ortrain.errors import GraphError
 from ortrain.ondevice import contract
 from ortrain.ondevice.making.forward import Forward
-from ortrain.ondevice.making.onnx_source import OPSET
-from ortrain.program import Program, Role, set_role
+from ortrain.program import Program, Role, set_role, target_of
 
 
 def from_module(
@@ -61,18 +61,13 @@ def from_module(
         names = _target_names(loss, len(targets), call)
         whole = _WithLoss(module, loss, names)
         call |= dict(zip(names, targets, strict=True))
-    modes = {part: part.training for part in module.modules()}
-    try:
+    with modes_kept(module), without_cache(module):
         if not module.training:
             module.train()
-        with without_cache(module):
-            training = _captured(whole, call, loss is not None)
-            module.eval()
-            with torch.no_grad():
-                evaluation = _captured(whole, call, loss is not None)
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
+        training = _captured(whole, call, loss is not None)
+        module.eval()
+        with torch.no_grad():
+            evaluation = _captured(whole, call, loss is not None)
     used = {v.name for p in (training, evaluation) for v in p.inputs(Role.PARAMETER, Role.BUFFER)}
     held = {**parameters, **dict(module.named_buffers())}
     tensors = {
@@ -139,13 +134,13 @@ def _target_names(loss: Callable[..., Any], count: int, taken: Collection[str]) 
 
 
 def _captured(module: nn.Module, call: dict[str, Any], with_loss: bool) -> Program:
-    program = capture(module, (), call, opset=OPSET).program
+    program = capture(module, (), call, opset=contract.OPSET).program
     if not with_loss:
         return program
     for value in program.inputs(Role.PARAMETER, Role.BUFFER):
         value.name = (value.name or "").removeprefix("module.")
     for value in program.outputs(Role.UPDATED_BUFFER):
-        target = value.metadata_props["ortrain.target"].removeprefix("module.")
+        target = target_of(value).removeprefix("module.")
         value.name = f"{target}.updated"
         set_role(value, Role.UPDATED_BUFFER, target)
     loss, *others = program.outputs(Role.USER_OUTPUT)

@@ -20,9 +20,6 @@ from ortrain.ondevice.optim.blocks import Slot, state_shape
 from ortrain.ondevice.optim.emit import emit
 from ortrain.program import Phase, Program, Role, set_role
 
-OPSET = 18
-IR_VERSION = 8
-
 Parameter = tuple[str, ir.DataType, Sequence[int]]
 
 
@@ -90,7 +87,7 @@ def optimizer_program(optimizer: Optimizer, parameters: Sequence[Parameter]) -> 
     """
     kept = states(optimizer, parameters)
     _warn_of_unused(optimizer, [name for name, _, _ in parameters])
-    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="optimizer")
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": contract.OPSET}, name="optimizer")
 
     def feed(name: str, dtype: ir.DataType, shape: Sequence[int], role: Role, of: str) -> ir.Value:
         value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
@@ -110,9 +107,9 @@ def optimizer_program(optimizer: Optimizer, parameters: Sequence[Parameter]) -> 
             state.name, state.dtype, state.shape, Role.OPTIMIZER_STATE, state.parameter
         )
     slots = [Slot(n, values[n], gradients[n], by_parameter[n]) for n in values]
-    op = Builder(graph, opset=OPSET, prefix="update", phase=Phase.UPDATE)
+    op = Builder(graph, opset=contract.OPSET, prefix="update", phase=Phase.UPDATE)
     aliases = emit(op, optimizer, slots, rate, step).add_outputs(graph)
-    program = Program(ir.Model(graph, ir_version=IR_VERSION), aliases)
+    program = Program(ir.Model(graph, ir_version=contract.IR_VERSION), aliases)
     check(graph, "optimizer_program")
     check_aliases(graph, aliases)
     return program
