@@ -29,25 +29,24 @@ def scan(
     Returns:
         The states after the last step, and the collected values [T, ...].
     """
-    prefix = f"{op.prefix}/step_{len(op.nodes)}"
-    inner = ir.Graph([], [], nodes=[], opset_imports={"": op.opset}, name=prefix)
+    name = f"step_{len(op.nodes)}"
+    entries = []
     for i, value in enumerate((*states, *slices)):
         known = shapes.dims(value)
         if i >= len(states) and known is not None:
             known = known[1:]
         entry = ir.Value(
-            name=f"{prefix}/input_{i}", shape=None if known is None else ir.Shape(known)
+            name=f"{op.prefix}/{name}/input_{i}", shape=None if known is None else ir.Shape(known)
         )
         entry.type = None if value.dtype is None else ir.TensorType(value.dtype)
-        inner.inputs.append(entry)
-    with Builder(
-        inner, opset=op.opset, prefix=prefix, phase=op.phase, origin=op.origin, region=op.region
-    ) as body:
-        entries = list(inner.inputs)
+        entries.append(entry)
+    with op.subgraph(name, entries) as body:
         after, collected = step(body, entries[: len(states)], entries[len(states) :])
+        outputs: list[ir.Value] = []
         for value in (*after, *collected):
-            own = value.graph is inner and value not in inner.outputs and value not in entries
-            inner.outputs.append(value if own else body.Identity(value))
+            own = value.graph is body.graph and value not in outputs and value not in entries
+            outputs.append(value if own else body.Identity(value))
+        inner = body.returning(*outputs)
     direction = int(backwards)
     results = op.node(
         "Scan",

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
+from ortrain.graph.scan import Values, scan
 from ortrain.ondevice.optim.base import Rule, States
 
 # In elements. Below SMALL, a node's own cost is more than that of its pass; above LARGE, a tensor
@@ -163,11 +164,11 @@ class RowBlock(Block):
 
     def squares(self) -> ir.Value:
         """The gradient's sum of squares, in 1-d parts, row by row."""
-        name = f"{self.op.prefix}/{self.slots[0].name}/squares"
-        row = _row(self.gradient, f"{name}/g")
-        with self.op.subgraph(name, [row]) as body:
-            graph = body.returning(_squares(body, row))
-        parts = self.op.Scan(self.gradient, body=graph, num_scan_inputs=1)
+
+        def step(op: Builder, _: Values, rows: Values) -> tuple[Values, Values]:
+            return (), (_squares(op, *rows),)
+
+        _, (parts,) = scan(self.op, step, [], [self.gradient])
         return self.op.Reshape(parts, [-1])
 
     def update(self, rule: Rule, clip: ir.Value | None) -> list[Updated]:
