@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
-from workloads import machine
+from workloads import alternate, machine
 
 from ortrain.deploy.generation import ORTGenerator
 
@@ -50,13 +50,9 @@ def measure(model: Any, search: dict[str, Any], rounds: int) -> dict[str, float]
         **search,
     }
     generators = {"PyTorch": model, "onnxruntime": ORTGenerator(model)}
-    times: dict[str, list[float]] = {name: [] for name in generators}
     found = {name: each.generate(**call) for name, each in generators.items()}
-    for _ in range(rounds):
-        for name, each in generators.items():
-            start = time.perf_counter()
-            each.generate(**call)
-            times[name].append((time.perf_counter() - start) * 1e3)
+    calls = {name: partial(each.generate, **call) for name, each in generators.items()}
+    times = alternate(calls, rounds)
     ratios = [b / a for a, b in zip(*times.values(), strict=True)]
     return {
         "PyTorch_ms": statistics.median(times["PyTorch"]),

@@ -18,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
-from workloads import machine
+from workloads import alternate, machine
 
 from ortrain.autodiff import differentiate
 from ortrain.autodiff.partition import partition, saved_bytes
@@ -127,13 +126,7 @@ class Contest:
 
 def measure(functions: dict[str, Callable[[], None]], rounds: int) -> dict[str, dict[str, float]]:
     """Medians in milliseconds; ``ratio`` is the median of time to the first one's."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for turn in range(rounds + 3):
-        for name, function in functions.items():
-            start = time.perf_counter()
-            function()
-            if turn >= 3:
-                times[name].append((time.perf_counter() - start) * 1e3)
+    times = alternate(functions, rounds, warm_up=3)
     base = next(iter(times.values()))
     return {
         name: {

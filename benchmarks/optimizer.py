@@ -13,7 +13,6 @@ import argparse
 import itertools
 import json
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from workloads import machine
+from workloads import alternate, machine
 
 from ortrain.optim import AdamWMode, FusedAdam, Lamb, clip_grad_norm_
 
@@ -103,15 +102,8 @@ def shrinking() -> float:
 
 def measure(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, dict[str, float]]:
     """Medians and spreads in milliseconds; the first is what the others are compared with."""
-    names = list(functions)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds + 1):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            start = time.perf_counter()
-            functions[name]()
-            if turn:  # the first one makes moments
-                times[name].append((time.perf_counter() - start) * 1e3)
-    base = times[names[0]]
+    times = alternate(functions, rounds)  # the first call, which makes moments, is left out
+    base = next(iter(times.values()))
     return {
         name: {
             "median_ms": statistics.median(values),

@@ -8,7 +8,8 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,22 @@ def in_a_process(script: str, *arguments: str) -> dict[str, Any]:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def alternate(
+    functions: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 1
+) -> dict[str, list[float]]:
+    """Milliseconds of each call of some functions, in turns; each round another one is first."""
+    names = list(functions)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(warm_up + rounds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            start = time.perf_counter()
+            functions[name]()
+            if turn >= warm_up:
+                times[name].append((time.perf_counter() - start) * 1e3)
+    return times
 
 
 def machine() -> dict[str, Any]:
