@@ -15,6 +15,7 @@ from ortrain.errors import (
     GraphError,
     NotServed,
     OrtrainError,
+    ParityError,
     UnsupportedInput,
 )
 
@@ -52,6 +53,9 @@ class Options:
         cache_dir: folder in which compiled graphs are kept between processes; None keeps none.
         policy: the errors to which ``fallback="torch"`` applies; the rest are raised.
         retry: try to capture again at each step after a fallback, instead of once.
+        certificate: when a graph is compared with the module on the call at hand, outputs and
+            gradients: ``"first"`` before a capture is used, ``"each size"`` also at every new size
+            of the inputs, a number N also at every N-th step, ``"off"`` never.
     """
 
     engine: Engine = "auto"
@@ -67,6 +71,7 @@ class Options:
         default_factory=lambda: policy_from_environment() or _ALL
     )
     retry: bool = field(default_factory=lambda: _flag("ORTMODULE_FALLBACK_RETRY"))
+    certificate: Literal["first", "each size", "off"] | int = "first"
 
     def __post_init__(self) -> None:
         if self.cache_dir is not None:
@@ -76,6 +81,12 @@ class Options:
                 raise ValueError(f"{name}={engine!r}: expected 'auto', 'onnxruntime' or 'torch'")
         if self.fallback not in ("torch", "raise"):
             raise ValueError(f"fallback={self.fallback!r}: expected 'torch' or 'raise'")
+        every = type(self.certificate) is int and self.certificate > 0
+        if not every and self.certificate not in ("first", "each size", "off"):
+            raise ValueError(
+                f"certificate={self.certificate!r}: expected 'first', 'each size', 'off' or a "
+                "number of steps"
+            )
         if not 18 <= self.opset <= 23:
             raise ValueError(f"opset={self.opset}: expected 18 to 23")
 
@@ -126,7 +137,13 @@ class DebugOptions:
         return Path(_variable("ORTMODULE_SAVE_ONNX_PATH", "") or self.save_path or ".")
 
 
-_ALL: tuple[type[OrtrainError], ...] = (CaptureError, GradientError, GraphError, ExecutionError)
+_ALL: tuple[type[OrtrainError], ...] = (
+    CaptureError,
+    GradientError,
+    GraphError,
+    ExecutionError,
+    ParityError,
+)
 # Each policy of ONNX Runtime Training, and the errors that under it run in PyTorch.
 _POLICIES: dict[str, tuple[type[OrtrainError], ...]] = {
     "FALLBACK_DISABLE": (),
@@ -135,7 +152,7 @@ _POLICIES: dict[str, tuple[type[OrtrainError], ...]] = {
     "FALLBACK_UNSUPPORTED_DEVICE": (NotServed,),
     "FALLBACK_UNSUPPORTED_DATA": (UnsupportedInput,),
     "FALLBACK_UNSUPPORTED_TORCH_MODEL": (CaptureError,),
-    "FALLBACK_UNSUPPORTED_ONNX_MODEL": (GradientError, GraphError, ExecutionError),
+    "FALLBACK_UNSUPPORTED_ONNX_MODEL": (GradientError, GraphError, ExecutionError, ParityError),
     "FALLBACK_BAD_INITIALIZATION": _ALL,
 }
 

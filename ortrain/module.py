@@ -104,14 +104,14 @@ class ORTModule(nn.Module):
 
     @property
     def options(self) -> Options:
-        """The settings. New ones hold for what has not been captured yet."""
+        """The settings. New ones hold from the next call on, which captures anew."""
         options: Options = self.__dict__["_options"]
         return options
 
     @options.setter
     def options(self, options: Options) -> None:
         self.__dict__["_options"] = options
-        self._runner.options = self._runner.captures.options = options
+        self._runner.use(options)
 
     # -- everything else is the module's own -------------------------------------------------
 

@@ -49,6 +49,21 @@ def marked_checkpoints() -> Iterator[None]:
         checkpoint._checkpoint_without_reentrant_generator = own
 
 
+@contextlib.contextmanager
+def without_checkpoints() -> Iterator[None]:
+    """Checkpoints that keep what their function saves, and run it once."""
+    own = checkpoint._checkpoint_without_reentrant_generator
+    checkpoint._checkpoint_without_reentrant_generator = _nothing_around
+    try:
+        yield
+    finally:
+        checkpoint._checkpoint_without_reentrant_generator = own
+
+
+def _nothing_around(*args: Any, **kwargs: Any) -> Iterator[None]:
+    yield
+
+
 def checkpoint_of(node: fx.Node) -> str:
     """The number of the checkpoint that a node is in; empty outside of any."""
     mark: str = (node.meta.get("custom") or {}).get(_KEY, "")

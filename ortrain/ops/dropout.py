@@ -138,10 +138,43 @@ def _keys(op: Builder, seed: ir.Value, stream: int) -> tuple[ir.Value, ir.Value]
     The seed is mixed in the same way for every stream, so that a program does it once. Streams then
     differ by constants, and the mixing of rows and columns keeps their masks apart.
     """
-    salt = (stream * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & (2**64 - 1)
+    salt = _salt(stream)
     mask = np.int64(0xFFFFFFFF)
     low = op.cast(op.BitwiseAnd(seed, mask), ir.DataType.UINT32)
     high = op.cast(op.BitwiseAnd(op.Div(seed, np.int64(2**32)), mask), ir.DataType.UINT32)
     first = _mix(op, low)
     second = _mix(op, op.Add(high, first))
     return op.BitwiseXor(first, U32(salt & 0xFFFFFFFF)), op.BitwiseXor(second, U32(salt >> 32))
+
+
+def kept(shape: tuple[int, ...], seed: int, stream: int, ratio: float) -> np.ndarray:
+    """The mask of :func:`keep` in numpy, with the same bits.
+
+    Args:
+        shape: of the input, and of the result.
+        seed: of the step, 0 … 2^63 - 1.
+        stream: as in :func:`dropout`.
+        ratio: as in :func:`dropout`; rounded to float32, as an attribute of a node is.
+    """
+    salt = _salt(stream)
+    first = _mixed(np.array([seed & 0xFFFFFFFF], U32))
+    second = _mixed(np.array([seed >> 32], U32) + first)
+    row_key, column_key = first ^ U32(salt & 0xFFFFFFFF), second ^ U32(salt >> 32)
+    rows = int(np.prod(shape[:-1]))
+    row = _mixed(np.arange(rows, dtype=U32) * U32(WEYL) + row_key) | U32(1)
+    column = np.arange(shape[-1] if shape else 1, dtype=U32) * U32(WEYL) + column_key
+    column = _mixed(column) | U32(1)
+    h = row if not shape else column if len(shape) == 1 else np.multiply.outer(row, column)
+    threshold = min(int((1.0 - float(np.float32(ratio))) * 2**32), 2**32 - 1)
+    result: np.ndarray = (h < U32(threshold)).reshape(shape)
+    return result
+
+
+def _mixed(h: np.ndarray) -> np.ndarray:
+    h = (h ^ (h >> U32(16))) * U32(0x7FEB352D)
+    h = (h ^ (h >> U32(15))) * U32(0x846CA68B)
+    return h ^ (h >> U32(16))
+
+
+def _salt(stream: int) -> int:
+    return (stream * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & (2**64 - 1)

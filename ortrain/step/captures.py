@@ -25,7 +25,7 @@ from ortrain.capture.export import Captured, capture
 from ortrain.capture.guard import Guard
 from ortrain.capture.records import records_registered
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
-from ortrain.capture.untouched import call_aside, uncollected, untouched
+from ortrain.capture.untouched import uncollected
 from ortrain.config import DebugOptions, LogLevel, Options
 from ortrain.errors import CaptureError, OrtrainError
 from ortrain.graph.cost import Multiplications
@@ -33,6 +33,7 @@ from ortrain.program import Program, Role
 from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
 from ortrain.runtime.onnxruntime.executor import SMALL
 from ortrain.step.build import Plan, build, likely_upstream
+from ortrain.step.certificate import ENOUGH, Certificate, Trial, compare, refuted
 from ortrain.step.contest import Race
 from ortrain.step.report import Report
 from ortrain.step.run import Received, Step
@@ -41,8 +42,6 @@ from ortrain.step.run import Received, Step
 MOST_SHAPES = 8
 # Sizes of calls that are remembered with the capture that serves them.
 MOST_SIZES = 4096
-# Agreement that is asked of the outputs where sizes of 1 are tried for the first time.
-SAME = 1e-3
 
 Sizes = tuple[torch.Size, ...]
 """The shapes of a call's tensors."""
@@ -174,17 +173,23 @@ class Captures:
         plan: of the step that was built last; None before.
         rewrites: run on each captured program before it is differentiated.
         trains: whether calls with gradients were seen.
+        certificate: the last one.
     """
 
     def __init__(self, module: nn.Module, options: Options, debug_options: DebugOptions) -> None:
         self.module = module
-        self.options = options
         self.debug_options = debug_options
-        self.cache = Cache(options.cache_dir)
+        self.use(options)
         self.report = Report()
         self.plan: Plan | None = None
         self.rewrites: Sequence[Callable[[Program], object]] = ()
         self.trains = False
+        self.certificate: Certificate | None = None
+
+    def use(self, options: Options) -> None:
+        """Takes other settings."""
+        self.options = options
+        self.cache = Cache(options.cache_dir)
 
     def find(self, state: State, form: Form, flat: FlatCall, sizes: Sizes) -> Served:
         """The capture for a call of these sizes, made anew where none serves it."""
@@ -206,6 +211,9 @@ class Captures:
                 form.served.append(served)
         if served.threads == 1 < self._threads(served, _sizes(served, flat)):
             served.variants.clear()  # built for small batches: from now on with more threads
+        known = served.variants.get(self._trainable(state))
+        if known is not None and self.options.certificate == "each size":
+            self.compare(state, served, flat, known.step)
         if len(form.by_sizes) >= MOST_SIZES:
             form.by_sizes.clear()
         form.by_sizes[sizes] = served
@@ -267,33 +275,84 @@ class Captures:
             (i, axis) for i, shape in enumerate(sizes) for axis, n in enumerate(shape) if n == 1
         )
         if ones not in served.ones:
-            served.ones[ones] = self._agrees(state, served, flat)
+            variants = served.variants.get(self._trainable(state))
+            step = variants.step if variants else self._step(state, served, flat).step
+            served.ones[ones] = not self.certify(state, served, flat, step).faults
         return served.ones[ones]
 
-    def _agrees(self, state: State, served: Served, flat: FlatCall) -> bool:
-        """Whether one call of the graph and one of the module have the same outputs.
+    def certify(self, state: State, served: Served, flat: FlatCall, step: Step) -> Certificate:
+        """Compares a step with the module on one call, aside.
 
-        Neither changes a buffer or a random state. Shapes alone count where the graph draws random
-        numbers.
+        Raises:
+            CaptureError: the module cannot be run aside.
         """
-        with torch.no_grad():
-            output = call_aside(self.module, flat.args, flat.kwargs)
-        expected, _ = OutputStructure.from_output(output)
-        with untouched(self.module):
-            step = self._any_step(state, served, flat)
-            outputs = step.try_out([flat.tensors[i] for i in served.positions])
-        found, _ = OutputStructure.from_output(served.structure.rebuild(outputs))
-        drawn = bool(served.captured.program.inputs(Role.SEED))
-        return len(found) == len(expected) and all(
-            _same(a, b, shapes_only=drawn) for a, b in zip(found, expected, strict=True)
-        )
+        grad = bool(step.plan.arguments)
+        names = [""] * len(flat.tensors)
+        for place, tensor in zip(served.order, served.captured.tensors, strict=True):
+            names[place] = tensor.name
+        for rows in (self._rows(served, flat), {}):
+            trial = Trial.of(self.module, flat, names, step.plan, grad, rows)
+            try:
+                eager = trial.eager()
+                break
+            except Exception as error:
+                if not rows:
+                    raise CaptureError(
+                        f"{type(self.module).__name__} cannot be compared with its graph",
+                        because=f"run aside it raises {type(error).__name__}: {error}",
+                        help='Options(certificate="off") uses the graph without a comparison',
+                    ) from error
+        return compare(eager, trial.graph(step, state.tensors, served), trial)
 
-    def _any_step(self, state: State, served: Served, flat: FlatCall) -> Step:
-        for variants in served.variants.values():
-            return variants.step
-        return self.first_step(state, served, flat)
+    def _rows(self, served: Served, flat: FlatCall) -> dict[int, int]:
+        """Of each tensor of a large batch, how many rows a comparison takes; {} takes all."""
+        sizes, constraints = _sizes(served, flat), served.captured.constraints
+        batch = next(
+            (r for r in constraints.ranges if all(axis == 0 for _, axis in r.places)), None
+        )
+        if batch is None or served.cost(sizes) <= ENOUGH:
+            return {}
+        whole = flat.tensors[served.order[batch.places[0][0]]].shape[0]
+        count = max(2, int(whole * ENOUGH / served.cost(sizes)))
+        rows = {served.order[i]: count for i, _ in batch.places}
+        shapes = [
+            torch.Size([rows.get(place, shape[0]), *shape[1:]]) if shape else shape
+            for place, shape in ((i, flat.tensors[i].shape) for i in served.order)
+        ]
+        fits = count < whole and constraints.accepts(shapes) and constraints.assumes(shapes)
+        return rows if fits else {}
+
+    def _trainable(self, state: State) -> tuple[bool, ...]:
+        """What selects among the steps of a capture."""
+        return state.guard.trainable() if is_grad_enabled() else ()
 
     def first_step(self, state: State, served: Served, flat: FlatCall) -> Step:
+        """Builds the step for what is trainable now, and compares it with the module.
+
+        Raises:
+            ParityError: they do not agree.
+        """
+        step = self._step(state, served, flat)
+        if self.options.certificate != "off":
+            self.compare(state, served, flat, step.step)
+        served.variants[self._trainable(state)] = step
+        return step.step
+
+    def compare(self, state: State, served: Served, flat: FlatCall, step: Step) -> None:
+        """Compares a step with the module on one call and notes the result.
+
+        Raises:
+            ParityError: they do not agree.
+        """
+        start = time.perf_counter()
+        certificate = self.certify(state, served, flat, step)
+        report = self.described(is_grad_enabled())
+        report.stages["certificate"] = time.perf_counter() - start
+        report.certificate, self.certificate = str(certificate), certificate
+        if certificate.faults:
+            raise refuted(self.module, certificate)
+
+    def _step(self, state: State, served: Served, flat: FlatCall) -> Variants:
         """Builds the step for what is trainable now, by the likely outputs."""
         program = served.captured.program
         grad = is_grad_enabled()
@@ -312,7 +371,7 @@ class Captures:
         sizes = _sizes(served, flat)
         served.threads = threads = self._threads(served, sizes)
         tensors = state.tensors
-        outputs = [v.name or "" for v in program.outputs(Role.USER_OUTPUT, Role.LOSS)]
+        outputs = _users(program)
 
         def make(upstream: Sequence[str]) -> Step:
             plan = self._build(program, trainable, upstream, sizes, threads)
@@ -332,8 +391,7 @@ class Captures:
         upstream = tuple(likely_upstream(program))
         step = make(upstream)
         variants = Variants(step, {upstream: step})
-        served.variants[state.guard.trainable() if grad else ()] = variants
-        return step
+        return variants
 
     def _build(
         self,
@@ -453,6 +511,11 @@ def _structure(captured: Captured) -> OutputStructure:
     return structure
 
 
+def _users(program: Program) -> list[str]:
+    """Names of the outputs that the user gets."""
+    return [v.name or "" for v in program.outputs(Role.USER_OUTPUT, Role.LOSS)]
+
+
 def _axes(program: Program, positions: Sequence[int]) -> list[tuple[str, int, int]]:
     """A place for each symbolic dimension of a program, among the tensors of a call."""
     places: dict[str, tuple[int, int]] = {}
@@ -466,16 +529,3 @@ def _axes(program: Program, positions: Sequence[int]) -> list[tuple[str, int, in
 def _sizes(served: Served, flat: FlatCall) -> dict[str, int]:
     """The value that each symbolic dimension has in this call."""
     return {symbol: flat.tensors[place].shape[axis] for symbol, place, axis in served.axes}
-
-
-def _same(a: torch.Tensor, b: torch.Tensor, *, shapes_only: bool) -> bool:
-    """Whether two outputs agree but for roundings."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if shapes_only or not a.numel():
-        return True
-    if not a.is_floating_point():
-        return bool((a == b).all())
-    finite = b[b.isfinite()].abs()
-    scale = float(finite.max()) if finite.numel() else 1.0
-    return torch.allclose(a, b, rtol=SAME, atol=SAME * scale, equal_nan=True)

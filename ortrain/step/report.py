@@ -44,6 +44,8 @@ class Report:
         nodes: nodes of each program before and after lowering, by name of the program.
         saved_bytes: kept between forward and backward, at the sizes of the capture.
         contest: the measurement behind ``engine="auto"``.
+        certificate: how closely the graph agreed with PyTorch before it was used, for example
+            ``"loss 1e-07, gradients 4e-07 of 67 tensors"``.
         inference: the same for calls without gradients, where the module also trains.
     """
 
@@ -57,6 +59,7 @@ class Report:
     nodes: dict[str, tuple[int, int]] = field(default_factory=dict)
     saved_bytes: int = 0
     contest: Contest | None = None
+    certificate: str = ""
     inference: Report | None = None
 
     def __str__(self) -> str:
@@ -91,6 +94,8 @@ class Report:
             rows.append(f"  {name:<9} {before} nodes, {after} after lowering")
         if self.saved_bytes:
             rows.append(f"  saved     {self.saved_bytes / 2**20:.1f} MiB between the passes")
+        if self.certificate:
+            rows.append(f"  certificate  {self.certificate}")
         if self.contest is not None:
             rows.append(f"  contest   {self.contest}")
         return rows

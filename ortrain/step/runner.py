@@ -24,11 +24,10 @@ from ortrain.config import DebugOptions, LogLevel, Options
 from ortrain.errors import (
     CaptureError,
     ExecutionError,
-    GradientError,
-    GraphError,
     NotServed,
     OrtrainError,
     OrtrainWarning,
+    ParityError,
 )
 from ortrain.step import contest
 from ortrain.step.captures import MOST_SHAPES, Captures, Form, Sizes, State
@@ -60,14 +59,22 @@ class Runner:
 
     def __init__(self, module: nn.Module, options: Options, debug_options: DebugOptions) -> None:
         self.module = module
-        self.options = options
         self.debug_options = debug_options
         self.captures = Captures(module, options, debug_options)
         self.report: Report = self.captures.report
-        self.states: list[State] = []
-        self.state: State | None = None
         self.warned = False
         self.calls = 0
+        self.use(options)
+
+    def use(self, options: Options) -> None:
+        """Takes other settings, under which everything is captured anew."""
+        self.options = options
+        self.captures.use(options)
+        self.states: list[State] = []
+        self.state: State | None = None
+        # So many steps of the graph, and it is compared with the module once more.
+        every = options.certificate
+        self.due = self.report.graph_calls + every if type(every) is int else sys.maxsize
         self.arrivals: deque[int] = deque(maxlen=RESTLESS_STATES)
         # Calls that go to the module unseen, while it trains or not and gradients are on or not.
         self.spell = 0
@@ -120,12 +127,17 @@ class Runner:
                 step = self.captures.first_step(state, served, flat)
             else:
                 step = variants.step
+                if form.report.graph_calls >= self.due:
+                    self.due += int(self.options.certificate)
+                    self.captures.compare(state, served, flat, step)
             tensors = flat.tensors
             users = [tensors[i] for i in served.positions]
             trains = bool(step.plan.arguments)
             outputs = step.train(users) if trains else step.infer(users)
-        except (CaptureError, GradientError, GraphError, ExecutionError) as error:
+        except OrtrainError as error:
             return self._refused(form, flat, sizes, error)
+        except Exception as error:
+            return self._refused(form, flat, sizes, _unforeseen(error))
         report = form.report
         report.graph_calls += 1
         if report.reason or not report.mode:
@@ -255,6 +267,8 @@ class Runner:
             output = self._eager(str(error), flat.args, flat.kwargs)
         self._warn(str(error))
         if not self.options.retry:
+            if isinstance(error, ParityError):
+                form.drop()
             if not form.served:
                 form.reason = str(error)
             elif len(form.refused) < MOST_SHAPES:  # other sizes are served
@@ -317,6 +331,17 @@ def _alone(error: OrtrainError) -> Iterator[None]:
         if shown is not None:
             shown.__context__ = None
         raise
+
+
+def _unforeseen(error: Exception) -> ExecutionError:
+    """An error that nobody foresaw, as one that has a fallback."""
+    failure = ExecutionError(
+        "the graph failed to run",
+        because=f"{type(error).__name__}: {error}",
+        help="please report it; the call runs in PyTorch instead",
+    )
+    failure.__cause__ = error
+    return failure
 
 
 class _Anything:

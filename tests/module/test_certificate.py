@@ -1,0 +1,300 @@
+"""A capture is compared with its module before it is used, and nobody notices."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ortrain import Options, ORTModule
+from ortrain.autodiff import registry
+from ortrain.capture.checkpointing import without_checkpoints
+from ortrain.errors import OrtrainWarning, ParityError
+from ortrain.step import certificate as file
+from ortrain.step.captures import Captures
+from ortrain.step.digest import Digest
+from tests.module.agreement import GRAPH
+
+FALLBACK = replace(GRAPH, fallback="torch")
+
+
+def rows(*shape: int) -> Tensor:
+    return torch.randn(*(shape or (5, 4)))
+
+
+def two_layers(between: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), between, nn.Linear(8, 2))
+
+
+def with_rule(monkeypatch: pytest.MonkeyPatch, operator: str, factor: float) -> None:
+    """Makes a gradient rule wrong by a factor."""
+    key = registry._key(operator)
+    own = registry._ENTRIES[key]
+    assert own.rule is not None
+
+    @functools.wraps(own.rule)
+    def wrong(g: Any, *args: Any, **kwargs: Any) -> Any:
+        return own.rule(g, *args, **kwargs) * factor
+
+    monkeypatch.setitem(registry._ENTRIES, key, replace(own, rule=wrong))
+
+
+# -- what it finds -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("factor", [1.001, 0.999, -1.0])
+def test_a_wrong_gradient_rule_is_found(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    with_rule(monkeypatch, "Tanh", factor)
+    model = ORTModule(two_layers(nn.Tanh()), options=GRAPH)
+    with pytest.raises(ParityError, match=r"gradient 0\.(weight|bias) differs"):
+        model(rows())
+
+
+def test_a_wrong_graph_leaves_the_module_to_pytorch_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_rule(monkeypatch, "Tanh", 1.01)
+    module = two_layers(nn.Tanh())
+    eager, model = copy.deepcopy(module), ORTModule(module, options=FALLBACK)
+    with pytest.warns(OrtrainWarning, match=r"gradient 0\.weight differs"):
+        model(rows()).sum().backward()
+    model.zero_grad()
+    for count in (3, 5):
+        value = rows(count, 4)
+        model(value).sum().backward()
+        eager(value).sum().backward()
+    assert torch.equal(module[0].weight.grad, eager[0].weight.grad)
+    assert model.report.mode == "eager"
+    assert "does not compute what the module does" in model.report.reason
+    assert model.report.captures == 1
+
+
+class Hidden(nn.Module):
+    """Trains a tensor that is no parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, value: Tensor) -> Tensor:
+        result: Tensor = self.layer(value) * SCALE
+        return result
+
+
+SCALE = torch.ones(4, requires_grad=True)
+
+
+def test_a_gradient_that_the_graph_does_not_know_is_found() -> None:
+    trial = file.Trial.of(Hidden(), _flat(rows()), ["value"], _Plan(), True)
+    assert trial.eager().strays == ["a tensor of shape [4] that is no parameter"]
+    value = rows()
+    model = ORTModule(Hidden(), options=FALLBACK)
+    with pytest.warns(OrtrainWarning):
+        model(value).sum().backward()
+    assert SCALE.grad is not None
+    SCALE.grad = None
+
+
+def _flat(value: Tensor) -> Any:
+    from ortrain.capture.structure import flatten_call
+
+    return flatten_call((value,), {})
+
+
+class _Plan:
+    upstream = (True,)
+
+
+def test_nan_is_no_number() -> None:
+    good, bad = torch.randn(100), torch.randn(100)
+    bad[3] = float("nan")
+    elsewhere = bad.clone()
+    elsewhere[[3, 4]] = elsewhere[[4, 3]]
+    assert Digest.of(bad).alike(Digest.of(bad.clone()))
+    assert not Digest.of(good).alike(Digest.of(bad))
+    assert not Digest.of(bad).alike(Digest.of(elsewhere))
+    infinite = good.clone()
+    infinite[3] = -float("inf")
+    assert not Digest.of(infinite).alike(Digest.of(good))
+    assert not Digest.of(infinite).alike(Digest.of(-infinite))
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 14, 100_003])
+def test_digests_tell_the_distance_of_two_tensors(size: int) -> None:
+    one = torch.randn(size)
+    assert Digest.of(one).distance(Digest.of(one.clone())) == 0.0
+    for scale in (1e-5, 1e-2, 1.0):
+        other = one + scale * torch.randn(size)
+        true = float((one - other).double().square().mean().sqrt())
+        assert 0.2 * true < Digest.of(one).distance(Digest.of(other)) < 5 * true + 1e-7
+
+
+def test_digests_see_elements_that_change_places() -> None:
+    one = torch.randn(3 << 14)
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        i, j = generator.choice(len(one), 2, replace=False)
+        other = one.clone()
+        other[[i, j]] = other[[j, i]]
+        true = float((one - other).square().mean().sqrt())
+        assert Digest.of(one).distance(Digest.of(other)) > 0.1 * true
+
+
+def test_whole_numbers_agree_exactly_or_not_at_all() -> None:
+    one = torch.arange(1000)
+    other = one.clone()
+    other[7] += 1
+    assert Digest.of(one).distance(Digest.of(other)) > 0
+    assert Digest.of(one > 5).distance(Digest.of(one > 6)) > 0
+
+
+# -- what nobody notices -------------------------------------------------------------------------
+
+
+def test_it_leaves_gradients_hooks_buffers_and_random_states_alone() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    heard: list[Tensor] = []
+    module[0].weight.register_hook(heard.append)
+    module[0].weight.grad = torch.full((4, 4), 7.0)
+    certified, plain = copy.deepcopy(module), copy.deepcopy(module)
+    module[0].weight.register_hook(heard.append)
+    value = rows()
+    states = []
+    for each, when in ((module, "first"), (plain, "off")):
+        torch.manual_seed(3)
+        model = ORTModule(each, options=replace(GRAPH, certificate=when))
+        output = model(value)
+        states.append((output, torch.get_rng_state(), copy.deepcopy(each.state_dict())))
+    assert heard == []
+    assert torch.equal(module[0].weight.grad, torch.full((4, 4), 7.0))
+    assert torch.equal(states[0][0], states[1][0])
+    assert torch.equal(states[0][1], states[1][1])
+    for name, tensor in states[0][2].items():
+        assert torch.equal(tensor, states[1][2][name]), name
+    assert certified[1].num_batches_tracked == 0
+
+
+def test_the_report_and_an_explanation_show_it() -> None:
+    model = ORTModule(two_layers(nn.Dropout(0.3)), options=GRAPH)
+    model(rows()).sum().backward()
+    text = model.report.certificate
+    assert text.startswith("outputs ")
+    assert "of 4 tensors" in text
+    assert f"certificate  {text}" in str(model.report)
+    assert model.report.stages["certificate"] > 0
+
+
+def test_it_is_made_for_evaluation_too() -> None:
+    model = ORTModule(two_layers(nn.Tanh()).eval(), options=GRAPH)
+    with torch.no_grad():
+        model(rows())
+    assert model.report.certificate.startswith("outputs ")
+    assert "gradients" not in model.report.certificate
+
+
+# -- when it is made -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The batch sizes at which a comparison was made."""
+    sizes: list[int] = []
+    own = Captures.certify
+
+    def certify(self: Captures, state: Any, served: Any, flat: Any, step: Any) -> Any:
+        sizes.append(len(flat.tensors[0]))
+        return own(self, state, served, flat, step)
+
+    monkeypatch.setattr(Captures, "certify", certify)
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("when", "expected"),
+    [("first", [3]), ("off", []), ("each size", [3, 5, 4]), (2, [3, 3, 4])],
+)
+def test_options_say_when(compared: list[int], when: Any, expected: list[int]) -> None:
+    model = ORTModule(two_layers(nn.Tanh()), options=replace(GRAPH, certificate=when))
+    for count in (3, 5, 3, 5, 4):
+        model(rows(count, 4)).sum().backward()
+    assert compared == expected
+
+
+def test_each_set_of_trainable_parameters_is_compared_once(compared: list[int]) -> None:
+    model = ORTModule(two_layers(nn.Tanh()), options=GRAPH)
+    for frozen in (False, True, False, True):
+        model.module[0].requires_grad_(not frozen)
+        model(rows()).sum().backward()
+    assert len(compared) == 2
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, "always", 1.5])
+def test_a_wrong_option_is_refused(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="certificate="):
+        Options(certificate=wrong)
+
+
+# -- random numbers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5)), (5, 4)),
+        (nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.1), nn.Linear(6, 2), nn.Dropout(0.9)), (4,)),
+        (nn.Sequential(nn.Conv2d(3, 4, 1), nn.Dropout2d(0.5)), (2, 3, 5, 5)),
+        (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (2, 3, 8)),
+        (nn.LSTM(4, 6, 3, dropout=0.4, batch_first=True), (2, 5, 4)),
+    ],
+)
+def test_graph_and_eager_draw_the_same(module: nn.Module, shape: tuple[int, ...]) -> None:
+    model = ORTModule(module, options=GRAPH)
+    model(rows(*shape))
+    certificate = model._runner.captures.certificate
+    assert max(certificate.differences.values()) < 1e-5
+
+
+def test_inside_a_checkpoint_too() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = two_layers(nn.Dropout(0.5))
+
+        def forward(self, value: Tensor) -> Tensor:
+            result: Tensor = checkpoint(self.inner, value, use_reentrant=False)
+            return result
+
+    model = ORTModule(Checkpointed(), options=GRAPH)
+    model(rows()).sum().backward()
+    assert max(model._runner.captures.certificate.differences.values()) < 1e-5
+    with without_checkpoints():
+        assert Checkpointed()(rows()).shape == (5, 2)
+
+
+def test_a_large_batch_is_compared_by_its_first_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[int] = []
+    own = file.Trial.eager
+
+    def eager(self: file.Trial, dtype: Any = None) -> Any:
+        seen.append(len(self.call.tensors[0]))
+        return own(self, dtype)
+
+    monkeypatch.setattr(file.Trial, "eager", eager)
+    monkeypatch.setattr("ortrain.step.captures.ENOUGH", 500)
+    model = ORTModule(two_layers(nn.Tanh()), options=GRAPH)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(rows(64, 4)).sum().backward()
+    assert len(seen) == 1
+    assert 2 <= seen[0] <= 10, "48 multiplications a row"
