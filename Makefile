@@ -14,7 +14,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 OFFLINE    := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-distributed test-web test-webgpu lint format demo clean
+.PHONY: help venv test test-distributed test-web test-webgpu lint format demo sweep clean
 
 help:
 	@echo "make demo    fine-tune a real model on real text, eager and ortrain side by side"
@@ -28,6 +28,7 @@ help:
 	@echo "make lint    ruff and mypy"
 	@echo "make format  rewrite the sources in the house format"
 	@echo "make venv    build .venv; the other targets do this by themselves"
+	@echo "make sweep   compare every operator and module of PyTorch's own tables, eager and graph"
 	@echo "make clean   remove what builds and runs leave behind, .venv excepted"
 
 venv: $(STAMP)
@@ -84,6 +85,11 @@ format: $(STAMP)
 demo: $(STAMP)
 	rm -rf outputs/demo outputs/demo.unfinished
 	$(OFFLINE) $(BIN)/ortrain demo --output outputs/demo
+
+# An hour of one core: the results and the page that they become are kept in the repository.
+sweep: $(STAMP)
+	$(OFFLINE) $(ONE_THREAD) $(BIN)/python -m tests.sweep --jobs 2
+	$(BIN)/python -m tests.sweep --page > docs/coverage.md
 
 clean:
 	rm -rf build dist js/build js/dist outputs *.egg-info .mypy_cache .pytest_cache .ruff_cache

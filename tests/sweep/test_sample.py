@@ -1,0 +1,72 @@
+"""A sample of the sweep in each run of the tests; the whole is `make sweep`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.sweep import results
+from tests.sweep.agreement import difference, step
+from tests.sweep.page import page
+from tests.sweep.rows import Row, Sample, all_rows
+from tests.sweep.verdict import Outcome, of_row
+
+DOCS = Path(__file__).parents[2] / "docs"
+BAD = (Outcome.WRONG, Outcome.RAISES, Outcome.OWN_ERROR)
+# Of each family a row or two: elementwise, reductions, views, indices, joins, products, layers.
+SAMPLE = [
+    "operator add", "operator div.floor_rounding", "operator pow", "operator where",
+    "operator clamp", "operator round", "operator masked_fill", "operator logaddexp",
+    "operator sum", "operator mean", "operator amax", "operator logsumexp", "operator cumsum",
+    "operator var", "operator std", "operator prod", "operator argmax", "operator any",
+    "operator reshape", "operator permute", "operator expand", "operator unfold",
+    "operator select", "operator diagonal", "operator flip", "operator roll", "operator split",
+    "operator gather", "operator index_add", "operator index_put", "operator scatter_add",
+    "operator scatter_reduce.mean", "operator take_along_dim", "operator nonzero",
+    "operator cat", "operator stack", "operator tile", "operator matmul", "operator einsum",
+    "operator linalg.norm", "operator complex", "operator tril",
+    "operator nn.functional.gelu", "operator nn.functional.layer_norm",
+    "operator nn.functional.conv1d", "operator nn.functional.cross_entropy",
+    "module torch.nn.modules.linear.Linear",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", SAMPLE)
+def test_a_row_is_what_the_kept_results_say(key: str) -> None:
+    verdict = of_row(all_rows()[key])
+    assert verdict.outcome not in BAD, verdict.reason
+    assert verdict == results.load()[key]
+
+
+class _Scaled(nn.Module):
+    def __init__(self, factor: float, barrier: bool = False) -> None:
+        super().__init__()
+        self.factor, self.barrier = factor, barrier
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * self.factor + (y * 0 if self.barrier else y.detach())
+
+
+def test_a_wrong_number_is_told() -> None:
+    x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    right, wrong = (step(_Scaled(factor), (x, y), {}) for factor in (2.0, 2.001))
+    assert "from float64" in difference(wrong, right, right)
+
+
+def test_a_gradient_of_zero_is_told_from_none() -> None:
+    x, y = torch.ones(3, requires_grad=True), torch.zeros(3, requires_grad=True)
+    none, zero = (step(_Scaled(2.0, barrier), (x, y), {}) for barrier in (False, True))
+    assert difference(zero, none, none).endswith("a torch.float32 instead of None")
+
+
+class _Raising(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("never")
+
+
+def test_what_eager_refuses_is_not_compared() -> None:
+    row = Row("module", "raising", lambda: iter([Sample(_Raising, (torch.ones(2),), {})]))
+    assert of_row(row).outcome is Outcome.NOT_COMPARABLE

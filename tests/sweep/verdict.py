@@ -1,0 +1,149 @@
+"""What becomes of a row: its samples in eager PyTorch and as a graph, compared."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import re
+import unittest.mock
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from torch.export import ExportedProgram
+
+from ortrain import Options, ORTModule
+from ortrain.capture import exporter
+from tests.sweep.agreement import Step, difference, in_float64, step
+from tests.sweep.rows import UNINITIALISED, Row, Sample
+
+# The graph wherever there is one, and eager where there is none.
+FORCED = Options(engine="onnxruntime", fallback="torch")
+
+
+class Outcome(StrEnum):
+    """What becomes of a row or a sample; of a row's samples the first in this order counts."""
+
+    WRONG = "wrong"
+    RAISES = "raises"
+    OWN_ERROR = "own error"
+    EAGER = "eager"
+    GRAPH = "graph"
+    NOT_COMPARABLE = "not comparable"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a row or a sample.
+
+    Attributes:
+        outcome: in a word.
+        reason: why it is not a graph, in one line without paths.
+        graphs: how many samples ran as a graph.
+        samples: how many could be compared.
+        upstream: operators in its graphs that PyTorch's exporter translates.
+    """
+
+    outcome: Outcome
+    reason: str = ""
+    graphs: int = 0
+    samples: int = 0
+    upstream: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Verdict:
+        """The verdict that was written as JSON."""
+        outcome, upstream = Outcome(fields["outcome"]), tuple(fields["upstream"])
+        return cls(**{**fields, "outcome": outcome, "upstream": upstream})
+
+
+def of_row(row: Row) -> Verdict:
+    """Runs the samples of a row."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            samples = list(row.samples())
+        except Exception as error:
+            return Verdict(Outcome.NOT_COMPARABLE, f"no samples: {_in_short(error)}")
+        if row.name in UNINITIALISED:
+            return Verdict(Outcome.NOT_COMPARABLE, "uninitialised memory")
+        found = [of_sample(sample) for sample in samples]
+    if not found:
+        return Verdict(Outcome.NOT_COMPARABLE, "no samples")
+    order = list(Outcome)
+    worst = min(found, key=lambda verdict: order.index(verdict.outcome))
+    compared = [v for v in found if v.outcome is not Outcome.NOT_COMPARABLE]
+    graphs = sum(v.outcome is Outcome.GRAPH for v in found)
+    upstream = sorted({target for v in found for target in v.upstream})
+    return Verdict(worst.outcome, worst.reason, graphs, len(compared), tuple(upstream))
+
+
+def of_sample(sample: Sample) -> Verdict:
+    """Runs one sample in PyTorch and as a graph."""
+    try:
+        eager = step(sample.module(), sample.args, sample.kwargs)
+    except Exception as error:
+        return Verdict(Outcome.NOT_COMPARABLE, f"eager raises {_in_short(error)}")
+    if not eager.tensors:
+        return Verdict(Outcome.NOT_COMPARABLE, "no tensor among the outputs")
+    try:
+        truth: Step | None = step(
+            in_float64(sample.module()), *in_float64((sample.args, sample.kwargs))
+        )
+    except Exception:
+        truth = None
+    model = ORTModule(sample.module(), options=FORCED)
+    try:
+        with _translated_upstream() as upstream:
+            ours = step(model, sample.args, sample.kwargs)
+    except Exception as error:
+        return Verdict(Outcome.RAISES, _in_short(error))
+    wrong = difference(ours, eager, truth)
+    report = model.report
+    if wrong:
+        reason = f"{report.mode}: {wrong}"
+        return Verdict(Outcome.WRONG, reason, upstream=tuple(sorted(upstream)))
+    if "an error of ortrain's own" in report.reason:
+        return Verdict(Outcome.OWN_ERROR, in_one_line(report.reason))
+    if eager.drew:
+        return Verdict(Outcome.NOT_COMPARABLE, f"random; as a graph: {report.mode == 'graph'}")
+    if report.mode == "graph":
+        return Verdict(Outcome.GRAPH, upstream=tuple(sorted(upstream)))
+    return Verdict(Outcome.EAGER, in_one_line(report.reason))
+
+
+@contextlib.contextmanager
+def _translated_upstream() -> Iterator[set[str]]:
+    """Of the graphs captured inside, the operators that PyTorch's exporter translates."""
+    found: set[str] = set()
+    translate = exporter.Registry.translate
+
+    def noting(self: exporter.Registry, exported: ExportedProgram) -> Any:
+        calls = {n.target for n in exported.graph.nodes if n.op == "call_function"}
+        theirs = {t for t in calls - {operator.getitem} if not self.ours.is_registered(t)}
+        found.update(str(target) for target in theirs)
+        return translate(self, exported)
+
+    with unittest.mock.patch.object(exporter.Registry, "translate", noting):
+        yield found
+
+
+def _in_short(error: BaseException) -> str:
+    return in_one_line(f"{type(error).__name__}: {error}")
+
+
+_PLACE = re.compile(r"^\s*where:.*$", re.MULTILINE)
+_HELP = re.compile(r"^\s*help:.*$", re.MULTILINE)
+_PATH = re.compile(r"(/[\w.\-]+)+/")
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+
+
+def in_one_line(text: Any, limit: int = 240) -> str:
+    """A message without places, paths and addresses, which differ between two runs."""
+    text = _HELP.sub("", _PLACE.sub("", str(text)))
+    text = _ADDRESS.sub("0x…", _PATH.sub("", text))
+    text = re.sub(r"\s*\n\s*because:\s*", ": ", text)
+    text = " ".join(text.split())
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
