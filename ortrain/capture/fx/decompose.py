@@ -10,6 +10,8 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from ortrain.capture.fx.checks import remove_checks
+from ortrain.capture.fx.functional import functionalise_composed
 from ortrain.capture.fx.splice import from_same_place, splice, substitute
 
 Covered = Callable[[set[Any]], set[Any]]
@@ -56,12 +58,15 @@ def _decompose(module: fx.GraphModule, node: fx.Node) -> bool:
         given = dict(zip(tensors, replaced, strict=True))
         args: Any = fx.node.map_arg(node.args, lambda n: given[n])
         kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: given[n])
-        return rule(*args, **kwargs) if rule else target.decompose(*args, **kwargs)
+        result = rule(*args, **kwargs) if rule else target.decompose(*args, **kwargs)
+        # Some return a named tuple, which the trace would record as a call.
+        return tuple(result) if isinstance(result, tuple) else result
 
     mode = torch._guards.detect_fake_mode(values)
     with mode if mode is not None else torch.no_grad():
         inner = make_fx(call, tracing_mode="real")(*values)
-    inner.graph.eliminate_dead_code()
+        functionalise_composed(inner.graph)  # many work in place on what they have just made
+    remove_checks(inner)
     with module.graph.inserting_before(node):
         results, made = splice(module, inner, tensors, prefix=f"_decomposed_{node.name}")
     for copied in made:

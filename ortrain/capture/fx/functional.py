@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, InputSpec
 
 from ortrain.capture.origin import captured_error
 
@@ -39,13 +39,18 @@ def functionalise(exported: ExportedProgram) -> dict[str, fx.Node]:
     Returns:
         The buffers that the graph updates, with the node of each one's new value.
     """
-    return _Functional(exported).run()
+    specs = exported.graph_signature.input_specs
+    return _Functional(exported.graph_module.graph, specs).run()
+
+
+def functionalise_composed(graph: fx.Graph) -> None:
+    """The same for the graph of what one operator is composed of, which changes no input."""
+    _Functional(graph, []).run()
 
 
 class _Functional:
-    def __init__(self, exported: ExportedProgram) -> None:
-        self.graph = exported.graph_module.graph
-        specs = exported.graph_signature.input_specs
+    def __init__(self, graph: fx.Graph, specs: Sequence[InputSpec]) -> None:
+        self.graph = graph
         self.inputs = {s.arg.name: s for s in specs if hasattr(s.arg, "name")}
         self.current: dict[fx.Node, fx.Node] = {}  # a placeholder → the buffer's value by now
         self.owner: dict[fx.Node, fx.Node] = {}  # the other way

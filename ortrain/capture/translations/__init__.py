@@ -12,6 +12,7 @@ from ortrain.capture.translations import (
     new,
     nn,
     norm,
+    pool,
     recurrent,
     reduce,
     shape,

@@ -1,4 +1,4 @@
-"""Convolution and pooling."""
+"""Convolution."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ortrain.capture.translations.base import Translator, aten, refuse, symbolic, translation
+from ortrain.capture.translations.base import Translator, aten, translation
 from ortrain.graph import shapes
 
 _SPATIAL = {
@@ -57,52 +57,6 @@ def convolution(
         dilations=dilations,
         group=groups,
     )
-
-
-@translation(aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
-def max_pool(
-    op: Translator,
-    self: ir.Value,
-    kernel_size: int | Sequence[int],
-    stride: int | Sequence[int] = (),
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    ceil_mode: bool = False,
-) -> ir.Value:
-    count = (shapes.rank(self) or 0) - 2
-    kernel = spread(kernel_size, count)
-    return op.MaxPool(
-        self,
-        kernel_shape=kernel,
-        strides=spread(stride, count) if stride else kernel,
-        pads=spread(padding, count) * 2,
-        dilations=spread(dilation, count),
-        ceil_mode=int(ceil_mode),
-    )
-
-
-@translation(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default)
-def adaptive_average_pool(
-    op: Translator, self: ir.Value, output_size: Sequence[int | None]
-) -> ir.Value:
-    known = shapes.dims(self)
-    assert known is not None
-    count = len(output_size)
-    wanted = [known[i - count] if size is None else size for i, size in enumerate(output_size)]
-    if all(size == 1 for size in wanted):
-        return op.ReduceMean(self, list(range(-count, 0)), keepdims=1)
-    if wanted == list(known[-count:]):
-        return self
-    kernel = []
-    for size, dim in zip(wanted, known[-count:], strict=True):
-        if not isinstance(dim, int) or not isinstance(size, int):
-            raise symbolic("adaptive pooling")
-        if dim % size:
-            raise refuse(
-                f"adaptive pooling of {dim} to {size}", "the windows would be of unequal size"
-            )
-        kernel.append(dim // size)
-    return op.AveragePool(self, kernel_shape=kernel, strides=kernel)
 
 
 def spread(value: int | Sequence[int], count: int) -> list[int]:

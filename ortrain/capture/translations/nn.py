@@ -60,12 +60,19 @@ def addmm(
 
 @translation(aten.softmax.int)
 def softmax(op: Translator, self: ir.Value, dim: int, dtype: Any = None) -> ir.Value:
-    return op.Softmax(in_dtype(op, self, dtype), axis=dim)
+    return _along(op, "Softmax", in_dtype(op, self, dtype), dim)
 
 
 @translation(aten.log_softmax.int)
 def log_softmax(op: Translator, self: ir.Value, dim: int, dtype: Any = None) -> ir.Value:
-    return op.LogSoftmax(in_dtype(op, self, dtype), axis=dim)
+    return _along(op, "LogSoftmax", in_dtype(op, self, dtype), dim)
+
+
+def _along(op: Translator, op_type: str, value: ir.Value, dim: int) -> ir.Value:
+    if shapes.rank(value) == 0:  # torch takes a scalar for a vector of one
+        vector = op.node(op_type, (op.Reshape(value, [1]),), axis=0)
+        return op.Reshape(vector, op.constant(np.array([], np.int64)))
+    return op.node(op_type, (value,), axis=dim)
 
 
 def in_dtype(op: Translator, value: ir.Value, dtype: Any) -> ir.Value:

@@ -129,7 +129,7 @@ def sum_rows_by_products(program: Program) -> int:
     for node in list(program.graph):
         x = node.inputs[0] if node.op_type == "ReduceSum" and not node.domain else None
         known = shapes.dims(x)
-        if x is None or known is None or x.dtype != ir.DataType.FLOAT or not _large(known[-1]):
+        if x is None or not known or x.dtype != ir.DataType.FLOAT or not _large(known[-1]):
             continue
         axes = shapes.constant(node.inputs[1]) if len(node.inputs) > 1 else None
         keepdims = node.attributes.get("keepdims")
