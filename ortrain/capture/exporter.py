@@ -29,8 +29,8 @@ from torch.export import ExportedProgram
 from torch.fx.experimental import _config as symbolic_config
 from torch.onnx._internal.exporter import _building, _core, _registration
 
+from ortrain.capture.autograd_calls import check_autograd_calls, checked_autograd_calls
 from ortrain.capture.checkpointing import marked_checkpoints
-from ortrain.capture.custom_function import checked_custom_functions
 from ortrain.capture.recurrent import whole_recurrences
 
 TESTED = ("2.13",)
@@ -70,11 +70,15 @@ def export(
         oblivious: do not let a size of 1 decide anything.
     """
     sizes = _oblivious() if oblivious else contextlib.nullcontext()
+    if strict:  # Dynamo does not run the code
+        with _quiet():
+            check_autograd_calls(module, args, kwargs)
+    watching = contextlib.nullcontext() if strict else checked_autograd_calls(module)
     # torch prints the partial graph of a failure; the error has what matters of it.
     with (
         sizes,
         _quiet(),
-        checked_custom_functions(),
+        watching,
         marked_checkpoints(),
         whole_recurrences(),
         contextlib.redirect_stderr(io.StringIO()),

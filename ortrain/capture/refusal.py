@@ -64,7 +64,9 @@ def refusal(module: torch.nn.Module, error: BaseException) -> Refusal:
     text = _ANSI.sub("", str(error))
     where = _where(module, error)
     if isinstance(error, CaptureError):  # raised on purpose inside the trace
-        result = Refusal(error.what, where=where, because=error.because, help=error.help)
+        result = Refusal(
+            error.what, where=error.where or where, because=error.because, help=error.help
+        )
         result.final = True
         return result
     if _CACHE.search(text):

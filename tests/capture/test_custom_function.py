@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from transformers.models.bloom.modeling_bloom import GeLUFunction
 
+from ortrain.capture import exporter
 from ortrain.capture.export import capture
 from ortrain.errors import CaptureError
 
@@ -73,14 +77,174 @@ class Calls(nn.Module):
         return result
 
 
-def test_a_function_whose_backward_is_the_derivative_of_its_forward_is_captured() -> None:
-    captured = capture(Calls(Square), (torch.randn(3, 4),))
+class Swish(Square):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        return gradient * (s * (1 + x * (1 - s)))
+
+
+@pytest.mark.parametrize("function", [Square, Swish, GeLUFunction])
+def test_a_function_that_is_proven_to_be_its_derivative_is_captured(
+    function: type[torch.autograd.Function],
+) -> None:
+    captured = capture(Calls(function), (torch.randn(3, 4),))
     assert "Mul" in captured.program.operators()
 
 
-def test_a_function_that_clips_large_gradients_is_refused() -> None:
-    with pytest.raises(CaptureError, match="not the derivative"):
-        capture(Calls(Clipped), (torch.randn(3, 4),))
+class ClippedByTanh(Square):
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.tanh(2 * x * gradient * 1e-9) * 1e9
+
+
+class ClippedInPython(Square):
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient if gradient.abs().max() < 1000 else gradient
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return -gradient
+
+
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+class OffForNegatives(Square):
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * torch.where(x < -500, x * 0, x) * gradient
+
+
+class OffForLarge(Square):
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient * torch.sigmoid(1000 - x)
+
+
+SCALE = 1.0
+
+
+class ScaledFromOutside(Square):
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient * SCALE
+
+
+class OffForMatrices(Square):
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient if gradient.dim() == 1 else gradient
+
+
+class OffWhereFrozen(Square):
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient * len(ctx.needs_input_grad)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [Clipped, ClippedByTanh, ClippedInPython, Reversed, Rounded, OffForNegatives, OffForLarge,
+     ScaledFromOutside, OffForMatrices, OffWhereFrozen],
+)  # fmt: skip
+def test_a_function_that_may_not_be_its_derivative_somewhere_is_refused(
+    function: type[torch.autograd.Function],
+) -> None:
+    with pytest.raises(CaptureError, match=rf"custom autograd function .*{function.__name__}"):
+        capture(Calls(function), (torch.randn(3, 4),))
+
+
+class Mapped(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 100
+
+
+scaled = Scaled.apply
+scaled_in_part = functools.partial(Scaled.apply)
+scaled_in_c = torch._C._FunctionBase.__dict__["apply"].__get__(None, Scaled)
+
+
+def by_default(x: torch.Tensor, function: Any = Scaled.apply) -> Any:
+    return function(x)
+
+
+class Reaches(nn.Module):
+    def __init__(self, way: Callable[[Any, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.function, self.way = Scaled.apply, way
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.way(self, x)
+
+
+WAYS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "a global": lambda self, x: scaled(x),
+    "an attribute": lambda self, x: self.function(x),
+    "a partial": lambda self, x: scaled_in_part(x),
+    "a default": lambda self, x: by_default(x),
+    "C": lambda self, x: scaled_in_c(x),
+    "a checkpoint": lambda self, x: checkpoint(scaled, x, use_reentrant=False),
+    "a context of its own": lambda self, x: Mapped.apply(x),
+    "a gradient": lambda self, x: torch.func.grad(lambda y: Mapped.apply(y).sum())(x),
+    "a map": lambda self, x: torch.vmap(Mapped.apply)(x),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_custom_function_is_found_however_it_is_reached(way: str) -> None:
+    with pytest.raises(CaptureError):
+        capture(Reaches(WAYS[way]), (torch.randn(3, 4),))
+
+
+def test_a_custom_function_is_found_where_dynamo_traces() -> None:
+    module = Reaches(lambda self, x: scaled(x))
+    with pytest.raises(CaptureError, match="custom autograd function"):
+        exporter.export(module, (torch.randn(3, 4),), {}, ({},), strict=True)
+
+
+def test_a_function_without_gradients_is_captured() -> None:
+    with torch.no_grad():
+        captured = capture(WithFunction(), (torch.randn(3, 4),))
+    assert captured.program.operators() == {"Mul": 1}
 
 
 def test_reentrant_checkpointing_is_refused_with_the_way_out() -> None:
