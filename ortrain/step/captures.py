@@ -34,6 +34,7 @@ from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
 from ortrain.runtime.onnxruntime.executor import SMALL
 from ortrain.step.build import Plan, build, likely_upstream
 from ortrain.step.contest import Race
+from ortrain.step.replay import Original
 from ortrain.step.report import Report
 from ortrain.step.run import Received, Step
 
@@ -43,6 +44,9 @@ MOST_SHAPES = 8
 MOST_SIZES = 4096
 # Agreement that is asked of the outputs where sizes of 1 are tried for the first time.
 SAME = 1e-3
+
+# Why a form of call runs in PyTorch whose gradients were asked for with create_graph=True.
+DIFFERENTIATED_AGAIN = "its gradients are differentiated again, which PyTorch does"
 
 Sizes = tuple[torch.Size, ...]
 """The shapes of a call's tensors."""
@@ -106,6 +110,7 @@ class Form:
         served: captures.
         by_sizes: the capture that serves calls of these sizes.
         refused: sizes for which there is no capture, and why; there is one for others.
+        recover: notes a backward that failed, and says whether PyTorch may answer it.
     """
 
     grad: bool
@@ -116,6 +121,22 @@ class Form:
     served: list[Served] = field(default_factory=list)
     by_sizes: dict[Sizes, Served] = field(default_factory=dict)
     refused: dict[Sizes, str] = field(default_factory=dict)
+    recover: Callable[[Form, OrtrainError, FlatCall], bool] = field(default=lambda *_: False)
+
+    def differentiated_again(self) -> None:
+        """Its next calls run in PyTorch: a graph has first derivatives only."""
+        self.reason = DIFFERENTIATED_AGAIN
+
+    def recovers(self, error: OrtrainError, call: FlatCall) -> bool:
+        """Whether PyTorch may answer a backward that failed in the graph; it is counted then."""
+        return self.recover(self, error, call)
+
+    def retire(self) -> None:
+        """Drops what only a graph needs; not while a backward runs, which has its hooks."""
+        if self.race is not None:
+            self.race.close()
+            self.race = None
+        self.drop()
 
     def drop(self) -> None:
         """Forgets all captures."""
@@ -314,9 +335,13 @@ class Captures:
         tensors = state.tensors
         outputs = [v.name or "" for v in program.outputs(Role.USER_OUTPUT, Role.LOSS)]
 
+        original = Original(
+            self.module, lambda: state.guard.changed(), served.structure.rebuild, len(outputs)
+        )
+
         def make(upstream: Sequence[str]) -> Step:
             plan = self._build(program, trainable, upstream, sizes, threads)
-            return Step(plan, tensors, other)
+            return Step(plan, tensors, other, original)
 
         def other(received: Received) -> Step:
             names = tuple(name for name, given in zip(outputs, received, strict=True) if given)
