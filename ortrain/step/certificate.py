@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.capture.untouched import random_states, untouched
-from ortrain.errors import ParityError, listing
+from ortrain.errors import OrtrainError, ParityError, listing
 from ortrain.step.build import Plan
 from ortrain.step.digest import Digest
 from ortrain.step.draws import replayed_draws
@@ -204,13 +204,13 @@ class Trial:
             if n in trained
         }
         buffers = {n: _own(t, None, False) for n, t in tensors.items() if n not in trained}
-        bound = Step(step.plan, {**buffers, **parameters}, _no_other)
+        bound = Step(step.plan, {**buffers, **parameters}, _no_other, step.original)
         users = self.tensors()
         with random_states(), _quiet_backward(), torch.set_grad_enabled(self.grad):
             torch.manual_seed(self.seed)
             chosen = [users[i] for i in served.positions]
             trains = bool(step.plan.arguments)
-            outputs = bound.train(chosen) if trains else bound.infer(chosen)
+            outputs = bound.train(chosen, self.call, _Nobody()) if trains else bound.infer(chosen)
         found, structure = OutputStructure.from_output(served.structure.rebuild(list(outputs)))
         del outputs
         evidence.buffers = {name: Digest.of(buffer) for name, buffer in buffers.items()}
@@ -426,6 +426,16 @@ def _cotangent(root: torch.Tensor) -> torch.Tensor:
     generator = torch.Generator().manual_seed(root.ndim)
     noise = torch.randn(root.shape, generator=generator, dtype=torch.float32)
     return noise.to(root.device, root.dtype)
+
+
+class _Nobody:
+    """Hears nothing of what a trial's backward needs: one that fails, fails."""
+
+    def differentiated_again(self) -> None:
+        raise AssertionError("a trial differentiates once")
+
+    def recovers(self, error: OrtrainError, call: FlatCall) -> bool:
+        return False
 
 
 def _no_other(received: Received) -> Step:

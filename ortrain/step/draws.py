@@ -24,11 +24,15 @@ aten = torch.ops.aten
 
 
 @contextlib.contextmanager
-def replayed_draws(seed: int) -> Iterator[None]:
+def replayed_draws(seed: int | None) -> Iterator[None]:
     """Eager calls inside draw what a graph draws whose seed input is this.
 
-    Nothing is computed twice inside: a checkpoint would draw anew when it is run again.
+    Nothing is computed twice inside: a checkpoint would draw anew when it is run again. None stands
+    for a graph that draws nothing.
     """
+    if seed is None:
+        yield
+        return
     with without_checkpoints(), _Replay(seed):
         yield
 
