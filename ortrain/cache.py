@@ -1,13 +1,14 @@
 """Compiled graphs kept between processes: the same bytes in, the same bytes out.
 
 Every entry is named by a hash of all that it was made from, ortrain's own source included, so a
-stale entry cannot be hit. Export always runs; what follows it is skipped where its result is known.
+stale entry cannot be hit; its manifest has the hashes of its files, so a damaged one is none. Export always runs; what follows it is skipped where its result is known.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +16,9 @@ from functools import cache
 from pathlib import Path
 
 from ortrain.program import Program
+
+# Of an entry: its files and their hashes.
+MANIFEST = "manifest.json"
 
 _LIBRARIES = ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 
@@ -49,14 +53,19 @@ class Cache:
         return programs
 
     def _read(self, entry: Path) -> list[Program] | None:
-        """The programs of an entry; None where it is absent or unreadable."""
-        try:
-            count = len(list(entry.glob("*.onnx")))
-            return [Program.load(entry / f"{i}.onnx") for i in range(count)] or None
-        except Exception:
-            # Half a file after a crash, or another version's format: as good as absent.
-            shutil.rmtree(entry, ignore_errors=True)
+        """The programs of an entry; None where it is absent, partial or damaged, and then gone."""
+        if not entry.exists():
             return None
+        try:
+            digests = json.loads((entry / MANIFEST).read_text())
+            if all(_digest((entry / name).read_bytes()) == d for name, d in digests.items()):
+                count = sum(name.endswith(".onnx") for name in digests)
+                return [Program.load(entry / f"{i}.onnx") for i in range(count)]
+        except Exception:
+            # Half of it after a crash, or another version's format: as good as absent.
+            pass
+        shutil.rmtree(entry, ignore_errors=True)
+        return None
 
     def _write(self, entry: Path, programs: Sequence[Program]) -> None:
         """Writes an entry whole or not at all; a full disk costs the entry, not the training."""
@@ -69,9 +78,15 @@ class Cache:
         try:
             for i, program in enumerate(programs):
                 program.save(half / f"{i}.onnx")
+            digests = {file.name: _digest(file.read_bytes()) for file in half.iterdir()}
+            (half / MANIFEST).write_text(json.dumps(digests))
             half.rename(entry)
         except OSError:
             shutil.rmtree(half, ignore_errors=True)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def fingerprint(parts: Iterable[object]) -> str:

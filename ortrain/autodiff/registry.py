@@ -17,6 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, NoReturn
 
 import onnx_ir as ir
@@ -105,6 +106,31 @@ def status(name: str) -> str:
 def registered() -> dict[str, Entry]:
     """All entries by name."""
     return {f"{d}::{n}" if d else n: entry for (d, n), entry in _ENTRIES.items()}
+
+
+def foreign_rules() -> list[tuple[object, ...]]:
+    """Rules that are not ortrain's own, with their code: what a cache of gradients depends on.
+
+    A rule without code of its own, such as a ``functools.partial``, is told by its repr, which
+    differs from process to process.
+    """
+    found: list[tuple[object, ...]] = []
+    for key, entry in sorted(_ENTRIES.items(), key=lambda item: item[0]):
+        module = getattr(entry.rule, "__module__", "") or ""
+        if entry.rule is not None and module.partition(".")[0] != "ortrain":
+            found.append((key, entry.broadcast, entry.reason, _code(entry.rule)))
+    return found
+
+
+def _code(function: object) -> object:
+    """What a function computes, as far as its code and closure tell."""
+    code = function if isinstance(function, CodeType) else getattr(function, "__code__", None)
+    if code is None:
+        return repr(function)
+    cells = getattr(function, "__closure__", None) or ()
+    inner = [_code(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    values = [repr(cell.cell_contents) for cell in cells]
+    return (code.co_code.hex(), code.co_names, inner, values)
 
 
 class Gradient:

@@ -30,6 +30,7 @@ from ortrain.capture.translations import TRANSLATIONS, recorded, translating
 from ortrain.capture.translations.base import SymbolicSize
 from ortrain.capture.untouched import uncollected, untouched
 from ortrain.errors import CaptureError
+from ortrain.exclusive import EXCLUSIVE
 from ortrain.passes.clean import clean
 from ortrain.program import Program, Role
 
@@ -156,7 +157,7 @@ def capture(
         parts = parts_of(exported, state, opset)
         return (cache or Cache(None)).programs(parts, make)[0]
 
-    with uncollected(), untouched(module):
+    with EXCLUSIVE, uncollected(), untouched(module):
         try:
             found = ladder.export(module, call, exact=exact)
             watch.lap("export")

@@ -12,9 +12,10 @@ import onnx_ir as ir
 
 from ortrain.autodiff.engine import FLOATING, differentiate, reachable
 from ortrain.autodiff.partition import partition, saved_bytes
+from ortrain.autodiff.registry import foreign_rules
 from ortrain.cache import Cache
 from ortrain.graph import shapes
-from ortrain.passes import rewrite
+from ortrain.passes import PIPELINES, rewrite
 from ortrain.program import Program, Role, role_of, target_of
 
 # Above this much kept between forward and backward, the backward runs in pieces, so that what the
@@ -150,6 +151,8 @@ def build(
     def decided_by() -> Iterator[object]:  # made only where there is a cache to ask
         yield program.serialize()
         yield from (tuple(wrt), outputs, pieces, exchanged, sizes, repr(executor))
+        yield from foreign_rules()
+        yield from (step.name for step in PIPELINES["training"])
 
     both = list((cache or Cache(None)).programs(decided_by(), make))
     programs, lowered = both[: len(both) // 2], both[len(both) // 2 :]

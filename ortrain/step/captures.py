@@ -28,6 +28,7 @@ from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.capture.untouched import uncollected
 from ortrain.config import DebugOptions, LogLevel, Options
 from ortrain.errors import CaptureError, OrtrainError
+from ortrain.exclusive import EXCLUSIVE
 from ortrain.graph.cost import Multiplications
 from ortrain.program import Program, Role
 from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
@@ -214,6 +215,11 @@ class Captures:
 
     def find(self, state: State, form: Form, flat: FlatCall, sizes: Sizes) -> Served:
         """The capture for a call of these sizes, made anew where none serves it."""
+        with EXCLUSIVE:
+            served = form.by_sizes.get(sizes)  # another thread may have found it meanwhile
+            return self._find(state, form, flat, sizes) if served is None else served
+
+    def _find(self, state: State, form: Form, flat: FlatCall, sizes: Sizes) -> Served:
         refused = form.refused.get(sizes)
         if refused is not None:
             raise CaptureError(refused)
@@ -353,11 +359,15 @@ class Captures:
         Raises:
             ParityError: they do not agree.
         """
-        step = self._step(state, served, flat)
-        if self.options.certificate != "off":
-            self.compare(state, served, flat, step.step)
-        served.variants[self._trainable(state)] = step
-        return step.step
+        with EXCLUSIVE:
+            trainable = self._trainable(state)
+            variants = served.variants.get(trainable)
+            if variants is None:
+                variants = self._step(state, served, flat)
+                if self.options.certificate != "off":
+                    self.compare(state, served, flat, variants.step)
+                served.variants[trainable] = variants
+            return variants.step
 
     def compare(self, state: State, served: Served, flat: FlatCall, step: Step) -> None:
         """Compares a step with the module on one call and notes the result.
@@ -430,7 +440,7 @@ class Captures:
         executor = OnnxRuntimeExecutor(provider, threads, arena=self.options.arena)
         pieces = self.options.backward_pieces
         exchanged = distributed.is_available() and distributed.is_initialized()
-        with _no_bug("building"), uncollected():
+        with EXCLUSIVE, _no_bug("building"), uncollected():
             plan = build(
                 program,
                 trainable,

@@ -29,6 +29,7 @@ from ortrain.errors import (
     OrtrainWarning,
     ParityError,
 )
+from ortrain.exclusive import EXCLUSIVE
 from ortrain.step import contest
 from ortrain.step.captures import MOST_SHAPES, Captures, Form, Sizes, State
 from ortrain.step.contest import Race
@@ -93,8 +94,9 @@ class Runner:
         start = contest.clock()
         self.calls += 1
         state = self.state
-        if state is None or (change := state.guard.changed()) is not None:
-            state = self._find_state("" if state is None else change)
+        if state is None or state.guard.changed() is not None:
+            with EXCLUSIVE:
+                state = self._find_state()
             if state is None:
                 return self._eager(self.report.reason, args, kwargs)
         try:
@@ -104,7 +106,9 @@ class Runner:
         key = (flat.key, ambient())
         form = state.forms.get(key)
         if form is None:
-            form = state.forms[key] = self._new_form(state, key, flat)
+            with EXCLUSIVE:
+                form = state.forms.get(key) or self._new_form(state, key, flat)
+                state.forms[key] = form
         if form.reason:
             if form.lost:
                 self._begin_spell()
@@ -151,8 +155,13 @@ class Runner:
 
     # -- states and forms -----------------------------------------------------------------------
 
-    def _find_state(self, change: str | None) -> State | None:
+    def _find_state(self) -> State | None:
         """The state that the module is in now; None where it never stays in one."""
+        change: str | None = ""
+        if self.state is not None:
+            change = self.state.guard.changed()
+            if change is None:  # another thread has found it meanwhile
+                return self.state
         for state in reversed(self.states):
             if state is not self.state and state.guard.changed() is None:
                 self.states.remove(state)

@@ -11,13 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad, functional
-from torch.utils.checkpoint import checkpoint
 
-from ortrain import Options, ORTModule
-from ortrain.errors import ExecutionError, OrtrainWarning, StateError, UnsupportedGradient
-from ortrain.runtime.onnxruntime import Compiled
-from ortrain.step.captures import DIFFERENTIATED_AGAIN
+from ortrain import ORTModule
 from tests.module.agreement import GRAPH
 
 # Two orders of summation, of gradients of gradients as well, relative to the largest value.

@@ -12,7 +12,6 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ortrain import Options, ORTModule
-from ortrain.errors import StateError
 from ortrain.runtime.onnxruntime.executor import Compiled
 from tests.module.agreement import GRAPH
 

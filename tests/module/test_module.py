@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ortrain import Options, ORTModule
-from ortrain.errors import StateError, UnsupportedGradient
+from ortrain.errors import StateError
 from ortrain.module import unwrap
 from ortrain.runtime.onnxruntime import Compiled
 from ortrain.step.build import build
