@@ -31,6 +31,7 @@ from torch.onnx._internal.exporter import _building, _core, _registration
 
 from ortrain.capture.autograd_calls import check_autograd_calls, checked_autograd_calls
 from ortrain.capture.checkpointing import marked_checkpoints
+from ortrain.capture.normalization import averaged_statistics
 from ortrain.capture.recurrent import whole_recurrences
 
 TESTED = ("2.13",)
@@ -81,6 +82,7 @@ def export(
         watching,
         marked_checkpoints(),
         whole_recurrences(),
+        averaged_statistics(),
         contextlib.redirect_stderr(io.StringIO()),
     ):
         return torch.export.export(

@@ -14,7 +14,13 @@ def _types(node: ir.Node) -> None:
     query, value = node.inputs[0], node.inputs[2]
     assert query is not None
     q, v = shapes.dims(query), shapes.dims(value)
-    shape = ir.Shape((*q[:-1], v[-1])) if q is not None and v is not None else None
+    shape = None
+    if q is not None and v is not None:
+        known = [(shapes.dims(value) or ())[:-2] for value in node.inputs[1:4]]
+        lead = shapes.broadcast(q[:-2], *known) or ()
+        own = (None,) * (len(lead) + 2 - len(q)) + q[:-2]
+        named = [d if d is not None else o for d, o in zip(lead, own, strict=True)]
+        shape = ir.Shape((*named, q[-2], v[-1]))
     shapes.assign(node.outputs[0], query.dtype, shape)
 
 
@@ -61,17 +67,10 @@ def attention(
         assert mask is None, "torch refuses a mask together with is_causal"
         scores = op.Add(scores, _bias(op, _causal(op, query, key), query.dtype))
     elif mask is not None:
-        if mask.dtype == ir.DataType.BOOL:
-            open_ = mask
-            bias = _bias(op, mask, query.dtype)
-        else:
+        if mask.dtype != ir.DataType.BOOL:
             mask = op.cast(mask, query.dtype)
-            open_ = op.Greater(mask, _lowest(query.dtype))
-            bias = op.Where(open_, mask, op.constant(_lowest(query.dtype), query.dtype))
+        bias, alive = _masked(op, mask, query.dtype)
         scores = op.Add(scores, bias)
-        alive = op.cast(open_, query.dtype)
-        if shapes.rank(mask) != 0:
-            alive = op.ReduceMax(alive, [-1], keepdims=1)
     weights = op.Softmax(scores, axis=-1)
     if ratio > 0:
         assert seed is not None
@@ -82,19 +81,28 @@ def attention(
     return result if alive is None else op.Mul(result, alive)
 
 
-def _bias(op: Builder, mask: ir.Value, dtype: ir.DataType) -> ir.Value:
-    """0 where the mask is true, else a finite stand-in for minus infinity.
+def _masked(op: Builder, mask: ir.Value, dtype: ir.DataType) -> tuple[ir.Value, ir.Value]:
+    """What a mask adds to the scores, and 1 for each query that sees a key, else 0.
 
-    ``exp(score + lowest)`` is exactly zero, and a row that is shut out entirely stays finite, so
-    that multiplying it by zero clears it.
+    A query that sees none would have a softmax of nothing but minus infinity. It gets a bias of
+    zero instead, and the factor clears what comes of it, in the gradient too. All of this is done
+    in the mask's own shape, which is mostly smaller than that of the scores.
     """
-    lowest = op.constant(_lowest(dtype), dtype)
-    result: ir.Value = op.Where(mask, op.constant(0.0, dtype), lowest)
+    shut = op.constant(-np.inf, dtype)
+    if mask.dtype == ir.DataType.BOOL:
+        seen, bias = mask, _bias(op, mask, dtype)
+    else:
+        seen, bias = op.Greater(mask, shut), mask
+    alive = op.cast(seen, dtype)
+    if shapes.rank(mask) != 0:
+        alive = op.ReduceMax(alive, [-1], keepdims=1)
+    return op.Where(op.cast(alive, ir.DataType.BOOL), bias, op.constant(0.0, dtype)), alive
+
+
+def _bias(op: Builder, mask: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """0 where the mask is true, else minus infinity."""
+    result: ir.Value = op.Where(mask, op.constant(0.0, dtype), op.constant(-np.inf, dtype))
     return result
-
-
-def _lowest(dtype: ir.DataType) -> float:
-    return -6e4 if dtype == ir.DataType.FLOAT16 else -1e30
 
 
 def _causal(op: Builder, query: ir.Value, key: ir.Value) -> ir.Value:

@@ -15,6 +15,7 @@ from ortrain.capture.fx.decompose import Covered, decompose, operators
 from ortrain.capture.fx.functional import functionalise
 from ortrain.capture.fx.promote import promote
 from ortrain.capture.fx.regions import inline_regions
+from ortrain.capture.fx.statistics import explicit_statistics
 
 __all__ = ["clean", "operators"]
 
@@ -32,6 +33,7 @@ def clean(exported: ExportedProgram, covered: Covered) -> dict[str, fx.Node]:
     module = exported.graph_module
     inline_regions(module)
     remove_checks(module)
+    explicit_statistics(module)
     updated = functionalise(exported)
     decompose(module, covered)
     refuse_random(module)

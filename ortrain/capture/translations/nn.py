@@ -154,6 +154,18 @@ def embedding(
     return op.ours("Embedding", weight, indices, padding_idx=int(padding_idx))
 
 
+@translation(aten._safe_softmax.default)
+def safe_softmax(op: Translator, self: ir.Value, dim: int, dtype: Any = None) -> ir.Value:
+    """A softmax whose rows of nothing but minus infinity are zero, as in attention."""
+    value = in_dtype(op, self, dtype)
+    assert value.dtype is not None
+    shut = op.constant(-np.inf, value.dtype)
+    alive = op.cast(op.ReduceMax(value, [dim], keepdims=1), value.dtype)
+    alive = op.Greater(alive, shut)
+    whole = op.Where(alive, value, op.constant(0.0, value.dtype))
+    return op.Mul(op.Softmax(whole, axis=dim), op.cast(alive, value.dtype))
+
+
 @translation(aten.scaled_dot_product_attention.default)
 def attention(
     op: Translator,
@@ -174,10 +186,8 @@ def attention(
         if not isinstance(q[-1], int):
             raise symbolic("attention")
         scale = q[-1] ** -0.5
-    if enable_gqa and q[-3] != k[-3]:
-        if not isinstance(q[-3], int) or not isinstance(k[-3], int):
-            raise symbolic("grouped attention")
-        key, value = (_repeat_heads(op, v, q[-3], q[-3] // k[-3]) for v in (key, value))
+    if enable_gqa:
+        key, value = (_repeat_heads(op, v, q[-3]) for v in (key, value))
     dropping = dropout_p > 0
     return op.ours(
         "Attention",
@@ -193,11 +203,17 @@ def attention(
     )
 
 
-def _repeat_heads(op: Translator, value: ir.Value, heads: int, times: int) -> ir.Value:
-    """[B, H/times, S, E] → [B, H, S, E], each head repeated in place."""
+def _repeat_heads(op: Translator, value: ir.Value, heads: shapes.Dim) -> ir.Value:
+    """[B, H / times, S, E] → [B, H, S, E], each head repeated in place."""
     known = shapes.dims(value)
     assert known is not None
     axis = len(known) - 3
+    own = known[axis]
+    if own == heads:
+        return value
+    if not isinstance(heads, int) or not isinstance(own, int):
+        raise symbolic("grouped attention")
+    times = heads // own
     wide = [1] * (len(known) + 1)
     wide[axis + 1] = times
     spread = op.Expand(op.Unsqueeze(value, [axis + 1]), op.constant(np.array(wide, np.int64)))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ortrain.capture.translations.base import Translator, aten, symbolic, translation
+from ortrain.capture.translations.base import Translator, aten, refuse, symbolic, translation
 from ortrain.graph import shapes
 
 
@@ -28,6 +28,25 @@ def layer_norm(
     return op.LayerNormalization(
         input, weight, bias, axis=-len(normalized_shape), epsilon=float(eps)
     )
+
+
+@translation(aten.native_layer_norm.default)
+def native_layer_norm(
+    op: Translator,
+    input: ir.Value,
+    normalized_shape: Sequence[int],
+    weight: ir.Value | None = None,
+    bias: ir.Value | None = None,
+    eps: float = 1e-5,
+) -> tuple[ir.Value, ...]:
+    """With the mean and the inverse deviation, whose gradient torch does not follow."""
+    axes = list(range(-len(normalized_shape), 0))
+    mean = op.ReduceMean(input, axes, keepdims=1)
+    centred = op.Sub(input, mean)
+    variance = op.ReduceMean(op.Mul(centred, centred), axes, keepdims=1)
+    inverse = op.Reciprocal(op.Sqrt(op.Add(variance, float(eps))))
+    normal = layer_norm(op, input, normalized_shape, weight, bias, eps)
+    return normal, op.ours("StopGradient", mean), op.ours("StopGradient", inverse)
 
 
 @translation(aten.group_norm.default)
@@ -106,10 +125,10 @@ def batch_norm(
     assert not training
     assert running_mean is not None
     assert input.dtype is not None
-    assert input.shape is not None
-    channels = input.shape[1]
+    if (shapes.rank(input) or 0) < 2:
+        raise refuse("batch_norm of a vector")
     if weight is None:
-        weight = op.constant(np.ones(channels), input.dtype)
+        weight = op.Expand(op.constant(1, input.dtype), op.shape(running_mean))
     if bias is None:
-        bias = op.constant(np.zeros(channels), input.dtype)
+        bias = op.Expand(op.constant(0, input.dtype), op.shape(running_mean))
     return op.BatchNormalization(input, weight, bias, running_mean, running_var, epsilon=float(eps))

@@ -1,0 +1,121 @@
+"""Normalization that updates running statistics, with the updates as operators of their own."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from ortrain.capture.fx.splice import from_same_place
+from ortrain.capture.origin import captured_error
+
+aten = torch.ops.aten
+
+_FUNCTIONAL = aten._native_batch_norm_legit_functional.default
+
+
+def explicit_statistics(module: fx.GraphModule) -> None:
+    """Splits normalization into what it returns, and copies into its running statistics.
+
+    The schemas of ``batch_norm``, ``native_batch_norm`` and ``instance_norm`` hide that they write
+    into these, so that no later pass would know.
+    """
+    for node in list(module.graph.nodes):
+        rewrite = _REWRITES.get(node.target)
+        if rewrite is None or (node.target is aten.batch_norm.default and not node.args[5]):
+            continue
+        with module.graph.inserting_before(node):
+            result = rewrite(_Emitter(module.graph, node), *node.args)
+        if result is not None:
+            node.replace_all_uses_with(result)
+            module.graph.erase_node(node)
+
+
+class _Emitter:
+    """Puts operators before a node, at its place in the user's code."""
+
+    def __init__(self, graph: fx.Graph, node: fx.Node) -> None:
+        self.graph, self.node = graph, node
+
+    def __call__(self, target: Any, *args: Any) -> fx.Node:
+        """A node for the call, with the fake tensors that it returns."""
+        result = self.graph.call_function(target, args)
+        values: Any = fx.node.map_arg(args, lambda n: n.meta["val"])
+        mode = torch._guards.detect_fake_mode(values)
+        assert mode is not None
+        with mode:
+            result.meta["val"] = target(*values)
+        from_same_place(result, self.node)
+        return result
+
+
+def _batch_norm(emit: _Emitter, *args: Any) -> fx.Node:
+    """The functional form, whose last two results are the new running statistics."""
+    input, weight, bias, mean, variance, _, momentum, eps = args[:8]
+    if input.meta["val"].ndim < 2:
+        raise captured_error(emit.node, "batch_norm of a vector cannot be captured")
+    value = input.meta["val"]
+    both = emit.graph.call_function(
+        _FUNCTIONAL, (input, weight, bias, mean, variance, True, momentum, eps)
+    )
+    channels = value.new_empty(value.shape[1])  # torch's own meta function needs statistics
+    both.meta["val"] = (value, channels, channels, channels, channels)
+    from_same_place(both, emit.node)
+    output = emit(operator.getitem, both, 0)
+    for old, index in ((mean, 3), (variance, 4)):
+        if old is not None and not _empty(value):
+            emit(aten.copy_.default, old, emit(operator.getitem, both, index))
+    return output
+
+
+def _empty(value: torch.Tensor) -> bool:
+    """Whether a batch without rows was traced, which leaves running statistics as they are."""
+    return any(isinstance(size, int) and size == 0 for size in value.shape)
+
+
+def _native_batch_norm(emit: _Emitter, *args: Any) -> None:
+    raise captured_error(
+        emit.node,
+        f"{emit.node.target} cannot be captured",
+        because="it is the inside of torch.nn.functional.batch_norm, with the statistics that its "
+        "backward needs",
+        help="call torch.nn.functional.batch_norm",
+    )
+
+
+def _instance_norm(emit: _Emitter, *args: Any) -> fx.Node | None:
+    """``instance_norm`` takes the mean over the batch of each instance's own statistics."""
+    input, weight, bias, mean, variance, own, momentum, eps, *rest = args
+    if mean is None or variance is None:
+        return None
+    if not own:
+        return emit(
+            aten.batch_norm.default,
+            input, weight, bias, mean, variance, False, momentum, eps, *rest,
+        )  # fmt: skip
+    output = emit(
+        aten.instance_norm.default, input, weight, bias, None, None, True, momentum, eps, *rest
+    )
+    axes = list(range(2, input.meta["val"].ndim))
+    detached = emit(aten.detach.default, input)
+    for old, statistic in (
+        (mean, emit(aten.mean.dim, detached, axes)),
+        (variance, emit(aten.var.dim, detached, axes, True)),
+    ):
+        share = emit(aten.mul.Tensor, emit(aten.mean.dim, statistic, [0]), momentum)
+        kept = emit(aten.mul.Tensor, old, 1.0 - momentum)
+        emit(aten.copy_.default, old, emit(aten.add.Tensor, kept, share))
+    return output
+
+
+_REWRITES: dict[Any, Callable[..., fx.Node | None]] = {
+    aten.batch_norm.default: _batch_norm,
+    aten.instance_norm.default: _instance_norm,
+    aten.native_batch_norm.default: _native_batch_norm,
+    aten._native_batch_norm_legit.default: _native_batch_norm,
+    aten._native_batch_norm_legit.no_stats: _native_batch_norm,
+    aten._batch_norm_with_update.default: _native_batch_norm,
+}
