@@ -4,7 +4,15 @@ One file each: the schema is a Python signature, the body is written with the gr
 body is the operator's meaning, its fallback on any ONNX runtime, and its test oracle.
 """
 
-from ortrain.ops import attention, batch_norm, cross_entropy, dropout, embedding, stop_gradient
+from ortrain.ops import (
+    attention,
+    batch_norm,
+    cross_entropy,
+    dropout,
+    embedding,
+    random,
+    stop_gradient,
+)
 from ortrain.ops.base import DOMAIN, OPERATORS, Operator, expand, operator
 
 __all__ = ["DOMAIN", "OPERATORS", "Operator", "expand", "operator"]

@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 
 from ortrain.capture.fx.checks import refuse_random, remove_checks
 from ortrain.capture.fx.decompose import Covered, decompose, operators
+from ortrain.capture.fx.draws import number_draws
 from ortrain.capture.fx.functional import functionalise
 from ortrain.capture.fx.promote import promote
 from ortrain.capture.fx.regions import inline_regions
@@ -32,6 +33,7 @@ def clean(exported: ExportedProgram, covered: Covered) -> dict[str, fx.Node]:
     """
     module = exported.graph_module
     inline_regions(module)
+    number_draws(module)
     remove_checks(module)
     explicit_statistics(module)
     updated = functionalise(exported)

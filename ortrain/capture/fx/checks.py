@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from ortrain.capture.fx.draws import draws_of
 from ortrain.capture.origin import captured_error
 
 aten = torch.ops.aten
@@ -17,15 +18,6 @@ _CHECKS = {
     aten._assert_scalar.default,
     aten._assert_tensor_metadata.default,
 }
-
-# Random in name; our translations draw from the program's seed, or refuse by themselves.
-_SEEDED = {
-    "aten::dropout", "aten::feature_dropout", "aten::scaled_dot_product_attention",
-    "aten::alpha_dropout", "aten::feature_alpha_dropout", "aten::native_dropout", "aten::dropout_",
-    "aten::feature_dropout_", "aten::empty_like", "aten::new_empty", "aten::lstm", "aten::gru",
-    "aten::rnn_tanh", "aten::rnn_relu",
-}  # fmt: skip
-
 
 def remove_checks(module: fx.GraphModule) -> None:
     """Removes assertions, and what only they needed."""
@@ -45,17 +37,12 @@ def _has_effect(node: fx.Node) -> bool:
 
 
 def refuse_random(module: fx.GraphModule) -> None:
-    """Refuses random draws other than dropout's: they would come from another generator."""
+    """Refuses draws that have no stream: those of distributions that take several tries."""
     for node in module.graph.nodes:
-        target = node.target
-        if (
-            isinstance(target, torch._ops.OpOverload)
-            and torch.Tag.nondeterministic_seeded in target.tags
-            and target._schema.name not in _SEEDED
-        ):
+        if draws_of(node) and "stream" not in node.kwargs:
             raise captured_error(
                 node,
-                f"{target} draws random numbers",
+                f"{node.target} draws random numbers",
                 because="a graph cannot draw them from torch's generator",
-                help="use dropout, draw them outside and pass them in, or leave this to eager",
+                help="draw them outside and pass them in, or leave this to eager",
             )

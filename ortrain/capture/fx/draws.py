@@ -1,0 +1,87 @@
+"""Random draws are numbered in the order in which PyTorch executes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ortrain.capture.origin import captured_error
+
+aten = torch.ops.aten
+
+_DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
+_RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+# Random in name: what is in new memory is undefined.
+_NONE = {"empty_like", "new_empty", "empty", "empty_strided", "new_empty_strided"}
+
+
+def number_draws(module: fx.GraphModule) -> None:
+    """Gives each node that draws random numbers its ``stream``, as one more keyword argument.
+
+    The numbers count the draws that PyTorch executes, dead ones among them. So they are given
+    before anything is removed or decomposed: whoever replaces the k-th draw of the module in eager
+    by the graph's stream k has the graph's numbers.
+    """
+    count = 0
+    for node in module.graph.nodes:
+        draws = draws_of(node)
+        if not draws:
+            continue
+        _refuse_generator(node)
+        kwargs = {**node.kwargs, "stream": count}
+        if any(argument.name == "dtype" for argument in node.target._schema.arguments):
+            kwargs["dtype"] = kwargs.get("dtype") or node.meta["val"].dtype
+        node.kwargs = kwargs
+        count += draws
+
+
+def draws_of(node: fx.Node) -> int:
+    """How many times PyTorch draws a tensor of random numbers where it executes a node."""
+    target = node.target
+    if not (
+        isinstance(target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in target.tags
+    ):
+        return 0
+    name = target._schema.name.removeprefix("aten::")
+    given = _arguments(node)
+    if name in _NONE:
+        return 0
+    if name.removesuffix("_") in _DROPOUTS:
+        return int(given["train"] and 0 < given["p"] < 1 and not _is_empty(given["input"]))
+    if name == "scaled_dot_product_attention":
+        return int(0 < given["dropout_p"] < 1)
+    if name in _RECURRENT:
+        return given["num_layers"] - 1 if given["train"] and 0 < given["dropout"] < 1 else 0
+    if name == "native_dropout":
+        return int(given["train"] is not False)
+    if name.removesuffix("_") == "rrelu":
+        return int(given["training"])
+    return 1
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """The arguments of a call by name, defaults included."""
+    schema: Any = node.target._schema  # type: ignore[union-attr]
+    result = {argument.name: argument.default_value for argument in schema.arguments}
+    result.update(zip(result, node.args, strict=False))
+    return {("input" if k == "self" else k): v for k, v in {**result, **node.kwargs}.items()}
+
+
+def _is_empty(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return isinstance(value, torch.Tensor) and any(
+        isinstance(size, int) and size == 0 for size in value.shape
+    )
+
+
+def _refuse_generator(node: fx.Node) -> None:
+    if _arguments(node).get("generator") is not None:
+        raise captured_error(
+            node,
+            f"{node.target} draws from a generator of its own",
+            because="a graph draws from the seed of the step, which comes from torch's default one",
+            help="leave generator= out, or draw outside and pass the numbers in",
+        )
