@@ -89,7 +89,7 @@ class Served:
     axes: list[tuple[str, int, int]]
     cost: Multiplications
     variants: dict[tuple[bool, ...], Variants] = field(default_factory=dict)
-    ones: dict[tuple[tuple[int, int], ...], bool] = field(default_factory=dict)
+    ones: dict[tuple[Any, ...], bool] = field(default_factory=dict)
     threads: int = 0
 
 
@@ -261,14 +261,12 @@ class Captures:
         that the trace saw larger, the outputs are compared with the module's own, once for each
         pattern of ones.
         """
-        if served.captured.constraints.assumes(sizes):
+        untraced = served.captured.constraints.untraced(sizes)
+        if not untraced:
             return True
-        ones = tuple(
-            (i, axis) for i, shape in enumerate(sizes) for axis, n in enumerate(shape) if n == 1
-        )
-        if ones not in served.ones:
-            served.ones[ones] = self._agrees(state, served, flat)
-        return served.ones[ones]
+        if untraced not in served.ones:
+            served.ones[untraced] = self._agrees(state, served, flat)
+        return served.ones[untraced]
 
     def _agrees(self, state: State, served: Served, flat: FlatCall) -> bool:
         """Whether one call of the graph and one of the module have the same outputs.
