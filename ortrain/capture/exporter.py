@@ -22,7 +22,6 @@ from typing import Any
 
 import onnx_ir as ir
 import onnxscript.evaluator
-import sympy
 import torch
 from onnx_ir.passes.common import InlinePass
 from torch.export import ExportedProgram
@@ -187,17 +186,6 @@ def make_standard(model: ir.Model, opset: int) -> None:
     if model.functions:
         InlinePass()(model)
         model.functions.clear()
-
-
-def guards(exported: ExportedProgram) -> list[sympy.Basic]:
-    """The conditions on sizes under which the trace went the way it did."""
-    for node in exported.graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor):
-            mode = getattr(value, "fake_mode", None)
-            if mode is not None and mode.shape_env is not None:
-                return [guard.expr for guard in mode.shape_env.guards]
-    return []
 
 
 _NODE = re.compile(r"Error when translating node %(\S+)")

@@ -13,9 +13,19 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from ortrain.capture import exporter
 from ortrain.capture.call import Call, explicit_signature
 from ortrain.capture.constraints import Constraints, constraints_of
+from ortrain.capture.decisions import Asked, asked, decided
 from ortrain.capture.recurrent import no_packed_sequences
-from ortrain.capture.refusal import Refusal, assigning, drawing, filling, recasting, refusal
+from ortrain.capture.refusal import (
+    Refusal,
+    asking_for_layout,
+    assigning,
+    drawing,
+    filling,
+    recasting,
+    refusal,
+)
 from ortrain.capture.untouched import Effects, watched
+from ortrain.errors import CaptureError
 
 
 @dataclass(frozen=True)
@@ -130,7 +140,12 @@ def _attempt(module: torch.nn.Module, call: Call, rung: Rung) -> Exported:
         contextlib.nullcontext(Effects()) if rung.strict else watched(module)
     )
     try:
-        with watching as effects, explicit_signature(module, call), no_packed_sequences():
+        with (
+            watching as effects,
+            asked() as questions,
+            explicit_signature(module, call),
+            no_packed_sequences(),
+        ):
             program = exporter.export(
                 module,
                 example.args,
@@ -149,8 +164,13 @@ def _attempt(module: torch.nn.Module, call: Call, rung: Rung) -> Exported:
         raise recasting(effects.recast)
     if effects.drawn:
         raise drawing(effects.drawn)
+    if questions.layouts:
+        raise asking_for_layout(questions.layouts[0])
     _unify_batch(program, example)
-    constraints = _constraints(program, call)
+    try:
+        constraints = _constraints(program, call, questions)
+    except CaptureError as error:
+        raise refusal(module, error) from error
     shapes = [tuple(leaf.value.shape) for leaf in call.tensors]
     fixed = [
         f"{constraints.names[i]}.shape[0]"
@@ -191,11 +211,10 @@ def _unify_batch(exported: ExportedProgram, call: Call) -> None:
             bool(shapes[position][0] == shapes[first][0])
 
 
-def _constraints(exported: ExportedProgram, call: Call) -> Constraints:
+def _constraints(exported: ExportedProgram, call: Call, questions: Asked) -> Constraints:
     shapes = _tensor_shapes(exported, call)
     return constraints_of(
         [leaf.name for leaf in call.tensors],
         [shapes[leaf.position] for leaf in call.tensors],
-        exported.range_constraints,
-        exporter.guards(exported),
+        decided(exported, questions),
     )

@@ -65,7 +65,7 @@ def refusal(module: torch.nn.Module, error: BaseException) -> Refusal:
     where = _where(module, error)
     if isinstance(error, CaptureError):  # raised on purpose inside the trace
         result = Refusal(
-            error.what, where=error.where or where, because=error.because, help=error.help
+            error.what, where=where or error.where, because=error.because, help=error.help
         )
         result.final = True
         return result
@@ -129,6 +129,15 @@ def drawing(generators: list[str]) -> Refusal:
         f"draws random numbers from {_quoted(generators)}",
         because="they would be constants of the graph, the same in every step",
         help="draw them outside and pass them in as tensors, or leave this to eager",
+    )
+
+
+def asking_for_layout(question: str) -> Refusal:
+    """The refusal of a forward that asks how a tensor lies in memory."""
+    return _side_effect(
+        f"asks for {question}",
+        because="how tensors lie in memory changes from call to call, and a graph has one answer",
+        help="use contiguous() or reshape(), which need no question, or leave this to eager",
     )
 
 

@@ -93,7 +93,7 @@ class Served:
     axes: list[tuple[str, int, int]]
     cost: Multiplications
     variants: dict[tuple[bool, ...], Variants] = field(default_factory=dict)
-    ones: dict[tuple[tuple[int, int], ...], bool] = field(default_factory=dict)
+    ones: dict[tuple[Any, ...], bool] = field(default_factory=dict)
     threads: int = 0
 
 
@@ -296,16 +296,14 @@ class Captures:
         that the trace saw larger, the outputs are compared with the module's own, once for each
         pattern of ones.
         """
-        if served.captured.constraints.assumes(sizes):
+        untraced = served.captured.constraints.untraced(sizes)
+        if not untraced:
             return True
-        ones = tuple(
-            (i, axis) for i, shape in enumerate(sizes) for axis, n in enumerate(shape) if n == 1
-        )
-        if ones not in served.ones:
+        if untraced not in served.ones:
             variants = served.variants.get(self._trainable(state))
             step = variants.step if variants else self._step(state, served, flat).step
-            served.ones[ones] = not self.certify(state, served, flat, step).faults
-        return served.ones[ones]
+            served.ones[untraced] = not self.certify(state, served, flat, step).faults
+        return served.ones[untraced]
 
     def certify(self, state: State, served: Served, flat: FlatCall, step: Step) -> Certificate:
         """Compares a step with the module on one call, aside.
@@ -346,7 +344,7 @@ class Captures:
             torch.Size([rows.get(place, shape[0]), *shape[1:]]) if shape else shape
             for place, shape in ((i, flat.tensors[i].shape) for i in served.order)
         ]
-        fits = count < whole and constraints.accepts(shapes) and constraints.assumes(shapes)
+        fits = count < whole and constraints.accepts(shapes) and not constraints.untraced(shapes)
         return rows if fits else {}
 
     def _trainable(self, state: State) -> tuple[bool, ...]:

@@ -359,7 +359,7 @@ def test_upper_bound_of_a_position_table_is_kept() -> None:
     assert captured.accepts([(2, 64), (2, 64), (2,)])
     assert not captured.accepts([(2, 65), (2, 65), (2,)])
     assert not captured.accepts([(2, 64), (2, 63), (2,)])
-    assert "outside 1 … 64" in captured.constraints.why_not([(2, 65), (2, 65), (2,)])
+    assert "shape[1] <= 64 does not hold" in captured.constraints.why_not([(2, 65), (2, 65), (2,)])
 
 
 def test_size_of_one_is_accepted_but_marked_as_not_traced() -> None:
