@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import onnx_ir as ir
 
 
@@ -17,3 +19,12 @@ def reads(node: ir.Node) -> list[ir.Value]:
                 v for n in inner.all_nodes() for v in n.inputs if v is not None and v not in own
             ]
     return direct
+
+
+def dependencies(graph: ir.Graph, outputs: Iterable[ir.Value]) -> set[ir.Value]:
+    """All values that these are computed from, and they themselves."""
+    found = set(outputs)
+    for node in reversed(graph):
+        if any(v in found for v in node.outputs):
+            found.update(reads(node))
+    return found

@@ -35,6 +35,7 @@ from ortrain.runtime.onnxruntime.executor import SMALL
 from ortrain.step.build import Plan, build, likely_upstream
 from ortrain.step.certificate import ENOUGH, Certificate, Trial, compare, refuted
 from ortrain.step.contest import Race
+from ortrain.step.replay import Original
 from ortrain.step.report import Report
 from ortrain.step.run import Received, Step
 
@@ -42,6 +43,9 @@ from ortrain.step.run import Received, Step
 MOST_SHAPES = 8
 # Sizes of calls that are remembered with the capture that serves them.
 MOST_SIZES = 4096
+
+# Why a form of call runs in PyTorch whose gradients were asked for with create_graph=True.
+DIFFERENTIATED_AGAIN = "its gradients are differentiated again, which PyTorch does"
 
 Sizes = tuple[torch.Size, ...]
 """The shapes of a call's tensors."""
@@ -105,6 +109,7 @@ class Form:
         served: captures.
         by_sizes: the capture that serves calls of these sizes.
         refused: sizes for which there is no capture, and why; there is one for others.
+        recover: notes a backward that failed, and says whether PyTorch may answer it.
     """
 
     grad: bool
@@ -115,6 +120,22 @@ class Form:
     served: list[Served] = field(default_factory=list)
     by_sizes: dict[Sizes, Served] = field(default_factory=dict)
     refused: dict[Sizes, str] = field(default_factory=dict)
+    recover: Callable[[Form, OrtrainError, FlatCall], bool] = field(default=lambda *_: False)
+
+    def differentiated_again(self) -> None:
+        """Its next calls run in PyTorch: a graph has first derivatives only."""
+        self.reason = DIFFERENTIATED_AGAIN
+
+    def recovers(self, error: OrtrainError, call: FlatCall) -> bool:
+        """Whether PyTorch may answer a backward that failed in the graph; it is counted then."""
+        return self.recover(self, error, call)
+
+    def retire(self) -> None:
+        """Drops what only a graph needs; not while a backward runs, which has its hooks."""
+        if self.race is not None:
+            self.race.close()
+            self.race = None
+        self.drop()
 
     def drop(self) -> None:
         """Forgets all captures."""
@@ -373,9 +394,13 @@ class Captures:
         tensors = state.tensors
         outputs = _users(program)
 
+        original = Original(
+            self.module, lambda: state.guard.changed(), served.structure.rebuild, len(outputs)
+        )
+
         def make(upstream: Sequence[str]) -> Step:
             plan = self._build(program, trainable, upstream, sizes, threads)
-            return Step(plan, tensors, other)
+            return Step(plan, tensors, other, original)
 
         def other(received: Received) -> Step:
             names = tuple(name for name, given in zip(outputs, received, strict=True) if given)

@@ -31,6 +31,10 @@ MARGIN = 0.98
 clock: Callable[[], float] = time.perf_counter
 
 
+def _ignored() -> None:
+    """Nobody asks."""
+
+
 class Sample:
     """The time of one step, normalized by its size, because batches differ in length.
 
@@ -38,10 +42,13 @@ class Sample:
         seconds: where the time goes once it is complete.
         size: of the step.
         start: when the forward began, by `clock`.
+        again: called where a backward makes gradients that can be differentiated again.
     """
 
-    def __init__(self, seconds: list[float], size: int, start: float) -> None:
-        self.seconds, self.size, self.start = seconds, max(size, 1), start
+    def __init__(
+        self, seconds: list[float], size: int, start: float, again: Callable[[], None]
+    ) -> None:
+        self.seconds, self.size, self.start, self.again = seconds, max(size, 1), start, again
         self.spent = 0.0
         self.backward: tuple[float, float] | None = None
         self.hooks: list[torch.utils.hooks.RemovableHandle] = []
@@ -92,6 +99,8 @@ class Sample:
                 leaf._backward_hooks = None
 
     def _backward_starts(self, gradient: torch.Tensor) -> None:
+        if torch.is_grad_enabled():  # create_graph=True
+            self.again()
         if self.backward is None:
             self.backward = (clock(), 0.0)
 
@@ -144,17 +153,26 @@ class Race:
         graph, eager = (median(self._counted[k]) for k in ("graph", "eager"))
         return not graph or not eager or abs(graph - eager) > CLEAR * eager
 
-    def sample(self, contestant: str, size: int, start: float) -> Sample:
+    def sample(
+        self, contestant: str, size: int, start: float, again: Callable[[], None] = _ignored
+    ) -> Sample:
         """The time of one step.
 
         Args:
             contestant: who runs it.
             size: what its time is proportional to.
             start: when its forward began, by `clock`.
+            again: called where a backward makes gradients that can be differentiated again.
         """
         self._sizes.append(size)
-        self._samples.append(Sample(self._times[contestant], size, start))
+        self._samples.append(Sample(self._times[contestant], size, start, again))
         return self._samples[-1]
+
+    def close(self) -> None:
+        """Ends without a decision."""
+        for sample in self._samples:
+            sample.close()
+        self._samples.clear()
 
     def _size(self) -> float:
         return median([float(s) for s in self._sizes])
@@ -168,7 +186,5 @@ class Race:
         known = bool(graph and eager)
         wins = not known or median(graph) <= MARGIN * median(eager)
         self.winner = self.contest.winner = "graph" if wins else "eager"
-        for sample in self._samples:
-            sample.close()
-        self._samples.clear()
+        self.close()
         return self.winner

@@ -40,6 +40,7 @@ class Report:
         engine: what runs the graph, for example ``"onnxruntime CPUExecutionProvider"``.
         graph_calls: calls that ran the compiled graph.
         eager_calls: calls that ran in PyTorch.
+        recovered: backwards that PyTorch ran because the graph's had failed.
         captures: how many times the module was captured.
         nodes: nodes of each program before and after lowering, by name of the program.
         saved_bytes: kept between forward and backward, at the sizes of the capture.
@@ -55,6 +56,7 @@ class Report:
     engine: str = ""
     graph_calls: int = 0
     eager_calls: int = 0
+    recovered: int = 0
     captures: int = 0
     nodes: dict[str, tuple[int, int]] = field(default_factory=dict)
     saved_bytes: int = 0
@@ -76,8 +78,10 @@ class Report:
     def _since(self) -> list[str]:
         if not self.mode:
             return []
-        calls = f"  calls     {self.graph_calls} as a graph, {self.eager_calls} in PyTorch"
-        return [calls, *self.rows()]
+        rows = [f"  calls     {self.graph_calls} as a graph, {self.eager_calls} in PyTorch"]
+        if self.recovered:
+            rows.append(f"  recovered {self.recovered} backwards of the graph, in PyTorch")
+        return rows + self.rows()
 
     def rows(self) -> list[str]:
         """What was built, a line each."""

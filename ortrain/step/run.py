@@ -11,13 +11,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
+from ortrain.capture.structure import FlatCall
 from ortrain.capture.survey import contents
-from ortrain.errors import StateError, UnsupportedGradient
+from ortrain.errors import ExecutionError, OrtrainError, StateError, listing
+from ortrain.graph.walk import dependencies
 from ortrain.program import Role
-from ortrain.runtime.bridge import all_to_torch, to_ort
+from ortrain.runtime.bridge import all_to_torch, to_ort, to_torch
 from ortrain.runtime.onnxruntime.executor import OrtValueVector
 from ortrain.step.build import Piece, Plan
+from ortrain.step.replay import Caller, Gradients, Original, Sealed
+
+# Whether the backward that is running leaves the graph for another one, retain_graph=True.
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+_transforms = torch._C._functorch.peek_interpreter_stack
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 Received = tuple[bool, ...]
 """Which outputs receive a gradient."""
@@ -61,6 +70,8 @@ class Feeds:
         pointers = self.pointers
         for i, (tensor, value) in enumerate(zip(self.held, self.values, strict=True)):
             if tensor.data_ptr() != pointers[i] or not tensor.is_contiguous():
+                if pointers is self.pointers:  # which forwards before this one may still read
+                    self.pointers = pointers.copy()
                 value = self.values[i] = self._again(i, tensor)
             push(value)
         return vector
@@ -89,22 +100,26 @@ class Step:
         tensors: parameters and buffers by name.
         other: called where the outputs that receive a gradient are not those the plan expects;
             returns the step for them.
+        original: the module, for gradients that no graph gives.
 
     Attributes:
         leaves: the parameters that receive a gradient.
     """
 
     def __init__(
-        self, plan: Plan, tensors: dict[str, torch.Tensor], other: Callable[[Received], Step]
+        self,
+        plan: Plan,
+        tensors: dict[str, torch.Tensor],
+        other: Callable[[Received], Step],
+        original: Original,
     ) -> None:
         self.plan = plan
-        # With two outputs or more, the backward may be asked for gradients of others than expected,
-        # and then the forward runs again.
-        self.may_differ = sum(plan.reachable) > 1
+        # Whatever the backward is asked for that the plan does not give, the forward runs again
+        # for it, from what it has read.
         updated = {name for _, name in plan.updated}
-        read = {plan.feeds[i][1] for i in plan.reads_back}
-        self.feeds = Feeds(plan, tensors, updated if self.may_differ else updated & read)
-        self.other = other
+        copied = updated & _matters(plan) if plan.arguments and updated else set()
+        self.feeds = Feeds(plan, tensors, copied)
+        self.other, self.original = other, original
         self.buffers = [(i, tensors[name]) for i, name in plan.updated]
         names = self.feeds.names
         users = [names[i] for i in self.feeds.users]
@@ -114,11 +129,17 @@ class Step:
         self.parameters = [tensors[n] for n in plan.arguments if n in tensors]
         self.groups = _groups(plan, self.order)
         self.leaves = [tensors[n] for n in plan.arguments if n in tensors and n in place]
-        held = enumerate(self.feeds.held)
-        self.lasting = [tensor for i, tensor in held if i not in self.feeds.copied]
+        first = len(names) - len(self.feeds.held)
+        self.copies = [(first + i, self.feeds.held[i]) for i in sorted(self.feeds.copied)]
+        # The others, with their names. What an inference tensor holds cannot change.
+        self.lasting = [
+            (names[first + i], tensor)
+            for i, tensor in enumerate(self.feeds.held)
+            if names[first + i] not in updated and not tensor.is_inference()
+        ]
+        self.watched = [tensor for _, tensor in self.lasting]
         # Autograd is told of what the backward reads, to notice an in-place change of it.
         self.reads_users = [i for i in plan.reads_back if i < len(users)]
-        first = len(names) - len(self.feeds.held)
         own = [i - first for i in plan.reads_back if i >= first]
         self.reads_held = [self.feeds.held[i] for i in own if i not in self.feeds.copied]
 
@@ -134,9 +155,18 @@ class Step:
         fetches = self.plan.forward.run_values(self.feeds(users))
         return all_to_torch(fetches, self.plan.bools)[: self.plan.outputs]
 
-    def train(self, users: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Runs the forward and leaves a backward with autograd."""
-        backward, inputs = _Backward(self), [users[i] for i in self.inputs]
+    def train(
+        self, users: Sequence[torch.Tensor], call: FlatCall, caller: Caller
+    ) -> Sequence[torch.Tensor]:
+        """Runs the forward and leaves a backward with autograd.
+
+        Args:
+            users: the tensors that the program takes.
+            call: the arguments as they came.
+            caller: hears what the backward needs.
+        """
+        backward = _Backward(_Read(self, users, call, caller))
+        inputs = [users[i] for i in self.inputs]
         if len(self.groups) == 1:
             result = _Function.apply(backward, users, None, *inputs, *self.parameters)
         else:
@@ -182,57 +212,120 @@ def _groups(plan: Plan, order: Sequence[int]) -> list[Group]:
 
 
 class _Backward:
-    """The backward of one forward, on its way through the pieces."""
+    """What a forward leaves for its backward, or for several, where the graph is kept.
 
-    __slots__ = ("carried", "done", "gradients", "replay", "replayed", "stash", "step", "upstream")
+    Attributes:
+        step: what ran the forward.
+        read: what it read; None once that is freed.
+        stash: what the pieces take of it.
+        way: the backward that is under way.
+    """
 
-    def __init__(self, step: Step) -> None:
-        self.step = step
-        self.stash: list[Any] | None = None
-        self.replay: _Replay | None = None
+    __slots__ = ("read", "stash", "step", "way")
 
-    def ready(self, stash: list[Any], replay: _Replay | None) -> None:
-        """Takes what the forward keeps."""
-        self.stash, self.replay = stash, replay
-        self.done = -1
+    def __init__(self, read: _Read) -> None:
+        self.step = read.step
+        self.read: _Read | None = read
+        self.way: _Way | None = None
 
     def begin(self, upstream: Sequence[torch.Tensor | None]) -> None:
         """Takes the gradients of the outputs.
 
         Raises:
-            StateError: it has begun before.
+            StateError: what the forward left is freed.
         """
-        if self.done >= 0:
+        if self.read is None:
             raise StateError(
-                "a second backward through the same forward of ORTModule",
+                "Trying to backward through the graph of ORTModule a second time",
                 because="what the forward saved was freed by the first backward",
-                help="call the module again, or sum the losses and call backward once",
+                help="call the first backward with retain_graph=True",
             )
-        replay, self.replay, self.replayed = self.replay, None, False
-        for given, expected in zip(upstream, self.step.plan.upstream, strict=True):
-            if (given is not None) is not expected:
-                assert replay is not None
-                self.step, self.stash = replay(tuple([g is not None for g in upstream]))
-                self.replayed = True
-                break
-        self.upstream, self.done = upstream, 0
-        self.carried: list[Any] = []
-        # The last one is what -1 in the order finds.
-        self.gradients: list[torch.Tensor | None] = [None] * (len(self.step.plan.wrt) + 1)
+        keeps = _keeps_graph()
+        self.way = way = _Way(self.read, self.stash, upstream, keeps)
+        if not keeps:
+            self.read, self.stash = None, []
+        way.begin()
 
-    def take(self, group: Group) -> list[torch.Tensor | None]:
+    def take(self, group: Group, *, last: bool) -> Gradients:
+        """The gradients of a group."""
+        way = self.way
+        assert way is not None
+        if last:
+            self.way = None
+        return way.take(group)
+
+
+class _Way:
+    """One backward on its way through the pieces."""
+
+    __slots__ = (
+        "carried", "done", "gradients", "keeps", "order", "pieces", "read", "stash", "upstream",
+        "whole",
+    )  # fmt: skip
+
+    def __init__(
+        self, read: _Read, stash: list[Any], upstream: Sequence[torch.Tensor | None], keeps: bool
+    ) -> None:
+        self.read, self.stash, self.keeps = read, stash, keeps
+        self.upstream, self.done, self.whole = upstream, 0, False
+        self.carried: list[Any] = []
+
+    def begin(self) -> None:
+        """Chooses the pieces, or PyTorch where no graph gives these gradients."""
+        if torch.is_grad_enabled() or forward_ad._current_level >= 0 or _transforms() is not None:
+            self._take_all(self._transformed())
+            return
+        self._choose(self.read.step)
+        for given, expected in zip(self.upstream, self.read.step.plan.upstream, strict=True):
+            if (given is not None) is not expected:
+                self._run_again(tuple([g is not None for g in self.upstream]))
+                break
+
+    def take(self, group: Group) -> Gradients:
         """The gradients of a group, once its pieces have run. Nothing here refers to them after."""
-        pieces, order, gradients = self.step.plan.pieces, self.step.order, self.gradients
-        for number in range(self.done, len(pieces) if self.replayed else group.pieces):
-            self._run(number, pieces[number])
+        count = len(self.pieces) if self.whole else group.pieces
+        if self.done < count:
+            try:
+                for number in range(self.done, count):
+                    self._run(number, self.pieces[number])
+            except Exception as error:
+                self._take_all(self._recovered(error))
+        order, gradients = self.order, self.gradients
         taken = [gradients[order[i]] for i in group.gives]
         for i in group.gives:
             gradients[order[i]] = None
         return taken
 
+    def _choose(self, step: Step) -> None:
+        self.pieces, self.order = step.plan.pieces, step.order
+        # The last one is what -1 in the order finds.
+        self.gradients: Gradients = [None] * (len(step.plan.wrt) + 1)
+
+    def _take_all(self, gradients: Gradients) -> None:
+        """Takes the gradients of all groups, in the order of the arguments."""
+        self.pieces, self.done = (), 0
+        self.whole = True
+        self.order, self.gradients = list(range(len(gradients))), gradients
+
+    def _run_again(self, received: Received) -> None:
+        """Chooses the pieces for gradients of other outputs than expected."""
+        if not any(received):
+            self._take_all([None] * len(self.read.step.order))
+            return
+        try:
+            step, self.stash = self.read.again(received)
+        except Exception as error:
+            self._take_all(self._recovered(error))
+        else:
+            self.keeps, self.whole = False, True
+            self._choose(step)
+
     def _run(self, number: int, piece: Piece) -> None:
-        assert self.stash is not None
-        feeds, self.stash[number] = self.stash[number], None
+        feeds = self.stash[number]
+        if self.keeps:
+            feeds = _copied(feeds)
+        else:
+            self.stash[number] = None
         for source in piece.takes:
             if source.kind == "upstream":
                 gradient = self.upstream[source.index]
@@ -255,6 +348,49 @@ class _Backward:
             for position, place in piece.gives:
                 gradients[place] = tensors[position]
 
+    def _transformed(self) -> Gradients:
+        """Gradients that are differentiated again, have tangents, or are batches: PyTorch's.
+
+        Where PyTorch cannot run the forward again, they are the graph's, and an error once they are
+        differentiated.
+        """
+        again = torch.is_grad_enabled()
+        if again:
+            self.read.caller.differentiated_again()
+        try:
+            return self._in_pytorch(create_graph=again)
+        except OrtrainError as error:
+            if not again or forward_ad._current_level >= 0 or _transforms() is not None:
+                raise
+            why = error
+        step = self.read.step
+        with torch.no_grad():
+            plain = _Way(self.read, self.stash, self.upstream, self.keeps)
+            plain.begin()
+            everything = Group(len(step.plan.pieces), tuple(range(len(step.order))))
+            gradients = plain.take(everything)
+        connected = [*self.read.wrt(), *self.upstream]
+        return list(Sealed.apply(why, len(gradients), *gradients, *connected))
+
+    def _recovered(self, error: Exception) -> Gradients:
+        """PyTorch's gradients in the place of a graph's that failed."""
+        if any(g is not None and _is_batched(g) for g in self.upstream):
+            return self._in_pytorch(create_graph=False)  # no error: autograd.grad(is_grads_batched)
+        if not isinstance(error, OrtrainError):
+            error = ExecutionError(
+                "the graph's backward failed", because=f"{type(error).__name__}: {error}"
+            )
+        try:
+            gradients = self._in_pytorch(create_graph=False)
+        except OrtrainError:
+            raise error from None
+        if not self.read.caller.recovers(error, self.read.call):
+            raise error
+        return gradients
+
+    def _in_pytorch(self, *, create_graph: bool) -> Gradients:
+        return self.read.in_pytorch(self.upstream, create_graph=create_graph)
+
 
 class _Function(torch.autograd.Function):
     """One node of autograd's graph for the whole module.
@@ -274,14 +410,14 @@ class _Function(torch.autograd.Function):
     ) -> Any:
         step = backward.step
         plan = step.plan
-        feeds = step.feeds(users)
+        assert backward.read is not None
+        feeds = backward.read.feeds
         fetches = plan.forward.run_values(feeds)
         count = plan.outputs
         outputs = [_at(fetches, i, i in plan.bools) for i in range(count)]
-        replay = _Replay(step, feeds, users) if step.may_differ else None
         for i, buffer in step.buffers:
             buffer.copy_(_at(fetches, i, False))
-        backward.ready(_stash(plan, feeds, fetches), replay)
+        backward.stash = _stash(plan, feeds, fetches)
         ctx.under_way, ctx.group, ctx.chained = backward, step.groups[0], token is not None
         ctx.set_materialize_grads(False)
         watched = [users[i] for i in step.reads_users]
@@ -326,62 +462,111 @@ def _zero() -> torch.Tensor:
     return torch.zeros((), dtype=torch.float32)
 
 
-def _taken(ctx: Any) -> Sequence[torch.Tensor | None]:
+def _taken(ctx: Any) -> Gradients:
     backward: _Backward = ctx.under_way
-    if not torch.is_grad_enabled():
-        return backward.take(ctx.group)
-    with torch.no_grad():  # create_graph=True
-        gradients = backward.take(ctx.group)
-    sealed: Sequence[torch.Tensor | None] = _FirstOrder.apply(
-        *[None if g is None else g.requires_grad_() for g in gradients]
-    )
-    return sealed
+    return backward.take(ctx.group, last=not ctx.chained)
 
 
-class _Replay:
-    """A forward that can run again: for gradients of other outputs than the step expects.
+class _Read:
+    """What a forward read: it can run again, as a graph or in PyTorch.
 
-    The seed is among the feeds, so what the forward saves is the same to the bit.
+    The seed is among the feeds, so that the graph saves the same to the bit.
     """
 
-    __slots__ = ("feeds", "step", "tensors", "versions")
+    __slots__ = ("call", "caller", "feeds", "pointers", "step", "users", "versions")
 
-    def __init__(self, step: Step, feeds: Any, users: Sequence[torch.Tensor]) -> None:
-        self.step, self.feeds = step, feeds
-        self.tensors = [*step.lasting, *users]
-        self.versions = contents(self.tensors)
+    def __init__(
+        self, step: Step, users: Sequence[torch.Tensor], call: FlatCall, caller: Caller
+    ) -> None:
+        self.step, self.users, self.call, self.caller = step, users, call, caller
+        self.feeds = step.feeds(users)
+        self.pointers = step.feeds.pointers
+        self.versions = [t._version for t in step.watched] + contents(users)
 
-    def __call__(self, received: Received) -> tuple[Step, list[Any]]:
-        """The step for these gradients, and what its forward saves."""
-        if contents(self.tensors) != self.versions:
-            raise StateError(
-                "a parameter or an input was changed in place between forward and backward",
-                because="the gradient arrives at other outputs than expected, so that the forward "
-                "has to run again on the same values",
-                help="call backward before the optimizer steps",
-            )
+    def again(self, received: Received) -> tuple[Step, list[Any]]:
+        """The step for gradients of these outputs, and what its forward saves.
+
+        Raises:
+            StateError: what the backward depends on was changed in place.
+        """
         other = self.step.other(received)
+        self._expect_unchanged(_matters(other.plan, saved_only=True))
         place = {name: i for i, name in enumerate(self.step.feeds.names)}
         feeds = OrtValueVector()
         for name in other.feeds.names:
             feeds.push_back(self.feeds[place[name]])
         return other, _stash(other.plan, feeds, other.plan.forward.run_values(feeds))
 
+    def in_pytorch(
+        self, upstream: Sequence[torch.Tensor | None], *, create_graph: bool
+    ) -> Gradients:
+        """The gradients of all arguments, from the module itself.
 
-class _FirstOrder(torch.autograd.Function):
-    """Gradients that cannot be differentiated again, and say so."""
-
-    @staticmethod
-    def forward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        return tuple([None if g is None else g.view_as(g) for g in gradients])
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: torch.Tensor | None) -> Any:
-        raise UnsupportedGradient(
-            "a gradient of a gradient through ORTModule",
-            because="its backward is a compiled graph without a backward of its own",
-            help='run this module eagerly: Options(engine="torch")',
+        Raises:
+            StateError: the module, or a tensor that these outputs depend on, was changed.
+            UnsupportedGradient: PyTorch cannot run the same forward.
+        """
+        step = self.step
+        forward = step.plan.lowered[0].graph
+        received = zip(forward.outputs, upstream, strict=False)
+        chosen = [value for value, gradient in received if gradient is not None]
+        self._expect_unchanged({v.name or "" for v in dependencies(forward, chosen)})
+        seed = int(to_torch(self.feeds[len(self.users)])) if step.feeds.seeded else None
+        buffers = {id(buffer): to_torch(self.feeds[i]) for i, buffer in step.copies}
+        return step.original.gradients(
+            self.call, self.wrt(), buffers, upstream, seed=seed, create_graph=create_graph
         )
+
+    def wrt(self) -> list[torch.Tensor]:
+        """The arguments and parameters that required a gradient."""
+        return [*[self.users[i] for i in self.step.inputs], *self.step.parameters]
+
+    def _expect_unchanged(self, names: Collection[str]) -> None:
+        """Raises where one of these inputs of the program holds another value than it did."""
+        step = self.step
+        tensors = [*step.lasting, *zip(step.feeds.names, self.users, strict=False)]
+        now = contents([tensor for _, tensor in tensors])
+        changed = [
+            name
+            for (name, _), before, version in zip(tensors, self.versions, now, strict=True)
+            if before != version and name in names
+        ]
+        moved = [
+            name
+            for name, before, tensor in zip(
+                reversed(step.feeds.names),
+                reversed(self.pointers),
+                reversed(step.feeds.held),
+                strict=False,
+            )
+            if before not in (_COPIED, tensor.data_ptr()) and name in names
+        ]
+        if changed or moved:
+            raise StateError(
+                f"a parameter or an input was changed in place between forward and backward: "
+                f"{listing([*changed, *moved])}",
+                because="the forward has to run again on the same values for these gradients",
+                help="call backward before the optimizer steps",
+            )
+
+
+def _matters(plan: Plan, *, saved_only: bool = False) -> set[str]:
+    """Names of the inputs that outputs and backward depend on; only the backward if asked.
+
+    Batch normalization in training mode reads its running statistics for nothing but their update.
+    """
+    forward = plan.lowered[0].graph
+    taken = {s.index for p in plan.pieces for s in p.takes if s.kind == "fetch"}
+    outputs = taken if saved_only else taken | set(range(plan.outputs))
+    found = dependencies(forward, [forward.outputs[i] for i in outputs])
+    return {v.name or "" for v in found} | {plan.feeds[i][1] for i in plan.reads_back}
+
+
+def _copied(vector: Any) -> Any:
+    copy = OrtValueVector()
+    for value in vector:
+        copy.push_back(value)
+    return copy
 
 
 def _stash(plan: Plan, feeds: Any, fetches: Any) -> list[Any]:

@@ -108,6 +108,8 @@ class Runner:
         if form.reason:
             if form.lost:
                 self._begin_spell()
+            elif form.race is not None or form.served:
+                form.retire()  # its last backward has given the reason
             return self._eager(form.reason, args, kwargs)
         race, sample = form.race, None
         if race is not None:
@@ -133,7 +135,7 @@ class Runner:
             tensors = flat.tensors
             users = [tensors[i] for i in served.positions]
             trains = bool(step.plan.arguments)
-            outputs = step.train(users) if trains else step.infer(users)
+            outputs = step.train(users, flat, form) if trains else step.infer(users)
         except OrtrainError as error:
             return self._refused(form, flat, sizes, error)
         except Exception as error:
@@ -212,7 +214,7 @@ class Runner:
                 raise error
             self._warn(reason)
         report = self.captures.described(modes.grad)
-        return Form(modes.grad, report, reason=reason, race=race)
+        return Form(modes.grad, report, reason=reason, race=race, recover=self._recovers)
 
     def _not_served(self, state: State, modes: Ambient, flat: FlatCall) -> str:
         """Why no graph can serve calls under these modes; empty where one can."""
@@ -266,6 +268,20 @@ class Runner:
                 raise error
             output = self._eager(str(error), flat.args, flat.kwargs)
         self._warn(str(error))
+        self._note(form, sizes, error)
+        return output
+
+    def _recovers(self, form: Form, error: OrtrainError, flat: FlatCall) -> bool:
+        """Whether PyTorch may answer a backward in which the graph failed."""
+        if not self.options.falls_back(error):
+            return False
+        form.report.recovered += 1
+        self._note(form, tuple([t.shape for t in flat.tensors]), error)
+        self._warn(str(error))
+        return True
+
+    def _note(self, form: Form, sizes: Sizes, error: OrtrainError) -> None:
+        """Has the next calls like one that failed run in PyTorch."""
         if not self.options.retry:
             if isinstance(error, ParityError):
                 form.drop()
@@ -274,7 +290,6 @@ class Runner:
             elif len(form.refused) < MOST_SHAPES:  # other sizes are served
                 form.refused[sizes] = str(error)
                 form.by_sizes.pop(sizes, None)
-        return output
 
     def _eager_turn(self, race: Race, state: State, form: Form, flat: FlatCall) -> Any:
         """A step that eager runs because it is its turn, or because it has won."""
@@ -285,7 +300,8 @@ class Runner:
             form.drop()
             self._begin_spell()
             return self._eager(form.reason, flat.args, flat.kwargs)
-        sample = race.sample("eager", _size(flat), contest.clock())
+        start, again = contest.clock(), form.differentiated_again
+        sample = race.sample("eager", _size(flat), start, again)
         output = self._eager("its turn in the contest with the graph", flat.args, flat.kwargs)
         state.settle(self.module, form)
         held: list[torch.Tensor] = [*self.module.parameters(), *flat.tensors]

@@ -190,12 +190,51 @@ def test_one_parameters_gradient_alone() -> None:
 
 
 @pytest.mark.usefixtures("group")
-def test_a_second_backward_is_an_error() -> None:
-    model = ORTModule(without_side(), options=PIECES)
-    loss = model(rows(0))["loss"]
-    loss.backward(retain_graph=True)
-    with pytest.raises(StateError, match="second backward"):
+def test_a_second_backward_needs_a_graph_that_is_kept() -> None:
+    eager = without_side()
+    ours = ORTModule(copy.deepcopy(eager), options=PIECES)
+    for model in (eager, ours):
+        loss = model(rows(0))["loss"]
+        loss.backward(retain_graph=True)
         loss.backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            loss.backward()
+    assert_same_gradients(ours, eager)
+
+
+@pytest.mark.usefixtures("group")
+def test_gradients_of_gradients_come_through_all_groups() -> None:
+    eager = without_side()
+    ours = ORTModule(copy.deepcopy(eager), options=PIECES)
+    for model in (eager, ours):
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(
+            model(rows(0))["loss"], parameters, create_graph=True, allow_unused=True
+        )
+        sum(g.pow(2).sum() for g in gradients if g is not None).backward()
+    assert_same_gradients(ours, eager)
+
+
+@pytest.mark.usefixtures("group")
+def test_a_piece_that_fails_is_answered_by_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    eager = without_side()
+    fails = Options(engine="onnxruntime", backward_pieces=PIECES.backward_pieces)
+    ours = ORTModule(copy.deepcopy(eager), options=fails)
+    run_values, runs = Compiled.run_values, 0
+
+    def failing(self: Compiled, feeds: Any) -> Any:
+        nonlocal runs
+        runs += 1
+        if runs == 3:  # the forward, one piece, and this one
+            raise ExecutionError("out of memory")
+        return run_values(self, feeds)
+
+    monkeypatch.setattr(Compiled, "run_values", failing)
+    eager(rows(0))["loss"].backward()
+    with pytest.warns(OrtrainWarning, match="out of memory"):
+        ours(rows(0))["loss"].backward()
+    assert_same_gradients(ours, eager)
+    assert ours.report.recovered == 1
 
 
 def test_autograd_hears_of_no_parameter_that_nothing_depends_on() -> None:

@@ -1,0 +1,222 @@
+"""Eager once more: a forward that a graph ran, run by the module itself, for its gradients.
+
+A graph's backward has no backward of its own, knows no tangents and no batches of gradients, and
+may fail. PyTorch can do all of that: so the module's own forward runs again, on the arguments,
+parameters and buffers that the graph read, with nothing of the module changed by it, and autograd
+differentiates that one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ortrain.capture.modes import modes_kept
+from ortrain.capture.structure import FlatCall, OutputStructure
+from ortrain.capture.untouched import untouched
+from ortrain.errors import OrtrainError, StateError, UnsupportedGradient
+
+Gradients = list[Tensor | None]
+
+
+class Caller(Protocol):
+    """The form of call that a forward belongs to, which learns from its backwards."""
+
+    def differentiated_again(self) -> None:
+        """Gradients were asked for that can be differentiated again."""
+
+    def recovers(self, error: OrtrainError, call: FlatCall) -> bool:
+        """Whether eager may answer a backward that failed in the graph; it is counted then."""
+
+
+class Original:
+    """The module behind a capture, in the state in which it was captured.
+
+    Args:
+        module: the module.
+        changed: says what is different about it from that state; None where nothing is.
+        rebuild: makes the module's output of the program's.
+        outputs: how many the program has.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        changed: Callable[[], str | None],
+        rebuild: Callable[[Sequence[Tensor]], Any],
+        outputs: int,
+    ) -> None:
+        self.module, self.changed = module, changed
+        self.training = [(part, part.training) for part in module.modules()]
+        self.dtype = torch.get_default_dtype()
+        stand_ins = [torch.empty(()) for _ in range(outputs)]
+        found, _ = OutputStructure.from_output(rebuild(stand_ins))
+        self.places = [next(i for i, t in enumerate(found) if t is each) for each in stand_ins]
+
+    def gradients(
+        self,
+        call: FlatCall,
+        wrt: Sequence[Tensor],
+        buffers: Mapping[int, Tensor],
+        upstream: Sequence[Tensor | None],
+        *,
+        seed: int | None,
+        create_graph: bool,
+    ) -> Gradients:
+        """The gradients that autograd gives for one call.
+
+        They are partial derivatives, at whatever produced the arguments autograd goes on by itself.
+        So each tensor stands in the call, and in the module, as a view of its own, at which
+        autograd stops: an argument may have been computed from the very parameters. With
+        ``create_graph`` the gradients are functions of the tensors themselves, through these views.
+
+        Args:
+            call: the arguments as they came.
+            wrt: arguments and parameters that required a gradient in the forward.
+            buffers: what the forward read, by the id of each buffer that it has changed.
+            upstream: the gradient of each output of the program.
+            seed: of the random numbers that the graph drew; None where it drew none.
+            create_graph: whether the gradients can be differentiated again.
+
+        Returns:
+            One for each of ``wrt``; of a tensor that is there twice, the whole at the first place.
+
+        Raises:
+            StateError: the module is in another state now.
+            UnsupportedGradient: PyTorch cannot run the same forward.
+        """
+        with self._as_captured(), torch.enable_grad():
+            views = {id(tensor): _view(tensor) for tensor in wrt}
+            given, structure = OutputStructure.from_output((call.args, call.kwargs))
+            args, kwargs = structure.rebuild([_instead(t, views) for t in given])
+            with untouched(self.module), _same_draws(seed):
+                output = torch.func.functional_call(
+                    self.module, self._state(views, buffers), args, kwargs, tie_weights=False
+                )
+            found, _ = OutputStructure.from_output(output)
+            pairs = [
+                (found[place], gradient)
+                for place, gradient in zip(self.places, upstream, strict=True)
+                if gradient is not None and found[place].requires_grad
+            ]
+            total: dict[int, Tensor | None] = dict.fromkeys(views)
+            if pairs:
+                outputs, arriving = zip(*pairs, strict=True)
+                self._reads_no_other(outputs, views.values())
+                gradients = torch.autograd.grad(
+                    outputs, list(views.values()), arriving,
+                    create_graph=create_graph, allow_unused=True,
+                )  # fmt: skip
+                total = dict(zip(views, gradients, strict=True))
+            return [total.pop(id(tensor), None) for tensor in wrt]
+
+    def _state(
+        self, views: Mapping[int, Tensor], before: Mapping[int, Tensor]
+    ) -> dict[str, Tensor]:
+        """Parameters and buffers for one call: views of those asked for, copies of buffers."""
+        copies: dict[int, Tensor] = {}
+        state = {
+            name: _instead(parameter, views)
+            for name, parameter in self.module.named_parameters(remove_duplicate=False)
+        }
+        for name, buffer in self.module.named_buffers(remove_duplicate=False):
+            if id(buffer) not in copies:
+                copies[id(buffer)] = before.get(id(buffer), buffer).detach().clone()
+            state[name] = copies[id(buffer)]
+        return state
+
+    def _reads_no_other(self, outputs: Sequence[Tensor], views: Collection[Tensor]) -> None:
+        """Raises where autograd would go on from the outputs to something else than the views."""
+        stops, leaves = {view.grad_fn for view in views}, {id(view) for view in views}
+        nodes = [output.grad_fn for output in outputs]
+        seen = set(nodes)
+        while nodes:
+            node = nodes.pop()
+            if node is None or node in stops:
+                continue
+            if hasattr(node, "variable") and id(node.variable) not in leaves:
+                raise UnsupportedGradient(
+                    f"{type(self.module).__name__} cannot run again in PyTorch for its gradients",
+                    because="it reads a parameter that requires a gradient from elsewhere than "
+                    "its own attributes",
+                    help='run this module eagerly: Options(engine="torch")',
+                )
+            further = {each for each, _ in node.next_functions} - seen
+            seen |= further
+            nodes += further
+
+    @contextlib.contextmanager
+    def _as_captured(self) -> Iterator[None]:
+        """Sets modes as they were in the forward.
+
+        Raises:
+            StateError: something else about the module is different.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(modes_kept(self.module))
+            for part, training in self.training:
+                part.training = training
+            why = self.changed()
+            if why is not None:
+                raise StateError(
+                    f"{type(self.module).__name__} was changed between forward and backward",
+                    because=f"the forward has to run again in PyTorch, and since then {why}",
+                    help="call backward before you change the module",
+                )
+            for device in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(device):
+                    stack.enter_context(torch.autocast(device, enabled=False))
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(self.dtype)
+            yield
+
+
+def _view(tensor: Tensor) -> Tensor:
+    """A view of a tensor that is connected to it."""
+    if tensor.requires_grad:
+        return tensor.view_as(tensor)
+    return tensor.detach().requires_grad_()  # frozen since the forward
+
+
+def _instead(tensor: Tensor, views: Mapping[int, Tensor]) -> Tensor:
+    """What stands for a tensor: its view, or the tensor itself without a gradient."""
+    view = views.get(id(tensor))
+    if view is not None:
+        return view
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+@contextlib.contextmanager
+def _same_draws(seed: int | None) -> Iterator[None]:
+    """Lets the module draw the random numbers that the graph drew from this seed."""
+    if seed is not None:
+        raise UnsupportedGradient(
+            "PyTorch cannot run a forward again that has drawn random numbers",
+            because="the graph draws the masks of dropout in its own way",
+            help='set dropout to 0, or run this module eagerly: Options(engine="torch")',
+        )
+    yield
+
+
+class Sealed(torch.autograd.Function):
+    """Gradients that cannot be differentiated again, and say so."""
+
+    @staticmethod
+    def forward(ctx: Any, why: OrtrainError, count: int, *tensors: Tensor | None) -> Any:
+        """The first ``count`` tensors, connected to all of them."""
+        ctx.why = why
+        return tuple([None if g is None else g.view_as(g) for g in tensors[:count]])
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
+        """Raises what stood in the way."""
+        why: OrtrainError = ctx.why
+        raise UnsupportedGradient(
+            "a gradient of a gradient through ORTModule",
+            because=f"{why.what}: {why.because}" if why.because else why.what,
+            help=why.help,
+        )

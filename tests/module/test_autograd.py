@@ -1,0 +1,412 @@
+"""Whatever autograd can be asked for gives what it gives for the module itself."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad, functional
+from torch.utils.checkpoint import checkpoint
+
+from ortrain import Options, ORTModule
+from ortrain.errors import ExecutionError, OrtrainWarning, StateError, UnsupportedGradient
+from ortrain.runtime.onnxruntime import Compiled
+from ortrain.step.captures import DIFFERENTIATED_AGAIN
+from tests.module.agreement import GRAPH
+
+# Two orders of summation, of gradients of gradients as well, relative to the largest value.
+AGREES = 2e-5
+
+
+def rows(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+# --- small modules --------------------------------------------------------------------------------
+
+
+class Convolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(2, 3, 3, padding=1)
+        self.norm = nn.BatchNorm2d(3)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.head(self.norm(self.body(image)).tanh().mean((2, 3)))
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.mixed = nn.Linear(8, 24)
+        self.head = nn.Linear(8, 11)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor, weights: Tensor) -> Tensor:
+        query, key, value = self.mixed(self.embedding(tokens)).chunk(3, -1)
+        scores = (query @ key.transpose(-1, -2) / 8**0.5).softmax(-1)
+        return self.head(scores @ value * weights)
+
+
+class Heads(nn.Module):
+    """Two outputs that are differentiable and one that is not, by name and nested."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(4, 5)
+        self.one, self.two = nn.Linear(5, 3), nn.Linear(5, 2)
+
+    def forward(self, value: Tensor, *, scale: Tensor) -> dict[str, Any]:
+        hidden = self.trunk(value).tanh() * scale
+        one = self.one(hidden).sin()
+        return {"one": one, "rest": (one.argmax(-1), self.two(hidden.square()))}
+
+
+def frozen() -> nn.Module:
+    module = perceptron()
+    module[0].requires_grad_(False)
+    return module
+
+
+def perceptron() -> Any:
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.Softplus(), nn.Linear(6, 3))
+
+
+@dataclass
+class Case:
+    """A module with arguments for it.
+
+    Attributes:
+        build: makes the module.
+        arguments: positional ones and those by name.
+        differentiable: the names or positions of those that may require a gradient.
+    """
+
+    build: Callable[[], nn.Module]
+    arguments: Callable[[], tuple[list[Tensor], dict[str, Tensor]]]
+
+
+CASES = {
+    "perceptron": Case(perceptron, lambda: ([rows(5, 4)], {})),
+    "convolution": Case(Convolution, lambda: ([rows(4, 2, 5, 5)], {})),
+    "attention": Case(
+        Attending, lambda: ([torch.arange(12).view(2, 6) % 11, rows(2, 6, 8)], {})
+    ),
+    "heads": Case(Heads, lambda: ([rows(5, 4)], {"scale": rows(5, seed=1)})),
+    "frozen": Case(frozen, lambda: ([rows(5, 4)], {})),
+}
+
+
+# --- what autograd is asked for -------------------------------------------------------------------
+
+Found = dict[str, Any]
+
+
+class Asked:
+    """One call of one module, and what an inquiry needs of it."""
+
+    def __init__(self, case: Case, model: nn.Module, kind: str) -> None:
+        self.model = model
+        args, kwargs = case.arguments()
+        self.leaves: list[Tensor] = []
+        self.inputs: list[Tensor] = []
+        self.args = [self._prepared(t, kind) for t in args]
+        self.kwargs = {name: self._prepared(t, kind) for name, t in kwargs.items()}
+        if kind == "computed":
+            # From a parameter of the module itself, as a recurrent use of it would.
+            first = next(p for p in model.parameters() if p.requires_grad)
+            self.inputs = [t + first.mean() for t in self.inputs]
+            ready = iter(self.inputs)
+            self.args = [next(ready) if t.requires_grad else t for t in self.args]
+            self.kwargs = {n: next(ready) if t.requires_grad else t for n, t in self.kwargs.items()}
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def _prepared(self, tensor: Tensor, kind: str) -> Tensor:
+        if kind == "plain" or not tensor.is_floating_point():
+            return tensor
+        leaf = tensor.requires_grad_()
+        self.leaves.append(leaf)
+        self.inputs.append((leaf * 1.5).sin() if kind == "computed" else leaf)
+        return self.inputs[-1]
+
+    def outputs(self) -> list[Tensor]:
+        """The differentiable outputs of one call."""
+        output = self.model(*self.args, **self.kwargs)
+        if isinstance(output, dict):
+            return [output["one"], output["rest"][1]]
+        return [output]
+
+    def loss(self) -> Tensor:
+        """A number whose second derivatives are not zero."""
+        return sum(o.pow(3).mean() for o in self.outputs())  # type: ignore[return-value]
+
+    @property
+    def all(self) -> list[Tensor]:
+        """Whatever has a gradient."""
+        return [*self.leaves, *self.parameters]
+
+    def accumulated(self) -> Found:
+        """The gradients that a backward has left."""
+        return {str(i): t.grad for i, t in enumerate(self.all)}
+
+
+def numbered(tensors: Sequence[Tensor | None]) -> Found:
+    return {str(i): t for i, t in enumerate(tensors)}
+
+
+def backward(asked: Asked) -> Found:
+    asked.loss().backward()
+    return asked.accumulated()
+
+
+def gradients(asked: Asked) -> Found:
+    return numbered(torch.autograd.grad(asked.loss(), asked.all, allow_unused=True))
+
+
+def backward_twice(asked: Asked) -> Found:
+    loss = asked.loss()
+    loss.backward(retain_graph=True)
+    first = {f"first {k}": g.clone() if g is not None else g for k, g in asked.accumulated().items()}
+    loss.backward()
+    return {**first, **asked.accumulated()}
+
+
+def outputs_one_by_one(asked: Asked) -> Found:
+    found: Found = {}
+    outputs = asked.outputs()
+    for number, output in enumerate(outputs):
+        found |= {
+            f"{number} {key}": gradient
+            for key, gradient in numbered(
+                torch.autograd.grad(
+                    output.pow(2).sum(), asked.all, retain_graph=True, allow_unused=True
+                )
+            ).items()
+        }
+    return found
+
+
+def one_parameter(asked: Asked) -> Found:
+    asked.loss().backward(inputs=[asked.parameters[-1]])
+    return asked.accumulated()
+
+
+def hooks(asked: Asked) -> Found:
+    seen: Found = {}
+    outputs = asked.outputs()
+    outputs[0].register_hook(lambda g: g * 2)
+    for number, tensor in enumerate([*asked.inputs, *asked.parameters]):
+        tensor.register_hook(lambda g, number=number: seen.setdefault(f"seen {number}", g.clone()))
+    for tensor in asked.inputs:
+        tensor.retain_grad()
+    outputs[0].retain_grad()
+    sum(o.pow(3).mean() for o in outputs).backward()  # type: ignore[union-attr]
+    kept = {f"kept {i}": t.grad for i, t in enumerate([*asked.inputs, outputs[0]])}
+    return {**seen, **kept, **asked.accumulated()}
+
+
+def batches_of_gradients(asked: Asked) -> Found:
+    output = asked.outputs()[0]
+    directions = rows(3, *output.shape, seed=7)
+    return numbered(
+        torch.autograd.grad(output, asked.all, directions, is_grads_batched=True, allow_unused=True)
+    )
+
+
+def mapped_backward(asked: Asked) -> Found:
+    output = asked.outputs()[0]
+
+    def pull(direction: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(output, asked.parameters[-1:], direction, retain_graph=True)
+
+    return numbered(torch.func.vmap(pull)(rows(3, *output.shape, seed=7)))
+
+
+def with_anomalies_detected(asked: Asked) -> Found:
+    with torch.autograd.set_detect_anomaly(True):
+        return backward(asked)
+
+
+def offloaded(asked: Asked) -> Found:
+    with torch.autograd.graph.save_on_cpu():
+        loss = asked.loss()
+    loss.backward()
+    return asked.accumulated()
+
+
+def in_another_thread(asked: Asked) -> Found:
+    loss = asked.loss()
+    thread = threading.Thread(target=loss.backward)
+    thread.start()
+    thread.join()
+    return asked.accumulated()
+
+
+def several_forwards(asked: Asked) -> Found:
+    losses = [asked.loss() * factor for factor in (1.0, 2.0, 3.0)]
+    for place in (1, 2, 0):
+        losses[place].backward(retain_graph=True)  # what comes before the module is shared
+    return asked.accumulated()
+
+
+def changed_output(asked: Asked) -> Found:
+    outputs = asked.outputs()
+    outputs[-1] += 1.0
+    sum(o.pow(3).mean() for o in outputs).backward()  # type: ignore[union-attr]
+    return asked.accumulated()
+
+
+FIRST: dict[str, Callable[[Asked], Found]] = {
+    function.__name__: function
+    for function in (
+        backward, gradients, backward_twice, outputs_one_by_one, one_parameter, hooks,
+        batches_of_gradients, mapped_backward, with_anomalies_detected, offloaded,
+        in_another_thread, several_forwards, changed_output,
+    )
+}  # fmt: skip
+
+
+def penalty(asked: Asked) -> Found:
+    loss = asked.loss()
+    found = torch.autograd.grad(loss, asked.all, create_graph=True, allow_unused=True)
+    (loss + sum(g.square().sum() for g in found if g is not None)).backward()
+    return {**{f"first {k}": g for k, g in numbered(found).items()}, **asked.accumulated()}
+
+
+def accumulated_with_graph(asked: Asked) -> Found:
+    asked.loss().backward(create_graph=True)
+    first = {f"first {k}": g for k, g in asked.accumulated().items()}
+    for tensor in asked.all:  # or they would hold the graph
+        tensor.grad = None
+    sum(g.square().sum() for g in first.values() if g is not None).backward()  # type: ignore
+    return {**{k: None if g is None else g.detach() for k, g in first.items()}, **asked.accumulated()}
+
+
+def product_with_hessian(asked: Asked) -> Found:
+    found = torch.autograd.grad(asked.loss(), asked.all, create_graph=True)
+    along = sum((g * rows(*g.shape, seed=i)).sum() for i, g in enumerate(found))
+    return numbered(torch.autograd.grad(along, asked.all, materialize_grads=True))  # type: ignore
+
+
+def third_derivative(asked: Asked) -> Found:
+    value = asked.loss()
+    for _ in range(3):
+        found = torch.autograd.grad(value, asked.all, create_graph=True, allow_unused=True)
+        value = sum(g.square().sum() for g in found if g is not None)  # type: ignore[assignment]
+    return numbered(found)
+
+
+def by_upstream(asked: Asked) -> Found:
+    """Twice backward gives the product with the Jacobian: the gradient is linear upstream."""
+    output = asked.outputs()[0]
+    direction = torch.ones_like(output).requires_grad_()
+    found = torch.autograd.grad(output, asked.all, direction, create_graph=True, allow_unused=True)
+    along = sum(g.sum() for g in found if g is not None)
+    return numbered(torch.autograd.grad(along, [direction]))  # type: ignore[arg-type]
+
+
+def output_by_output_again(asked: Asked) -> Found:
+    found: Found = {}
+    for number, output in enumerate(asked.outputs()):
+        first = torch.autograd.grad(
+            output.pow(3).sum(), asked.parameters, create_graph=True, allow_unused=True
+        )
+        total = sum(g.square().sum() for g in first if g is not None)
+        second = torch.autograd.grad(total, asked.all, allow_unused=True, retain_graph=True)  # type: ignore
+        found |= {f"{number} {key}": g for key, g in numbered(second).items()}
+    return found
+
+
+def hooks_once(asked: Asked) -> Found:
+    calls: list[int] = []
+    loss = asked.loss()
+    handles = [
+        t.register_hook(lambda g, i=i: calls.append(i))  # type: ignore[misc]
+        for i, t in enumerate([*asked.inputs, *asked.parameters])
+    ]
+    found = torch.autograd.grad(loss, asked.all, create_graph=True, allow_unused=True)
+    for handle in handles:
+        handle.remove()
+    return {"calls": torch.tensor(sorted(calls)), **numbered([g.detach() for g in found if g is not None])}
+
+
+def curved_backward(asked: Asked) -> Found:
+    """Batches of gradients that are differentiated again, as a vectorized Hessian takes them."""
+    output = asked.outputs()[0]
+    found = torch.autograd.grad(
+        output, asked.parameters[:1], rows(3, *output.shape, seed=7),
+        is_grads_batched=True, create_graph=True,
+    )  # fmt: skip
+    return numbered(torch.autograd.grad(found[0].square().sum(), asked.all, allow_unused=True))
+
+
+SECOND: dict[str, Callable[[Asked], Found]] = {
+    function.__name__: function
+    for function in (
+        penalty, accumulated_with_graph, product_with_hessian, third_derivative, by_upstream,
+        output_by_output_again, hooks_once, curved_backward,
+    )
+}  # fmt: skip
+
+
+def assert_same(ours: Found, eager: Found) -> None:
+    assert ours.keys() == eager.keys()
+    for name, expected in eager.items():
+        found = ours[name]
+        assert (found is None) == (expected is None), name
+        if expected is not None:
+            expected = expected.detach()
+            bound = AGREES * float(expected.abs().max()) if expected.numel() else 0.0
+            torch.testing.assert_close(
+                found.detach(), expected, rtol=0.0, atol=max(bound, 1e-9),
+                msg=lambda text, name=name: f"{name}: {text}",
+            )  # fmt: skip
+
+
+def compare(case: Case, inquiry: Callable[[Asked], Found], kind: str) -> ORTModule:
+    eager = case.build()
+    model = ORTModule(copy.deepcopy(eager), options=GRAPH)
+    assert_same(inquiry(Asked(case, model, kind)), inquiry(Asked(case, eager, kind)))
+    for name, buffer in model.named_buffers():
+        torch.testing.assert_close(buffer, dict(eager.named_buffers())[name])
+    assert model.report.graph_calls > 0
+    return model
+
+
+KINDS = ["plain", "leaf", "computed"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", CASES)
+def test_first_derivatives_are_eagers(name: str, kind: str) -> None:
+    eager = CASES[name].build()
+    model = ORTModule(copy.deepcopy(eager), options=GRAPH)
+    for inquiry in FIRST.values():
+        for each in (model, eager):
+            each.zero_grad()
+            for parameter in each.parameters():
+                parameter._backward_hooks = None
+        ours = inquiry(Asked(CASES[name], model, kind))
+        try:
+            assert_same(ours, inquiry(Asked(CASES[name], eager, kind)))
+        except AssertionError as error:
+            raise AssertionError(f"{inquiry.__name__}: {error}") from error
+        assert model.report.mode == "graph"
+    for buffer_name, buffer in model.named_buffers():
+        torch.testing.assert_close(buffer, dict(eager.named_buffers())[buffer_name])
+
+
+@pytest.mark.filterwarnings("ignore:Using backward. with create_graph=True:UserWarning")
+@pytest.mark.parametrize("inquiry", SECOND)
+@pytest.mark.parametrize("name", CASES)
+def test_higher_derivatives_are_eagers(name: str, inquiry: str) -> None:
+    for kind in ("leaf", "computed") if name in ("perceptron", "heads") else ("computed",):
+        compare(CASES[name], SECOND[inquiry], kind)
