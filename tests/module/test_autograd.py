@@ -34,7 +34,7 @@ def rows(*shape: int, seed: int = 0) -> Tensor:
 class Convolution(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Conv2d(2, 3, 3, padding=1)
+        self.body = nn.Conv2d(2, 3, 3, padding=1, bias=False)  # the norm would take it out
         self.norm = nn.BatchNorm2d(3)
         self.head = nn.Linear(3, 2)
 
@@ -225,7 +225,7 @@ def mapped_backward(asked: Asked) -> Found:
     output = asked.outputs()[0]
 
     def pull(direction: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(output, asked.parameters[-1:], direction, retain_graph=True)
+        return torch.autograd.grad(output, asked.parameters[:1], direction, retain_graph=True)
 
     return numbered(torch.func.vmap(pull)(rows(3, *output.shape, seed=7)))
 
@@ -404,9 +404,137 @@ def test_first_derivatives_are_eagers(name: str, kind: str) -> None:
         torch.testing.assert_close(buffer, dict(eager.named_buffers())[buffer_name])
 
 
-@pytest.mark.filterwarnings("ignore:Using backward. with create_graph=True:UserWarning")
+@pytest.mark.filterwarnings(r"ignore:Using backward\(\) with create_graph=True:UserWarning")
 @pytest.mark.parametrize("inquiry", SECOND)
 @pytest.mark.parametrize("name", CASES)
 def test_higher_derivatives_are_eagers(name: str, inquiry: str) -> None:
     for kind in ("leaf", "computed") if name in ("perceptron", "heads") else ("computed",):
         compare(CASES[name], SECOND[inquiry], kind)
+
+
+# --- forward mode and transforms -------------------------------------------------------------------
+
+
+def dual_input(asked: Asked) -> Found:
+    value, tangent = rows(5, 4), rows(5, 4, seed=3)
+    with forward_ad.dual_level():
+        output = asked.model(forward_ad.make_dual(value, tangent))
+        return numbered(forward_ad.unpack_dual(output))
+
+
+def dual_parameters(asked: Asked) -> Found:
+    with forward_ad.dual_level():
+        duals = {
+            name: forward_ad.make_dual(p.detach(), rows(*p.shape, seed=3))
+            for name, p in asked.model.named_parameters()
+        }
+        output = torch.func.functional_call(asked.model, duals, (rows(5, 4),))
+        return numbered(forward_ad.unpack_dual(output))
+
+
+def dual_upstream(asked: Asked) -> Found:
+    """A backward whose gradients have tangents, through a forward that had none."""
+    output = asked.outputs()[0]
+    with forward_ad.dual_level():
+        direction = forward_ad.make_dual(torch.ones_like(output), rows(*output.shape, seed=3))
+        (found,) = torch.autograd.grad(output, asked.parameters[:1], direction)
+        return numbered(forward_ad.unpack_dual(found))
+
+
+def functional_gradient(asked: Asked) -> Found:
+    def loss(parameters: dict[str, Tensor], value: Tensor) -> Tensor:
+        return torch.func.functional_call(asked.model, parameters, (value,)).pow(3).sum()
+
+    parameters = {name: p.detach() for name, p in asked.model.named_parameters()}
+    return dict(torch.func.grad(loss)(parameters, rows(5, 4)))
+
+
+def gradients_of_each_row(asked: Asked) -> Found:
+    def loss(parameters: dict[str, Tensor], value: Tensor) -> Tensor:
+        return torch.func.functional_call(asked.model, parameters, (value[None],)).pow(3).sum()
+
+    parameters = {name: p.detach() for name, p in asked.model.named_parameters()}
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))
+    return dict(each(parameters, rows(5, 4)))
+
+
+def transforms_of_the_module(asked: Asked) -> Found:
+    model, value = asked.model, rows(4)
+    output, pull = torch.func.vjp(model, value)
+    return {
+        "jacrev": torch.func.jacrev(model)(value),
+        "jacfwd": torch.func.jacfwd(model)(value),
+        "hessian": torch.func.hessian(lambda x: model(x).pow(2).sum())(value),
+        "vmap": torch.func.vmap(model)(rows(5, 4)),
+        "jvp": torch.func.jvp(model, (value,), (rows(4, seed=3),))[1],
+        "vjp": pull(torch.ones_like(output))[0],
+        "linearize": torch.func.linearize(model, value)[1](rows(4, seed=3)),
+    }
+
+
+def an_ensemble(asked: Asked) -> Found:
+    others = [copy.deepcopy(dict(asked.model.named_parameters())) for _ in range(2)]
+    stacked = {n: torch.stack([o[n].detach() * (i + 1) for i, o in enumerate(others)]) for n in others[0]}
+
+    def call(parameters: dict[str, Tensor], value: Tensor) -> Tensor:
+        return torch.func.functional_call(asked.model, parameters, (value,))
+
+    return {"": torch.func.vmap(call, in_dims=(0, None))(stacked, rows(5, 4))}
+
+
+def inner_loop(asked: Asked) -> Found:
+    """A step of gradient descent that is differentiated, as in meta-learning."""
+    fast = dict(asked.model.named_parameters())
+    for number in range(3):
+        output = torch.func.functional_call(asked.model, fast, (rows(5, 4, seed=number),))
+        found = torch.autograd.grad(output.pow(2).mean(), list(fast.values()), create_graph=True)
+        fast = {n: p - 0.1 * g for (n, p), g in zip(fast.items(), found, strict=True)}
+    loss = torch.func.functional_call(asked.model, fast, (rows(5, 4, seed=9),)).pow(2).mean()
+    return numbered(torch.autograd.grad(loss, asked.parameters))
+
+
+def autograds_own_functions(asked: Asked) -> Found:
+    model, value, direction = asked.model, rows(2, 4), rows(2, 4, seed=3)
+
+    def number(value: Tensor) -> Tensor:
+        return model(value).pow(3).sum()
+
+    return {
+        "jacobian": functional.jacobian(model, value),
+        "vectorized jacobian": functional.jacobian(model, value, vectorize=True),
+        "forward jacobian": functional.jacobian(
+            model, value, vectorize=True, strategy="forward-mode"
+        ),
+        "hessian": functional.hessian(number, value),
+        "vectorized hessian": functional.hessian(number, value, vectorize=True),
+        "hessian forward": functional.hessian(
+            number, value, vectorize=True, outer_jacobian_strategy="forward-mode"
+        ),
+        "hvp": functional.hvp(number, value, direction)[1],
+        "vhp": functional.vhp(number, value, direction)[1],
+        "jvp": functional.jvp(model, value, direction)[1],
+        "vjp": functional.vjp(model, value, torch.ones(2, 3))[1],
+    }
+
+
+TRANSFORMED: dict[str, Callable[[Asked], Found]] = {
+    function.__name__: function
+    for function in (
+        dual_input, dual_parameters, dual_upstream, functional_gradient, gradients_of_each_row,
+        transforms_of_the_module, an_ensemble, inner_loop, autograds_own_functions,
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["auto", "onnxruntime"])
+@pytest.mark.parametrize("inquiry", TRANSFORMED)
+def test_tangents_and_transforms_are_eagers(inquiry: str, engine: Any) -> None:
+    eager = perceptron()
+    model = ORTModule(copy.deepcopy(eager), options=Options(engine=engine))
+    asked = [Asked(CASES["perceptron"], each, "leaf") for each in (model, eager)]
+    if engine == "onnxruntime":
+        asked[0].loss().backward()
+        assert model.report.mode == "graph"
+    function = TRANSFORMED[inquiry]
+    for _ in range(2):
+        assert_same(function(asked[0]), function(asked[1]))
