@@ -19,6 +19,7 @@ from ortrain.capture.modes import modes_kept
 from ortrain.capture.structure import FlatCall, OutputStructure
 from ortrain.capture.untouched import untouched
 from ortrain.errors import OrtrainError, StateError, UnsupportedGradient
+from ortrain.step.draws import replayed_draws
 
 Gradients = list[Tensor | None]
 
@@ -87,13 +88,15 @@ class Original:
 
         Raises:
             StateError: the module is in another state now.
-            UnsupportedGradient: PyTorch cannot run the same forward.
+            CaptureError: PyTorch cannot draw the same random numbers.
+            UnsupportedGradient: the module reads parameters that are not its own.
         """
         with self._as_captured(), torch.enable_grad():
             views = {id(tensor): _view(tensor) for tensor in wrt}
             given, structure = OutputStructure.from_output((call.args, call.kwargs))
             args, kwargs = structure.rebuild([_instead(t, views) for t in given])
-            with untouched(self.module), _same_draws(seed):
+            draws = contextlib.nullcontext() if seed is None else replayed_draws(seed)
+            with untouched(self.module), draws:
                 output = torch.func.functional_call(
                     self.module, self._state(views, buffers), args, kwargs, tie_weights=False
                 )
@@ -188,18 +191,6 @@ def _instead(tensor: Tensor, views: Mapping[int, Tensor]) -> Tensor:
     if view is not None:
         return view
     return tensor.detach() if tensor.requires_grad else tensor
-
-
-@contextlib.contextmanager
-def _same_draws(seed: int | None) -> Iterator[None]:
-    """Lets the module draw the random numbers that the graph drew from this seed."""
-    if seed is not None:
-        raise UnsupportedGradient(
-            "PyTorch cannot run a forward again that has drawn random numbers",
-            because="the graph draws the masks of dropout in its own way",
-            help='set dropout to 0, or run this module eagerly: Options(engine="torch")',
-        )
-    yield
 
 
 class Sealed(torch.autograd.Function):

@@ -34,6 +34,8 @@ from ortrain.step.captures import MOST_SHAPES, Captures, Form, Sizes, State
 from ortrain.step.contest import Race
 from ortrain.step.report import Report
 
+_saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
 # Module states whose captures are kept: training and evaluation, adapters on and off, …
 MOST_STATES = 8
 # So many new states of the module within so many calls, and captures will never pay.
@@ -139,6 +141,8 @@ class Runner:
         except OrtrainError as error:
             return self._refused(form, flat, sizes, error)
         except Exception as error:
+            if _saving_hooks(False) is not None:
+                raise  # a hook's own: checkpointing ends what it computes again so
             return self._refused(form, flat, sizes, _unforeseen(error))
         report = form.report
         report.graph_calls += 1
