@@ -29,12 +29,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, get_default_dtype, is_grad_enabled, is_inference_mode_enabled, nn
 from torch._C import (
+    _autograd,
+    _current_graph_task_id,
     _functorch,
     _get_deterministic_algorithms,
     _is_any_autocast_enabled,
     _len_torch_dispatch_stack,
     _len_torch_function_stack,
 )
+from torch.autograd import forward_ad
 from torch.nn.modules import module as global_hooks
 
 from ortrain.capture.survey import (
@@ -50,10 +53,15 @@ from ortrain.capture.survey import (
 )
 
 _transforms = _functorch.peek_interpreter_stack
+_saving_hooks = _autograd._top_saved_tensors_default_hooks
 
 
 class Ambient(NamedTuple):
-    """The names for what `ambient` returns: ``Ambient(*ambient())``."""
+    """The names for what `ambient` returns: ``Ambient(*ambient())``.
+
+    The last three: whether forward-mode derivatives are taken; the module of the hooks through
+    which saved tensors go, empty without; whether a backward runs, which checkpointing calls from.
+    """
 
     grad: bool
     inference: bool
@@ -63,6 +71,9 @@ class Ambient(NamedTuple):
     function_modes: int
     dispatch_modes: int
     transformed: bool
+    tangents: bool
+    saving: str
+    in_backward: bool
 
 
 def ambient() -> tuple[Hashable, ...]:
@@ -80,6 +91,9 @@ def ambient() -> tuple[Hashable, ...]:
         _len_torch_function_stack(),
         _len_torch_dispatch_stack(),
         _transforms() is not None,
+        forward_ad._current_level >= 0,
+        "" if (hooks := _saving_hooks(False)) is None else hooks[0].__module__,
+        _current_graph_task_id() != -1,
     )
 
 

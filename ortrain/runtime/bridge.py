@@ -20,6 +20,8 @@ def to_ort(tensor: torch.Tensor) -> Any:
     """
     if tensor.requires_grad:
         tensor = tensor.detach()
+    if tensor.is_neg():  # a view that stands for its negative, of which DLPack knows nothing
+        tensor = tensor.resolve_neg()
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
     if tensor.dtype is torch.bool:  # this onnxruntime takes bool as uint8 with a flag

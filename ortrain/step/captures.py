@@ -48,6 +48,7 @@ MOST_SIZES = 4096
 # Why a form of call runs in PyTorch whose gradients were asked for with create_graph=True.
 DIFFERENTIATED_AGAIN = "its gradients are differentiated again, which PyTorch does"
 
+_USER = Role.USER_INPUT
 Sizes = tuple[torch.Size, ...]
 """The shapes of a call's tensors."""
 
@@ -331,21 +332,21 @@ class Captures:
 
     def _rows(self, served: Served, flat: FlatCall) -> dict[int, int]:
         """Of each tensor of a large batch, how many rows a comparison takes; {} takes all."""
-        sizes, constraints = _sizes(served, flat), served.captured.constraints
-        batch = next(
-            (r for r in constraints.ranges if all(axis == 0 for _, axis in r.places)), None
-        )
-        if batch is None or served.cost(sizes) <= ENOUGH:
+        cost = served.cost(_sizes(served, flat))
+        dims = [[str(d) for d in v.shape or ()] for v in served.captured.program.inputs(_USER)]
+        batch = next((shape[0] for shape in dims if shape and not shape[0].isdigit()), "")
+        if cost <= ENOUGH or not batch or any(batch in shape[1:] for shape in dims):
             return {}
-        whole = flat.tensors[served.order[batch.places[0][0]]].shape[0]
-        count = max(2, int(whole * ENOUGH / served.cost(sizes)))
-        rows = {served.order[i]: count for i, _ in batch.places}
+        places = [p for p, shape in zip(served.positions, dims, strict=True) if batch in shape]
+        whole = flat.tensors[places[0]].shape[0]
+        rows = dict.fromkeys(places, max(2, int(whole * ENOUGH / cost)))
         shapes = [
-            torch.Size([rows.get(place, shape[0]), *shape[1:]]) if shape else shape
+            torch.Size([rows[place], *shape[1:]]) if place in rows else shape
             for place, shape in ((i, flat.tensors[i].shape) for i in served.order)
         ]
-        fits = count < whole and constraints.accepts(shapes) and not constraints.untraced(shapes)
-        return rows if fits else {}
+        constraints = served.captured.constraints
+        fits = rows[places[0]] < whole and constraints.accepts(shapes)
+        return rows if fits and not constraints.untraced(shapes) else {}
 
     def _trainable(self, state: State) -> tuple[bool, ...]:
         """What selects among the steps of a capture."""

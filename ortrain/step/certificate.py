@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.capture.untouched import random_states, untouched
 from ortrain.errors import OrtrainError, ParityError, listing
+from ortrain.program import Role
 from ortrain.step.build import Plan
 from ortrain.step.digest import Digest
 from ortrain.step.draws import replayed_draws
@@ -119,6 +120,7 @@ class Trial:
         grad: whether gradients are compared.
         upstream: which outputs receive a gradient.
         seed: of the random numbers.
+        draws: whether the graph draws any.
     """
 
     module: nn.Module
@@ -127,6 +129,7 @@ class Trial:
     grad: bool
     upstream: Received
     seed: int
+    draws: bool
 
     @classmethod
     def of(
@@ -161,7 +164,9 @@ class Trial:
         with torch.inference_mode(False):
             args, kwargs = pytree.tree_unflatten([own(leaf) for leaf in leaves], spec)
         seed = int(torch.initial_seed() & 0x7FFFFFFF)
-        return cls(module, flatten_call(args, kwargs), tuple(names), grad, plan.upstream, seed)
+        draws = any(role is Role.SEED for role, _ in plan.feeds)
+        call = flatten_call(args, kwargs)
+        return cls(module, call, tuple(names), grad, plan.upstream, seed, draws)
 
     def tensors(self, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
         """The call's tensors anew, in another floating dtype where one is asked for."""
@@ -178,7 +183,7 @@ class Trial:
         args, kwargs = _replaced(self.call, users)
         with untouched(module), _quiet_backward(), torch.set_grad_enabled(self.grad):
             torch.manual_seed(self.seed)
-            with replayed_draws(int(draw_seed())):
+            with replayed_draws(int(draw_seed())) if self.draws else contextlib.nullcontext():
                 output = torch.func.functional_call(module, everything, args, kwargs)
         tensors, structure = OutputStructure.from_output(output)
         del output

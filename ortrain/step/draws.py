@@ -1,7 +1,7 @@
 """Eager with the graph's random numbers: its dropouts keep the elements that the graph keeps.
 
 A graph draws by a hash of the step's seed and of a number that each draw has, its stream
-(`ortrain/ops/dropout.py`); the streams count the draws of the module's forward in their order. So
+(`ortrain/ops/hash.py`); the streams count the draws of the module's forward in their order. So
 eager, told the seed, can draw the same: each operator that would take numbers from torch's
 generator gets those of the next stream. With them graph and eager can be compared with dropout on,
 and a step that the graph cannot finish is finished by eager.
@@ -18,21 +18,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.capture.checkpointing import without_checkpoints
 from ortrain.errors import CaptureError
-from ortrain.ops.dropout import kept
+from ortrain.ops.random import drawn
 
 aten = torch.ops.aten
 
 
 @contextlib.contextmanager
-def replayed_draws(seed: int | None) -> Iterator[None]:
+def replayed_draws(seed: int) -> Iterator[None]:
     """Eager calls inside draw what a graph draws whose seed input is this.
 
-    Nothing is computed twice inside: a checkpoint would draw anew when it is run again. None stands
-    for a graph that draws nothing.
+    Nothing is computed twice inside: a checkpoint would draw anew when it is run again.
     """
-    if seed is None:
-        yield
-        return
     with without_checkpoints(), _Replay(seed):
         yield
 
@@ -52,7 +48,9 @@ class _Replay(TorchDispatchMode):
             return operator(*args, **kwargs)
         if operator is aten.bernoulli_.float:
             tensor, p = args if len(args) == 2 else (args[0], kwargs.get("p", 0.5))
-            mask = kept(tuple(tensor.shape), self.seed, self._next(), 1.0 - p)
+            mask = drawn(
+                "bernoulli", tensor.shape, seed=self.seed, stream=self._next(), chance=p
+            )
             return tensor.copy_(torch.from_numpy(mask))
         before = torch.get_rng_state()
         result = operator(*args, **kwargs)

@@ -88,13 +88,15 @@ class Original:
 
         Raises:
             StateError: the module is in another state now.
-            UnsupportedGradient: PyTorch cannot run the same forward.
+            CaptureError: PyTorch cannot draw the same random numbers.
+            UnsupportedGradient: the module reads parameters that are not its own.
         """
         with self._as_captured(), torch.enable_grad():
             views = {id(tensor): _view(tensor) for tensor in wrt}
             given, structure = OutputStructure.from_output((call.args, call.kwargs))
             args, kwargs = structure.rebuild([_instead(t, views) for t in given])
-            with untouched(self.module), replayed_draws(seed):
+            draws = contextlib.nullcontext() if seed is None else replayed_draws(seed)
+            with untouched(self.module), draws:
                 output = torch.func.functional_call(
                     self.module, self._state(views, buffers), args, kwargs, tie_weights=False
                 )

@@ -100,7 +100,7 @@ class Step:
         tensors: parameters and buffers by name.
         other: called where the outputs that receive a gradient are not those the plan expects;
             returns the step for them.
-        original: the module, for gradients that no graph gives.
+        original: the module, for gradients that no graph gives; None where nobody asks for those.
 
     Attributes:
         leaves: the parameters that receive a gradient.
@@ -111,7 +111,7 @@ class Step:
         plan: Plan,
         tensors: dict[str, torch.Tensor],
         other: Callable[[Received], Step],
-        original: Original,
+        original: Original | None = None,
     ) -> None:
         self.plan = plan
         # Whatever the backward is asked for that the plan does not give, the forward runs again
@@ -156,13 +156,16 @@ class Step:
         return all_to_torch(fetches, self.plan.bools)[: self.plan.outputs]
 
     def train(
-        self, users: Sequence[torch.Tensor], call: FlatCall, caller: Caller
+        self,
+        users: Sequence[torch.Tensor],
+        call: FlatCall | None = None,
+        caller: Caller | None = None,
     ) -> Sequence[torch.Tensor]:
         """Runs the forward and leaves a backward with autograd.
 
         Args:
             users: the tensors that the program takes.
-            call: the arguments as they came.
+            call: the arguments as they came; None where PyTorch need not run them again.
             caller: hears what the backward needs.
         """
         backward = _Backward(_Read(self, users, call, caller))
@@ -228,8 +231,14 @@ class _Backward:
         self.read: _Read | None = read
         self.way: _Way | None = None
 
-    def begin(self, upstream: Sequence[torch.Tensor | None]) -> None:
+    def begin(
+        self, upstream: Sequence[torch.Tensor | None], changed: RuntimeError | None = None
+    ) -> None:
         """Takes the gradients of the outputs.
+
+        Args:
+            upstream: the gradients.
+            changed: what autograd says where something that the pieces read is not as it was.
 
         Raises:
             StateError: what the forward left is freed.
@@ -241,7 +250,7 @@ class _Backward:
                 help="call the first backward with retain_graph=True",
             )
         keeps = _keeps_graph()
-        self.way = way = _Way(self.read, self.stash, upstream, keeps)
+        self.way = way = _Way(self.read, self.stash, upstream, keeps, changed)
         if not keeps:
             self.read, self.stash = None, []
         way.begin()
@@ -259,14 +268,19 @@ class _Way:
     """One backward on its way through the pieces."""
 
     __slots__ = (
-        "carried", "done", "gradients", "keeps", "order", "pieces", "read", "stash", "upstream",
+        "carried", "changed", "done", "gradients", "keeps", "order", "pieces", "read", "stash", "upstream",
         "whole",
     )  # fmt: skip
 
     def __init__(
-        self, read: _Read, stash: list[Any], upstream: Sequence[torch.Tensor | None], keeps: bool
+        self,
+        read: _Read,
+        stash: list[Any],
+        upstream: Sequence[torch.Tensor | None],
+        keeps: bool,
+        changed: RuntimeError | None = None,
     ) -> None:
-        self.read, self.stash, self.keeps = read, stash, keeps
+        self.read, self.stash, self.keeps, self.changed = read, stash, keeps, changed
         self.upstream, self.done, self.whole = upstream, 0, False
         self.carried: list[Any] = []
 
@@ -277,7 +291,7 @@ class _Way:
             return
         self._choose(self.read.step)
         for given, expected in zip(self.upstream, self.read.step.plan.upstream, strict=True):
-            if (given is not None) is not expected:
+            if (given is not None) is not expected or self.changed is not None:
                 self._run_again(tuple([g is not None for g in self.upstream]))
                 break
 
@@ -315,6 +329,8 @@ class _Way:
         try:
             step, self.stash = self.read.again(received)
         except Exception as error:
+            if self.changed is not None:
+                raise self.changed from None
             self._take_all(self._recovered(error))
         else:
             self.keeps, self.whole = False, True
@@ -355,11 +371,13 @@ class _Way:
         differentiated.
         """
         again = torch.is_grad_enabled()
-        if again:
+        if again and self.read.caller is not None:
             self.read.caller.differentiated_again()
         try:
             return self._in_pytorch(create_graph=again)
         except OrtrainError as error:
+            if self.changed is not None:
+                raise self.changed from None
             if not again or forward_ad._current_level >= 0 or _transforms() is not None:
                 raise
             why = error
@@ -374,6 +392,9 @@ class _Way:
 
     def _recovered(self, error: Exception) -> Gradients:
         """PyTorch's gradients in the place of a graph's that failed."""
+        call, caller = self.read.call, self.read.caller
+        if call is None or caller is None:
+            raise error
         if any(g is not None and _is_batched(g) for g in self.upstream):
             return self._in_pytorch(create_graph=False)  # no error: autograd.grad(is_grads_batched)
         if not isinstance(error, OrtrainError):
@@ -384,7 +405,7 @@ class _Way:
             gradients = self._in_pytorch(create_graph=False)
         except OrtrainError:
             raise error from None
-        if not self.read.caller.recovers(error, self.read.call):
+        if not caller.recovers(error, call):
             raise error
         return gradients
 
@@ -429,8 +450,16 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor | None) -> Any:
-        ctx.saved_tensors  # noqa: B018  (raises where one of them was changed in place)
-        ctx.under_way.begin(upstream)
+        backward: _Backward = ctx.under_way
+        try:
+            ctx.saved_tensors  # noqa: B018  (raises where one of them was changed in place)
+        except RuntimeError as error:
+            # It may be another output than those that have a gradient, or what leads to one.
+            if backward.read is None or "modified by an inplace operation" not in str(error):
+                raise
+            backward.begin(upstream, error)
+        else:
+            backward.begin(upstream)
         return (None, None, _token(ctx), *_taken(ctx))
 
 
@@ -476,12 +505,16 @@ class _Read:
     __slots__ = ("call", "caller", "feeds", "pointers", "step", "users", "versions")
 
     def __init__(
-        self, step: Step, users: Sequence[torch.Tensor], call: FlatCall, caller: Caller
+        self,
+        step: Step,
+        users: Sequence[torch.Tensor],
+        call: FlatCall | None,
+        caller: Caller | None,
     ) -> None:
         self.step, self.users, self.call, self.caller = step, users, call, caller
         self.feeds = step.feeds(users)
         self.pointers = step.feeds.pointers
-        self.versions = [t._version for t in step.watched] + contents(users)
+        self.versions = [t._version for t in step.watched] + contents([*users])
 
     def again(self, received: Received) -> tuple[Step, list[Any]]:
         """The step for gradients of these outputs, and what its forward saves.
@@ -504,9 +537,12 @@ class _Read:
 
         Raises:
             StateError: the module, or a tensor that these outputs depend on, was changed.
-            UnsupportedGradient: PyTorch cannot run the same forward.
+            CaptureError: PyTorch cannot draw the same random numbers.
+            UnsupportedGradient: the module reads parameters that are not its own.
         """
         step = self.step
+        assert step.original is not None
+        assert self.call is not None
         forward = step.plan.lowered[0].graph
         received = zip(forward.outputs, upstream, strict=False)
         chosen = [value for value, gradient in received if gradient is not None]

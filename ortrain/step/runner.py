@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import is_grad_enabled, nn
+from torch.autograd import forward_ad
+from torch.utils import checkpoint
 
 from ortrain.capture.guard import Ambient, ambient, inner_hooks
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
@@ -30,10 +32,14 @@ from ortrain.errors import (
     ParityError,
 )
 from ortrain.exclusive import EXCLUSIVE
+from ortrain.program import Role
 from ortrain.step import contest
-from ortrain.step.captures import MOST_SHAPES, Captures, Form, Sizes, State
+from ortrain.step.captures import MOST_SHAPES, Captures, Form, Served, Sizes, State
 from ortrain.step.contest import Race
 from ortrain.step.report import Report
+
+_saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_transforms = torch._C._functorch.peek_interpreter_stack
 
 # Module states whose captures are kept: training and evaluation, adapters on and off, …
 MOST_STATES = 8
@@ -41,6 +47,9 @@ MOST_STATES = 8
 RESTLESS_STATES, RESTLESS_CALLS = 8, 16
 # Calls that go to the module unseen once eager has won the contest; then one is looked at again.
 EAGER_SPELL = 256
+
+# Why a call runs in PyTorch that checkpointing may run again.
+RUN_AGAIN = "checkpointing around it runs it twice, and both times must be alike"
 
 PROVIDERS = {"cpu": "CPUExecutionProvider"}
 
@@ -95,6 +104,9 @@ class Runner:
         self.calls += 1
         state = self.state
         if state is None or state.guard.changed() is not None:
+            borrowed = _borrowed(self.module)
+            if borrowed:
+                return self._eager_because(self._unserved(borrowed), args, kwargs)
             with EXCLUSIVE:
                 state = self._find_state()
             if state is None:
@@ -128,6 +140,9 @@ class Runner:
         try:
             if served is None:
                 served = self.captures.find(state, form, flat, sizes)
+                if self._draws_apart(form, served):
+                    form.reason = RUN_AGAIN
+                    return self._eager(form.reason, args, kwargs)
             variants = served.variants.get(state.guard.trainable() if form.grad else ())
             if variants is None:
                 step = self.captures.first_step(state, served, flat)
@@ -143,6 +158,8 @@ class Runner:
         except OrtrainError as error:
             return self._refused(form, flat, sizes, error)
         except Exception as error:
+            if _saving_hooks(False) is not None:
+                raise  # a hook's own: checkpointing ends what it computes again so
             return self._refused(form, flat, sizes, _unforeseen(error))
         report = form.report
         report.graph_calls += 1
@@ -218,12 +235,37 @@ class Runner:
             asked = "engine" if modes.grad or self.options.inference is None else "inference"
             reason = f'{asked}="torch"'
         elif reason:
-            error = NotServed(f"{type(self.module).__name__} cannot run as a graph here: {reason}")
+            error = self._unserved(reason)
             if not self.options.falls_back(error):
                 raise error
             self._warn(reason)
+        elif self._run_again(modes):
+            race, reason = None, RUN_AGAIN
         report = self.captures.described(modes.grad)
         return Form(modes.grad, report, reason=reason, race=race, recover=self._recovers)
+
+    def _unserved(self, reason: str) -> NotServed:
+        return NotServed(f"{type(self.module).__name__} cannot run as a graph here: {reason}")
+
+    def _run_again(self, modes: Ambient) -> bool:
+        """Whether a call belongs to a forward that runs twice, and may meet two engines.
+
+        What is saved in the first of them must be what is saved in the second, and so must be the
+        masks of dropout.
+        """
+        chosen = {self.options.engine_for(grad) for grad in (True, False)}
+        if chosen == {"onnxruntime"}:
+            return False
+        return modes.grad and (modes.in_backward or modes.saving == checkpoint.__name__)
+
+    def _draws_apart(self, form: Form, served: Served) -> bool:
+        """Whether a call without gradients draws random numbers that a call with them draws again.
+
+        So does checkpointing with reentrance; the two calls have forms of their own.
+        """
+        chosen = {self.options.engine_for(grad) for grad in (True, False)}
+        drawn = served.captured.program.inputs(Role.SEED)
+        return bool(drawn and not form.grad and self.module.training and chosen != {"onnxruntime"})
 
     def _not_served(self, state: State, modes: Ambient, flat: FlatCall) -> str:
         """Why no graph can serve calls under these modes; empty where one can."""
@@ -233,6 +275,10 @@ class Runner:
             return "deterministic algorithms are asked for"
         if modes.function_modes or modes.dispatch_modes or modes.transformed:
             return "a torch function mode or transform is active"
+        if modes.tangents:
+            return "forward-mode derivatives are taken around it"
+        if modes.saving not in _KEEPING and modes.grad:
+            return "hooks are set on saved tensors, of which a graph has others than PyTorch"
         inputs = {f"an input of shape {[*t.shape]}": t for t in flat.tensors}
         for name, tensor in {**state.tensors, **inputs}.items():
             if tensor.device.type not in PROVIDERS and self.options.provider is None:
@@ -342,6 +388,23 @@ class Runner:
 
 
 _INNER = ("ortrain.", "torch.nn.modules.module")
+# Hooks on saved tensors that give back what they were given: checkpointing, save_on_cpu.
+_KEEPING = ("", checkpoint.__name__, torch.autograd.graph.__name__)
+
+
+def _borrowed(module: nn.Module) -> str:
+    """Why the module's parameters are its own for this call only; empty where they are not.
+
+    They are never kept for other calls: each would be a new state of the module.
+    """
+    if _transforms() is not None:
+        return "a torch function mode or transform is active"
+    if forward_ad._current_level >= 0:
+        return "forward-mode derivatives are taken around it"
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and not isinstance(parameter, nn.Parameter):
+            return f"{name} is not a parameter but computed, as torch.func.functional_call sets it"
+    return ""
 
 
 @contextmanager

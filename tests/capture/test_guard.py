@@ -662,8 +662,13 @@ def _double() -> Iterator[None]:
         (lambda: torch.autocast("cpu", torch.float16), "autocast", (("cpu", torch.float16),)),
         (_Mode, "function_modes", 1),
         (torch.utils._python_dispatch.TorchDispatchMode, "dispatch_modes", 1),
+        (torch.autograd.forward_ad.dual_level, "tangents", True),
+        (torch.autograd.graph.save_on_cpu, "saving", "torch.autograd.graph"),
     ],
-    ids=["no_grad", "inference", "bfloat16", "float16", "function mode", "dispatch mode"],
+    ids=[
+        "no_grad", "inference", "bfloat16", "float16", "function mode", "dispatch mode", "tangents",
+        "offloading",
+    ],
 )
 def test_ambient_state_shows_in_its_field(
     context: Callable[[], Any], field: str, value: object
@@ -703,6 +708,15 @@ def test_a_function_transform_shows() -> None:
     torch.func.vmap(function)(torch.zeros(2))
     assert seen[0].transformed
     assert not Ambient(*ambient()).transformed
+
+
+def test_a_backward_that_runs_shows() -> None:
+    seen: list[Ambient] = []
+    value = torch.zeros(2, requires_grad=True)
+    value.register_hook(lambda _: seen.append(Ambient(*ambient())))
+    value.sum().backward()
+    assert seen[0].in_backward
+    assert not Ambient(*ambient()).in_backward
 
 
 def test_the_guard_holds_under_every_ambient_state(model: Model) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +13,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad, functional
+from torch.utils.checkpoint import checkpoint
 
-from ortrain import ORTModule
+from ortrain import Options, ORTModule
+from ortrain.errors import ExecutionError, NotServed, OrtrainWarning, StateError, UnsupportedGradient
+from ortrain.runtime.onnxruntime import Compiled
+from ortrain.step.captures import DIFFERENTIATED_AGAIN
 from tests.module.agreement import GRAPH
 
 # Two orders of summation, of gradients of gradients as well, relative to the largest value.
@@ -29,7 +36,7 @@ def rows(*shape: int, seed: int = 0) -> Tensor:
 class Convolution(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Conv2d(2, 3, 3, padding=1)
+        self.body = nn.Conv2d(2, 3, 3, padding=1, bias=False)  # the norm would take it out
         self.norm = nn.BatchNorm2d(3)
         self.head = nn.Linear(3, 2)
 
@@ -222,7 +229,7 @@ def mapped_backward(asked: Asked) -> Found:
     output = asked.outputs()[0]
 
     def pull(direction: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(output, asked.parameters[-1:], direction, retain_graph=True)
+        return torch.autograd.grad(output, asked.parameters[:1], direction, retain_graph=True)
 
     return numbered(torch.func.vmap(pull)(rows(3, *output.shape, seed=7)))
 
@@ -407,9 +414,443 @@ def test_first_derivatives_are_eagers(name: str, kind: str) -> None:
         torch.testing.assert_close(buffer, dict(eager.named_buffers())[buffer_name])
 
 
-@pytest.mark.filterwarnings("ignore:Using backward. with create_graph=True:UserWarning")
+@pytest.mark.filterwarnings(r"ignore:Using backward\(\) with create_graph=True:UserWarning")
 @pytest.mark.parametrize("inquiry", SECOND)
 @pytest.mark.parametrize("name", CASES)
 def test_higher_derivatives_are_eagers(name: str, inquiry: str) -> None:
     for kind in ("leaf", "computed") if name in ("perceptron", "heads") else ("computed",):
         compare(CASES[name], SECOND[inquiry], kind)
+
+
+# --- forward mode and transforms -------------------------------------------------------------------
+
+
+def dual_input(asked: Asked) -> Found:
+    value, tangent = rows(5, 4), rows(5, 4, seed=3)
+    with forward_ad.dual_level():
+        output = asked.model(forward_ad.make_dual(value, tangent))
+        return numbered(forward_ad.unpack_dual(output))
+
+
+def dual_parameters(asked: Asked) -> Found:
+    with forward_ad.dual_level():
+        duals = {
+            name: forward_ad.make_dual(p.detach(), rows(*p.shape, seed=3))
+            for name, p in asked.model.named_parameters()
+        }
+        output = torch.func.functional_call(asked.model, duals, (rows(5, 4),))
+        return numbered(forward_ad.unpack_dual(output))
+
+
+def dual_upstream(asked: Asked) -> Found:
+    """A backward whose gradients have tangents, through a forward that had none."""
+    output = asked.outputs()[0]
+    with forward_ad.dual_level():
+        direction = forward_ad.make_dual(torch.ones_like(output), rows(*output.shape, seed=3))
+        (found,) = torch.autograd.grad(output, asked.parameters[:1], direction)
+        return numbered(forward_ad.unpack_dual(found))
+
+
+def functional_gradient(asked: Asked) -> Found:
+    def loss(parameters: dict[str, Tensor], value: Tensor) -> Tensor:
+        return torch.func.functional_call(asked.model, parameters, (value,)).pow(3).sum()
+
+    parameters = {name: p.detach() for name, p in asked.model.named_parameters()}
+    return dict(torch.func.grad(loss)(parameters, rows(5, 4)))
+
+
+def gradients_of_each_row(asked: Asked) -> Found:
+    def loss(parameters: dict[str, Tensor], value: Tensor) -> Tensor:
+        return torch.func.functional_call(asked.model, parameters, (value[None],)).pow(3).sum()
+
+    parameters = {name: p.detach() for name, p in asked.model.named_parameters()}
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))
+    return dict(each(parameters, rows(5, 4)))
+
+
+def transforms_of_the_module(asked: Asked) -> Found:
+    model, value = asked.model, rows(4)
+    output, pull = torch.func.vjp(model, value)
+    return {
+        "jacrev": torch.func.jacrev(model)(value),
+        "jacfwd": torch.func.jacfwd(model)(value),
+        "hessian": torch.func.hessian(lambda x: model(x).pow(2).sum())(value),
+        "vmap": torch.func.vmap(model)(rows(5, 4)),
+        "jvp": torch.func.jvp(model, (value,), (rows(4, seed=3),))[1],
+        "vjp": pull(torch.ones_like(output))[0],
+    }
+
+
+def an_ensemble(asked: Asked) -> Found:
+    others = [copy.deepcopy(dict(asked.model.named_parameters())) for _ in range(2)]
+    stacked = {
+        n: torch.stack([o[n].detach() * (i + 1) for i, o in enumerate(others)]) for n in others[0]
+    }
+
+    def call(parameters: dict[str, Tensor], value: Tensor) -> Tensor:
+        return torch.func.functional_call(asked.model, parameters, (value,))
+
+    return {"": torch.func.vmap(call, in_dims=(0, None))(stacked, rows(5, 4))}
+
+
+def inner_loop(asked: Asked) -> Found:
+    """A step of gradient descent that is differentiated, as in meta-learning."""
+    fast = dict(asked.model.named_parameters())
+    for number in range(3):
+        output = torch.func.functional_call(asked.model, fast, (rows(5, 4, seed=number),))
+        found = torch.autograd.grad(output.pow(2).mean(), list(fast.values()), create_graph=True)
+        fast = {n: p - 0.1 * g for (n, p), g in zip(fast.items(), found, strict=True)}
+    loss = torch.func.functional_call(asked.model, fast, (rows(5, 4, seed=9),)).pow(2).mean()
+    return numbered(torch.autograd.grad(loss, asked.parameters))
+
+
+def autograds_own_functions(asked: Asked) -> Found:
+    model, value, direction = asked.model, rows(2, 4), rows(2, 4, seed=3)
+
+    def number(value: Tensor) -> Tensor:
+        return model(value).pow(3).sum()
+
+    return {
+        "jacobian": functional.jacobian(model, value),
+        "vectorized jacobian": functional.jacobian(model, value, vectorize=True),
+        "forward jacobian": functional.jacobian(
+            model, value, vectorize=True, strategy="forward-mode"
+        ),
+        "hessian": functional.hessian(number, value),
+        "vectorized hessian": functional.hessian(number, value, vectorize=True),
+        "hessian forward": functional.hessian(
+            number, value, vectorize=True, outer_jacobian_strategy="forward-mode"
+        ),
+        "hvp": functional.hvp(number, value, direction)[1],
+        "vhp": functional.vhp(number, value, direction)[1],
+        "jvp": functional.jvp(model, value, direction)[1],
+        "vjp": functional.vjp(model, value, torch.ones(2, 3))[1],
+    }
+
+
+TRANSFORMED: dict[str, Callable[[Asked], Found]] = {
+    function.__name__: function
+    for function in (
+        dual_input, dual_parameters, dual_upstream, functional_gradient, gradients_of_each_row,
+        transforms_of_the_module, an_ensemble, inner_loop, autograds_own_functions,
+    )
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize("engine", ["auto", "onnxruntime"])
+@pytest.mark.parametrize("inquiry", TRANSFORMED)
+def test_tangents_and_transforms_are_eagers(inquiry: str, engine: Any) -> None:
+    eager = perceptron()
+    model = ORTModule(copy.deepcopy(eager), options=Options(engine=engine))
+    asked = [Asked(CASES["perceptron"], each, "leaf") for each in (model, eager)]
+    if engine == "onnxruntime":
+        asked[0].loss().backward()
+        assert model.report.mode == "graph"
+    function = TRANSFORMED[inquiry]
+    for _ in range(2):
+        assert_same(function(asked[0]), function(asked[1]))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+def test_gradcheck_passes_in_double_precision() -> None:
+    model = ORTModule(perceptron().double(), options=Options(engine="onnxruntime"))
+    value = rows(2, 4).double().requires_grad_()
+    model(value).sum().backward()
+    assert model.report.mode == "graph"
+    checks: dict[str, Any] = {"check_batched_grad": True, "check_forward_ad": True}
+    assert torch.autograd.gradcheck(model, value, **checks)
+    assert torch.autograd.gradgradcheck(model, value)
+
+
+def test_a_transform_leaves_the_graph_of_other_calls_alone() -> None:
+    eager = perceptron()
+    model = ORTModule(copy.deepcopy(eager), options=Options(engine="onnxruntime"))
+    model(rows(5, 4)).sum().backward()
+    with pytest.warns(OrtrainWarning, match="function mode or transform"):
+        for _ in range(20):
+            gradients_of_each_row(Asked(CASES["perceptron"], model, "plain"))
+    model(rows(5, 4)).sum().backward()
+    assert model.report.mode == "graph"
+    assert model.report.captures == 1
+
+
+def test_forward_mode_is_refused_where_no_fallback_is_allowed() -> None:
+    model = ORTModule(perceptron(), options=GRAPH)
+    with forward_ad.dual_level(), pytest.raises(NotServed, match="forward-mode derivatives"):
+        model(forward_ad.make_dual(rows(5, 4), rows(5, 4)))
+
+
+def test_parameters_that_are_computed_are_refused_where_no_fallback_is_allowed() -> None:
+    model = ORTModule(perceptron(), options=GRAPH)
+    computed = {name: p * 2 for name, p in model.named_parameters()}
+    with pytest.raises(NotServed, match="0.weight is not a parameter but computed"):
+        torch.func.functional_call(model, computed, (rows(5, 4),))
+
+
+def test_hooks_that_change_what_is_saved_are_heard() -> None:
+    eager = perceptron()
+    model = ORTModule(copy.deepcopy(eager), options=Options(engine="onnxruntime"))
+    for each in (model, eager):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t.round(decimals=1)):
+            if each is model:
+                with pytest.warns(OrtrainWarning, match="hooks are set on saved tensors"):
+                    loss = each(rows(5, 4)).pow(2).sum()
+            else:
+                loss = each(rows(5, 4)).pow(2).sum()
+        loss.backward()
+    assert_same(Asked(CASES["perceptron"], model, "plain").accumulated(),
+                Asked(CASES["perceptron"], eager, "plain").accumulated())  # fmt: skip
+
+
+@pytest.mark.parametrize("side", ["input", "upstream"])
+def test_a_view_that_stands_for_its_negative_is_read_as_such(side: str) -> None:
+    eager = perceptron()
+    model = ORTModule(copy.deepcopy(eager), options=GRAPH)
+    for each in (model, eager):
+        value = torch.complex(rows(5, 4), rows(5, 4, seed=1)).conj().imag
+        direction = torch.complex(rows(5, 3), rows(5, 3, seed=1)).conj().imag
+        assert value.is_neg()
+        if side == "input":
+            each(value).pow(2).sum().backward()
+        else:
+            each(rows(5, 4)).backward(direction)
+    for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+# --- gradients of gradients: what they may not do ---------------------------------------------------
+
+
+def gradient_with_graph(model: nn.Module, value: Tensor) -> Tensor:
+    (found,) = torch.autograd.grad(model(value).pow(3).sum(), value, create_graph=True)
+    return found
+
+
+def test_the_form_runs_in_pytorch_once_its_gradients_are_differentiated() -> None:
+    model = ORTModule(perceptron(), options=GRAPH)
+    model(rows(5, 4)).sum().backward()
+    gradient_with_graph(model, rows(5, 4).requires_grad_()).sum().backward()
+    model(rows(5, 4).requires_grad_())
+    assert (model.report.mode, model.report.reason) == ("eager", DIFFERENTIATED_AGAIN)
+    model(rows(5, 4)).sum().backward()
+    assert model.report.mode == "graph", "a call of another form goes on as it was"
+
+
+def test_the_contest_sees_in_pytorchs_turn_that_gradients_are_differentiated() -> None:
+    model = ORTModule(perceptron())
+    for _ in range(2):
+        gradient_with_graph(model, rows(5, 4).requires_grad_()).sum().backward()
+    assert model.report.reason == DIFFERENTIATED_AGAIN
+    assert model.report.captures == 0
+    assert all(not p._backward_hooks for p in model.parameters())
+
+
+@pytest.mark.parametrize("change", ["weight", "memory", "attribute", "hook"])
+def test_what_has_changed_since_the_forward_is_an_error_only_of_second_derivatives(
+    change: str,
+) -> None:
+    eager = nn.Sequential(nn.Linear(4, 4), nn.ELU(), nn.Linear(4, 2))
+    model = ORTModule(copy.deepcopy(eager), options=GRAPH)
+    value = rows(5, 4).requires_grad_()
+    loss = model(value).pow(3).sum()
+    if change == "weight":
+        with torch.no_grad():
+            model[0].bias.add_(1.0)  # the backward reads no bias
+    elif change == "memory":
+        model[0].bias.data = torch.ones(4)
+    elif change == "attribute":
+        model[1].alpha = 2.0
+    else:
+        model.module[1].register_forward_hook(lambda *_: None)
+    (found,) = torch.autograd.grad(loss, value, create_graph=True)
+    other = value.detach().requires_grad_()
+    (expected,) = torch.autograd.grad(eager(other).pow(3).sum(), other)
+    torch.testing.assert_close(found.detach(), expected)
+    with pytest.raises(UnsupportedGradient, match="changed"):
+        torch.autograd.grad(found.sum(), value, materialize_grads=True)
+
+
+def test_training_mode_may_have_changed_since_the_forward() -> None:
+    eager = CASES["convolution"].build()
+    model = ORTModule(copy.deepcopy(eager), options=GRAPH)
+    for each in (model, eager):
+        value = rows(4, 2, 5, 5).requires_grad_()
+        loss = each(value).pow(3).sum()
+        each.eval()
+        each.requires_grad_(False)
+        (found,) = torch.autograd.grad(loss, value, create_graph=True)
+        found.pow(2).sum().backward()
+        assert not any(part.training for part in each.modules())
+    torch.testing.assert_close(model.norm.running_mean, eager.norm.running_mean)
+    kept = {**dict(model.named_parameters())}
+    for name, parameter in eager.named_parameters():
+        torch.testing.assert_close(kept[name].grad, parameter.grad)
+
+
+class Powered(nn.Module):
+    """Normalizes its weight by a vector that each forward improves, as spectral_norm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(rows(4, 4))
+        self.register_buffer("vector", torch.ones(4) / 2)
+        self.vector: Tensor
+
+    def forward(self, value: Tensor) -> Tensor:
+        with torch.no_grad():
+            image = self.weight.t() @ (self.weight @ self.vector)
+            self.vector.copy_(image / image.norm())
+        size = (self.weight @ self.vector.clone()).norm()
+        return (value @ self.weight / size).tanh()
+
+
+def test_buffers_are_those_from_before_the_forward() -> None:
+    eager = Powered()
+    model = ORTModule(copy.deepcopy(eager), options=GRAPH)
+    for each in (model, eager):
+        value = rows(5, 4).requires_grad_()
+        gradient_with_graph(each, value).pow(2).sum().backward()
+    torch.testing.assert_close(model.weight.grad, eager.weight.grad)
+    torch.testing.assert_close(model.vector, eager.vector)
+
+
+def test_dropout_keeps_its_masks_in_gradients_of_gradients() -> None:
+    eager = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 2))
+    model = ORTModule(eager, options=GRAPH)
+    for again in (False, True):
+        torch.manual_seed(5)
+        value = rows(5, 4).requires_grad_()
+        loss = model(value).pow(3).sum()
+        found = torch.autograd.grad(loss, [value, *model.parameters()], create_graph=again)
+        if not again:
+            first = found
+    for ours, expected in zip(found, first, strict=True):
+        torch.testing.assert_close(ours.detach(), expected)
+    # Along a direction, the second derivative is the difference of two first ones.
+    direction = rows(5, 4, seed=3)
+    (along,) = torch.autograd.grad((found[0] * direction).sum(), value)
+    model = ORTModule(copy.deepcopy(eager).double(), options=GRAPH)
+    sides = []
+    for sign in (1, -1):
+        torch.manual_seed(5)
+        shifted = (value.detach().double() + sign * 1e-5 * direction).requires_grad_()
+        sides += torch.autograd.grad(model(shifted).pow(3).sum(), shifted)
+    torch.testing.assert_close(
+        along, ((sides[0] - sides[1]) / 2e-5).float(), rtol=1e-3, atol=1e-5
+    )
+
+
+def test_hooks_of_parameters_run_once_and_buffers_and_random_states_stay() -> None:
+    model = ORTModule(CASES["convolution"].build(), options=GRAPH)
+    value = rows(4, 2, 5, 5).requires_grad_()
+    loss = model(value).pow(3).sum()
+    calls: list[Tensor] = []
+    model.head.weight.register_hook(calls.append)
+    before = {name: b.clone() for name, b in model.named_buffers()}
+    state = torch.get_rng_state()
+    (found, _) = torch.autograd.grad(loss, [value, model.head.weight], create_graph=True)
+    assert len(calls) == 1
+    found.pow(2).sum().backward()
+    assert len(calls) == 2
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, before[name])
+
+
+def test_an_input_that_is_given_twice_and_one_that_is_a_parameter() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(rows(4, 4))
+
+        def forward(self, one: Tensor, two: list[Tensor], three: Tensor) -> Tensor:
+            return ((one @ self.weight).sin() * two[0]).tanh() @ three
+
+    eager = Sum()
+    model = ORTModule(copy.deepcopy(eager), options=GRAPH)
+    found = []
+    for each in (model, eager):
+        value = rows(5, 4).requires_grad_()
+        loss = each(value, [value], each.weight).pow(3).sum()
+        first = torch.autograd.grad(loss, [value, each.weight], create_graph=True)
+        found.append(torch.autograd.grad(sum(g.pow(2).sum() for g in first), [value, each.weight]))  # type: ignore[arg-type]
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_module_that_is_applied_again_to_its_own_output() -> None:
+    eager = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    model = ORTModule(copy.deepcopy(eager), options=GRAPH)
+    found = []
+    for each in (model, eager):
+        value = rows(5, 4).requires_grad_()
+        (first,) = torch.autograd.grad(
+            each(each(each(value))).pow(3).sum(), value, create_graph=True
+        )
+        found.append(torch.autograd.grad(first.pow(2).sum(), [value, *each.parameters()]))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_function_around_it_may_call_its_backward_itself() -> None:
+    class Around(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, model: nn.Module, value: Tensor) -> Tensor:
+            with torch.enable_grad():
+                ctx.value = value.detach().requires_grad_()
+                ctx.output = model(ctx.value)
+            return ctx.output.detach()
+
+        @staticmethod
+        def backward(ctx: Any, upstream: Tensor) -> Any:
+            ctx.output.backward(upstream * 2)
+            return None, ctx.value.grad
+
+    eager = perceptron()
+    model = ORTModule(copy.deepcopy(eager), options=GRAPH)
+    found = []
+    for each in (model, eager):
+        value = rows(5, 4).requires_grad_()
+        Around.apply(each, value).pow(2).sum().backward()
+        found.append([value.grad, *(p.grad for p in each.parameters())])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+# --- two optimizers, one trunk ----------------------------------------------------------------------
+
+
+def test_one_heads_optimizer_may_step_before_the_other_heads_backward() -> None:
+    eager = CASES["heads"].build()
+    model = ORTModule(copy.deepcopy(eager), options=GRAPH)
+    for each in (model, eager):
+        optimizer = torch.optim.SGD(each.one.parameters(), lr=0.1)
+        for number in range(6):
+            asked = Asked(CASES["heads"], each, "plain")
+            one, two = asked.outputs()
+            optimizer.zero_grad()
+            one.pow(2).sum().backward(retain_graph=True)
+            optimizer.step()
+            two.pow(2).sum().backward()
+    for (name, ours), theirs in zip(model.named_parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, msg=name)
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_a_graph_that_is_kept_is_freed_by_the_backward_that_does_not_keep_it() -> None:
+    model = ORTModule(perceptron(), options=GRAPH)
+    model(rows(5, 4)).sum().backward()
+    value = rows(64, 4)
+    array = value.numpy()
+    alive = weakref.ref(array)
+    loss = model(torch.from_numpy(array)).pow(2).sum()
+    del value, array
+    loss.backward(retain_graph=True)
+    gc.collect()
+    assert alive() is not None
+    loss.backward()
+    gc.collect()
+    assert alive() is None

@@ -110,6 +110,7 @@ def _flat(value: Tensor) -> Any:
 
 class _Plan:
     upstream = (True,)
+    feeds = ()
 
 
 def test_nan_is_no_number() -> None:
