@@ -168,6 +168,8 @@ def capture(
             found.failed = (f"all dimensions symbolic: {error.what}", *found.failed)
             watch.lap("export")
             program = program_of(found.program)
+    for filling in found.fillings:
+        filling.apply()
     leaves, _ = _outputs(found.program)
     watch.lap("clean-up of the ONNX graph")
     tensors = tuple(UserInput(leaf.name, leaf.position) for leaf in call.tensors)

@@ -14,16 +14,16 @@ The check has three depths, each of which runs only where the one before it sees
 3. *Same facts?* The module is surveyed again and compared fact by fact. This finds the reason, or
    finds that values were replaced by equal ones.
 
-Seen are writes to modules and to the plain objects they hold (a model's config), down to lists
-changed in place. Not seen are writes into other packages' opaque objects, into numpy arrays, and
-into globals that ``forward`` reads, nor transformers' ``generation_config``.
+What belongs to the state of a module is told in `survey`; transformers' ``generation_config`` does
+not.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Hashable, Iterator
 from itertools import chain
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 import torch
@@ -40,18 +40,22 @@ from torch._C import (
 from torch.autograd import forward_ad
 from torch.nn.modules import module as global_hooks
 
+from ortrain.capture.holder import cell_value, memo_state, slot_value, slots_of
 from ortrain.capture.survey import (
     HOOKS,
     Fact,
     Key,
     Survey,
-    contents,
+    constant_state,
     layout,
     sentence,
     untraced_hooks,
     value_fact,
 )
+from ortrain.capture.value import ABSENT
 
+# Of a function, what can be replaced.
+_parts = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _transforms = _functorch.peek_interpreter_stack
 _saving_hooks = _autograd._top_saved_tensors_default_hooks
 
@@ -129,33 +133,52 @@ def inner_hooks(module: nn.Module) -> str | None:
 class Guard:
     """Watches a module for changes that make its capture stale.
 
-    Watched are, for every module in the tree: its class and the code of that class; its attributes
-    and, by value, the containers and plain objects in them; hooks; children, parameters and buffers
-    by identity; dtype, shape and device of every tensor. Their contents are not: parameters and
-    buffers are inputs of a graph. Nor is ``requires_grad``, see `trainable`.
+    Watched is all that a `Survey` reaches: values by value, children, parameters and buffers by
+    identity, dtype, shape and device of every tensor. Of parameters and buffers the contents are
+    not, as they are inputs of a graph. Nor is ``requires_grad`` of parameters where no code reads
+    it, see `trainable`.
     """
 
     __slots__ = (
+        "_buffers",
+        "_cells",
         "_class_values",
         "_classes",
         "_dict_versions",
         "_dicts",
+        "_differentiable",
+        "_elements",
         "_empty",
         "_facts",
+        "_file_versions",
+        "_files",
         "_forwards",
+        "_functions",
+        "_global_values",
+        "_globals",
         "_layouts",
         "_list_values",
         "_lists",
         "_loose",
-        "_loose_versions",
+        "_memos",
         "_module",
         "_modules",
         "_namespaces",
         "_owner_versions",
         "_owners",
         "_parameters",
+        "_part_ids",
+        "_parts",
         "_paths",
+        "_rare",
+        "_rare_objects",
+        "_rare_states",
+        "_read",
+        "_references",
         "_same_layouts",
+        "_slots",
+        "_space_versions",
+        "_spaces",
         "_suspect",
         "_tensors",
         "_types",
@@ -185,9 +208,18 @@ class Guard:
             and [each.forward for each in self._classes] == self._forwards
             and not any(self._empty)
             and (self._same_layouts(*self._tensors) or self._same_exact_layouts())
-            and (not self._namespaces or self._class_ids() == self._class_values[0])
+            and (
+                [*map(dict_version, self._spaces)] == self._space_versions
+                or self._same_namespaces()
+            )
+            and (
+                not self._files
+                or [*map(dict_version, self._files)] == self._file_versions
+                or self._same_globals()
+            )
             and (not self._lists or self._list_ids() == self._list_values[0])
-            and (not self._loose or contents(self._loose) == self._loose_versions)
+            and [*map(id, chain.from_iterable(map(_parts, self._functions)))] == self._part_ids
+            and (not self._rare or self._same_rare())
         ):
             return None
         return self._diagnose()
@@ -215,20 +247,49 @@ class Guard:
         self._dict_versions = [dict_version(each) for each in self._dicts]
         self._empty = survey.empty
 
-        # Lists and class namespaces by the ids of their values, kept alive beside them.
+        # Lists by the ids of their values, kept alive beside them.
         self._lists = survey.lists
         self._list_values = (self._list_ids(), [list(each) for each in self._lists])
+
         self._classes = [*dict.fromkeys(self._types)]
         self._forwards = [each.forward for each in self._classes]
-        self._namespaces = survey.namespaces
+        self._namespaces = [each.__dict__ for each in survey.namespaces]
+        self._spaces = [*map(_dict_of, self._namespaces)]
+        self._space_versions = [*map(dict_version, self._spaces)]
         self._class_values = (self._class_ids(), [dict(each) for each in self._namespaces])
+
+        self._globals = survey.globals
+        self._files = [each.object for each in survey.globals]
+        self._file_versions = [*map(dict_version, self._files)]
+        self._global_values = self._live_globals()
 
         # Each once: the fast check refuses tied weights that it is given twice.
         self._tensors = list({id(tensor): tensor for tensor in survey.tensors}.values())
         self._layouts = [layout(tensor) for tensor in self._tensors]
         self._same_layouts = _layout_check(self._tensors)
-        self._loose = survey.loose
-        self._loose_versions = contents(self._loose)
+        self._buffers = [each for each in self._module.buffers() if not each.is_inference()]
+        self._differentiable = [each.requires_grad for each in self._buffers]
+
+        self._functions = survey.functions
+        self._parts = [*map(_parts, self._functions)]
+        self._part_ids = [*map(id, chain.from_iterable(self._parts))]
+
+        # What few modules have.
+        self._cells, self._loose = survey.cells, survey.loose
+        self._slots = [(s, o) for o in survey.slotted for s in slots_of(type(o)).values()]
+        self._references, self._memos = survey.references, survey.memos
+        self._elements = survey.elements
+        self._read = self._parameters if survey.reads_trainable else []
+        self._rare = bool(
+            self._cells
+            or self._loose
+            or self._slots
+            or self._references
+            or self._memos
+            or self._elements
+            or self._read
+        )
+        self._rare_objects, self._rare_states = self._objects(), self._states()
 
     def _live_dicts(self) -> Iterator[dict[str, Any]]:
         return chain((owner.__dict__ for owner in self._owners), self._dicts)
@@ -238,6 +299,50 @@ class Guard:
 
     def _class_ids(self) -> list[int]:
         return [id(value) for namespace in self._namespaces for value in namespace.values()]
+
+    def _same_namespaces(self) -> bool:
+        """Whether classes hold the same objects; notes the versions of their dictionaries."""
+        versions = [*map(dict_version, self._spaces)]
+        if self._class_ids() != self._class_values[0]:
+            return False
+        self._space_versions = versions
+        return True
+
+    def _live_globals(self) -> list[Any]:
+        return [each.object.get(name, ABSENT) for each in self._globals for name in each.names]
+
+    def _same_globals(self) -> bool:
+        """Whether the globals that matter are the same objects; notes the versions.
+
+        The globals of a script change with each turn of its loop, hardly ever those that matter.
+        """
+        versions = [*map(dict_version, self._files)]
+        if not all(map(is_, self._live_globals(), self._global_values)):
+            return False
+        self._file_versions = versions
+        return True
+
+    def _objects(self) -> list[Any]:
+        """What closures, slots and weak references hold."""
+        found: list[Any] = [*map(cell_value, self._cells)]
+        found += [slot_value(slot, owner) for slot, owner in self._slots]
+        found += [reference() for reference in self._references]
+        return found
+
+    def _states(self) -> list[Any]:
+        """What tells of writes into tensors and arrays, of memoised results and of freezing."""
+        return [
+            *map(constant_state, self._loose),
+            *[read() for read in self._elements],
+            *map(memo_state, self._memos),
+            *[parameter.requires_grad for parameter in self._read],
+        ]
+
+    def _same_rare(self) -> bool:
+        return (
+            all(map(is_, self._objects(), self._rare_objects))
+            and self._states() == self._rare_states
+        )
 
     def _same_values(self) -> bool:
         """Whether every dictionary holds the same objects under the same names; notes the versions.
@@ -259,8 +364,10 @@ class Guard:
         return True
 
     def _same_exact_layouts(self) -> bool:
-        """Compare dtype, shape and device alone; the fast check also fails on ``requires_grad``."""
+        """Compare without ``requires_grad`` of parameters, on which the fast check also fails."""
         if [layout(tensor) for tensor in self._tensors] != self._layouts:
+            return False
+        if [each.requires_grad for each in self._buffers] != self._differentiable:
             return False
         self._same_layouts = _layout_check(self._tensors)
         return True
@@ -309,18 +416,27 @@ def _never_the_same(*_: Any) -> Any:
     return object()
 
 
+def _dict_of(namespace: Any) -> dict[str, Any]:
+    """The dictionary behind a class's read-only view of it; only its version is looked at."""
+    (found,) = gc.get_referents(namespace)
+    assert isinstance(found, dict)
+    return found
+
+
 def _version_check() -> Callable[[dict[Any, Any]], Any]:
     """The function that numbers the states of a dictionary, if it sees writes to attributes."""
     try:
         from torch._C._dynamo.guards import dict_version
     except ImportError:
         return _never_the_same
-    probe = nn.Identity()
-    before = dict_version(probe.__dict__), dict_version(probe._buffers)
+    probe, kind = nn.Identity(), type("Probe", (), {})
+    watched = probe.__dict__, probe._buffers, _dict_of(kind.__dict__)
+    before = [dict_version(each) for each in watched]
     probe.training = False
     probe._buffers["written"] = None
-    after = dict_version(probe.__dict__), dict_version(probe._buffers)
-    works = before[0] != after[0] and before[1] != after[1]
+    kind.written = 1  # type: ignore[attr-defined]
+    after = [dict_version(each) for each in watched]
+    works = all(one != other for one, other in zip(before, after, strict=True))
     return dict_version if works else _never_the_same
 
 

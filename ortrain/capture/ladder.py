@@ -20,11 +20,13 @@ from ortrain.capture.refusal import (
     asking_for_layout,
     assigning,
     drawing,
+    ending,
     filling,
     recasting,
     refusal,
+    unseen,
 )
-from ortrain.capture.untouched import Effects, watched
+from ortrain.capture.untouched import Effects, Filling, call_aside, watched
 from ortrain.errors import CaptureError
 
 
@@ -60,6 +62,7 @@ class Exported:
         refused_shape: why the example itself cannot use it; empty if it can.
         fixes_batch: the leading dimensions that became constants.
         failed: what was tried before.
+        fillings: what the forward put where it found nothing.
     """
 
     program: ExportedProgram
@@ -68,6 +71,7 @@ class Exported:
     refused_shape: str
     fixes_batch: str
     failed: tuple[str, ...] = ()
+    fillings: tuple[Filling, ...] = ()
 
 
 def _rungs(call: Call, features: bool, exact: bool) -> list[Rung]:
@@ -135,37 +139,14 @@ def export(
 
 def _attempt(module: torch.nn.Module, call: Call, rung: Rung) -> Exported:
     example = call.replaced() if rung.own else call.grown(rung.grown)
-    # Dynamo would trace the hook that watches.
-    watching: contextlib.AbstractContextManager[Effects] = (
-        contextlib.nullcontext(Effects()) if rung.strict else watched(module)
-    )
-    try:
-        with (
-            watching as effects,
-            asked() as questions,
-            explicit_signature(module, call),
-            no_packed_sequences(),
-        ):
-            program = exporter.export(
-                module,
-                example.args,
-                example.kwargs,
-                call.dynamic_shapes(rung.dims),
-                strict=rung.strict,
-                oblivious=rung.oblivious,
-            )
-    except Exception as error:
-        raise refusal(module, error) from error
-    if effects.assigned:
-        raise assigning(effects.assigned)
-    if effects.filled:
-        raise filling(effects.filled)
-    if effects.recast:
-        raise recasting(effects.recast)
-    if effects.drawn:
-        raise drawing(effects.drawn)
-    if questions.layouts:
-        raise asking_for_layout(questions.layouts[0])
+    program, effects, questions = _trace(module, call, rung, example)
+    if effects.fillings:
+        # What it found missing it now finds; if that changes nothing, the graph is that of both.
+        again, later, _ = _trace(module, call, rung, example)
+        if later.fillings or again.graph_module.code != program.graph_module.code:
+            raise assigning([each.path for each in effects.fillings])
+    if tensors := _differentiable(module, program):
+        raise ending(tensors)
     _unify_batch(program, example)
     try:
         constraints = _constraints(program, call, questions)
@@ -177,7 +158,74 @@ def _attempt(module: torch.nn.Module, call: Call, rung: Rung) -> Exported:
         for (i, axis) in constraints.static
         if axis == 0 and (shapes[i][0] != 1 or rung.grown or rung.own)
     ]
-    return Exported(program, constraints, rung.name, constraints.why_not(shapes), ", ".join(fixed))
+    return Exported(
+        program,
+        constraints,
+        rung.name,
+        constraints.why_not(shapes),
+        ", ".join(fixed),
+        fillings=tuple(effects.fillings),
+    )
+
+
+def _trace(
+    module: torch.nn.Module, call: Call, rung: Rung, example: Any
+) -> tuple[ExportedProgram, Effects, Asked]:
+    """The exported program, what the forward did besides, and what it asked about sizes.
+
+    Raises:
+        Refusal: a graph would miss something of it.
+    """
+    # Dynamo would trace the hooks that watch: there the forward runs for real, once more.
+    watching = watched(module) if not rung.strict else contextlib.nullcontext(Effects())
+    try:
+        with (
+            watching as effects,
+            asked() as questions,
+            explicit_signature(module, call),
+            no_packed_sequences(),
+        ):
+            if effects.unwatched:
+                raise unseen(effects.unwatched)
+            program = exporter.export(
+                module,
+                example.args,
+                example.kwargs,
+                call.dynamic_shapes(rung.dims),
+                strict=rung.strict,
+                oblivious=rung.oblivious,
+            )
+        if rung.strict:
+            with watched(module, traced=False) as effects:
+                call_aside(module, example.args, example.kwargs)
+    except Exception as error:
+        raise refusal(module, error) from error
+    if effects.unwatched:
+        raise unseen(effects.unwatched)
+    if effects.assigned:
+        raise assigning(effects.assigned)
+    if effects.filled:
+        raise filling(effects.filled)
+    if effects.recast:
+        raise recasting(effects.recast)
+    if effects.drawn:
+        raise drawing(effects.drawn)
+    if questions.layouts:
+        raise asking_for_layout(questions.layouts[0])
+    return program, effects, questions
+
+
+def _differentiable(module: torch.nn.Module, program: ExportedProgram) -> list[str]:
+    """What the graph reads that requires a gradient and is no parameter."""
+    found = [n for n, t in program.constants.items() if getattr(t, "requires_grad", False)]
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    held = dict(module.named_buffers(remove_duplicate=False))
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.BUFFER and nodes[spec.arg.name].users:
+            name = spec.target or ""
+            if name in held and held[name].requires_grad:
+                found.append(name)
+    return found
 
 
 def _tensor_shapes(exported: ExportedProgram, call: Call) -> dict[int, tuple[Any, ...]]:

@@ -141,6 +141,25 @@ def asking_for_layout(question: str) -> Refusal:
     )
 
 
+def unseen(places: dict[str, str]) -> Refusal:
+    """The refusal of a forward whose code names what can neither be compared nor put back."""
+    first, why = next(iter(places.items()))
+    return _side_effect(
+        f"names {_quoted(list(places))}",
+        because=f"{first!r} {why}, and a graph would go on with what it is now",
+        help="pass it in as an argument, make it a buffer or parameter, or leave this to eager",
+    )
+
+
+def ending(tensors: list[str]) -> Refusal:
+    """The refusal of a forward that reads tensors which autograd follows beyond the module."""
+    return _side_effect(
+        f"reads {_quoted(tensors)}, which requires a gradient",
+        because="it is no parameter of the module, so that a graph would give it none",
+        help="make it an nn.Parameter, pass it in as an argument, or detach it",
+    )
+
+
 def _side_effect(what: str, *, because: str, help: str) -> Refusal:
     result = Refusal(f"the forward {what}", because=because, help=help)
     result.final = True

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import gc
-import operator
 import pickle
 import random
 from collections.abc import Iterator
@@ -15,12 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-_SCALAR = (type(None), bool, int, float, complex, str)
-_WATCHED = (bool, int, float, complex, str, torch.Tensor)
+from ortrain.capture.holder import Attributes, Elements, Holder, Named
+from ortrain.capture.survey import HOOKS, Survey, plain, untraced_hooks
+from ortrain.capture.value import ABSENT, MIXED, frozen, same
 
-
-# (path, sub-module, attribute → its value and, of a container, a copy of what it holds)
-Snapshot = list[tuple[str, torch.nn.Module, dict[str, tuple[Any, Any]]]]
 # torch's own registries, which a trace fills with stand-ins; and where transformers notes that it
 # has installed hooks that collect hidden states.
 _FREE = {*torch.nn.Module().__dict__, "_output_capturing_hooks_installed"} - {"training"}
@@ -28,13 +24,29 @@ _FREE = {*torch.nn.Module().__dict__, "_output_capturing_hooks_installed"} - {"t
 
 @contextlib.contextmanager
 def untouched(module: torch.nn.Module) -> Iterator[None]:
-    """Restores random states and the attributes of all sub-modules."""
-    before = snapshot(module)
-    with random_states(module):
+    """Restores random states and all of a module's state but parameters and buffers."""
+    survey = Survey(module)
+    held = [each.read() for each in survey.holders]
+    registries = [
+        (each, name, dict(each.__dict__[name]))
+        for each in survey.modules
+        for name in (*HOOKS, "_parameters", "_buffers", "_modules")
+    ]
+    with _random_states(survey.generators):
         try:
             yield
         finally:
-            _restore(before)
+            for holder, before in zip(survey.holders, held, strict=True):
+                holder.write(before)
+            for each, name, entries in registries:
+                _refill(each.__dict__[name], entries)
+
+
+def _refill(registry: dict[Any, Any], entries: dict[Any, Any]) -> None:
+    """Puts back what a dictionary held, if it holds something else."""
+    if list(registry) != list(entries) or any(registry[k] is not v for k, v in entries.items()):
+        registry.clear()
+        registry.update(entries)
 
 
 def call_aside(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -44,46 +56,189 @@ def call_aside(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
         return torch.func.functional_call(module, buffers, args, kwargs)
 
 
+@dataclass(frozen=True)
+class Filling:
+    """A value that a forward puts where it found none, as transformers' ``problem_type``.
+
+    Attributes:
+        path: what a message calls it.
+        holder: of the attribute.
+        name: of the attribute.
+        value: a number, a string or the like.
+    """
+
+    path: str
+    holder: Named
+    name: str
+    value: Any
+
+    def apply(self) -> None:
+        """Does what the forward did."""
+        self.holder.set(self.name, self.value)
+
+
 @dataclass
 class Effects:
     """What a traced forward did besides computing its outputs.
 
     Attributes:
-        assigned: paths of the attributes that now hold another number or tensor.
-        filled: paths of the lists, dicts and sets that now hold something else.
+        assigned: paths of the attributes, globals and free variables that hold another value now.
+        filled: paths of the lists, dicts, sets, tensors and memos that hold something else now.
+        fillings: what it put where it found nothing, which is not among ``assigned``.
         recast: paths of the buffers that are now of another shape or dtype.
         drawn: names of the generators, Python's and numpy's, that it drew random numbers from.
+        unwatched: paths of what its code names and nothing can watch, each with the reason.
     """
 
     assigned: list[str] = field(default_factory=list)
     filled: list[str] = field(default_factory=list)
+    fillings: list[Filling] = field(default_factory=list)
     recast: list[str] = field(default_factory=list)
     drawn: list[str] = field(default_factory=list)
+    unwatched: dict[str, str] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
-def watched(module: torch.nn.Module) -> Iterator[Effects]:
-    """Collects what a traced forward does that a graph would not do again.
+def watched(module: torch.nn.Module, *, traced: bool = True) -> Iterator[Effects]:
+    """Collects what a forward does that a graph would not do again.
 
-    torch.export puts attributes back by itself, so that they are looked at when forward returns.
+    torch.export puts stand-ins into the module before forward begins, and attributes back after it
+    has ended, so that the state is looked at right between.
+
+    Args:
+        module: whose forward runs inside.
+        traced: whether reading a tensor in between would be traced.
     """
-    before, generators = snapshot(module), _generators(module)
+    survey = Survey(module)
+    effects = Effects(unwatched={_shown(path): why for path, why in survey.unwatched.items()})
+    elements = [each for each in survey.holders if isinstance(each, Elements)]
+    others = [each for each in survey.holders if not isinstance(each, Elements)]
+    contents = [each.read() for each in elements]
+    # Of torch's own a trace has the draws.
+    generators = {n: g for n, g in survey.generators.items() if not isinstance(g, torch.Generator)}
     states = {name: pickle.dumps(_state(each)) for name, each in generators.items()}
-    effects = Effects()
+    begun: list[tuple[list[Any], list[_Registries]]] = []
 
-    def look(*_: object) -> None:
-        effects.assigned.extend(changes(before))
-        effects.filled.extend(_filled(before))
-        effects.recast.extend(_recast(before))
-        effects.drawn.extend(
-            name for name, each in generators.items() if pickle.dumps(_state(each)) != states[name]
-        )
+    def begin(*_: object) -> None:
+        with torch._C.DisableTorchFunction():
+            begun.append(
+                ([each.read() for each in others], [_Registries.of(m) for m in survey.modules])
+            )
 
-    handle = module.register_forward_hook(look)
+    def end(*_: object) -> None:
+        held, registries = begun.pop()
+        with torch._C.DisableTorchFunction():
+            for holder, before in zip(others, held, strict=True):
+                _compare(holder, before, effects)
+            for path, each, before in zip(_paths(survey), survey.modules, registries, strict=True):
+                before.compare(path, _Registries.of(each), effects)
+        for name, generator in generators.items():
+            if pickle.dumps(_state(generator)) != states[name]:
+                effects.drawn.append(_shown(name))
+        if not traced:
+            look()
+
+    def look() -> None:
+        for holder, before in zip(elements, contents, strict=True):
+            effects.filled.extend(_shown(path) for path in holder.changed(before))
+
+    handles = [module.register_forward_pre_hook(begin), module.register_forward_hook(end)]
     try:
         yield effects
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
+        if traced:
+            look()
+
+
+def _compare(holder: Holder, before: Any, effects: Effects) -> None:
+    """Adds what has changed in a holder since it was read."""
+    changed = holder.changed(before)
+    if not changed:
+        return
+    if not isinstance(holder, Named):
+        effects.filled.extend(map(_shown, changed))
+        return
+    now = holder.read()
+    for name in sorted(before.keys() | now.keys()):
+        old, new = before.get(name, ABSENT), now.get(name, ABSENT)
+        owner = holder.object if isinstance(holder, Attributes) else None
+        free = isinstance(owner, torch.nn.Module) and name in _FREE
+        if free or same(old, new):
+            continue
+        path = _shown(f"{holder.path}.{name}" if holder.path else name)
+        plainly = isinstance(holder, Attributes) and not isinstance(owner, torch.nn.Module)
+        if plainly and (old is ABSENT or old is None) and frozen(new) is not MIXED:
+            effects.fillings.append(Filling(path, holder, name, new))
+        else:
+            effects.assigned.append(path)
+
+
+@dataclass(frozen=True)
+class _Registries:
+    """What torch's own registries of a module hold, in terms that a trace leaves alone.
+
+    Attributes:
+        parameters: by name, and whether each requires a gradient.
+        children: by name.
+        hooks: those that a graph would have to call.
+        buffers: by name, shape and dtype in words: comparing symbolic sizes with numbers would add
+            conditions to a trace.
+    """
+
+    parameters: dict[str, tuple[Any, bool]]
+    children: dict[str, Any]
+    hooks: dict[str, list[Any]]
+    buffers: dict[str, tuple[str, torch.dtype] | None]
+
+    @classmethod
+    def of(cls, module: torch.nn.Module) -> _Registries:
+        """Those of one module, now."""
+        parameters = module._parameters.items()
+        return cls(
+            {n: (p, p is not None and p.requires_grad) for n, p in parameters},
+            dict(module._modules),
+            {kind: [h for _, h in untraced_hooks(getattr(module, kind))] for kind in HOOKS},
+            {
+                name: None if buffer is None else (str(tuple(buffer.shape)), buffer.dtype)
+                for name, buffer in module._buffers.items()
+            },
+        )
+
+    def compare(self, path: str, now: _Registries, effects: Effects) -> None:
+        """Adds what has changed since these were read."""
+        prefix = f"{path}." if path else ""
+        for name in self.parameters.keys() | now.parameters.keys():
+            old, grad = self.parameters.get(name, (ABSENT, False))
+            new, grad_now = now.parameters.get(name, (ABSENT, False))
+            if old is not new:
+                effects.assigned.append(f"{prefix}{name}")
+            elif grad != grad_now:
+                effects.assigned.append(f"{prefix}{name}.requires_grad")
+        for name in self.children.keys() | now.children.keys():
+            if self.children.get(name, ABSENT) is not now.children.get(name, ABSENT):
+                effects.assigned.append(f"{prefix}{name}")
+        for kind, hooks in self.hooks.items():
+            if [*map(id, hooks)] != [*map(id, now.hooks[kind])]:
+                effects.filled.append(f"{prefix}{kind}")
+        for name in self.buffers.keys() | now.buffers.keys():
+            if name not in self.buffers:
+                effects.assigned.append(f"{prefix}{name}")
+            elif self.buffers[name] != now.buffers.get(name):
+                effects.recast.append(f"{prefix}{name}")
+
+
+def _paths(survey: Survey) -> list[str]:
+    """The path of each module."""
+    by_id = {id(owner): path for owner, path in zip(survey.owners, survey.paths, strict=True)}
+    return [by_id[id(module)] for module in survey.modules]
+
+
+def _shown(path: str) -> str:
+    """A path as a message shows it."""
+    kind, space, rest = plain(path).partition(" ")
+    return rest if space and kind in ("class", "function", "global") else plain(path)
 
 
 @contextlib.contextmanager
@@ -104,30 +259,24 @@ def uncollected() -> Iterator[None]:
 @contextlib.contextmanager
 def random_states(module: torch.nn.Module | None = None) -> Iterator[None]:
     """Restores the random states of Python, numpy and PyTorch, and of a module's generators."""
-    generators = list(_generators(module).values())
-    states, cpu = [_state(each) for each in generators], torch.get_rng_state()
+    own = {} if module is None else Survey(module).generators
+    with _random_states({"random": random, "numpy.random": np.random, **own}):
+        yield
+
+
+@contextlib.contextmanager
+def _random_states(generators: dict[str, Any]) -> Iterator[None]:
+    states, cpu = [_state(each) for each in generators.values()], torch.get_rng_state()
     cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
     devices = torch.cuda.get_rng_state_all() if cuda else []
     try:
         yield
     finally:
-        for generator, state in zip(generators, states, strict=True):
+        for generator, state in zip(generators.values(), states, strict=True):
             _set_state(generator, state)
         torch.set_rng_state(cpu)
         if cuda:
             torch.cuda.set_rng_state_all(devices)
-
-
-def _generators(module: torch.nn.Module | None) -> dict[str, Any]:
-    """Where a forward may draw numbers that no trace sees, by name: the global ones, its own."""
-    kinds = random.Random | np.random.Generator | np.random.RandomState
-    own = {
-        f"{path}.{name}" if path else name: value
-        for path, child in (module.named_modules() if module is not None else ())
-        for name, value in child.__dict__.items()
-        if isinstance(value, kinds) and not isinstance(value, random.SystemRandom)  # has no state
-    }
-    return {"random": random, "numpy.random": np.random, **own}
 
 
 def _state(generator: Any) -> Any:
@@ -143,88 +292,3 @@ def _set_state(generator: Any, state: Any) -> None:
         generator.set_state(state)
     else:
         generator.setstate(state)
-
-
-def snapshot(module: torch.nn.Module) -> Snapshot:
-    """The attributes of a module and its sub-modules, and what their containers hold."""
-    return [
-        (path, child, {name: (value, _contents(value)) for name, value in child.__dict__.items()})
-        for path, child in module.named_modules()
-    ]
-
-
-def _contents(value: Any) -> Any:
-    """A shallow copy of a container (parameters, hooks, user's lists); None for all else."""
-    return copy.copy(value) if isinstance(value, dict | list | set) else None
-
-
-def changes(before: Snapshot) -> list[str]:
-    """Paths of attributes that hold another number or tensor than they did."""
-    changed = []
-    for path, child, kept in before:
-        now = child.__dict__
-        for name in (now.keys() | kept.keys()) - _FREE:
-            old, new = kept.get(name, (_MISSING,))[0], now.get(name, _MISSING)
-            matters = isinstance(old, _WATCHED) or isinstance(new, _WATCHED)
-            if matters and not _equal(old, new):
-                changed.append(f"{path}.{name}" if path else name)
-    return sorted(changed)
-
-
-def _filled(before: Snapshot) -> list[str]:
-    """Paths of containers that hold something else than they did."""
-    return sorted(
-        f"{path}.{name}" if path else name
-        for path, child, kept in before
-        for name, (value, contents) in kept.items()
-        if contents is not None
-        and name not in _FREE
-        and child.__dict__.get(name) is value
-        and not _same_contents(value, contents)
-    )
-
-
-def _recast(before: Snapshot) -> list[str]:
-    """Paths of buffers that are of another shape or dtype than they were, or gone."""
-    return [
-        f"{path}.{name}" if path else name
-        for path, child, kept in before
-        for name, buffer in kept["_buffers"][1].items()
-        if _form(buffer) != _form(child.__dict__["_buffers"].get(name))
-    ]
-
-
-def _form(buffer: torch.Tensor | None) -> tuple[Any, ...] | None:
-    """In words: comparing symbolic sizes with numbers would add conditions to a trace."""
-    return None if buffer is None else (str(tuple(buffer.shape)), buffer.dtype)
-
-
-def _restore(before: Snapshot) -> None:
-    for _, child, kept in before:
-        now = child.__dict__
-        for name in [n for n in now if n not in kept]:
-            del now[name]
-        for name, (value, contents) in kept.items():
-            now[name] = value
-            if contents is not None and not _same_contents(value, contents):
-                value.clear()
-                if isinstance(value, list):
-                    value.extend(contents)
-                else:
-                    value.update(contents)
-
-
-def _same_contents(now: Any, before: Any) -> bool:
-    """By identity: comparing tensors would compare their elements."""
-    if isinstance(now, set):
-        return now == before
-    if isinstance(now, list):
-        return len(now) == len(before) and all(map(operator.is_, now, before))
-    return list(now) == list(before) and all(map(operator.is_, now.values(), before.values()))
-
-
-_MISSING = object()
-
-
-def _equal(a: Any, b: Any) -> bool:
-    return a is b or (type(a) is type(b) and isinstance(a, _SCALAR) and a == b)

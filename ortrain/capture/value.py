@@ -1,0 +1,106 @@
+"""Equality that tells apart whatever a forward could: 1 from 1.0 and True, 0.0 from -0.0."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections import deque
+from collections.abc import Hashable
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import PurePath
+from types import BuiltinFunctionType, EllipsisType, MethodType
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import torch
+
+SCALARS = (
+    type(None),
+    int,
+    str,
+    bytes,
+    Enum,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    np.dtype,
+    range,
+    re.Pattern,
+    dt.date,
+    dt.time,
+    dt.timedelta,
+    dt.tzinfo,
+    Fraction,
+    PurePath,
+    UUID,
+    EllipsisType,
+)
+SEQUENCES = (tuple, list, set, frozenset, deque)
+
+MIXED = object()  # not a scalar, nor a container of nothing but scalars
+ABSENT = object()  # no value at all
+
+
+def frozen(value: Any, levels: int = 6) -> Hashable:
+    """A copy of a scalar, or of a container of scalars, that is equal only to the very same value.
+
+    Args:
+        value: anything.
+        levels: how far to look into containers, some of which contain themselves.
+
+    Returns:
+        A hashable in which ``1``, ``1.0`` and ``True`` differ and a NaN equals itself; `MIXED` for
+        anything that holds anything else.
+    """
+    kind = type(value)
+    if isinstance(value, float):
+        return kind, value.hex()
+    if isinstance(value, SCALARS):
+        return kind, value
+    if isinstance(value, complex):
+        return kind, value.real.hex(), value.imag.hex()
+    if isinstance(value, np.generic):
+        return (kind, value.tobytes()) if value.dtype.kind in "biufcSUmM" else MIXED
+    if isinstance(value, bytearray):
+        return kind, bytes(value)
+    if isinstance(value, Decimal):
+        return kind, str(value)
+    if levels == 0:
+        return MIXED
+    if isinstance(value, dict):
+        parts = [frozen(part, levels - 1) for item in value.items() for part in item]
+    elif isinstance(value, SEQUENCES):
+        parts = [frozen(part, levels - 1) for part in value]
+    elif isinstance(value, slice):
+        parts = [frozen(part, levels - 1) for part in (value.start, value.stop, value.step)]
+    else:
+        return MIXED
+    if any(part is MIXED for part in parts):
+        return MIXED
+    return kind, frozenset(parts) if isinstance(value, set | frozenset) else tuple(parts)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether a forward could not tell two values apart; tensors and objects by identity."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or one is ABSENT:
+        return False
+    if isinstance(one, MethodType):
+        return bool(one == other)
+    value = frozen(one)
+    return value is not MIXED and value == frozen(other)
+
+
+def short(value: Any) -> str:
+    """A value for a sentence: in full where it is short, else its type."""
+    if isinstance(value, (float, complex, *SCALARS, *SEQUENCES, dict)):
+        text = repr(value)
+        return text if len(text) <= 60 else f"{text[:57]}..."
+    if isinstance(value, BuiltinFunctionType):
+        return value.__name__  # torch.relu calls itself _VariableFunctionsClass.relu in full
+    return getattr(value, "__qualname__", None) or f"a {type(value).__qualname__}"
