@@ -7,6 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -16,6 +17,15 @@ from ortrain.errors import UnsupportedInput
 
 _CONSTANT = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout,
              torch.memory_format)  # fmt: skip
+
+
+class Axes(StrEnum):
+    """Which dimensions of the call's tensors become symbols."""
+
+    ALL = "all dimensions symbolic"
+    LENGTHS = "batch and length symbolic"
+    BATCH = "batch symbolic"
+    NONE = "no dimension symbolic"
 
 
 @dataclass(frozen=True)
@@ -37,15 +47,17 @@ class Leaf:
         """Whether the leaf is a tensor."""
         return isinstance(self.value, torch.Tensor)
 
-    def symbolic_axes(self, features: bool) -> range:
-        """Axes whose size may vary; without ``features`` only those of a batch and a length.
+    def symbolic_axes(self, axes: Axes) -> range:
+        """Axes whose size may vary.
 
         A length has tokens and masks, integers of any rank, and floats of shape [B, L, H].
         """
         rank = self.value.ndim
-        if features or not self.value.is_floating_point():
+        if axes is Axes.ALL or (axes is Axes.LENGTHS and not self.value.is_floating_point()):
             return range(rank)
-        return range(min(rank, 2 if rank == 3 else 1))
+        if axes is Axes.NONE:
+            return range(0)
+        return range(min(rank, 2 if rank == 3 and axes is Axes.LENGTHS else 1))
 
 
 @dataclass(frozen=True)

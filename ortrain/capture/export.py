@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from ortrain.cache import Cache
 from ortrain.capture import exporter, fx, ladder, lift
-from ortrain.capture.call import Call, example_call, step_name
+from ortrain.capture.call import Axes, Call, example_call, step_name
 from ortrain.capture.constraints import Constraints, Shapes
 from ortrain.capture.fingerprint import parts_of
 from ortrain.capture.origin import captured_error, origin
@@ -158,16 +158,18 @@ def capture(
         return (cache or Cache(None)).programs(parts, make)[0]
 
     with EXCLUSIVE, uncollected(), untouched(module):
-        try:
-            found = ladder.export(module, call, exact=exact)
-            watch.lap("export")
-            program = program_of(found.program)
-        except SymbolicSize as error:
-            # Sizes of features, of no use as symbols, in the way of an operator.
-            found = ladder.export(module, call, features=False, exact=exact)
-            found.failed = (f"all dimensions symbolic: {error.what}", *found.failed)
-            watch.lap("export")
-            program = program_of(found.program)
+        failed: list[str] = []
+        for axes in Axes:  # fewer, where a translation needs a size that was of use as a symbol
+            try:
+                found = ladder.export(module, call, axes=axes, exact=exact)
+                watch.lap("export")
+                program = program_of(found.program)
+                break
+            except SymbolicSize as error:
+                if axes is Axes.NONE:
+                    raise
+                failed.append(f"{axes}: {error.what}")
+        found.failed = (*failed, *found.failed)
     for filling in found.fillings:
         filling.apply()
     leaves, _ = _outputs(found.program)

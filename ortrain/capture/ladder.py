@@ -11,7 +11,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, TensorArgument
 
 from ortrain.capture import exporter
-from ortrain.capture.call import Call, explicit_signature
+from ortrain.capture.call import Axes, Call, explicit_signature
 from ortrain.capture.constraints import Constraints, constraints_of
 from ortrain.capture.decisions import Asked, asked, decided
 from ortrain.capture.recurrent import no_packed_sequences
@@ -74,7 +74,7 @@ class Exported:
     fillings: tuple[Filling, ...] = ()
 
 
-def _rungs(call: Call, features: bool, exact: bool) -> list[Rung]:
+def _rungs(call: Call, axes: Axes, exact: bool) -> list[Rung]:
     """What is tried, in order.
 
     A size of 1 is special to PyTorch (it may broadcast), so that the trace would fix it. Where it
@@ -83,7 +83,7 @@ def _rungs(call: Call, features: bool, exact: bool) -> list[Rung]:
     A module that knows more of its arguments has an example of its own instead.
     """
     every = {
-        leaf.position: dict.fromkeys(leaf.symbolic_axes(features), Dim.AUTO)
+        leaf.position: dict.fromkeys(leaf.symbolic_axes(axes), Dim.AUTO)
         for leaf in call.tensors
     }
     rungs = [Rung("non-strict", every), Rung("strict", every, strict=True)]
@@ -100,19 +100,19 @@ def _rungs(call: Call, features: bool, exact: bool) -> list[Rung]:
 
 
 def export(
-    module: torch.nn.Module, call: Call, features: bool = True, exact: bool = False
+    module: torch.nn.Module, call: Call, axes: Axes = Axes.ALL, exact: bool = False
 ) -> Exported:
     """The first export whose graph can serve the call.
 
     Args:
         module: what is captured.
         call: the example.
-        features: whether dimensions that are neither batch nor length become symbolic, too.
+        axes: which dimensions become symbols.
         exact: sizes of 1 become constants.
     """
     failed: list[str] = []
     first: Refusal | None = None
-    for rung in _rungs(call, features, exact):
+    for rung in _rungs(call, axes, exact or axes is Axes.NONE):
         try:
             found = _attempt(module, call, rung)
         except Refusal as error:
