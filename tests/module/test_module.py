@@ -756,7 +756,9 @@ def test_a_forward_that_has_to_run_again_notices_changed_parameters() -> None:
     one, _ = model(rows())
     with torch.no_grad():
         model.body.bias.add_(1.0)  # no backward reads a bias, but what it went into
-    with pytest.raises(StateError, match="changed in place between forward and backward: body.bias"):
+    with pytest.raises(
+        StateError, match="changed in place between forward and backward: body.bias"
+    ):
         one.sum().backward()
 
 

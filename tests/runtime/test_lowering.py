@@ -57,6 +57,17 @@ def test_transposes_and_constant_factors_go_into_the_product():
     assert lowered(body, {"a": ("m", 4), "b": ("n", 4)}, feeds) == ["FusedMatMul"]
 
 
+@pytest.mark.parametrize("side", ["matrix first", "vector first"])
+def test_a_transposed_matrix_times_a_vector_stays_transposed(side):
+    def body(op, matrix, vector):
+        flipped = op.Transpose(matrix, perm=[1, 0])
+        product = (flipped, vector) if side == "matrix first" else (vector, flipped)
+        return op.MatMul(*product)
+
+    feeds = {"matrix": normal(4, 4), "vector": normal(4)}
+    assert lowered(body, {"matrix": ("n", "n"), "vector": ("n",)}, feeds) == ["Transpose", "MatMul"]
+
+
 def test_the_body_of_a_loop_absorbs_nothing_from_outside():
     def body(op, x, start, a, b):
         scaled, flipped = op.Mul(a, 0.5), op.Transpose(op.Mul(b, 0.5), perm=[1, 0])

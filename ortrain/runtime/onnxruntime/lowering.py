@@ -154,12 +154,14 @@ def _large(size: shapes.Dim) -> bool:
 def _fuse(graph: ir.Graph, node: ir.Node) -> bool:
     alpha, transposed = 1.0, [0, 0]
     operands: list[ir.Value] = []
+    # onnxruntime passes over transA and transB where the other operand is a vector.
+    matrices = all((shapes.rank(value) or 0) >= 2 for value in node.inputs)
     for side in (0, 1):
         operand = node.inputs[side]
         assert operand is not None
         factor, operand = _unscaled(operand)
         alpha *= factor
-        flipped = _flipped(operand)
+        flipped = _flipped(operand) if matrices else None
         if flipped is not None:
             transposed[side], operand = 1, flipped
             factor, operand = _unscaled(operand)
