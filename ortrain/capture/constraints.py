@@ -180,17 +180,14 @@ def constraints_of(
 def _taken_for_several(relation: sympy.Basic) -> sympy.Expr | None:
     """The size that a relation only says is not 1, or not 0; None where it says something else.
 
-    ``size != 1``, ``size >= 2`` and ``size > 1`` are what operators ask about broadcasting and
-    contiguity, ``size != 0`` and ``size > 0`` about empty tensors.
+    ``size != 1`` and ``size >= 2`` are what operators ask about broadcasting and contiguity,
+    ``size != 0`` about empty tensors. ``size > 1`` is not among them: so a slice asks whether it
+    starts behind the end of a dimension of size 1.
     """
     if isinstance(relation, sympy.Ne):
         left, right = relation.args
         return left if right in (0, 1) else right if left in (0, 1) else None
-    if isinstance(relation, sympy.Gt | sympy.Lt):
-        return relation.gts if relation.lts in (0, 1) else None
-    if isinstance(relation, sympy.Ge | sympy.Le):
-        return relation.gts if relation.lts in (1, 2) else None
-    return None
+    return relation.lhs if isinstance(relation, sympy.Ge) and relation.rhs == 2 else None
 
 
 def _bounds(symbol: sympy.Basic, decided: Decided) -> list[sympy.Basic]:
