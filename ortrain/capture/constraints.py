@@ -3,12 +3,13 @@
 A trace decides about sizes in many places, and each decision has one of three outcomes:
 
 - a **condition** is evaluated for every new tuple of sizes;
-- an **assumption** is that some size is not 1. PyTorch's operators take a 1 for a size that may be
-  broadcast, and Python code may ask for it; a graph computes with it as with any other, and nearly
-  always to the same result. Whoever uses a capture at such sizes compares it with the module once;
+- an **assumption** is that some size is neither 1 nor 0. PyTorch's operators take a 1 for a size
+  that may be broadcast, and Python code may ask for it; a graph computes with it as with any other,
+  and nearly always to the same result. Whoever uses a capture at such sizes compares it with the
+  module once;
 - anything else, a relation that no size of an input decides, refuses the capture.
 
-A size of 0 is never accepted in the place of a larger one.
+An input's size of 0 is never accepted in the place of a larger one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.printing.precedence import PRECEDENCE
 from torch.utils._sympy.printers import PythonPrinter
 
 from ortrain.capture.decisions import Decided
@@ -57,7 +59,7 @@ class Constraints:
         ranks: of the tensors.
         static: dimensions that became constants, with their size.
         conditions: that shapes must meet.
-        assumed: what operators have assumed: that something is not 1.
+        assumed: what operators have assumed: that some size is not 1, or not 0.
         asked: what Python code has asked, and what holds of all sizes above 1.
     """
 
@@ -157,12 +159,10 @@ def constraints_of(
     asked = []
     for decision in decided.decisions:
         relation, where = decision.relation, decision.where
-        several = None if decision.by_code else _taken_for_several(relation)
         if decision.above_one:
             asked.append(condition(relation, where))
-        elif several is not None:
-            assumed.append(condition(sympy.Ne(several, 1), where))
-            conditions.append(condition(sympy.Or(relation, sympy.Eq(several, 1)), where))
+        elif not decision.by_code and (size := _taken_for_several(relation)) is not None:
+            assumed += [condition(sympy.Ne(size, 1), where), condition(relation, where)]
         else:
             conditions.append(condition(relation, where))
     result = Constraints(
@@ -178,15 +178,16 @@ def constraints_of(
 
 
 def _taken_for_several(relation: sympy.Basic) -> sympy.Expr | None:
-    """The size that a relation takes for more than 1; None where it is about something else.
+    """The size that a relation only says is not 1, or not 0; None where it says something else.
 
-    ``size != 1``, ``size >= 2`` and ``size > 1`` are what operators ask about broadcasting and
-    contiguity.
+    ``size != 1`` and ``size >= 2`` are what operators ask about broadcasting and contiguity,
+    ``size != 0`` about empty tensors. ``size > 1`` is not among them: so a slice asks whether it
+    starts behind the end of a dimension of size 1.
     """
-    if isinstance(relation, sympy.Ne) and 1 in relation.args:
-        return next(side for side in relation.args if side != 1)
-    least = {sympy.Ge: 2, sympy.Le: 2, sympy.Gt: 1, sympy.Lt: 1}.get(type(relation))
-    return relation.gts if least is not None and relation.lts == least else None
+    if isinstance(relation, sympy.Ne):
+        left, right = relation.args
+        return left if right in (0, 1) else right if left in (0, 1) else None
+    return relation.lhs if isinstance(relation, sympy.Ge) and relation.rhs == 2 else None
 
 
 def _bounds(symbol: sympy.Basic, decided: Decided) -> list[sympy.Basic]:
@@ -248,11 +249,23 @@ class _Python(PythonPrinter):  # type: ignore[misc]
     def _print_Symbol(self, symbol: sympy.Basic) -> str:  # noqa: N802
         return self.names[symbol]
 
+    def _print_Add(self, expression: sympy.Basic, order: Any = None) -> str:  # noqa: N802
+        first, *rest = sorted(expression.args, key=_is_negative)
+        text = self.parenthesize(first, PRECEDENCE["Add"])
+        for term in rest:
+            sign, size = (" - ", -term) if _is_negative(term) else (" + ", term)
+            text += sign + self.parenthesize(size, PRECEDENCE["Mul"])
+        return text
+
     def _print_ToFloat(self, expression: sympy.Basic) -> str:  # noqa: N802
         return f"float({self._print(expression.args[0])})"
 
     def _print_OpaqueUnaryFn_sqrt(self, expression: sympy.Basic) -> str:  # noqa: N802
         return f"math.sqrt({self._print(expression.args[0])})"
+
+
+def _is_negative(term: sympy.Basic) -> bool:
+    return bool(term.could_extract_minus_sign())
 
 
 def _compiled(conditions: Sequence[Condition]) -> Callable[[Shapes], tuple[bool, ...]]:

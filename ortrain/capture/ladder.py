@@ -20,6 +20,7 @@ from ortrain.capture.refusal import (
     asking_for_layout,
     assigning,
     drawing,
+    empty,
     ending,
     filling,
     recasting,
@@ -110,6 +111,9 @@ def export(
         axes: which dimensions become symbols.
         exact: sizes of 1 become constants.
     """
+    for leaf in call.tensors:
+        if not leaf.value.numel():
+            raise empty(leaf.name, tuple(leaf.value.shape))
     failed: list[str] = []
     first: Refusal | None = None
     for rung in _rungs(call, axes, exact or axes is Axes.NONE):

@@ -160,6 +160,17 @@ def ending(tensors: list[str]) -> Refusal:
     )
 
 
+def empty(name: str, shape: tuple[int, ...]) -> Refusal:
+    """The refusal of an example without elements."""
+    result = Refusal(
+        f"{name} is empty: its shape is {[*shape]}",
+        because="ONNX reads a 0 in a shape as the size of another tensor there",
+        help="capture a call that is not empty; PyTorch runs those that are",
+    )
+    result.final = True
+    return result
+
+
 def _side_effect(what: str, *, because: str, help: str) -> Refusal:
     result = Refusal(f"the forward {what}", because=because, help=help)
     result.final = True

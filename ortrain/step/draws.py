@@ -48,9 +48,7 @@ class _Replay(TorchDispatchMode):
             return operator(*args, **kwargs)
         if operator is aten.bernoulli_.float:
             tensor, p = args if len(args) == 2 else (args[0], kwargs.get("p", 0.5))
-            mask = drawn(
-                "bernoulli", tensor.shape, seed=self.seed, stream=self._next(), chance=p
-            )
+            mask = drawn("bernoulli", tensor.shape, seed=self.seed, stream=self._next(), chance=p)
             return tensor.copy_(torch.from_numpy(mask))
         before = torch.get_rng_state()
         result = operator(*args, **kwargs)

@@ -19,6 +19,7 @@ _CHECKS = {
     aten._assert_tensor_metadata.default,
 }
 
+
 def remove_checks(module: fx.GraphModule) -> None:
     """Removes assertions, and what only they needed."""
     for node in reversed(list(module.graph.nodes)):

@@ -195,17 +195,41 @@ def sym_numel(op: Translator, self: ir.Value) -> ir.Value:
     return op.Size(self)
 
 
+def _integers(op: Translator, operator: str, *numbers: Scalar) -> list[ir.Value]:
+    if any(isinstance(number, float) for number in numbers):
+        raise refuse(f"{operator} of a symbolic size and a float")
+    return [n if isinstance(n, ir.Value) else op.constant(np.int64(n)) for n in numbers]
+
+
 def _sizes(op_type: str, *targets: Any) -> None:
     @translation(*targets)
     def translate(op: Translator, a: Scalar, b: Scalar) -> ir.Value:
-        if isinstance(a, float) or isinstance(b, float):
-            raise refuse(f"{op_type} of a symbolic size and a float")
-        sizes = [v if isinstance(v, ir.Value) else op.constant(np.int64(v)) for v in (a, b)]
-        return op.node(op_type, sizes)
+        return op.node(op_type, _integers(op, op_type, a, b))
 
 
 _sizes("Add", operator.add)
 _sizes("Sub", operator.sub)
 _sizes("Mul", operator.mul)
-_sizes("Div", operator.floordiv)  # sizes are not negative, so that rounding down is truncation
 _sizes("Mod", operator.mod)
+
+
+@translation(operator.floordiv)
+def floordiv(op: Translator, a: Scalar, b: Scalar) -> ir.Value:
+    """``Div`` cuts off, Python rounds down: ``-(-size // 2)`` rounds the half of a size up."""
+    dividend, divisor = _integers(op, "Div", a, b)
+    if not (_is_natural(dividend) and _is_natural(divisor)):
+        dividend = op.Sub(dividend, op.Mod(dividend, divisor))  # Mod has the sign of the divisor
+    return op.Div(dividend, divisor)
+
+
+def _is_natural(size: ir.Value) -> bool:
+    """Whether an integer cannot be negative, as far as its making tells."""
+    if size.const_value is not None:
+        return bool((size.const_value.numpy() >= 0).all())
+    node = size.producer()
+    if node is None or node.op_type not in ("Add", "Mul", "Div", "Mod", "Squeeze", "Shape", "Size"):
+        return False
+    if node.op_type in ("Shape", "Size"):
+        return True
+    inputs = node.inputs[:1] if node.op_type == "Squeeze" else node.inputs
+    return all(value is not None and _is_natural(value) for value in inputs)
