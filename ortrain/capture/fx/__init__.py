@@ -10,11 +10,13 @@ from __future__ import annotations
 from torch import fx
 from torch.export import ExportedProgram
 
-from ortrain.capture.fx.checks import refuse_random, remove_checks
+from ortrain.capture.fx.checks import refuse_complex, refuse_random, remove_checks
 from ortrain.capture.fx.decompose import Covered, decompose, operators
 from ortrain.capture.fx.functional import functionalise
+from ortrain.capture.fx.pieces import open_pieces_as_slices
 from ortrain.capture.fx.promote import promote
 from ortrain.capture.fx.regions import inline_regions
+from ortrain.capture.fx.scalars import scalars_as_vectors
 
 __all__ = ["clean", "operators"]
 
@@ -33,6 +35,9 @@ def clean(exported: ExportedProgram, covered: Covered) -> dict[str, fx.Node]:
     inline_regions(module)
     remove_checks(module)
     updated = functionalise(exported)
+    refuse_complex(module)
+    scalars_as_vectors(module)
+    open_pieces_as_slices(module)
     decompose(module, covered)
     refuse_random(module)
     promote(module)
