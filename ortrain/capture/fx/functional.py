@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -43,6 +42,11 @@ def functionalise(exported: ExportedProgram) -> dict[str, fx.Node]:
     return _Functional(exported.graph_module.graph, specs).run()
 
 
+def functionalise_composed(graph: fx.Graph) -> None:
+    """The same for the graph of what one operator is composed of, which changes no input."""
+    _Functional(graph, []).run()
+
+
 class _Functional:
     def __init__(self, graph: fx.Graph, specs: Sequence[InputSpec]) -> None:
         self.graph = graph
@@ -55,42 +59,9 @@ class _Functional:
         for node in list(self.graph.nodes):
             if node.op != "call_function":
                 continue
-            if node.target is aten.batch_norm.default and node.args[5]:
-                self.batch_norm(node)
-            elif node.target is aten.instance_norm.default and node.args[3] is not None:
-                raise captured_error(
-                    node,
-                    "instance_norm with running statistics cannot be captured",
-                    help="leave track_running_stats off",
-                )
-            elif isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+            if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
                 self.in_place(node)
         return {str(self.inputs[k.name].target): v for k, v in self.current.items()}
-
-    # -- batch normalization -----------------------------------------------------------------
-
-    def batch_norm(self, node: fx.Node) -> None:
-        """``aten.batch_norm`` updates its running statistics although its schema hides it."""
-        args: Any = node.args[:8]
-        *head, mean, variance, training, momentum, eps = args
-        value = node.meta["val"]
-        with self.graph.inserting_before(node):
-            functional = self.graph.call_function(
-                aten._native_batch_norm_legit_functional.default,
-                (*head, mean, variance, training, momentum, eps),
-            )
-            weight = value.new_empty(value.shape[1])
-            functional.meta = {**node.meta, "val": (value, weight, weight, weight, weight)}
-            results = []
-            for i in (0, 3, 4):
-                result = self.graph.call_function(operator.getitem, (functional, i))
-                result.meta = {**node.meta, "val": functional.meta["val"][i]}
-                results.append(result)
-        node.replace_all_uses_with(results[0])
-        for old, new in ((mean, results[1]), (variance, results[2])):
-            if old is not None:
-                self.replace(node, old, new)
-        self.graph.erase_node(node)
 
     # -- in-place operators ------------------------------------------------------------------
 
