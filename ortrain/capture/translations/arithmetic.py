@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import torch
 
 from ortrain.capture.translations.base import (
     Function,
@@ -17,6 +18,7 @@ from ortrain.capture.translations.base import (
     refuse,
     translation,
 )
+from ortrain.graph import shapes
 
 
 def _binary(op_type: str, *targets: Any) -> Function:
@@ -211,25 +213,37 @@ _sizes("Add", operator.add)
 _sizes("Sub", operator.sub)
 _sizes("Mul", operator.mul)
 _sizes("Mod", operator.mod)
+_sizes("Min", torch.sym_min)
+_sizes("Max", torch.sym_max)
 
 
 @translation(operator.floordiv)
 def floordiv(op: Translator, a: Scalar, b: Scalar) -> ir.Value:
-    """``Div`` cuts off, Python rounds down: ``-(-size // 2)`` rounds the half of a size up."""
-    dividend, divisor = _integers(op, "Div", a, b)
-    if not (_is_natural(dividend) and _is_natural(divisor)):
-        dividend = op.Sub(dividend, op.Mod(dividend, divisor))  # Mod has the sign of the divisor
-    return op.Div(dividend, divisor)
+    """Rounded down as in Python; ONNX rounds towards zero, which ``-(-n // 2)`` would show."""
+    if isinstance(a, float) or isinstance(b, float):
+        raise refuse("Div of a symbolic size and a float")
+    over, under = (v if isinstance(v, ir.Value) else op.constant(np.int64(v)) for v in (a, b))
+    if not (_is_count(over) and _is_count(under)):
+        over = op.Sub(over, op.Mod(over, under))
+    return op.Div(over, under)
 
 
-def _is_natural(size: ir.Value) -> bool:
-    """Whether an integer cannot be negative, as far as its making tells."""
-    if size.const_value is not None:
-        return bool((size.const_value.numpy() >= 0).all())
-    node = size.producer()
-    if node is None or node.op_type not in ("Add", "Mul", "Div", "Mod", "Squeeze", "Shape", "Size"):
+def _is_count(value: ir.Value) -> bool:
+    """Whether an integer is known not to be negative."""
+    known = shapes.constant(value)
+    if known is not None:
+        return bool((known >= 0).all())
+    node = value.producer()
+    if node is None or node.domain:
         return False
     if node.op_type in ("Shape", "Size"):
         return True
-    inputs = node.inputs[:1] if node.op_type == "Squeeze" else node.inputs
-    return all(value is not None and _is_natural(value) for value in inputs)
+    if node.op_type in ("Squeeze", "Unsqueeze", "Gather", "Slice", "Identity"):
+        return node.inputs[0] is not None and _is_count(node.inputs[0])
+    within = ("Add", "Mul", "Div", "Mod", "Min", "Max", "Concat")
+    return node.op_type in within and all(v is not None and _is_count(v) for v in node.inputs)
+
+
+@translation(operator.neg)
+def size_neg(op: Translator, a: ir.Value) -> ir.Value:
+    return op.Neg(a)
