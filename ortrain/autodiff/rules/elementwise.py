@@ -11,11 +11,17 @@ from ortrain.autodiff.registry import gradient, no_gradient
 from ortrain.graph import shapes
 
 no_gradient(
-    "Ceil", "Floor", "Round", "Sign", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
+    "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
     "And", "Or", "Not", "Xor", "IsNaN", "IsInf", "BitShift", "BitwiseAnd", "BitwiseOr",
     "BitwiseXor", "BitwiseNot", "BitCast",
     reason="piecewise constant: the derivative is zero wherever it exists",
 )  # fmt: skip
+
+
+@gradient("Ceil", "Floor", "Round", "Sign")
+def rounding(g, x):
+    """dx = 0: the derivative is zero wherever it exists, and torch delivers zeros, not None"""
+    return g.op.Expand(g.op.constant(0, x.dtype), g.op.shape(x))
 
 
 @gradient("Add", broadcast=True)

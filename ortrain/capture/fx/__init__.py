@@ -10,12 +10,14 @@ from __future__ import annotations
 from torch import fx
 from torch.export import ExportedProgram
 
-from ortrain.capture.fx.checks import refuse_random, remove_checks
+from ortrain.capture.fx.checks import refuse_complex, refuse_random, remove_checks
 from ortrain.capture.fx.decompose import Covered, decompose, operators
 from ortrain.capture.fx.draws import number_draws
 from ortrain.capture.fx.functional import functionalise
+from ortrain.capture.fx.pieces import open_pieces_as_slices
 from ortrain.capture.fx.promote import promote
 from ortrain.capture.fx.regions import inline_regions
+from ortrain.capture.fx.scalars import scalars_as_vectors
 from ortrain.capture.fx.statistics import explicit_statistics
 
 __all__ = ["clean", "operators"]
@@ -37,6 +39,9 @@ def clean(exported: ExportedProgram, covered: Covered) -> dict[str, fx.Node]:
     remove_checks(module)
     explicit_statistics(module)
     updated = functionalise(exported)
+    refuse_complex(module)
+    scalars_as_vectors(module)
+    open_pieces_as_slices(module)
     decompose(module, covered)
     refuse_random(module)
     promote(module)

@@ -47,3 +47,17 @@ def refuse_random(module: fx.GraphModule) -> None:
                 because="a graph cannot draw them from torch's generator",
                 help="draw them outside and pass them in, or leave this to eager",
             )
+
+
+def refuse_complex(module: fx.GraphModule) -> None:
+    """Refuses complex numbers: neither onnxruntime nor a gradient rule knows them."""
+    for node in module.graph.nodes:
+        values = node.meta.get("val")
+        for value in values if isinstance(values, list | tuple) else (values,):
+            if isinstance(value, torch.Tensor) and value.is_complex():
+                raise captured_error(
+                    node,
+                    f"{node.target if node.op == 'call_function' else node.name} is complex",
+                    because="a graph computes with real numbers",
+                    help="compute with the real and the imaginary part, or leave this to eager",
+                )

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ortrain.capture.fx.checks import remove_checks
-from ortrain.capture.fx.functional import functionalise_composed
 from ortrain.capture.fx.splice import from_same_place, splice, substitute
+from ortrain.capture.origin import captured_error
 
 Covered = Callable[[set[Any]], set[Any]]
 
@@ -59,17 +60,42 @@ def _decompose(module: fx.GraphModule, node: fx.Node) -> bool:
         args: Any = fx.node.map_arg(node.args, lambda n: given[n])
         kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: given[n])
         result = rule(*args, **kwargs) if rule else target.decompose(*args, **kwargs)
-        # Some return a named tuple, which the trace would record as a call.
-        return tuple(result) if isinstance(result, tuple) else result
+        # Named tuples of torch's own would be calls of their classes in the graph.
+        return tuple(result) if isinstance(result, tuple | list) else result
 
     mode = torch._guards.detect_fake_mode(values)
-    with mode if mode is not None else torch.no_grad():
-        inner = make_fx(call, tracing_mode="real")(*values)
-        functionalise_composed(inner.graph)  # many work in place on what they have just made
+    try:
+        with mode if mode is not None else torch.no_grad():
+            inner = make_fx(call, tracing_mode="real")(*values)
+            if any(_is_mutable(n) for n in inner.graph.nodes):
+                # Written with in-place operators, on tensors that it made itself.
+                inner = make_fx(dispatch_functionalize(inner), tracing_mode="real")(*values)
+    except Exception as error:
+        raise captured_error(
+            node,
+            f"no translation to ONNX for {target}",
+            because="it is composed of others in a way that depends on sizes or values "
+            f"({type(error).__name__}: {str(error).strip().splitlines()[0][:200]})",
+            help="replace the operator, or leave this module to eager",
+        ) from error
     remove_checks(inner)
     with module.graph.inserting_before(node):
         results, made = splice(module, inner, tensors, prefix=f"_decomposed_{node.name}")
     for copied in made:
         from_same_place(copied, node)
+    _note_values(results, node.meta["val"])
     substitute(node, results)
     return True
+
+
+def _is_mutable(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _note_values(results: Any, values: Any) -> None:
+    """Results hold what the operator held: a trace of ``squeeze_`` notes the shape before it."""
+    if isinstance(results, fx.Node):
+        results.meta["val"] = values
+    elif isinstance(results, list | tuple):
+        for result, value in zip(results, values, strict=True):
+            _note_values(result, value)

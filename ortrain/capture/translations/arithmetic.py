@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import torch
 
 from ortrain.capture.translations.base import (
     Function,
@@ -17,6 +18,7 @@ from ortrain.capture.translations.base import (
     refuse,
     translation,
 )
+from ortrain.graph import shapes
 
 
 def _binary(op_type: str, *targets: Any) -> Function:
@@ -211,6 +213,8 @@ _sizes("Add", operator.add)
 _sizes("Sub", operator.sub)
 _sizes("Mul", operator.mul)
 _sizes("Mod", operator.mod)
+_sizes("Min", torch.sym_min)
+_sizes("Max", torch.sym_max)
 
 
 @translation(operator.floordiv)
@@ -233,3 +237,8 @@ def _is_natural(size: ir.Value) -> bool:
         return True
     inputs = node.inputs[:1] if node.op_type == "Squeeze" else node.inputs
     return all(value is not None and _is_natural(value) for value in inputs)
+
+
+@translation(operator.neg)
+def size_neg(op: Translator, a: ir.Value) -> ir.Value:
+    return op.Neg(a)

@@ -63,8 +63,17 @@ def permute(op: Translator, self: ir.Value, dims: Sequence[int]) -> ir.Value:
     return op.Transpose(self, perm=[d % len(dims) for d in dims]) if dims else self
 
 
-@translation(aten.t.default, aten.numpy_T.default, aten.mT.default)
+@translation(aten.numpy_T.default)
+def numpy_t(op: Translator, self: ir.Value) -> ir.Value:
+    """``x.T``: all axes from behind."""
+    length = shapes.rank(self)
+    assert length is not None
+    return self if length < 2 else op.Transpose(self, perm=list(reversed(range(length))))
+
+
+@translation(aten.t.default, aten.mT.default, aten.adjoint.default, aten.mH.default)
 def t(op: Translator, self: ir.Value) -> ir.Value:
+    """The last two axes change places; of real numbers the conjugate is themselves."""
     length = shapes.rank(self)
     return self if length is None or length < 2 else transpose(op, self, -2, -1)
 
