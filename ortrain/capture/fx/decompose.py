@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ortrain.capture.fx.checks import remove_checks
+from ortrain.capture.fx.functional import functionalise_composed
 from ortrain.capture.fx.splice import from_same_place, splice, substitute
 from ortrain.capture.origin import captured_error
+from ortrain.errors import CaptureError
 
 Covered = Callable[[set[Any]], set[Any]]
 
@@ -67,9 +68,9 @@ def _decompose(module: fx.GraphModule, node: fx.Node) -> bool:
     try:
         with mode if mode is not None else torch.no_grad():
             inner = make_fx(call, tracing_mode="real")(*values)
-            if any(_is_mutable(n) for n in inner.graph.nodes):
-                # Written with in-place operators, on tensors that it made itself.
-                inner = make_fx(dispatch_functionalize(inner), tracing_mode="real")(*values)
+            functionalise_composed(inner.graph)  # many work in place on what they have just made
+    except CaptureError:
+        raise
     except Exception as error:
         raise captured_error(
             node,
@@ -86,10 +87,6 @@ def _decompose(module: fx.GraphModule, node: fx.Node) -> bool:
     _note_values(results, node.meta["val"])
     substitute(node, results)
     return True
-
-
-def _is_mutable(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _note_values(results: Any, values: Any) -> None:

@@ -42,6 +42,11 @@ def functionalise(exported: ExportedProgram) -> dict[str, fx.Node]:
     return _Functional(exported.graph_module.graph, specs).run()
 
 
+def functionalise_composed(graph: fx.Graph) -> None:
+    """The same for the graph of what one operator is composed of, which changes no input."""
+    _Functional(graph, []).run()
+
+
 class _Functional:
     def __init__(self, graph: fx.Graph, specs: Sequence[InputSpec]) -> None:
         self.graph = graph
