@@ -220,11 +220,9 @@ _sizes("Max", torch.sym_max)
 @translation(operator.floordiv)
 def floordiv(op: Translator, a: Scalar, b: Scalar) -> ir.Value:
     """Rounded down as in Python; ONNX rounds towards zero, which ``-(-n // 2)`` would show."""
-    if isinstance(a, float) or isinstance(b, float):
-        raise refuse("Div of a symbolic size and a float")
-    over, under = (v if isinstance(v, ir.Value) else op.constant(np.int64(v)) for v in (a, b))
+    over, under = _integers(op, "Div", a, b)
     if not (_is_count(over) and _is_count(under)):
-        over = op.Sub(over, op.Mod(over, under))
+        over = op.Sub(over, op.Mod(over, under))  # Mod has the sign of the divisor
     return op.Div(over, under)
 
 
