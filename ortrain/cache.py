@@ -1,8 +1,8 @@
 """Compiled graphs kept between processes: the same bytes in, the same bytes out.
 
 Every entry is named by a hash of all that it was made from, ortrain's own source included, so a
-stale entry cannot be hit; its manifest has the hashes of its files, so a damaged one is none. Export
-always runs; what follows it is skipped where its result is known.
+stale entry cannot be hit; its manifest has the hashes of its files, so a damaged one is none.
+Export always runs; what follows it is skipped where its result is known.
 """
 
 from __future__ import annotations

@@ -45,6 +45,15 @@ class FlatCall(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
+    @property
+    def traced(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments that a capture traces."""
+        return self.args, self.kwargs
+
+    def rebuilt(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall:
+        """Another call of the same form."""
+        return flatten_call(args, kwargs)
+
 
 # Keyword arguments in the order of a call, to the same names sorted: sorting afresh costs 0.2 us a
 # step, and a program has few places that call a model.
@@ -104,7 +113,7 @@ def bind_names(module: nn.Module, flat: FlatCall) -> list[str]:
     """
     positional = _positional_names(module, len(flat.args))
     names: list[str] = []
-    for path, leaf in _leaves_of_call(flat.args, flat.kwargs):
+    for path, leaf in leaves_of_call(flat.args, flat.kwargs):
         if not isinstance(leaf, Tensor):
             continue
         source, first, *rest = path
@@ -241,7 +250,7 @@ def _constant(value: Any) -> Hashable:
     return value
 
 
-def _leaves_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
+def leaves_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
     """Every leaf of a call with the way to it, in the order of `flatten_call`."""
     for position, value in enumerate(args):
         yield from _leaves(value, ("args", position))
@@ -278,7 +287,7 @@ def _positional_names(module: nn.Module, count: int) -> list[str]:
 
 def _unsupported_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> UnsupportedInput:
     """The error for the first leaf of a call that a graph cannot take."""
-    for path, leaf in _leaves_of_call(args, kwargs):
+    for path, leaf in leaves_of_call(args, kwargs):
         if isinstance(leaf, Tensor):
             continue
         try:

@@ -23,6 +23,7 @@ from ortrain.autodiff.partition import saved_bytes
 from ortrain.cache import Cache
 from ortrain.capture.export import Captured, capture
 from ortrain.capture.guard import Guard
+from ortrain.capture.numbers import Numbers, Seen
 from ortrain.capture.records import records_registered
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.capture.untouched import uncollected
@@ -112,6 +113,7 @@ class Form:
         by_sizes: the capture that serves calls of these sizes.
         refused: sizes for which there is no capture, and why; there is one for others.
         recover: notes a backward that failed, and says whether PyTorch may answer it.
+        seen: of the calls that differ from these in numbers only; None where there are no numbers.
     """
 
     grad: bool
@@ -123,6 +125,7 @@ class Form:
     by_sizes: dict[Sizes, Served] = field(default_factory=dict)
     refused: dict[Sizes, str] = field(default_factory=dict)
     recover: Callable[[Form, OrtrainError, FlatCall], bool] = field(default=lambda *_: False)
+    seen: Seen | None = None
 
     def differentiated_again(self) -> None:
         """Its next calls run in PyTorch: a graph has first derivatives only."""
@@ -152,11 +155,16 @@ class State:
         guard: tells whether the module is still in it.
         tensors: parameters and buffers by name.
         forms: of calls, by their structure and the ambient modes.
+        numbers: which numbers among the arguments are inputs.
     """
 
     guard: Guard
     tensors: dict[str, torch.Tensor]
     forms: dict[Any, Form] = field(default_factory=dict)
+    numbers: Numbers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.numbers = Numbers(self.tensors)
 
     def settle(self, module: nn.Module, form: Form) -> None:
         """Takes what a first call has changed in the module as part of this state.
@@ -257,7 +265,7 @@ class Captures:
         start = time.perf_counter()
         with (
             _no_bug("capturing"),
-            records_registered(self.module, flat.args, flat.kwargs),
+            records_registered(self.module, *flat.traced),
             torch.inference_mode(False),
             torch.set_grad_enabled(form.grad),
             # What the trace saves for a backward that never runs is not for the caller's hooks:
@@ -519,7 +527,7 @@ def _distinct(flat: FlatCall) -> tuple[dict[int, int], tuple[Any, ...], dict[str
         arguments. Capture flattens a call in torch's order, the hot path in its own; where a tensor
         is passed twice, the objects alone do not tell which is which.
     """
-    leaves, spec = pytree.tree_flatten((flat.args, flat.kwargs))
+    leaves, spec = pytree.tree_flatten(flat.traced)
     own = [_alias(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     args, kwargs = pytree.tree_unflatten(own, spec)
     places = {id(tensor): i for i, tensor in enumerate(flatten_call(args, kwargs).tensors)}

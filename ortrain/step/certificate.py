@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
+from ortrain.capture.structure import FlatCall, OutputStructure
 from ortrain.capture.untouched import random_states, untouched
 from ortrain.errors import OrtrainError, ParityError, listing
 from ortrain.program import Role
@@ -163,9 +163,9 @@ class Trial:
 
         with torch.inference_mode(False):
             args, kwargs = pytree.tree_unflatten([own(leaf) for leaf in leaves], spec)
+            call = flat.rebuilt(args, kwargs)
         seed = int(torch.initial_seed() & 0x7FFFFFFF)
         draws = any(role is Role.SEED for role, _ in plan.feeds)
-        call = flatten_call(args, kwargs)
         return cls(module, call, tuple(names), grad, plan.upstream, seed, draws)
 
     def tensors(self, dtype: torch.dtype | None = None) -> list[torch.Tensor]:

@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 from torch.utils import checkpoint
 
 from ortrain.capture.guard import Ambient, ambient, inner_hooks
+from ortrain.capture.numbers import MOST_VALUES, WithNumbers
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.capture.untouched import call_aside
 from ortrain.config import DebugOptions, LogLevel, Options
@@ -50,6 +51,14 @@ EAGER_SPELL = 256
 
 # Why a call runs in PyTorch that checkpointing may run again.
 RUN_AGAIN = "checkpointing around it runs it twice, and both times must be alike"
+
+# Forms of call that are known in each state of the module; the oldest make way.
+MOST_FORMS = 64
+# Why calls run in PyTorch whose numbers change and cannot be inputs.
+NUMBERS_CHANGE = (
+    "its code branches on a number among the arguments that changes from call to call; "
+    "pass it as a tensor, and choose with torch.where"
+)
 
 PROVIDERS = {"cpu": "CPUExecutionProvider"}
 
@@ -119,8 +128,7 @@ class Runner:
         form = state.forms.get(key)
         if form is None:
             with EXCLUSIVE:
-                form = state.forms.get(key) or self._new_form(state, key, flat)
-                state.forms[key] = form
+                flat, form = self._find_form(state, flat, key[1])
         if form.reason:
             if form.lost:
                 self._begin_spell()
@@ -156,6 +164,8 @@ class Runner:
             trains = bool(step.plan.arguments)
             outputs = step.train(users, flat, form) if trains else step.infer(users)
         except OrtrainError as error:
+            if isinstance(flat, WithNumbers):
+                return self._with_constants(form, flat)
             return self._refused(form, flat, sizes, error)
         except Exception as error:
             if _saving_hooks(False) is not None:
@@ -169,6 +179,13 @@ class Runner:
             leaves = [t for i in step.inputs if (t := users[i]).requires_grad] + step.leaves
             sample.forward_done(outputs, leaves, trains)
         return served.structure.rebuild(outputs)
+
+    def _with_constants(self, form: Form, flat: WithNumbers) -> Any:
+        """Runs a call whose numbers cannot be inputs, with each value a constant of a graph."""
+        assert form.seen is not None
+        form.seen.fixed = True
+        form.retire()
+        return self(flat.args, flat.kwargs)
 
     # -- states and forms -----------------------------------------------------------------------
 
@@ -221,8 +238,31 @@ class Runner:
         self.spell = sys.maxsize
         self.spell_is_for = _Anything()  # type: ignore[assignment]
 
-    def _new_form(self, state: State, key: Any, flat: FlatCall) -> Form:
-        modes = Ambient(*key[1])
+    def _find_form(
+        self, state: State, flat: FlatCall, modes: tuple[Any, ...]
+    ) -> tuple[FlatCall, Form]:
+        """The form of a call that none is known for with these very numbers."""
+        flat, seen = state.numbers.take(flat, modes)
+        key: Any = (flat.key, modes)
+        if seen is not None and key not in state.forms:
+            if seen.moving and not seen.fixed:  # one form for all of them from now on
+                for other in seen.keys & state.forms.keys():
+                    state.forms.pop(other).retire()
+                seen.keys.clear()
+            elif len(seen.keys) >= MOST_VALUES:
+                key = (id(seen), modes)
+            seen.keys.add(key)
+        form = state.forms.get(key)
+        if form is None:
+            for forgotten in [*state.forms][: len(state.forms) + 1 - MOST_FORMS]:
+                state.forms.pop(forgotten).retire()
+            form = state.forms[key] = self._new_form(state, Ambient(*modes), flat)
+            form.seen = seen
+            if seen is not None and key[0] == id(seen) and not form.reason:
+                form.reason = NUMBERS_CHANGE
+        return flat, form
+
+    def _new_form(self, state: State, modes: Ambient, flat: FlatCall) -> Form:
         if modes.grad and not self.captures.trains:
             self.captures.trains = True
             for known in self.states:
