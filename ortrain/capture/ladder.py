@@ -14,7 +14,16 @@ from ortrain.capture import exporter
 from ortrain.capture.call import Call, explicit_signature
 from ortrain.capture.constraints import Constraints, constraints_of
 from ortrain.capture.recurrent import no_packed_sequences
-from ortrain.capture.refusal import Refusal, assigning, drawing, filling, recasting, refusal
+from ortrain.capture.refusal import (
+    Refusal,
+    assigning,
+    drawing,
+    filling,
+    recasting,
+    refusal,
+    seeding_itself,
+)
+from ortrain.capture.seeding import seeding_watched
 from ortrain.capture.untouched import Effects, watched
 
 
@@ -129,8 +138,17 @@ def _attempt(module: torch.nn.Module, call: Call, rung: Rung) -> Exported:
     watching: contextlib.AbstractContextManager[Effects] = (
         contextlib.nullcontext(Effects()) if rung.strict else watched(module)
     )
+    # Dynamo refuses a forward that seeds, and sets the state itself.
+    seeding: contextlib.AbstractContextManager[list[str]] = (
+        contextlib.nullcontext([]) if rung.strict else seeding_watched()
+    )
     try:
-        with watching as effects, explicit_signature(module, call), no_packed_sequences():
+        with (
+            watching as effects,
+            seeding as seeds,
+            explicit_signature(module, call),
+            no_packed_sequences(),
+        ):
             program = exporter.export(
                 module,
                 example.args,
@@ -149,6 +167,8 @@ def _attempt(module: torch.nn.Module, call: Call, rung: Rung) -> Exported:
         raise recasting(effects.recast)
     if effects.drawn:
         raise drawing(effects.drawn)
+    if seeds:
+        raise seeding_itself()
     _unify_batch(program, example)
     constraints = _constraints(program, call)
     shapes = [tuple(leaf.value.shape) for leaf in call.tensors]

@@ -1,7 +1,7 @@
 """Eager with the graph's random numbers: its dropouts keep the elements that the graph keeps.
 
 A graph draws by a hash of the step's seed and of a number that each draw has, its stream
-(`ortrain/ops/dropout.py`); the streams count the draws of the module's forward in their order. So
+(`ortrain/ops/hash.py`); the streams count the draws of the module's forward in their order. So
 eager, told the seed, can draw the same: each operator that would take numbers from torch's
 generator gets those of the next stream. With them graph and eager can be compared with dropout on,
 and a step that the graph cannot finish is finished by eager.
@@ -17,10 +17,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.capture.checkpointing import without_checkpoints
+from ortrain.capture.replay import replay
 from ortrain.errors import CaptureError
-from ortrain.ops.dropout import kept
-
-aten = torch.ops.aten
 
 
 @contextlib.contextmanager
@@ -46,10 +44,10 @@ class _Replay(TorchDispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in operator.tags:
             return operator(*args, **kwargs)
-        if operator is aten.bernoulli_.float:
-            tensor, p = args if len(args) == 2 else (args[0], kwargs.get("p", 0.5))
-            mask = kept(tuple(tensor.shape), self.seed, self._next(), 1.0 - p)
-            return tensor.copy_(torch.from_numpy(mask))
+        result = replay(operator, args, kwargs, seed=self.seed, stream=self.stream)
+        if result is not NotImplemented:
+            self.stream += 1
+            return result
         before = torch.get_rng_state()
         result = operator(*args, **kwargs)
         if not torch.equal(before, torch.get_rng_state()):
@@ -59,7 +57,3 @@ class _Replay(TorchDispatchMode):
                 help="leave this module to eager",
             )
         return result
-
-    def _next(self) -> int:
-        stream, self.stream = self.stream, self.stream + 1
-        return stream

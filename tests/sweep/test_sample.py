@@ -10,7 +10,6 @@ from torch import nn
 
 from tests.sweep import results
 from tests.sweep.agreement import difference, step
-from tests.sweep.page import page
 from tests.sweep.rows import Row, Sample, all_rows
 from tests.sweep.verdict import Outcome, of_row
 
