@@ -25,8 +25,10 @@ from ortrain.capture.refusal import (
     filling,
     recasting,
     refusal,
+    seeding_itself,
     unseen,
 )
+from ortrain.capture.seeding import seeding_watched
 from ortrain.capture.untouched import Effects, Filling, call_aside, watched
 from ortrain.errors import CaptureError
 
@@ -181,10 +183,13 @@ def _trace(
     """
     # Dynamo would trace the hooks that watch: there the forward runs for real, once more.
     watching = watched(module) if not rung.strict else contextlib.nullcontext(Effects())
+    # Dynamo refuses a forward that seeds, and sets the state itself.
+    seeding = seeding_watched() if not rung.strict else contextlib.nullcontext([])
     try:
         with (
             watching as effects,
             asked() as questions,
+            seeding as seeds,
             explicit_signature(module, call),
             no_packed_sequences(),
         ):
@@ -213,6 +218,8 @@ def _trace(
         raise recasting(effects.recast)
     if effects.drawn:
         raise drawing(effects.drawn)
+    if seeds:
+        raise seeding_itself()
     if questions.layouts:
         raise asking_for_layout(questions.layouts[0])
     return program, effects, questions

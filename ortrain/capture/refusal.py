@@ -171,6 +171,16 @@ def empty(name: str, shape: tuple[int, ...]) -> Refusal:
     return result
 
 
+def seeding_itself() -> Refusal:
+    """The refusal of a forward that sets the state of PyTorch's generator."""
+    return _side_effect(
+        "seeds PyTorch's random generator, or puts its state back",
+        because="the numbers that it draws then are the same at every step, a graph's are not",
+        help="seed outside of the forward, or make the fixed numbers once and keep them in a "
+        "buffer",
+    )
+
+
 def _side_effect(what: str, *, because: str, help: str) -> Refusal:
     result = Refusal(f"the forward {what}", because=because, help=help)
     result.final = True

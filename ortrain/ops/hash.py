@@ -75,11 +75,11 @@ class Sizes:
         """``0 … rows-1`` as uint32, in the shape without its last axis."""
         if self.known is not None:
             count = op.constant(np.array([int(np.prod(self.known[:-1]))], np.int64))
-            return op.Reshape(counted(op, count), op.constant(np.array(self.known[:-1], np.int64)))
+            return op.Reshape(counted(op, count), self.lead(op), allowzero=int(0 in self.known))
         if self.rank == 2:
             return counted(op, self.axis(op, 0))
         lead = self.lead(op)
-        return op.Reshape(counted(op, op.ReduceProd(lead, keepdims=1)), lead)
+        return op.Reshape(counted(op, op.ReduceProd(lead, keepdims=1)), lead, allowzero=1)
 
     def columns(self, op: Builder) -> ir.Value:
         """``0 … columns-1`` as uint32."""

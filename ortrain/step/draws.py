@@ -17,10 +17,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.capture.checkpointing import without_checkpoints
+from ortrain.capture.replay import replay
 from ortrain.errors import CaptureError
-from ortrain.ops.random import drawn
-
-aten = torch.ops.aten
 
 
 @contextlib.contextmanager
@@ -46,10 +44,10 @@ class _Replay(TorchDispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in operator.tags:
             return operator(*args, **kwargs)
-        if operator is aten.bernoulli_.float:
-            tensor, p = args if len(args) == 2 else (args[0], kwargs.get("p", 0.5))
-            mask = drawn("bernoulli", tensor.shape, seed=self.seed, stream=self._next(), chance=p)
-            return tensor.copy_(torch.from_numpy(mask))
+        result = replay(operator, args, kwargs, seed=self.seed, stream=self.stream)
+        if result is not NotImplemented:
+            self.stream += 1
+            return result
         before = torch.get_rng_state()
         result = operator(*args, **kwargs)
         if not torch.equal(before, torch.get_rng_state()):
@@ -59,7 +57,3 @@ class _Replay(TorchDispatchMode):
                 help="leave this module to eager",
             )
         return result
-
-    def _next(self) -> int:
-        stream, self.stream = self.stream, self.stream + 1
-        return stream

@@ -422,9 +422,9 @@ def test_branch_on_data_is_refused_with_place_and_reason() -> None:
     assert "torch.where" in error.help
 
 
-def test_random_draw_is_refused() -> None:
-    error = refused(Calls(lambda self, x: x * torch.rand_like(x)), floats(3))
-    assert "draws random numbers" in error.what
+def test_a_draw_that_takes_an_unknown_number_of_tries_is_refused() -> None:
+    error = refused(Calls(lambda self, x: x * torch.poisson(x.exp())), floats(3))
+    assert error.what == "aten.poisson.default draws random numbers"
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def mask(rows, columns, seed, stream=0, ratio=0.5, index=None):
         row = mix(wrapped(places) * wrapped(WEYL) + row_key) | np.int32(1)
         column = mix(wrapped(np.arange(columns)) * wrapped(WEYL) + column_key) | np.int32(1)
         product = row[:, None] * column[None, :]
-    threshold = min(int((1 - ratio) * 2**32), 2**32 - 1)
+    threshold = min(round((1 - ratio) * 2**24) << 8, 2**32 - 1)
     sign = np.int32(-(2**31))  # an unsigned comparison is a signed one of flipped sign bits
     return (product ^ sign) < (wrapped(threshold) ^ sign)
 

@@ -6,6 +6,8 @@ from ortrain.autodiff.registry import gradient, no_gradient
 from ortrain.graph.scatter import rows_of_zeros
 
 no_gradient("ortrain::StopGradient", reason="the user's program cut the gradient here")
+for _kind in ("Bits", "Uniform", "Normal", "Exponential", "Bernoulli"):
+    no_gradient(f"ortrain::Random{_kind}", reason="drawn from the seed")
 
 
 @gradient("ortrain::Dropout")

@@ -7,6 +7,7 @@ from torch import fx
 
 from ortrain.capture.fx.draws import draws_of
 from ortrain.capture.origin import captured_error
+from ortrain.capture.translations import TRANSLATIONS
 
 aten = torch.ops.aten
 
@@ -38,13 +39,14 @@ def _has_effect(node: fx.Node) -> bool:
 
 
 def refuse_random(module: fx.GraphModule) -> None:
-    """Refuses draws that have no stream: those of distributions that take several tries."""
+    """Refuses draws that we do not translate, and those that came with a decomposition."""
     for node in module.graph.nodes:
-        if draws_of(node) and "stream" not in node.kwargs:
+        if draws_of(node) and not ("stream" in node.kwargs and node.target in TRANSLATIONS):
             raise captured_error(
                 node,
                 f"{node.target} draws random numbers",
-                because="a graph cannot draw them from torch's generator",
+                because="a graph has uniform, normal and exponential numbers, whole ones in a "
+                "range, and what follows from these",
                 help="draw them outside and pass them in, or leave this to eager",
             )
 

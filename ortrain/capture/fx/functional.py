@@ -25,8 +25,11 @@ _RESHAPES = {
     aten.squeeze.default, aten.flatten.using_ints,
 }  # fmt: skip
 _TRANSPOSES = {aten.transpose.int, aten.t.default}
-_RANDOM = {"normal_", "uniform_", "bernoulli_", "random_", "exponential_", "cauchy_",
-           "log_normal_", "geometric_"}  # fmt: skip
+# In-place draws whose functional form has another name.
+_DRAWS = {
+    aten.bernoulli_.float: aten.bernoulli.p,
+    aten.normal_.default: aten.normal_functional.default,
+}
 
 
 def functionalise(exported: ExportedProgram) -> dict[str, fx.Node]:
@@ -68,9 +71,8 @@ class _Functional:
     def in_place(self, node: fx.Node) -> None:
         target: Any = node.target
         name = target._schema.name.removeprefix("aten::")
-        if target.namespace != "aten" or not name.endswith("_") or name in _RANDOM:
-            because = "it draws random numbers in place" if name in _RANDOM else ""
-            raise captured_error(node, f"{target} cannot be captured", because=because)
+        if target.namespace != "aten" or not name.endswith("_"):
+            raise captured_error(node, f"{target} cannot be captured")
         written = node.args[0]
         assert isinstance(written, fx.Node)
         with self.graph.inserting_before(node):
@@ -95,7 +97,9 @@ class _Functional:
             target = aten.full_like.default
             args = (written, args[1] if name == "fill_" else 0)
         else:
-            target = getattr(getattr(aten, name[:-1], None), original._overloadname, None)
+            target = _DRAWS.get(original) or getattr(
+                getattr(aten, name[:-1], None), original._overloadname, None
+            )
             kwargs = dict(node.kwargs)
             if target is None:
                 raise captured_error(node, f"{original} cannot be captured")

@@ -13,6 +13,7 @@ from ortrain.capture.translations import (
     nn,
     norm,
     pool,
+    random,
     recurrent,
     reduce,
     shape,

@@ -35,7 +35,6 @@ class Context:
     """What the translations of one graph share."""
 
     seed: ir.Value | None = None
-    streams: int = 0
 
 
 _context: contextvars.ContextVar[Context] = contextvars.ContextVar("ortrain.capture.context")
@@ -43,7 +42,7 @@ _context: contextvars.ContextVar[Context] = contextvars.ContextVar("ortrain.capt
 
 @contextlib.contextmanager
 def translating() -> Iterator[Context]:
-    """Starts a graph: dropout streams count from 0, and there is no seed yet."""
+    """Starts a graph: there is no seed yet."""
     context = Context()
     token = _context.set(context)
     try:
@@ -69,12 +68,6 @@ class Translator(Builder):
                 name="seed", shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT64)
             )
         return context.seed
-
-    def stream(self) -> int:
-        """A number for one more dropout."""
-        context = _context.get()
-        context.streams += 1
-        return context.streams - 1
 
     def sizes(self, sizes: Sequence[Size]) -> ir.Value:
         """Sizes, some of them symbolic, as one int64 tensor."""

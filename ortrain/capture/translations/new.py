@@ -69,7 +69,7 @@ def _default_dtype(value: float) -> ir.DataType:
     return ir.DataType.INT64 if isinstance(value, int) else ir.DataType.FLOAT
 
 
-@translation(aten.zeros.default)
+@translation(aten.zeros.default, aten.empty.memory_format)
 def zeros(op: Translator, size: Sequence[Size], *, dtype: Any = None, **kw: Any) -> ir.Value:
     return full(op, size, 0.0, dtype=dtype)
 

@@ -101,40 +101,6 @@ def silu(op: Translator, self: ir.Value) -> ir.Value:
     return op.Mul(self, op.Sigmoid(self))
 
 
-@translation(aten.dropout.default)
-def dropout(op: Translator, input: ir.Value, p: float, train: bool) -> ir.Value:
-    if not train or p == 0:
-        return input
-    return op.ours("Dropout", input, op.seed(), ratio=float(p), stream=op.stream())
-
-
-@translation(aten.feature_dropout.default)
-def feature_dropout(op: Translator, input: ir.Value, p: float, train: bool) -> ir.Value:
-    """Drops whole channels: the mask is that of one element a channel, spread by a product."""
-    length = shapes.rank(input)
-    if not train or p == 0:
-        return input
-    assert length is not None
-    assert input.dtype is not None
-    one = op.constant(np.ones((1,) * length), input.dtype)
-    lead = op.Concat(op.dim(input, 0), op.dim(input, 1), [1] * (length - 2), axis=0)
-    kept = op.ours("Dropout", op.Expand(one, lead), op.seed(), ratio=float(p), stream=op.stream())
-    return op.Mul(input, kept)
-
-
-@translation(
-    aten.alpha_dropout.default, aten.feature_alpha_dropout.default, aten.native_dropout.default
-)
-def other_dropout(op: Translator, input: ir.Value, p: float, train: bool | None) -> ir.Value:
-    if not train or p == 0:
-        return input
-    raise refuse(
-        "alpha dropout",
-        "its mask comes from torch's generator",
-        "use nn.Dropout, or leave this module to eager",
-    )
-
-
 @translation(aten.embedding.default)
 def embedding(
     op: Translator,
@@ -178,6 +144,7 @@ def attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
+    stream: int = 0,
 ) -> ir.Value:
     q, k = shapes.dims(query), shapes.dims(key)
     assert q is not None
@@ -199,7 +166,7 @@ def attention(
         scale=float(scale),
         causal=int(is_causal),
         ratio=float(dropout_p),
-        stream=op.stream() if dropping else 0,
+        stream=stream,
     )
 
 

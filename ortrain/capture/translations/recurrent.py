@@ -23,6 +23,7 @@ def lstm(
     hx: Sequence[ir.Value],
     params: Sequence[ir.Value],
     *options: Any,
+    stream: int = 0,
 ) -> tuple[ir.Value, ...]:
     hidden, cell = (shapes.dims(value) for value in hx)
     if hidden is not None and cell is not None and hidden[2] != cell[2]:
@@ -31,23 +32,29 @@ def lstm(
             "ONNX's LSTM has no projection",
             "leave proj_size at 0 and put a Linear behind the LSTM, or leave this module to eager",
         )
-    return _layers(op, "LSTM", _LSTM, input, hx, params, *options)
+    return _layers(op, "LSTM", _LSTM, input, hx, params, *options, stream=stream)
 
 
 @translation(aten.gru.input)
-def gru(op: Translator, input: ir.Value, hx: ir.Value, *rest: Any) -> tuple[ir.Value, ...]:
-    return _layers(op, "GRU", _GRU, input, [hx], *rest, linear_before_reset=1)
+def gru(
+    op: Translator, input: ir.Value, hx: ir.Value, *rest: Any, stream: int = 0
+) -> tuple[ir.Value, ...]:
+    return _layers(op, "GRU", _GRU, input, [hx], *rest, stream=stream, linear_before_reset=1)
 
 
 @translation(aten.rnn_tanh.input)
-def rnn_tanh(op: Translator, input: ir.Value, hx: ir.Value, *rest: Any) -> tuple[ir.Value, ...]:
-    return _layers(op, "RNN", _RNN, input, [hx], *rest)
+def rnn_tanh(
+    op: Translator, input: ir.Value, hx: ir.Value, *rest: Any, stream: int = 0
+) -> tuple[ir.Value, ...]:
+    return _layers(op, "RNN", _RNN, input, [hx], *rest, stream=stream)
 
 
 @translation(aten.rnn_relu.input)
-def rnn_relu(op: Translator, input: ir.Value, hx: ir.Value, *rest: Any) -> tuple[ir.Value, ...]:
-    count = 2 if rest[5] else 1
-    return _layers(op, "RNN", _RNN, input, [hx], *rest, activations=["Relu"] * count)
+def rnn_relu(
+    op: Translator, input: ir.Value, hx: ir.Value, *rest: Any, stream: int = 0
+) -> tuple[ir.Value, ...]:
+    relus = ["Relu"] * (2 if rest[5] else 1)
+    return _layers(op, "RNN", _RNN, input, [hx], *rest, stream=stream, activations=relus)
 
 
 def _layers(
@@ -63,6 +70,8 @@ def _layers(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
+    *,
+    stream: int = 0,
     **attributes: Any,
 ) -> tuple[ir.Value, ...]:
     """A node for each layer; its output, the directions side by side, is the next one's input."""
@@ -95,7 +104,9 @@ def _layers(
         else:
             value = op.Squeeze(y, [1])
         if dropout > 0 and train and layer < num_layers - 1:
-            value = op.ours("Dropout", value, op.seed(), ratio=float(dropout), stream=op.stream())
+            value = op.ours(
+                "Dropout", value, op.seed(), ratio=float(dropout), stream=stream + layer
+            )
     if batch_first:
         value = op.Transpose(value, perm=[1, 0, 2])
     return value, *(_joined(op, values) for values in zip(*finals, strict=True))

@@ -1,0 +1,39 @@
+"""A forward that seeds PyTorch's generator, or puts its state back, is noticed.
+
+In eager such a forward draws the same numbers at every step, or the same twice in one; a graph
+would draw new ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+_SEEDS = ("manual_seed", "seed", "set_state")
+
+
+class _Generator:
+    """The default generator, as :mod:`torch.random` uses it while a forward is traced."""
+
+    def __init__(self, own: torch.Generator, calls: list[str]) -> None:
+        self._own, self._calls = own, calls
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _SEEDS:
+            self._calls.append(name)
+        return getattr(self._own, name)
+
+
+@contextlib.contextmanager
+def seeding_watched() -> Iterator[list[str]]:
+    """Collects the calls inside that set the state of PyTorch's generator."""
+    random: Any = torch.random
+    own, calls = random.default_generator, list[str]()
+    random.default_generator = _Generator(own, calls)
+    try:
+        yield calls
+    finally:
+        random.default_generator = own
