@@ -7,6 +7,8 @@ does: ``val`` (the fake tensor that tells dtype and symbolic shape), the module 
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import fx
 from torch.export import ExportedProgram
 
@@ -39,15 +41,21 @@ def clean(exported: ExportedProgram, covered: Covered) -> dict[str, fx.Node]:
     remove_checks(module)
     explicit_statistics(module)
     updated = functionalise(exported)
+    # Among the outputs, so that a pass which replaces one of these nodes replaces it here too.
+    output = module.graph.output_node()
+    user: Any = output.args[0]
+    output.args = ((*user, *updated.values()),)
     refuse_complex(module)
     scalars_as_vectors(module)
     open_pieces_as_slices(module)
     decompose(module, covered)
     refuse_random(module)
     promote(module)
+    returned: Any = output.args[0]
+    output.args = (returned[: len(user)],)
     _name_outputs(exported)
     module.graph.lint()
-    return updated
+    return dict(zip(updated, returned[len(user) :], strict=True))
 
 
 def _name_outputs(exported: ExportedProgram) -> None:
