@@ -24,6 +24,7 @@ import random
 import re
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import cached_property, partial, partialmethod
 from itertools import chain
@@ -145,6 +146,10 @@ LARGE = 1 << 20
 MOST_FACTS = 100_000
 
 
+# How the paths begin of what is not in the module but around it.
+AROUND = ("class ", "function ", "global ")
+
+
 class Fact(NamedTuple):
     """One thing that must stay as it is."""
 
@@ -233,6 +238,7 @@ class Survey:
         self._functions: list[FunctionType] = []
         self._spaces: list[_Space] = []
         self._files: dict[int, Globals] = {}
+        self._serials: Counter[str] = Counter()
         # What is only told once all names are known: the names that lead there, and what to do.
         self._named: list[tuple[tuple[str, ...], Callable[[], None]]] = []
         self._registered = {id(tensor) for tensor in chain(module.parameters(), module.buffers())}
@@ -445,7 +451,7 @@ class Survey:
         def note() -> None:
             if tensor.requires_grad:
                 self.unwatched[place] = "is no parameter and requires a gradient"
-            if tensor.layout is torch.strided:
+            if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided:
                 self.holders.append(Elements(place, tensor))
                 if tensor.nbytes <= LARGE and (read := reader(tensor)) is not None:
                     self.elements.append(read)
@@ -502,7 +508,6 @@ class Survey:
     def _follow_code(self) -> None:
         """Walks classes, functions and globals until the code names nothing more."""
         self._names.update(("forward", "__call__"))
-        serial = 0
         known: dict[type, None] = {}
         called: set[type] = set()
         while True:
@@ -511,11 +516,10 @@ class Survey:
             for kind in dict.fromkeys(chain.from_iterable(k.__mro__ for k in list(self._kinds))):
                 if kind not in known:
                     known[kind] = None
-                    self._class(kind, len(known), called=kind in called)
+                    self._class(kind, called=kind in called)
             functions, self._functions = self._functions, []
             for function in functions:
-                serial += 1
-                self._function(function, serial)
+                self._function(function)
             for space in list(self._spaces):
                 for name in (space.values.keys() & self._names) - space.done:
                     space.done.add(name)
@@ -524,10 +528,9 @@ class Survey:
             if before == after and not self._functions:
                 return
 
-    def _class(self, kind: type, serial: int, *, called: bool) -> None:
+    def _class(self, kind: type, *, called: bool) -> None:
         """Watches the namespace of a class; of torch's own only ``forward``, and by identity."""
-        # The serial number tells two classes of one name apart, as two calls of a function make.
-        path = f"class {kind.__qualname__}#{serial}"
+        path = self._numbered(f"class {kind.__qualname__}")
         if called:
             forward: Any = kind.forward  # type: ignore[attr-defined]
             self.facts[path, "forward"] = Fact("object", object=forward, text=short(forward))
@@ -555,7 +558,12 @@ class Survey:
             for name in done & _MAKING:
                 enter(name, kind.__dict__[name])
 
-    def _function(self, function: FunctionType, serial: int) -> None:
+    def _numbered(self, path: str) -> str:
+        """Tells two classes or functions of one name apart, as two calls of a function make."""
+        self._serials[path] += 1
+        return f"{path}#{self._serials[path]}"
+
+    def _function(self, function: FunctionType) -> None:
         """Watches what a function closes over, its defaults, and the globals that it names."""
         code, source = function.__code__, function.__globals__.get("__name__") or ""
         cells = list(zip(code.co_freevars, function.__closure__ or (), strict=False))
@@ -569,7 +577,7 @@ class Survey:
                     self._functions.append(inner)
             return
         self._names |= reach.names(code)
-        path = f"function {function.__qualname__}#{serial}"
+        path = self._numbered(f"function {function.__qualname__}")
         self.functions.append(function)
         self.holders.append(Signature(path, function))
         self.holders.append(Attributes(path, function))
