@@ -16,28 +16,36 @@ language) is listed as `unwatched` where code in reach names it.
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import gc
 import logging
+import operator
 import os
 import random
 import re
 import sys
+import time
 import weakref
-from collections import Counter
+from collections import Counter, namedtuple
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import cached_property, partial, partialmethod
 from itertools import chain
 from types import (
     BuiltinFunctionType,
     CellType,
+    ClassMethodDescriptorType,
+    CodeType,
     FunctionType,
+    GenericAlias,
     GetSetDescriptorType,
     MappingProxyType,
     MemberDescriptorType,
     MethodDescriptorType,
     MethodType,
+    MethodWrapperType,
     ModuleType,
+    UnionType,
     WrapperDescriptorType,
 )
 from typing import Any, NamedTuple, TypeAlias
@@ -116,7 +124,8 @@ _FOREIGN = {*sys.stdlib_module_names, "numpy", "torch", "typing_extensions"} - {
 # Watched by identity only: they hold no configuration, or change with every step.
 _OPAQUE = (BuiltinFunctionType, logging.Logger, Optimizer, Tensor)
 _OPAQUE_PACKAGES = {
-    "threading", "lightning", "pytorch_lightning", "accelerate", "ortrain", "deepspeed",
+    "_abc", "_thread", "accelerate", "deepspeed", "lightning", "ortrain", "pytorch_lightning",
+    "threading", "typing",
 }  # fmt: skip
 # Nothing in them can change.
 _CONSTANT = (
@@ -124,12 +133,28 @@ _CONSTANT = (
     type(torch.finfo(torch.float32)),
     type(torch.iinfo(torch.int32)),
     BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    CodeType,
+    GenericAlias,
     GetSetDescriptorType,
     MemberDescriptorType,
     MethodDescriptorType,
+    MethodWrapperType,
+    UnionType,
     WrapperDescriptorType,
+    type(namedtuple("Example", "field").field),  # type: ignore[attr-defined]
+    operator.attrgetter,
+    operator.itemgetter,
+    operator.methodcaller,
     np.ufunc,
 )
+# What the code reads of a tensor that depends on which parameters are trained.
+_TRAINABLE = {"requires_grad", "grad_fn", "is_leaf"}
+_CLOCKS = {
+    getattr(time, f"{name}{unit}")
+    for name in ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+    for unit in ("", "_ns")
+}
 GENERATORS = random.Random | np.random.Generator | np.random.RandomState | torch.Generator
 _MEMO = type(functools.lru_cache(lambda: None))
 # Methods that no call of a forward runs.
@@ -205,7 +230,7 @@ class Survey:
         generators: that a forward may draw numbers from, by name: the global ones, its own.
         holders: all that can be put back.
         unwatched: what the code names and what cannot be watched, each with the reason.
-        reads_trainable: whether the code reads ``requires_grad``.
+        reads_trainable: whether the code reads ``requires_grad``, or what follows from it.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -249,7 +274,7 @@ class Survey:
         for trail, note in self._named:
             if self._names.issuperset(trail):
                 note()
-        self.reads_trainable = "requires_grad" in self._names
+        self.reads_trainable = not self._names.isdisjoint(_TRAINABLE)
         if self.reads_trainable:
             self._trainable(module)
 
@@ -612,6 +637,15 @@ class Survey:
                 self._global(value.__dict__, attribute)
             else:
                 self._file(value.__dict__)
+        elif value is os and attribute in ("environ", "getenv"):
+            self._attribute("global os", "environ", os.environ, ())
+        elif value is time:
+            self._clock(f"time.{attribute}", getattr(time, attribute, None))
+        elif value is dt or value is dt.datetime or value is dt.date:
+            for each in ("now", "utcnow", "today"):
+                self._unwatched((each,), f"{name}.{each}", "tells the time")
+        else:
+            self._clock(name, value)
         source = str(file.get("__name__"))
         holder = self._files.get(id(file))
         if holder is None:
@@ -625,6 +659,10 @@ class Survey:
             self.facts[holder.path, name] = Fact("object", object=value, text=value.__name__)
         elif value is not ABSENT:
             self._attribute(holder.path, name, value, (name,))
+
+    def _clock(self, name: str, value: Any) -> None:
+        if isinstance(value, BuiltinFunctionType) and value in _CLOCKS:
+            self.unwatched[name] = "tells the time"
 
     def _file(self, file: dict[str, Any]) -> None:
         """Watches of a module of Python whatever the code names."""
