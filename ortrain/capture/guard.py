@@ -42,6 +42,7 @@ from torch.nn.modules import module as global_hooks
 
 from ortrain.capture.holder import cell_value, memo_state, slot_value, slots_of
 from ortrain.capture.survey import (
+    AROUND,
     HOOKS,
     Fact,
     Key,
@@ -380,10 +381,16 @@ class Guard:
             return sentence(key, self._facts, {key: fact}, root)
         survey = Survey(self._module)
         before, now = self._facts, survey.facts
-        for key in (*before, *(key for key in now if key not in before)):
-            old, new = before.get(key), now.get(key)
-            if old is None or new is None or not old.equals(new):
-                return sentence(key, before, now, root)
+        different = [
+            key
+            for key in (*before, *(key for key in now if key not in before))
+            if (old := before.get(key)) is None
+            or (new := now.get(key)) is None
+            or not old.equals(new)
+        ]
+        if different:  # what the code reaches around a module may follow from what is in it
+            key = next((k for k in different if not k[0].startswith(AROUND)), different[0])
+            return sentence(key, before, now, root)
         self._arm(survey)  # values were replaced by equal ones: watch those from now on
         return None
 

@@ -319,9 +319,11 @@ def reader(tensor: torch.Tensor) -> Callable[[], bytes] | None:
 
     1 us for a small one.
     """
-    detached = tensor.detach()
-    if tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cpu":
         return None
+    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+        return None
+    detached = tensor.detach()
     try:
         return detached.numpy().tobytes
     except TypeError:  # numpy has no bfloat16

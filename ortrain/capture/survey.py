@@ -16,27 +16,36 @@ language) is listed as `unwatched` where code in reach names it.
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import gc
 import logging
+import operator
 import os
 import random
 import re
 import sys
+import time
 import weakref
+from collections import Counter, namedtuple
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import cached_property, partial, partialmethod
 from itertools import chain
 from types import (
     BuiltinFunctionType,
     CellType,
+    ClassMethodDescriptorType,
+    CodeType,
     FunctionType,
+    GenericAlias,
     GetSetDescriptorType,
     MappingProxyType,
     MemberDescriptorType,
     MethodDescriptorType,
     MethodType,
+    MethodWrapperType,
     ModuleType,
+    UnionType,
     WrapperDescriptorType,
 )
 from typing import Any, NamedTuple, TypeAlias
@@ -115,7 +124,8 @@ _FOREIGN = {*sys.stdlib_module_names, "numpy", "torch", "typing_extensions"} - {
 # Watched by identity only: they hold no configuration, or change with every step.
 _OPAQUE = (BuiltinFunctionType, logging.Logger, Optimizer, Tensor)
 _OPAQUE_PACKAGES = {
-    "threading", "lightning", "pytorch_lightning", "accelerate", "ortrain", "deepspeed",
+    "_abc", "_thread", "accelerate", "deepspeed", "lightning", "ortrain", "pytorch_lightning",
+    "threading", "typing",
 }  # fmt: skip
 # Nothing in them can change.
 _CONSTANT = (
@@ -123,12 +133,28 @@ _CONSTANT = (
     type(torch.finfo(torch.float32)),
     type(torch.iinfo(torch.int32)),
     BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    CodeType,
+    GenericAlias,
     GetSetDescriptorType,
     MemberDescriptorType,
     MethodDescriptorType,
+    MethodWrapperType,
+    UnionType,
     WrapperDescriptorType,
+    type(namedtuple("Example", "field").field),  # type: ignore[attr-defined]
+    operator.attrgetter,
+    operator.itemgetter,
+    operator.methodcaller,
     np.ufunc,
 )
+# What the code reads of a tensor that depends on which parameters are trained.
+_TRAINABLE = {"requires_grad", "grad_fn", "is_leaf"}
+_CLOCKS = {
+    getattr(time, f"{name}{unit}")
+    for name in ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+    for unit in ("", "_ns")
+}
 GENERATORS = random.Random | np.random.Generator | np.random.RandomState | torch.Generator
 _MEMO = type(functools.lru_cache(lambda: None))
 # Methods that no call of a forward runs.
@@ -143,6 +169,10 @@ _MAKING = {"__init__", "__new__", "__post_init__"}
 LARGE = 1 << 20
 # Facts of one module. What lies behind the last one is unwatched.
 MOST_FACTS = 100_000
+
+
+# How the paths begin of what is not in the module but around it.
+AROUND = ("class ", "function ", "global ")
 
 
 class Fact(NamedTuple):
@@ -200,7 +230,7 @@ class Survey:
         generators: that a forward may draw numbers from, by name: the global ones, its own.
         holders: all that can be put back.
         unwatched: what the code names and what cannot be watched, each with the reason.
-        reads_trainable: whether the code reads ``requires_grad``.
+        reads_trainable: whether the code reads ``requires_grad``, or what follows from it.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -233,6 +263,7 @@ class Survey:
         self._functions: list[FunctionType] = []
         self._spaces: list[_Space] = []
         self._files: dict[int, Globals] = {}
+        self._serials: Counter[str] = Counter()
         # What is only told once all names are known: the names that lead there, and what to do.
         self._named: list[tuple[tuple[str, ...], Callable[[], None]]] = []
         self._registered = {id(tensor) for tensor in chain(module.parameters(), module.buffers())}
@@ -243,7 +274,7 @@ class Survey:
         for trail, note in self._named:
             if self._names.issuperset(trail):
                 note()
-        self.reads_trainable = "requires_grad" in self._names
+        self.reads_trainable = not self._names.isdisjoint(_TRAINABLE)
         if self.reads_trainable:
             self._trainable(module)
 
@@ -445,7 +476,7 @@ class Survey:
         def note() -> None:
             if tensor.requires_grad:
                 self.unwatched[place] = "is no parameter and requires a gradient"
-            if tensor.layout is torch.strided:
+            if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided:
                 self.holders.append(Elements(place, tensor))
                 if tensor.nbytes <= LARGE and (read := reader(tensor)) is not None:
                     self.elements.append(read)
@@ -502,7 +533,6 @@ class Survey:
     def _follow_code(self) -> None:
         """Walks classes, functions and globals until the code names nothing more."""
         self._names.update(("forward", "__call__"))
-        serial = 0
         known: dict[type, None] = {}
         called: set[type] = set()
         while True:
@@ -511,11 +541,10 @@ class Survey:
             for kind in dict.fromkeys(chain.from_iterable(k.__mro__ for k in list(self._kinds))):
                 if kind not in known:
                     known[kind] = None
-                    self._class(kind, len(known), called=kind in called)
+                    self._class(kind, called=kind in called)
             functions, self._functions = self._functions, []
             for function in functions:
-                serial += 1
-                self._function(function, serial)
+                self._function(function)
             for space in list(self._spaces):
                 for name in (space.values.keys() & self._names) - space.done:
                     space.done.add(name)
@@ -524,10 +553,9 @@ class Survey:
             if before == after and not self._functions:
                 return
 
-    def _class(self, kind: type, serial: int, *, called: bool) -> None:
+    def _class(self, kind: type, *, called: bool) -> None:
         """Watches the namespace of a class; of torch's own only ``forward``, and by identity."""
-        # The serial number tells two classes of one name apart, as two calls of a function make.
-        path = f"class {kind.__qualname__}#{serial}"
+        path = self._numbered(f"class {kind.__qualname__}")
         if called:
             forward: Any = kind.forward  # type: ignore[attr-defined]
             self.facts[path, "forward"] = Fact("object", object=forward, text=short(forward))
@@ -555,7 +583,12 @@ class Survey:
             for name in done & _MAKING:
                 enter(name, kind.__dict__[name])
 
-    def _function(self, function: FunctionType, serial: int) -> None:
+    def _numbered(self, path: str) -> str:
+        """Tells two classes or functions of one name apart, as two calls of a function make."""
+        self._serials[path] += 1
+        return f"{path}#{self._serials[path]}"
+
+    def _function(self, function: FunctionType) -> None:
         """Watches what a function closes over, its defaults, and the globals that it names."""
         code, source = function.__code__, function.__globals__.get("__name__") or ""
         cells = list(zip(code.co_freevars, function.__closure__ or (), strict=False))
@@ -569,7 +602,7 @@ class Survey:
                     self._functions.append(inner)
             return
         self._names |= reach.names(code)
-        path = f"function {function.__qualname__}#{serial}"
+        path = self._numbered(f"function {function.__qualname__}")
         self.functions.append(function)
         self.holders.append(Signature(path, function))
         self.holders.append(Attributes(path, function))
@@ -604,6 +637,15 @@ class Survey:
                 self._global(value.__dict__, attribute)
             else:
                 self._file(value.__dict__)
+        elif value is os and attribute in ("environ", "getenv"):
+            self._attribute("global os", "environ", os.environ, ())
+        elif value is time:
+            self._clock(f"time.{attribute}", getattr(time, attribute, None))
+        elif value is dt or value is dt.datetime or value is dt.date:
+            for each in ("now", "utcnow", "today"):
+                self._unwatched((each,), f"{name}.{each}", "tells the time")
+        else:
+            self._clock(name, value)
         source = str(file.get("__name__"))
         holder = self._files.get(id(file))
         if holder is None:
@@ -617,6 +659,10 @@ class Survey:
             self.facts[holder.path, name] = Fact("object", object=value, text=value.__name__)
         elif value is not ABSENT:
             self._attribute(holder.path, name, value, (name,))
+
+    def _clock(self, name: str, value: Any) -> None:
+        if isinstance(value, BuiltinFunctionType) and value in _CLOCKS:
+            self.unwatched[name] = "tells the time"
 
     def _file(self, file: dict[str, Any]) -> None:
         """Watches of a module of Python whatever the code names."""

@@ -14,12 +14,17 @@ import numpy as np
 import torch
 
 from ortrain.capture.holder import Attributes, Elements, Holder, Named
-from ortrain.capture.survey import HOOKS, Survey, plain, untraced_hooks
+from ortrain.capture.survey import AROUND, HOOKS, Survey, plain, untraced_hooks
 from ortrain.capture.value import ABSENT, MIXED, frozen, same
 
-# torch's own registries, which a trace fills with stand-ins; and where transformers notes that it
-# has installed hooks that collect hidden states.
-_FREE = {*torch.nn.Module().__dict__, "_output_capturing_hooks_installed"} - {"training"}
+# torch's own registries, which a trace fills with stand-ins, and recurrent modules' lists of them;
+# and where transformers notes that it has installed hooks that collect hidden states.
+_FREE = {
+    *torch.nn.Module().__dict__,
+    "_flat_weights",
+    "_flat_weight_refs",
+    "_output_capturing_hooks_installed",
+} - {"training"}
 
 
 @contextlib.contextmanager
@@ -237,8 +242,8 @@ def _paths(survey: Survey) -> list[str]:
 
 def _shown(path: str) -> str:
     """A path as a message shows it."""
-    kind, space, rest = plain(path).partition(" ")
-    return rest if space and kind in ("class", "function", "global") else plain(path)
+    shown = plain(path)
+    return shown.partition(" ")[2] if shown.startswith(AROUND) else shown
 
 
 @contextlib.contextmanager

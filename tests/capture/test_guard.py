@@ -216,6 +216,10 @@ CHANGES: dict[str, tuple[Mutation, str]] = {
         _set("config.vision.depth", 4),
         "config.vision: depth was 3, is 4",
     ),
+    "what lies deep inside a config": (
+        _set("config.vision.deeper.deepest.n", 2),
+        "config.vision.deeper.deepest: n was 1, is 2",
+    ),
     "config attribute over its class's": (
         _set("config.activation", "relu"),
         "config: activation was added ('relu')",
@@ -404,7 +408,6 @@ NO_CHANGES: dict[str, Mutation] = {
     "a hook on loading": lambda m: m.register_load_state_dict_pre_hook(_hook),
     "a hook on a tensor": lambda m: m.embed.weight.register_hook(_hook),
     "to the device where it is": lambda m: m.to("cpu", torch.float32),
-    "what lies deep inside a config": _set("config.vision.deeper.deepest.n", 2),
 }
 
 
