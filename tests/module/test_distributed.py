@@ -12,6 +12,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ortrain import Options, ORTModule
+from ortrain.errors import ExecutionError, OrtrainWarning
 from ortrain.runtime.onnxruntime.executor import Compiled
 from tests.module.agreement import GRAPH
 
