@@ -10,7 +10,10 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
 
+from ortrain.capture.fx.memory import FRESH, layout, memory, viewed
+from ortrain.capture.fx.regions import without_gradient
 from ortrain.capture.origin import captured_error
+from ortrain.errors import CaptureError
 
 aten = torch.ops.aten
 
@@ -30,6 +33,13 @@ _DRAWS = {
     aten.bernoulli_.float: aten.bernoulli.p,
     aten.normal_.default: aten.normal_functional.default,
 }
+_DETACHES = {aten.detach.default, aten.detach_.default}
+# They change what one tensor object is, not what is in its memory.
+_RENAMES = {"squeeze_", "unsqueeze_", "transpose_", "t_", "swapaxes_", "swapdims_", "detach_"}
+_COMPARES = {"eq_", "ne_", "ge_", "gt_", "le_", "lt_", "logical_and_", "logical_or_",
+             "logical_xor_", "logical_not_"}  # fmt: skip
+_RANDOM = {"normal_", "uniform_", "bernoulli_", "random_", "exponential_", "cauchy_",
+           "log_normal_", "geometric_"}  # fmt: skip
 
 
 def functionalise(exported: ExportedProgram) -> dict[str, fx.Node]:
@@ -56,6 +66,7 @@ class _Functional:
         self.inputs = {s.arg.name: s for s in specs if hasattr(s.arg, "name")}
         self.current: dict[fx.Node, fx.Node] = {}  # a placeholder → the buffer's value by now
         self.owner: dict[fx.Node, fx.Node] = {}  # the other way
+        self.connected: dict[fx.Node, bool] = {}  # whether a node may have a gradient
         self.order = {node: i for i, node in enumerate(self.graph.nodes)}
 
     def run(self) -> dict[str, fx.Node]:
@@ -75,6 +86,9 @@ class _Functional:
             raise captured_error(node, f"{target} cannot be captured")
         written = node.args[0]
         assert isinstance(written, fx.Node)
+        if name in _RENAMES:
+            self.rename(node, written, name)
+            return
         with self.graph.inserting_before(node):
             new = self.functional(node, name)
         node.replace_all_uses_with(written)  # which the next line then takes from the new value
@@ -90,7 +104,7 @@ class _Functional:
         written = args[0]
         if name == "copy_":
             source = self._cast(args[1], written)
-            same = _layout(source)[0] == _layout(written)[0]
+            same = layout(source)[0] == layout(written)[0]
             target = aten.clone.default if same else aten.expand_as.default
             args = (source,) if same else (source, written)
         elif name in ("fill_", "zero_"):
@@ -104,8 +118,37 @@ class _Functional:
             if target is None:
                 raise captured_error(node, f"{original} cannot be captured")
         new = self.graph.call_function(target, args, kwargs)
-        new.meta = {**node.meta, "val": written.meta["val"], _FRESH: True}
+        new.meta = {**node.meta, "val": written.meta["val"], FRESH: True}
+        if name in _COMPARES:
+            known = written.meta["val"]
+            new.meta["val"] = known.new_empty(known.shape, dtype=torch.bool)
+            new = self._cast(new, written)
+            new.meta[FRESH] = True
         return new
+
+    def rename(self, node: fx.Node, written: fx.Node, name: str) -> None:
+        """What is read of a tensor from here on is a view of it, or detached."""
+        if written.op == "placeholder":
+            raise captured_error(
+                node,
+                f"{node.target} changes an argument or a tensor of the module",
+                because="a graph does not change its inputs",
+                help=f"use {name[:-1]}() in its place",
+            )
+        if without_gradient(node) and self._connected(written):
+            raise self._past_autograd(node)
+        target: Any = node.target
+        functional = getattr(getattr(aten, name[:-1]), target._overloadname)
+        with self.graph.inserting_before(node):
+            new = self.graph.call_function(functional, node.args, dict(node.kwargs))
+        new.meta = dict(node.meta)
+        self.order[new] = self.order[node]
+        written.replace_all_uses_with(new, delete_user_cb=lambda user: self._behind(user, node))
+        node.replace_all_uses_with(new)
+        self.graph.erase_node(node)
+
+    def _behind(self, user: fx.Node, at: fx.Node) -> bool:
+        return self.order.get(user, -1) > self.order[at]
 
     def _cast(self, source: fx.Node, written: fx.Node) -> fx.Node:
         known, wanted = source.meta["val"], written.meta["val"].dtype
@@ -121,9 +164,12 @@ class _Functional:
         self._check(at, base)
         views = list(self._views(base))
         self._check_shared(at, base, views)
+        new = self._constant(at, base, path, new)
+        self.order[new] = self.order[at]
         with self.graph.inserting_before(at):
             for view in reversed(path):
                 new = self._write_back(at, view, new)
+                self.order[new] = self.order[at]
         owner = base if base.op == "placeholder" else self.owner.get(base)
         if owner is not None:
             self.current[owner], self.owner[new] = new, owner
@@ -136,34 +182,77 @@ class _Functional:
                 fresh[view] = again
                 self.order[again] = self.order[at]
         for old, latest in fresh.items():
-            old.replace_all_uses_with(
-                latest, delete_user_cb=lambda user: self.order.get(user, -1) > self.order[at]
-            )
+            old.replace_all_uses_with(latest, delete_user_cb=lambda user: self._behind(user, at))
 
     def _later(self, view: fx.Node, at: fx.Node) -> bool:
         """Whether the view itself comes earlier but it, or a view of it, is read later."""
         if self.order.get(view, -1) >= self.order[at]:
             return False
         return any(
-            self.order.get(user, -1) > self.order[at]
-            or (_viewed(user) is view and self._later(user, at))
+            self._behind(user, at) or (viewed(user) is view and self._later(user, at))
             for user in view.users
         )
 
     def _views(self, base: fx.Node) -> Iterator[fx.Node]:
         """Views of a tensor, each after what it is a view of."""
         for user in list(base.users):
-            if _viewed(user) is base:
+            if viewed(user) is base:
                 yield user
                 yield from self._views(user)
 
     def _base(self, node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
         """The tensor whose memory a node shows, and the views on the way to the node."""
         path: list[fx.Node] = []
-        while (source := _viewed(node)) is not None:
+        while (source := viewed(node)) is not None:
             path.insert(0, node)
             node = source
         return node, path
+
+    def _constant(self, at: fx.Node, base: fx.Node, path: list[fx.Node], new: fx.Node) -> fx.Node:
+        """The new value, which is none for autograd where the write goes past it.
+
+        Under ``no_grad``, or through a detached tensor, autograd neither learns of a write nor
+        forgets what was there: of a tensor with a gradient, the gradient goes to the old value, and
+        operators that have saved it read the new one. That cannot be said in a graph.
+        """
+        detached = any(view.target in _DETACHES for view in path)
+        if not detached and not without_gradient(at):
+            return new
+        if self._connected(base) or (detached and self._connected(new)):
+            raise self._past_autograd(at)
+        if detached:
+            return new
+        with self.graph.inserting_before(at):
+            constant = self.graph.call_function(aten.detach.default, (new,))
+        constant.meta = dict(new.meta)
+        return constant
+
+    def _past_autograd(self, at: fx.Node) -> CaptureError:
+        return captured_error(
+            at,
+            f"{at.target} changes a tensor behind autograd's back",
+            because="under no_grad, or through detach() or .data, the gradient would still be that "
+            "of the old value",
+            help="make a new tensor, with torch.where or masked_fill, or write with gradients on",
+        )
+
+    def _connected(self, node: fx.Node) -> bool:
+        """Whether a tensor may have a gradient."""
+        if node not in self.connected:
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor):
+                possible = value.is_floating_point() or value.is_complex()
+            else:
+                possible = isinstance(value, list | tuple)
+            if node.op == "placeholder":
+                spec = self.inputs.get(node.name)
+                found = possible and (spec is None or spec.kind not in _WITHOUT_GRADIENT)
+            elif not possible or node.target in _DETACHES or without_gradient(node):
+                found = False
+            else:
+                found = not _is_made(node) and any(map(self._connected, node.all_input_nodes))
+            self.connected[node] = found
+        return self.connected[node]
 
     def _check_shared(self, at: fx.Node, base: fx.Node, views: list[fx.Node]) -> None:
         """Refuses memory that is shared in a way that :meth:`_views` does not see.
@@ -171,11 +260,11 @@ class _Functional:
         The pieces of ``chunk`` and ``split`` are such: each is a view, but of what the piece's
         node does not say.
         """
-        memory, known = _memory(base), {base, *views, at}
-        for node, order in self.order.items():
-            if node in known or order > self.order[at] or _memory(node) != memory:
+        shared, known = memory(base), {base, *views, at}
+        for node, order in list(self.order.items()):
+            if node in known or order > self.order[at] or memory(node) != shared:
                 continue
-            if any(self.order.get(user, -1) > self.order[at] for user in node.users):
+            if any(self._behind(user, at) for user in node.users):
                 raise captured_error(
                     at,
                     f"{at.target} writes into memory that {node.name} shows as well",
@@ -204,7 +293,7 @@ class _Functional:
         if view.target in _WRITE_BACK:
             args: tuple[Any, ...] = (source, new, *rest)
             target: Any = _WRITE_BACK[view.target]
-        elif _layout(view) == _layout(source):
+        elif layout(view) == layout(source):
             return new
         elif view.target in _TRANSPOSES:
             target, args = view.target, (new, *rest)
@@ -213,7 +302,7 @@ class _Functional:
         else:
             raise captured_error(at, f"{at.target} into {view.target} cannot be captured")
         node = self.graph.call_function(target, args)
-        node.meta = {**at.meta, "val": source.meta["val"], _FRESH: True}
+        node.meta = {**at.meta, "val": source.meta["val"], FRESH: True}
         return node
 
     def _shape(self, source: fx.Node) -> list[int | fx.Node]:
@@ -229,27 +318,12 @@ class _Functional:
         return shape
 
 
-# Marks nodes of ours: their ``val`` is borrowed from the tensor whose new value they are.
-_FRESH = "ortrain.fresh"
+_WITHOUT_GRADIENT = {InputKind.BUFFER, InputKind.CONSTANT_TENSOR}
 
 
-def _memory(node: fx.Node) -> int | None:
-    """What tells whether two nodes show the same memory."""
-    value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
-
-
-def _layout(node: fx.Node) -> tuple[str, ...]:
-    """Shape, strides and offset, in words: comparing symbolic sizes would add conditions."""
-    value = node.meta["val"]
-    return (str(tuple(value.shape)), str(value.stride()), str(value.storage_offset()))
-
-
-def _viewed(node: fx.Node) -> fx.Node | None:
-    """The argument whose memory a node's result shares; None where it has its own."""
-    if node.op != "call_function" or not node.args or _FRESH in node.meta:
-        return None
-    source, memory = node.args[0], _memory(node)
-    if memory is None or not isinstance(source, fx.Node) or _memory(source) != memory:
-        return None
-    return source
+def _is_made(node: fx.Node) -> bool:
+    """Whether a tensor is like another in its form alone."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    name = node.target._schema.name.removeprefix("aten::")
+    return name.endswith("_like") or name.startswith("new_")

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ortrain.capture.fx.memory import layout, memory
 from ortrain.capture.fx.splice import new_node, splice, substitute
 from ortrain.capture.origin import captured_error
 
@@ -17,7 +18,8 @@ higher_order = torch.ops.higher_order
 def inline_regions(module: fx.GraphModule) -> None:
     """Puts the bodies of ``no_grad`` and ``autocast`` regions in place of them.
 
-    What a ``no_grad`` region returns is detached: upstream's decomposition forgets the barrier.
+    What a ``no_grad`` region returns is detached: upstream's decomposition forgets the barrier. Its
+    operators are marked (:func:`without_gradient`), for what they write in place.
     """
     for node in list(module.graph.nodes):
         if node.op != "call_function":
@@ -49,15 +51,48 @@ def _inline(
     inner = getattr(module, str(body.target))
     inline_regions(inner)
     with module.graph.inserting_before(node):
-        results, _ = splice(module, inner, args, prefix=str(body.target))
-        if barrier and isinstance(results, list | tuple):
-            results = [_detached(module.graph, result) for result in results]
-        elif barrier:
-            results = _detached(module.graph, results)
+        results, made = splice(module, inner, args, prefix=str(body.target))
+        if barrier:
+            for operation in made:
+                operation.meta[_CONSTANT] = True
+            same = {operation: _itself(operation) for operation in made}
+            if isinstance(results, list | tuple):
+                results = [_detached(module.graph, same.get(r, r), args) for r in results]
+            else:
+                results = _detached(module.graph, same.get(results, results), args)
     substitute(node, results)
 
 
-def _detached(graph: fx.Graph, value: Any) -> Any:
+def without_gradient(node: fx.Node) -> bool:
+    """Whether a node comes from a ``no_grad`` region."""
+    return _CONSTANT in node.meta
+
+
+_CONSTANT = "ortrain.no_grad"
+# Where there is nothing to do, these return the tensor itself, with its gradient, in any region.
+_ITSELF = {
+    "aten::to", "aten::contiguous", "aten::type_as", "aten::dropout", "aten::positive",
+    "aten::resolve_conj", "aten::resolve_neg", "aten::feature_dropout", "aten::alpha_dropout",
+}  # fmt: skip
+
+
+def _itself(node: fx.Node) -> fx.Node:
+    """The node that returned the very tensor which this one returns."""
+    while (
+        isinstance(node.target, torch._ops.OpOverload)
+        and node.target._schema.name in _ITSELF
+        and isinstance(source := node.args[0], fx.Node)
+        and memory(source) == memory(node)
+        and layout(source) == layout(node)
+        and source.meta["val"].dtype == node.meta["val"].dtype
+    ):
+        node = source
+    return node
+
+
+def _detached(graph: fx.Graph, value: Any, outside: list[Any]) -> Any:
+    if any(value is each for each in outside):
+        return value
     known = value.meta.get("val") if isinstance(value, fx.Node) else None
     if not isinstance(known, torch.Tensor) or not known.is_floating_point():
         return value

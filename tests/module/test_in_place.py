@@ -1,0 +1,186 @@
+"""Writes in place, views, detached tensors and regions without gradients: eager's numbers, or none.
+
+Programs are drawn at random. What eager runs, a graph computes with the same outputs and gradients,
+or capture refuses it. What eager refuses (a view that was made without gradients and written with)
+is no concern of a graph's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ortrain import ORTModule
+from ortrain.capture.export import capture
+from ortrain.errors import CaptureError
+from tests.module.agreement import GRAPH, SAME
+
+PROGRAMS = 32
+MOST_REFUSED = PROGRAMS * 6 // 10
+
+VALUES = ["{a} * 2", "{a} + {b}", "{a} * {b}", "torch.tanh({a})", "{a} - {b}.sum()", "{a}.clone()",
+          "torch.where({a} > 0, {a}, {b})", "{a} * y0.sum()"]  # fmt: skip
+SAME_SHAPE = ["{a}", "{a}.detach()", "{a}.data", "{a}.to(torch.float32)", "{a}.contiguous()",
+              "{a}[...]", "{a}.view_as({a})"]  # fmt: skip
+WRITES = ["{a}.mul_(0.5)", "{a}.add_({b})", "{a}.zero_()", "{a}.fill_(0.7)", "{a}.clamp_(0.0)",
+          "{a}.copy_({b} * 2)", "{a}.masked_fill_({b} > 0, 0.3)", "{a}.tanh_()", "{a}.sub_({b})",
+          "{a}.gt_(0.1)", "{a} += 1.5", "{a} *= {b}", "{a}[{a} > 0.5] = 0.1"]  # fmt: skip
+ROW_WRITES = ["{a}[0] = 0.2", "{a}[1:] = 0.4", "{a}[0] = {b}[1]", "{a}[..., 0] *= 3"]
+MATRIX_WRITES = ["{a}.detach().mul_(2)", "{a}.data.add_(0.1)", "{a}.t().add_(1)",
+                 "{a}.view(-1)[:3].mul_(3)", "{a}.unsqueeze_(0).squeeze_(0)"]  # fmt: skip
+Shape = tuple[int, ...]
+VIEWS: list[tuple[str, Callable[[Shape], Shape]]] = [
+    ("{a}[1]", lambda s: s[1:]),
+    ("{a}[:, 1:]", lambda s: (s[0], s[1] - 1)),
+    ("{a}[::2]", lambda s: ((s[0] + 1) // 2, s[1])),
+    ("{a}.t()", lambda s: s[::-1]),
+    ("{a}.reshape(-1)", lambda s: (s[0] * s[1],)),
+    ("{a}.unsqueeze(1).squeeze(1)", lambda s: s),
+    ("{a}.chunk(2, 0)[0]", lambda s: ((s[0] + 1) // 2, s[1])),
+]
+
+
+def source(draw: random.Random) -> str:
+    """A forward of two to nine statements on ``x`` and a weight, and some of what it made."""
+    live: dict[str, Shape] = {"y0": (4, 4), "y1": (4, 4), "y2": (4, 4)}
+    lines = ["y0 = x * self.weight", "y1 = torch.tanh(x)"]
+    lines.append(draw.choice(["y2 = self.buffer", "y2 = torch.zeros(4, 4)", "y2 = y0.exp()"]))
+    indent = ""
+    for _ in range(draw.randint(2, 9)):
+        if indent:
+            indent = draw.choice(["", indent])
+        elif draw.random() < 0.2:
+            lines.append("with torch.no_grad():")
+            indent = "    "
+        a, shape = draw.choice(list(live.items()))
+        names = {"a": a, "b": draw.choice([n for n, s in live.items() if s == shape])}
+        matrix, made, kind = len(shape) == 2 and min(shape) > 1, shape, draw.random()
+        if kind < 0.25:
+            text = draw.choice(VALUES)
+        elif kind < 0.6 and matrix and draw.random() < 0.7:
+            text, change = draw.choice(VIEWS)
+            made = change(shape)
+        elif kind < 0.6:
+            text = draw.choice(SAME_SHAPE)
+        else:
+            writes = WRITES + (ROW_WRITES if shape[0] > 1 else [])
+            writes = writes + (MATRIX_WRITES if matrix else [])
+            lines.append(indent + draw.choice(writes).format(**names))
+            continue
+        lines.append(f"{indent}y{len(live)} = {text.format(**names)}")
+        live[f"y{len(live)}"] = made
+    chosen = [name for name in live if draw.random() < 0.5] or ["y0"]
+    returned = ", ".join(f"{name} * 1.5" for name in chosen)
+    lines.append(f"return [{returned}]")
+    return "def forward(self, x):\n" + "".join(f"    {line}\n" for line in lines)
+
+
+class Written(nn.Module):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([0.5, -1.0, 2.0, 0.3]))
+        self.register_buffer("buffer", torch.full((4, 4), 0.25))
+        self.text, made = text, {}
+        exec(text, {"torch": torch}, made)  # noqa: S102  (a program that this file has drawn)
+        self.body: Callable[[Any, torch.Tensor], Any] = made["forward"]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.body(self, x)
+
+
+def step(module: nn.Module, model: nn.Module) -> list[torch.Tensor]:
+    """Outputs and gradients of one call, then the buffer; a gradient of none is zero."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(4, 4, generator=generator).requires_grad_()
+    outputs = model(x)
+    loss = torch.zeros(())
+    for output in outputs:
+        loss = loss + (output * torch.randn(output.shape, generator=generator)).sum()
+    wrt = [x, *module.parameters()]
+    if not loss.requires_grad:
+        gradients = [torch.zeros_like(t) for t in wrt]
+    else:
+        found = torch.autograd.grad(loss, wrt, allow_unused=True)
+        gradients = [
+            torch.zeros_like(t) if g is None else g for g, t in zip(found, wrt, strict=True)
+        ]
+    return [*(o.detach() for o in outputs), *gradients, *module.buffers()]
+
+
+def test_programs_of_writes_and_views_agree_or_are_refused() -> None:
+    refused = 0
+    for seed in range(PROGRAMS):
+        text = source(random.Random(seed))
+        eager, ours = Written(text), Written(text)
+        try:
+            want = step(eager, eager)
+        except RuntimeError:
+            continue
+        try:
+            got = step(ours, ORTModule(ours, options=GRAPH))
+        except CaptureError:
+            refused += 1
+            continue
+        for mine, its in zip(got, want, strict=True):
+            assert torch.allclose(mine, its, rtol=SAME, atol=SAME, equal_nan=True), text
+    assert refused <= MOST_REFUSED
+
+
+HEAD = "def forward(self, x):\n    y = x * self.weight\n"
+
+PAST_AUTOGRAD = {
+    "data": "y.data.clamp_(0)",
+    "detach": "y.detach().mul_(2)",
+    "data of a view": "y.data[0] = 0",
+    "a view of data": "y[1:].detach().mul_(2)",
+    "no_grad": "with torch.no_grad(): y[0] = 0",
+    "a mask": "with torch.no_grad(): y[y > 0] = 0",
+    "a view": "with torch.no_grad(): y.view(-1)[:3].zero_()",
+    "a gradient into what has none": "z = torch.zeros(4, 4); z.detach().add_(y); y = z",
+    "another view": "z = y.chunk(2, 0)[0]; z.data.add_(1)",
+    "detach_": "with torch.no_grad(): y.detach_()",
+}
+
+
+@pytest.mark.parametrize("name", PAST_AUTOGRAD)
+def test_a_write_past_autograd_is_refused(name: str) -> None:
+    text = f"{HEAD}    {PAST_AUTOGRAD[name]}\n    return y\n"
+    with pytest.raises(CaptureError, match=r"behind autograd's back|shows as well"):
+        capture(Written(text), (torch.ones(4, 4),))
+
+
+CONSTANT = {
+    "made inside": "with torch.no_grad():\n        m = torch.zeros(4, 4)\n        m[0] = x[1]\n"
+    "    y = y * m",
+    "made outside": "m = torch.zeros(4, 4)\n    with torch.no_grad():\n        m.add_(y)\n"
+    "    y = y * m",
+    "a buffer": "with torch.no_grad():\n        self.buffer.mul_(0.9).add_(y.mean(), alpha=0.1)\n"
+    "    y = y - self.buffer",
+    "of integers": "m = (y > 0).long()\n    with torch.no_grad():\n        m[0] = 2\n    y = y * m",
+}
+
+
+@pytest.mark.parametrize("name", CONSTANT)
+def test_what_has_no_gradient_may_be_written_without_gradients(name: str) -> None:
+    text = f"{HEAD}    {CONSTANT[name]}\n    return [y]\n"
+    eager, ours = Written(text), Written(text)
+    want, got = step(eager, eager), step(ours, ORTModule(ours, options=GRAPH))
+    for mine, its in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, its)
+
+
+def test_what_a_region_without_gradients_returns_unchanged_keeps_its_gradient() -> None:
+    text = (
+        f"{HEAD}    with torch.no_grad():\n"
+        "        z = y.contiguous()\n        v = y.float()\n        u = y * 2\n"
+        "    return [z * y, v * 3, u * y]\n"
+    )
+    eager, ours = Written(text), Written(text)
+    want, got = step(eager, eager), step(ours, ORTModule(ours, options=GRAPH))
+    for mine, its in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, its)
