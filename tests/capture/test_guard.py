@@ -666,7 +666,13 @@ def _double() -> Iterator[None]:
         (torch.autograd.graph.save_on_cpu, "saving", "torch.autograd.graph"),
     ],
     ids=[
-        "no_grad", "inference", "bfloat16", "float16", "function mode", "dispatch mode", "tangents",
+        "no_grad",
+        "inference",
+        "bfloat16",
+        "float16",
+        "function mode",
+        "dispatch mode",
+        "tangents",
         "offloading",
     ],
 )
