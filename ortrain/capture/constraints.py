@@ -29,7 +29,6 @@ from ortrain.errors import CaptureError
 
 Place = tuple[int, int]  # (which tensor, which axis)
 Shapes = Sequence[Sequence[int]]
-Places = Mapping[sympy.Basic, Place]
 
 # A lower bound further up is a condition without a look at why it is there.
 _LOWEST = 64
@@ -222,7 +221,7 @@ def _check_on_the_example(
     try:
         broken = constraints.why_not(traced)
         constraints.untraced(traced)
-    except (NameError, TypeError, SyntaxError, ArithmeticError) as error:
+    except (NameError, TypeError) as error:  # a function that only sympy knows
         broken = f"{type(error).__name__}: {error}"
     if broken:
         raise _undecidable(broken, "")
@@ -270,7 +269,25 @@ def _is_negative(term: sympy.Basic) -> bool:
 
 def _compiled(conditions: Sequence[Condition]) -> Callable[[Shapes], tuple[bool, ...]]:
     """One function for all conditions: a new tuple of sizes costs a few microseconds."""
-    code = "".join(f"({condition.code}), " for condition in conditions)
+    together = _function("".join(f"bool({condition.code}), " for condition in conditions))
+
+    def hold(shapes: Shapes) -> tuple[bool, ...]:
+        try:
+            return together(shapes)
+        except (ArithmeticError, ValueError):  # such as a division by a size that is 0 here
+            return tuple(_holds(condition, shapes) for condition in conditions)
+
+    return hold
+
+
+def _holds(condition: Condition, shapes: Shapes) -> bool:
+    try:
+        return all(_function(f"bool({condition.code}), ")(shapes))
+    except (ArithmeticError, ValueError):
+        return False
+
+
+def _function(code: str) -> Callable[[Shapes], tuple[bool, ...]]:
     return eval(f"lambda s: ({code})", {"math": math})  # type: ignore[no-any-return]  # noqa: S307
 
 

@@ -211,6 +211,29 @@ def decided(exported: ExportedProgram, asked: Asked) -> Decided:
     )
 
 
+def strided_inputs(exported: ExportedProgram) -> list[str]:
+    """The places that read an input, or a view of one, as it lies in memory."""
+    inputs = set(exported.graph_signature.user_inputs)
+
+    def is_input(node: Any) -> bool:
+        while node.op == "call_function" and _is_view(node.target):
+            node = node.args[0]
+        return node.op == "placeholder" and node.name in inputs
+
+    return [
+        f"as_strided {origin(node, full=True)}"
+        for node in exported.graph.nodes
+        if node.target is aten.as_strided.default and is_input(node.args[0])
+    ]
+
+
+def _is_view(target: Any) -> bool:
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    first = target._schema.arguments[:1]
+    return target is aten.reshape.default or any(a.alias_info is not None for a in first)
+
+
 def _shape_environment(exported: ExportedProgram) -> ShapeEnv | None:
     for node in exported.graph.nodes:
         mode = getattr(node.meta.get("val"), "fake_mode", None)

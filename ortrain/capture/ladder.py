@@ -13,7 +13,7 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from ortrain.capture import exporter
 from ortrain.capture.call import Axes, Call, explicit_signature
 from ortrain.capture.constraints import Constraints, constraints_of
-from ortrain.capture.decisions import Asked, asked, decided
+from ortrain.capture.decisions import Asked, asked, decided, strided_inputs
 from ortrain.capture.recurrent import no_packed_sequences
 from ortrain.capture.refusal import (
     Refusal,
@@ -220,8 +220,8 @@ def _trace(
         raise drawing(effects.drawn)
     if seeds:
         raise seeding_itself()
-    if questions.layouts:
-        raise asking_for_layout(questions.layouts[0])
+    for layout in (*questions.layouts, *strided_inputs(program)):
+        raise asking_for_layout(layout)
     return program, effects, questions
 
 

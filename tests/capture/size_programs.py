@@ -178,7 +178,7 @@ class _Writer:
             yield self.of({**self.sizes, name: change(self.sizes[name])})
         yield self.of({name: size + 1 for name, size in self.sizes.items()})
         yield self.of({name: self.draw.randint(1, 9) for name in self.sizes})
-        yield self.of({name: 1 for name in self.sizes})
+        yield self.of(dict.fromkeys(self.sizes, 1))
         yield self.of({**self.sizes, self.draw.choice(used): 0})
         shapes = [list(shape) for shape in self.of(self.sizes)]
         for size in (1, self.draw.randint(2, 9)):

@@ -38,8 +38,6 @@ _DETACHES = {aten.detach.default, aten.detach_.default}
 _RENAMES = {"squeeze_", "unsqueeze_", "transpose_", "t_", "swapaxes_", "swapdims_", "detach_"}
 _COMPARES = {"eq_", "ne_", "ge_", "gt_", "le_", "lt_", "logical_and_", "logical_or_",
              "logical_xor_", "logical_not_"}  # fmt: skip
-_RANDOM = {"normal_", "uniform_", "bernoulli_", "random_", "exponential_", "cauchy_",
-           "log_normal_", "geometric_"}  # fmt: skip
 
 
 def functionalise(exported: ExportedProgram) -> dict[str, fx.Node]:
