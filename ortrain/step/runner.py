@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 from torch.utils import checkpoint
 
 from ortrain.capture.guard import Ambient, ambient, inner_hooks
+from ortrain.capture.lift import uninitialized
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.capture.untouched import call_aside
 from ortrain.config import DebugOptions, LogLevel, Options
@@ -30,6 +31,7 @@ from ortrain.errors import (
     OrtrainError,
     OrtrainWarning,
     ParityError,
+    listing,
 )
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.program import Role
@@ -173,7 +175,7 @@ class Runner:
     # -- states and forms -----------------------------------------------------------------------
 
     def _find_state(self) -> State | None:
-        """The state that the module is in now; None where it never stays in one."""
+        """The state that the module is in now; None where it is in none that stays."""
         change: str | None = ""
         if self.state is not None:
             change = self.state.guard.changed()
@@ -184,6 +186,11 @@ class Runner:
                 self.states.remove(state)
                 break
         else:
+            if names := uninitialized(self.module):
+                self.report.reason = (
+                    f"{listing(names)} take their sizes from this call; the next ones are captured"
+                )
+                return None
             self.arrivals.append(self.calls)
             if (
                 len(self.arrivals) == RESTLESS_STATES
