@@ -95,6 +95,7 @@ def lift(
     updated: dict[str, str],
     output_names: list[str],
     seed: ir.Value | None,
+    violations: str | None = None,
 ) -> Program:
     """Gives inputs and outputs their order, names and roles.
 
@@ -105,6 +106,7 @@ def lift(
         updated: buffer → name of the value that updates it.
         output_names: of the user outputs, in order.
         seed: the seed value, where the graph draws random numbers.
+        violations: name of the value that counts what the module would raise at.
     """
     graph = model.graph
     values = {v.name: v for node in graph for v in node.outputs}
@@ -138,6 +140,8 @@ def lift(
         (v, name, Role.USER_OUTPUT, "") for v, name in zip(graph.outputs, output_names, strict=True)
     ]
     outputs += [(v, f"{n}.updated", Role.UPDATED_BUFFER, n) for n, v in new_buffers.items()]
+    if violations is not None:
+        outputs.append((values[violations], "violations", Role.CHECK, ""))
     graph.outputs.clear()
     _set_outputs(graph, outputs)
     imports = {"": model.opset_imports[""]}

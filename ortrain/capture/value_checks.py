@@ -2,8 +2,8 @@
 
 A trace has no values, and code that branches on them cannot become a graph. Where one of the ways
 does nothing but raise, the graph takes the other one, and the condition becomes a check: an output
-of the program (:attr:`ortrain.program.Role.CHECK`) that is true where the code would not raise. A
-call for which it is false runs in PyTorch, which raises the module's own error.
+of the program (:attr:`ortrain.program.Role.CHECK`) that counts what the code would raise at. A call
+for which it is not 0 runs in PyTorch, which raises the module's own error.
 """
 
 from __future__ import annotations
@@ -15,37 +15,33 @@ import functools
 import linecache
 import sys
 from collections.abc import Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 _class: Any = Tensor
-_BOOL = _class.__bool__
 
 
 @contextlib.contextmanager
 def value_checks() -> Iterator[None]:
-    """Records what decides in a trace only whether to raise."""
-    with _Recording():
+    """Answers a tensor's ``bool()`` in a trace, where it decides only whether to raise."""
+    own = _class.__bool__
+
+    def answer(tensor: Tensor) -> bool:
+        passing = passes(sys._getframe(1)) if _is_unknown(tensor) else None
+        if passing is None:
+            known: bool = own(tensor)
+            return known
+        torch._assert_async(tensor != 0 if passing else tensor == 0, "a check of values")
+        return passing
+
+    _class.__bool__ = answer
+    try:
         yield
-
-
-class _Recording(TorchFunctionMode):
-    """Answers a tensor's ``bool()``, where its answer decides whether to raise."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func == _BOOL and _is_unknown(args[0]):
-            passing = passes(_caller())
-            if passing is not None:
-                condition = args[0] != 0 if passing else args[0] == 0
-                torch._assert_async(condition, "a check of values")
-                return passing
-        return func(*args, **(kwargs or {}))
+    finally:
+        del _class.__bool__  # it was inherited
 
 
 def _is_unknown(value: Tensor) -> bool:
@@ -53,37 +49,44 @@ def _is_unknown(value: Tensor) -> bool:
     return value.ndim == 0 and getattr(value, "constant", None) is None
 
 
-def _caller() -> FrameType:
-    """The frame that asked, behind torch's own that pass the question on."""
-    frame = sys._getframe(2)
-    while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:
-        frame = frame.f_back
-    return frame
-
-
 def passes(frame: FrameType) -> bool | None:
     """The answer with which the statement that a frame is at goes on without raising.
 
     Returns:
         None where the statement is none that only decides whether to raise, or where its answer
-        is not that of the test: ``any([a, b])``.
+        is not that of its test or of an operand of it: ``any([a, b])``.
     """
     code, at = frame.f_code, frame.f_lasti
-    if not dis.opname[code.co_code[at]].startswith("POP_JUMP"):
+    if not _is_jump(code, at):
         return None
-    line, _, column, _ = list(code.co_positions())[at // 2]
+    positions = list(code.co_positions())
+    place = positions[at // 2]
+    line, _, column, _ = place
     if line is None or column is None:
         return None
     for statement in _deciding(code.co_filename):
         test = statement.test
-        # The position of a jump is the statement's, or from Python 3.12 on that of its test.
-        begins = (statement.lineno, statement.col_offset) == (line, column)
-        if begins or _spans(test, line, column):
-            wanted = _wanted(statement)
-            signs = _signs(test)
-            # Where some operands count as they are and others negated, it may be either.
-            return None if wanted is None or len(signs) > 1 else wanted is signs.pop()
+        # The position of a jump is the statement's, or from Python 3.12 on that of the operand.
+        if (statement.lineno, statement.col_offset) == (line, column):
+            jumps = [2 * i for i, p in enumerate(positions) if p == place and _is_jump(code, 2 * i)]
+            signs = [sign for _, sign in _operands(test, True)]
+            which = jumps.index(at)
+        elif _spans(test, line, column):
+            operands = [*_operands(test, True)]
+            signs = [sign for _, sign in operands]
+            which = next((i for i, (e, _) in enumerate(operands) if _spans(e, line, column)), -1)
+            jumps = [0] * len(signs)
+        else:
+            continue
+        wanted = _wanted(statement)
+        if wanted is None or which < 0 or len(jumps) != len(signs):
+            return None
+        return wanted is signs[which]
     return None
+
+
+def _is_jump(code: CodeType, at: int) -> bool:
+    return dis.opname[code.co_code[at]].startswith(("POP_JUMP", "TO_BOOL"))
 
 
 @functools.lru_cache(maxsize=64)
@@ -121,10 +124,12 @@ def _raises(body: list[ast.stmt]) -> bool:
     )
 
 
-def _signs(test: ast.expr) -> set[bool]:
-    """Which of them occur: operands that count as they are (true), and negated (false)."""
+def _operands(test: ast.expr, sign: bool) -> Iterator[tuple[ast.expr, bool]]:
+    """What a test asks for the truth of, in order, and whether it counts as it is or negated."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return {not sign for sign in _signs(test.operand)}
-    if isinstance(test, ast.BoolOp):
-        return set().union(*map(_signs, test.values))
-    return {True}
+        yield from _operands(test.operand, not sign)
+    elif isinstance(test, ast.BoolOp):
+        for value in test.values:
+            yield from _operands(value, sign)
+    else:
+        yield test, sign

@@ -26,6 +26,7 @@ from ortrain.capture.untouched import call_aside
 from ortrain.config import DebugOptions, LogLevel, Options
 from ortrain.errors import (
     CaptureError,
+    CheckFailed,
     ExecutionError,
     NotServed,
     OrtrainError,
@@ -157,6 +158,9 @@ class Runner:
             users = [tensors[i] for i in served.positions]
             trains = bool(step.plan.arguments)
             outputs = step.train(users, flat, form) if trains else step.infer(users)
+        except CheckFailed as error:
+            with _alone(error):
+                return self._eager(str(error), flat.args, flat.kwargs)
         except OrtrainError as error:
             return self._refused(form, flat, sizes, error)
         except Exception as error:

@@ -7,10 +7,12 @@ does: ``val`` (the fake tensor that tells dtype and symbolic shape), the module 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import fx
 from torch.export import ExportedProgram
 
-from ortrain.capture.fx.checks import refuse_random, remove_checks
+from ortrain.capture.fx.checks import refuse_random, remove_checks, violations
 from ortrain.capture.fx.decompose import Covered, decompose, operators
 from ortrain.capture.fx.draws import number_draws
 from ortrain.capture.fx.functional import functionalise
@@ -18,18 +20,28 @@ from ortrain.capture.fx.promote import promote
 from ortrain.capture.fx.regions import inline_regions
 from ortrain.capture.fx.statistics import explicit_statistics
 
-__all__ = ["clean", "operators"]
+__all__ = ["Cleaned", "clean", "operators"]
 
 
-def clean(exported: ExportedProgram, covered: Covered) -> dict[str, fx.Node]:
+@dataclass(frozen=True)
+class Cleaned:
+    """What a cleaned graph computes beside the module's outputs.
+
+    Attributes:
+        updated: the buffers that it updates, with the node of each one's new value.
+        violations: counts the values that the module would raise at; None without such checks.
+    """
+
+    updated: dict[str, fx.Node]
+    violations: fx.Node | None
+
+
+def clean(exported: ExportedProgram, covered: Covered) -> Cleaned:
     """Runs all passes on a program's graph.
 
     Args:
         exported: its graph is changed in place.
         covered: tells which of some operators have a translation.
-
-    Returns:
-        The buffers that the graph updates, with the node of each one's new value.
     """
     module = exported.graph_module
     inline_regions(module)
@@ -39,10 +51,11 @@ def clean(exported: ExportedProgram, covered: Covered) -> dict[str, fx.Node]:
     updated = functionalise(exported)
     decompose(module, covered)
     refuse_random(module)
+    counted = violations(module)
     promote(module)
     _name_outputs(exported)
     module.graph.lint()
-    return updated
+    return Cleaned(updated, counted)
 
 
 def _name_outputs(exported: ExportedProgram) -> None:
