@@ -11,6 +11,7 @@
     │   └── UnsupportedGradient  a rule exists, but not for this form of the operator
     ├── GraphError            a graph breaks a contract of the stage that made it
     ├── ExecutionError        a runtime refuses or fails to run a graph
+    │   └── CheckFailed       a call with values at which the module raises an error
     ├── StateError            a call at the wrong time (a second backward, a pickled session)
     ├── InputError            data or a checkpoint that cannot be trained on      (also ValueError)
     ├── SaveError             a file could not be written                         (also OSError)
@@ -77,6 +78,10 @@ class GraphError(OrtrainError, ValueError):
 
 class ExecutionError(OrtrainError, RuntimeError):
     """A runtime refuses or fails to run a graph."""
+
+
+class CheckFailed(ExecutionError):
+    """A call has values at which the module's own code raises an error."""
 
 
 class StateError(OrtrainError, RuntimeError):

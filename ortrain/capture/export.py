@@ -69,7 +69,7 @@ class Captured:
 
     Attributes:
         program: the forward program. Inputs: the user's tensors, the seed, buffers, parameters.
-            Outputs: the user's tensors, updated buffers.
+            Outputs: the user's tensors, updated buffers, a check.
         inputs: the user inputs of the program, in its order.
         dropped: tensors of the call that do not influence it; the program has no input for them.
         tensors: all tensors of the call, by position; the shapes of :meth:`accepts` are theirs.
@@ -201,7 +201,15 @@ def _program(
     """The program of an exported graph."""
     translated = _translate(exported, registry, watch)
     _, names = _outputs(exported)
-    program = lift.lift(translated.model, call, state, translated.updated, names, translated.seed)
+    program = lift.lift(
+        translated.model,
+        call,
+        state,
+        translated.updated,
+        names,
+        translated.seed,
+        translated.violations,
+    )
     clean(program)
     lift.drop_unused_inputs(program)
     for node in program.graph.all_nodes():
@@ -249,12 +257,13 @@ class _Translated:
     model: ir.Model
     seed: ir.Value | None
     updated: dict[str, str]  # buffer → name of the value that updates it
+    violations: str | None  # name of the value that counts what the module would raise at
 
 
 def _translate(
     exported: ExportedProgram, registry: exporter.Registry, watch: _Watch
 ) -> _Translated:
-    updated = fx.clean(exported, registry.covers)
+    cleaned = fx.clean(exported, registry.covers)
     watch.lap("clean-up of the ATen graph")
     targets = fx.operators(exported.graph_module)
     missing = targets - registry.covers(targets)
@@ -275,7 +284,9 @@ def _translate(
     model.ir_version = IR_VERSION
     lift.finish_nodes(model)
     watch.lap("translation")
-    return _Translated(model, context.seed, {b: node.name for b, node in updated.items()})
+    updated = {buffer: node.name for buffer, node in cleaned.updated.items()}
+    counted = None if cleaned.violations is None else cleaned.violations.name
+    return _Translated(model, context.seed, updated, counted)
 
 
 def _translation_error(exported: ExportedProgram, error: BaseException) -> CaptureError:

@@ -32,6 +32,7 @@ from ortrain.capture.autograd_calls import check_autograd_calls, checked_autogra
 from ortrain.capture.checkpointing import marked_checkpoints
 from ortrain.capture.normalization import averaged_statistics
 from ortrain.capture.recurrent import whole_recurrences
+from ortrain.capture.value_checks import value_checks
 
 TESTED = ("2.13",)
 
@@ -74,11 +75,13 @@ def export(
         with _quiet():
             check_autograd_calls(module, args, kwargs)
     watching = contextlib.nullcontext() if strict else checked_autograd_calls(module)
+    checking = contextlib.nullcontext() if strict else value_checks()
     # torch prints the partial graph of a failure; the error has what matters of it.
     with (
         sizes,
         _quiet(),
         watching,
+        checking,
         marked_checkpoints(),
         whole_recurrences(),
         averaged_statistics(),

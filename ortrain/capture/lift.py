@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import onnx_ir as ir
 import torch
 from torch import fx
+from torch.nn.parameter import is_lazy
 
 from ortrain.capture.call import Call, free_name
 from ortrain.capture.checkpointing import checkpoint_of
 from ortrain.capture.origin import origin
 from ortrain.capture.translations.base import numbered
+from ortrain.errors import CaptureError, listing
 from ortrain.ops.base import DOMAIN
 from ortrain.program import ORIGIN, PHASE, REGION, Phase, Program, Role, role_of, set_role
 
@@ -32,8 +34,24 @@ class State:
     first: dict[str, str]
 
 
+def uninitialized(module: torch.nn.Module) -> list[str]:
+    """The parameters and buffers of lazy modules that have not been called yet."""
+    held = [*module.named_parameters(), *module.named_buffers()]
+    return [name for name, tensor in held if is_lazy(tensor)]
+
+
 def state_of(module: torch.nn.Module) -> State:
-    """Reads names and ties off a module."""
+    """Reads names and ties off a module.
+
+    Raises:
+        CaptureError: a lazy module has not been called yet.
+    """
+    if names := uninitialized(module):
+        raise CaptureError(
+            f"{listing(names)} have no size yet",
+            because="lazy modules take their sizes from their first call",
+            help="call the module once before",
+        )
     first: dict[str, str] = {}
     seen: dict[int, str] = {}
     everything = [
@@ -77,6 +95,7 @@ def lift(
     updated: dict[str, str],
     output_names: list[str],
     seed: ir.Value | None,
+    violations: str | None = None,
 ) -> Program:
     """Gives inputs and outputs their order, names and roles.
 
@@ -87,6 +106,7 @@ def lift(
         updated: buffer → name of the value that updates it.
         output_names: of the user outputs, in order.
         seed: the seed value, where the graph draws random numbers.
+        violations: name of the value that counts what the module would raise at.
     """
     graph = model.graph
     values = {v.name: v for node in graph for v in node.outputs}
@@ -120,6 +140,8 @@ def lift(
         (v, name, Role.USER_OUTPUT, "") for v, name in zip(graph.outputs, output_names, strict=True)
     ]
     outputs += [(v, f"{n}.updated", Role.UPDATED_BUFFER, n) for n, v in new_buffers.items()]
+    if violations is not None:
+        outputs.append((values[violations], "violations", Role.CHECK, ""))
     graph.outputs.clear()
     _set_outputs(graph, outputs)
     imports = {"": model.opset_imports[""]}

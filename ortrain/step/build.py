@@ -14,6 +14,7 @@ from ortrain.autodiff.engine import FLOATING, differentiate, reachable
 from ortrain.autodiff.partition import partition, saved_bytes
 from ortrain.autodiff.registry import foreign_rules
 from ortrain.cache import Cache
+from ortrain.errors import CheckFailed
 from ortrain.graph import shapes
 from ortrain.passes import PIPELINES, rewrite
 from ortrain.program import Program, Role, role_of, target_of
@@ -99,6 +100,31 @@ class Plan:
     programs: tuple[Program, ...] = ()
     lowered: tuple[Program, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A forward session one of whose outputs counts what the module would raise at.
+
+    Attributes:
+        compiled: the session.
+        position: of that output.
+    """
+
+    compiled: Any
+    position: int
+
+    def run_values(self, feeds: Any) -> Any:
+        """Runs on values in input order.
+
+        Raises:
+            CheckFailed: the module would raise.
+            ExecutionError: the runtime refused or failed.
+        """
+        fetches = self.compiled.run_values(feeds)
+        if fetches[self.position].numpy():
+            raise CheckFailed("the module raises an error at values of this call")
+        return fetches
 
 
 class Stopwatch:
@@ -256,8 +282,9 @@ def _plan(
         pieces[i] = replace(piece, frees=tuple(index for index, at in last.items() if at == i))
     read = {t.index for p in pieces for t in p.takes if t.kind == "feed"}
     fetched = {t.index for p in pieces for t in p.takes if t.kind == "fetch"}
+    checks = [i for i, v in enumerate(outs) if role_of(v) is Role.CHECK]
     return Plan(
-        forward=compiled[0],
+        forward=Checked(compiled[0], checks[0]) if checks else compiled[0],
         feeds=feeds,
         outputs=len(users),
         reachable=reachable,

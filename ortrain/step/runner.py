@@ -20,17 +20,20 @@ from torch.autograd import forward_ad
 from torch.utils import checkpoint
 
 from ortrain.capture.guard import Ambient, ambient, inner_hooks
+from ortrain.capture.lift import uninitialized
 from ortrain.capture.numbers import MOST_VALUES, WithNumbers
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.capture.untouched import call_aside
 from ortrain.config import DebugOptions, LogLevel, Options
 from ortrain.errors import (
     CaptureError,
+    CheckFailed,
     ExecutionError,
     NotServed,
     OrtrainError,
     OrtrainWarning,
     ParityError,
+    listing,
 )
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.program import Role
@@ -163,6 +166,9 @@ class Runner:
             users = [tensors[i] for i in served.positions]
             trains = bool(step.plan.arguments)
             outputs = step.train(users, flat, form) if trains else step.infer(users)
+        except CheckFailed as error:
+            with _alone(error):
+                return self._eager(str(error), flat.args, flat.kwargs)
         except OrtrainError as error:
             if isinstance(flat, WithNumbers):
                 return self._with_constants(form, flat)
@@ -190,7 +196,7 @@ class Runner:
     # -- states and forms -----------------------------------------------------------------------
 
     def _find_state(self) -> State | None:
-        """The state that the module is in now; None where it never stays in one."""
+        """The state that the module is in now; None where it is in none that stays."""
         change: str | None = ""
         if self.state is not None:
             change = self.state.guard.changed()
@@ -201,6 +207,11 @@ class Runner:
                 self.states.remove(state)
                 break
         else:
+            if names := uninitialized(self.module):
+                self.report.reason = (
+                    f"{listing(names)} take their sizes from this call; the next ones are captured"
+                )
+                return None
             self.arrivals.append(self.calls)
             if (
                 len(self.arrivals) == RESTLESS_STATES

@@ -7,12 +7,13 @@ does: ``val`` (the fake tensor that tells dtype and symbolic shape), the module 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 from torch.export import ExportedProgram
 
-from ortrain.capture.fx.checks import refuse_complex, refuse_random, remove_checks
+from ortrain.capture.fx.checks import refuse_complex, refuse_random, remove_checks, violations
 from ortrain.capture.fx.decompose import Covered, decompose, operators
 from ortrain.capture.fx.draws import number_draws
 from ortrain.capture.fx.functional import functionalise
@@ -22,18 +23,28 @@ from ortrain.capture.fx.regions import inline_regions
 from ortrain.capture.fx.scalars import scalars_as_vectors
 from ortrain.capture.fx.statistics import explicit_statistics
 
-__all__ = ["clean", "operators"]
+__all__ = ["Cleaned", "clean", "operators"]
 
 
-def clean(exported: ExportedProgram, covered: Covered) -> dict[str, fx.Node]:
+@dataclass(frozen=True)
+class Cleaned:
+    """What a cleaned graph computes beside the module's outputs.
+
+    Attributes:
+        updated: the buffers that it updates, with the node of each one's new value.
+        violations: counts the values that the module would raise at; None without such checks.
+    """
+
+    updated: dict[str, fx.Node]
+    violations: fx.Node | None
+
+
+def clean(exported: ExportedProgram, covered: Covered) -> Cleaned:
     """Runs all passes on a program's graph.
 
     Args:
         exported: its graph is changed in place.
         covered: tells which of some operators have a translation.
-
-    Returns:
-        The buffers that the graph updates, with the node of each one's new value.
     """
     module = exported.graph_module
     inline_regions(module)
@@ -50,12 +61,16 @@ def clean(exported: ExportedProgram, covered: Covered) -> dict[str, fx.Node]:
     open_pieces_as_slices(module)
     decompose(module, covered)
     refuse_random(module)
+    if (counted := violations(module)) is not None:
+        output.args = ((*output.args[0], counted),)  # type: ignore[misc]
     promote(module)
     returned: Any = output.args[0]
     output.args = (returned[: len(user)],)
     _name_outputs(exported)
     module.graph.lint()
-    return dict(zip(updated, returned[len(user) :], strict=True))
+    values = returned[len(user) :]
+    buffers = dict(zip(updated, values, strict=False))
+    return Cleaned(buffers, None if counted is None else values[-1])
 
 
 def _name_outputs(exported: ExportedProgram) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
 from ortrain.capture.fx.draws import draws_of
+from ortrain.capture.fx.splice import new_node
 from ortrain.capture.origin import captured_error
 from ortrain.capture.translations import TRANSLATIONS
 
@@ -14,15 +17,14 @@ aten = torch.ops.aten
 _CHECKS = {
     aten.sym_constrain_range_for_size.default,
     aten.sym_constrain_range.default,
-    aten._assert_async.default,
-    aten._assert_async.msg,
     aten._assert_scalar.default,
     aten._assert_tensor_metadata.default,
 }
+_VALUES = {aten._assert_async.default, aten._assert_async.msg}
 
 
 def remove_checks(module: fx.GraphModule) -> None:
-    """Removes assertions, and what only they needed."""
+    """Removes assertions on sizes and dtypes, and what only they needed."""
     for node in reversed(list(module.graph.nodes)):
         if node.op == "call_function" and node.target in _CHECKS:
             module.graph.erase_node(node)
@@ -33,9 +35,27 @@ def _has_effect(node: fx.Node) -> bool:
     """Whether a node matters although nothing reads it. A random draw does not."""
     if node.op in ("placeholder", "output"):
         return True
-    if node.target is aten.batch_norm.default:  # it updates running statistics
+    if node.target in _VALUES or node.target is aten.batch_norm.default:  # updates statistics
         return True
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def violations(module: fx.GraphModule) -> fx.Node | None:
+    """Takes assertions on values out of a graph; the node that counts where they do not hold."""
+    graph, count = module.graph, None
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target not in _VALUES:
+            continue
+        condition: Any = node.args[0]
+        known = condition.meta["val"]
+        with graph.inserting_before(node):
+            violated = new_node(graph, aten.logical_not.default, (condition,), condition)
+            violated.meta["val"] = known.new_empty(known.shape, dtype=torch.bool)
+            each = new_node(graph, aten.sum.default, (violated,), violated)
+            each.meta["val"] = known.new_empty((), dtype=torch.int64)
+            count = each if count is None else new_node(graph, aten.add.Tensor, (count, each), each)
+        graph.erase_node(node)
+    return count
 
 
 def refuse_random(module: fx.GraphModule) -> None:

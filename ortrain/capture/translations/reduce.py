@@ -185,3 +185,18 @@ def _triangle(op: Translator, value: ir.Value, diagonal: Any, upper: int) -> ir.
             op.Trilu(op.cast(value, ir.DataType.INT64), offset, upper=upper), ir.DataType.BOOL
         )
     return op.Trilu(value, offset, upper=upper)
+
+
+@translation(aten._is_all_true.default)
+def is_all_true(op: Translator, self: ir.Value) -> ir.Value:
+    return op.Equal(_count(op, op.Not(self)), 0)
+
+
+@translation(aten._is_any_true.default)
+def is_any_true(op: Translator, self: ir.Value) -> ir.Value:
+    return op.Greater(_count(op, self), 0)
+
+
+def _count(op: Translator, flags: ir.Value) -> ir.Value:
+    """How many are true."""
+    return op.ReduceSum(op.cast(flags, ir.DataType.INT64), keepdims=0)

@@ -11,10 +11,12 @@ from torch import nn
 
 from ortrain.capture.export import capture
 from ortrain.capture.key_value_cache import without_cache
+from ortrain.capture.lift import drop_unused_inputs
 from ortrain.capture.modes import modes_kept
 from ortrain.errors import GraphError
 from ortrain.ondevice import contract
 from ortrain.ondevice.making.forward import Forward
+from ortrain.passes.clean import clean
 from ortrain.program import Program, Role, set_role, target_of
 
 
@@ -135,6 +137,10 @@ def _target_names(loss: Callable[..., Any], count: int, taken: Collection[str]) 
 
 def _captured(module: nn.Module, call: dict[str, Any], with_loss: bool) -> Program:
     program = capture(module, (), call, opset=contract.OPSET).program
+    for value in program.outputs(Role.CHECK):  # on a device there is no module that would raise
+        program.graph.outputs.remove(value)
+        clean(program)
+        drop_unused_inputs(program)
     if not with_loss:
         return program
     for value in program.inputs(Role.PARAMETER, Role.BUFFER):
