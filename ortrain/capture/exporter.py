@@ -32,6 +32,7 @@ from ortrain.capture.autograd_calls import check_autograd_calls, checked_autogra
 from ortrain.capture.checkpointing import marked_checkpoints
 from ortrain.capture.normalization import averaged_statistics
 from ortrain.capture.recurrent import whole_recurrences
+from ortrain.capture.torchlib import is_verified
 
 TESTED = ("2.13",)
 
@@ -111,7 +112,7 @@ def _quiet() -> Iterator[None]:
 
 
 class Registry:
-    """Translations of ATen operators: ours first, then upstream's torchlib.
+    """Translations of ATen operators: ours first, then what is trusted of upstream's torchlib.
 
     torchlib is loaded when a graph first needs it: filling its registry takes 0.65 s, and graphs
     of the common models get by without.
@@ -150,9 +151,8 @@ class Registry:
     def covers(self, targets: set[Any]) -> set[Any]:
         """Those of the targets that have a translation."""
         found = {t for t in targets if self.ours.is_registered(t)}
-        if found != targets:
-            found |= {t for t in targets - found if self.everything.is_registered(t)}
-        return found
+        verified = {t for t in targets - found if is_verified(t)}
+        return found | {t for t in verified if self.everything.is_registered(t)}
 
     def translate(self, exported: ExportedProgram) -> ir.Model:
         """The ONNX model of a program all of whose operators are covered.

@@ -84,8 +84,7 @@ def _rungs(call: Call, axes: Axes, exact: bool) -> list[Rung]:
     A module that knows more of its arguments has an example of its own instead.
     """
     every = {
-        leaf.position: dict.fromkeys(leaf.symbolic_axes(axes), Dim.AUTO)
-        for leaf in call.tensors
+        leaf.position: dict.fromkeys(leaf.symbolic_axes(axes), Dim.AUTO) for leaf in call.tensors
     }
     rungs = [Rung("non-strict", every), Rung("strict", every, strict=True)]
     if call.example is not None and not exact:

@@ -92,7 +92,8 @@ class _Functional:
             target = aten.clone.default if same else aten.expand_as.default
             args = (source,) if same else (source, written)
         elif name in ("fill_", "zero_"):
-            target = aten.full_like.default
+            # What was there gets a gradient of zeros, if it was computed.
+            target = aten.full_like.default if _is_blank(written) else aten.fill.Scalar
             args = (written, args[1] if name == "fill_" else 0)
         else:
             target = getattr(getattr(aten, name[:-1], None), original._overloadname, None)
@@ -227,6 +228,15 @@ class _Functional:
 
 # Marks nodes of ours: their ``val`` is borrowed from the tensor whose new value they are.
 _FRESH = "ortrain.fresh"
+
+
+def _is_blank(node: fx.Node) -> bool:
+    """Whether a tensor was made of a size alone."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    name = target._schema.name.removeprefix("aten::")
+    return name.endswith("_like") or name.startswith("new_") or not node.all_input_nodes
 
 
 def _memory(node: fx.Node) -> int | None:
