@@ -204,9 +204,15 @@ def _explained(symbol: sympy.Basic, low: int, decided: Decided) -> bool:
     """
     own = [d.relation for d in decided.decisions if d.relation.free_symbols == {symbol}]
     return low <= _LOWEST and all(
-        any(relation.xreplace({symbol: sympy.Integer(size)}) == sympy.false for relation in own)
-        for size in range(2, low)
+        any(_excludes(relation, symbol, size) for relation in own) for size in range(2, low)
     )
+
+
+def _excludes(relation: sympy.Basic, symbol: sympy.Basic, size: int) -> bool:
+    try:
+        return bool(relation.xreplace({symbol: sympy.Integer(size)}) == sympy.false)
+    except ZeroDivisionError:  # as the module's own code divides by it
+        return True
 
 
 def _check_on_the_example(

@@ -27,7 +27,7 @@ from ortrain.capture.constraints import Constraints, Shapes
 from ortrain.capture.fingerprint import parts_of
 from ortrain.capture.origin import captured_error, origin
 from ortrain.capture.translations import TRANSLATIONS, recorded, translating
-from ortrain.capture.translations.base import SymbolicSize
+from ortrain.capture.translations.base import SymbolicSize, symbolic
 from ortrain.capture.untouched import uncollected, untouched
 from ortrain.errors import CaptureError
 from ortrain.exclusive import EXCLUSIVE
@@ -269,10 +269,13 @@ def _translate(
     missing = targets - registry.covers(targets)
     for node in exported.graph.nodes:
         if node.op == "call_function" and node.target in missing:
+            if not isinstance(node.target, torch._ops.OpOverload):
+                raise symbolic(f"{getattr(node.target, '__name__', node.target)} of a size")
             raise captured_error(
                 node,
                 f"no translation to ONNX for {node.target}",
-                because="neither ortrain nor PyTorch's exporter has one",
+                because="ortrain has none, and uses those of PyTorch's exporter only where they "
+                "were seen to agree with PyTorch, gradients included",
                 help="replace the operator, or leave this module to eager",
             )
     with translating() as context:

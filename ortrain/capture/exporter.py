@@ -32,6 +32,7 @@ from ortrain.capture.autograd_calls import check_autograd_calls, checked_autogra
 from ortrain.capture.checkpointing import marked_checkpoints
 from ortrain.capture.normalization import averaged_statistics
 from ortrain.capture.recurrent import whole_recurrences
+from ortrain.capture.torchlib import is_verified
 from ortrain.capture.value_checks import value_checks
 
 TESTED = ("2.13",)
@@ -114,7 +115,7 @@ def _quiet() -> Iterator[None]:
 
 
 class Registry:
-    """Translations of ATen operators: ours first, then upstream's torchlib.
+    """Translations of ATen operators: ours first, then what is trusted of upstream's torchlib.
 
     torchlib is loaded when a graph first needs it: filling its registry takes 0.65 s, and graphs
     of the common models get by without.
@@ -153,9 +154,8 @@ class Registry:
     def covers(self, targets: set[Any]) -> set[Any]:
         """Those of the targets that have a translation."""
         found = {t for t in targets if self.ours.is_registered(t)}
-        if found != targets:
-            found |= {t for t in targets - found if self.everything.is_registered(t)}
-        return found
+        verified = {t for t in targets - found if is_verified(t)}
+        return found | {t for t in verified if self.everything.is_registered(t)}
 
     def translate(self, exported: ExportedProgram) -> ir.Model:
         """The ONNX model of a program all of whose operators are covered.

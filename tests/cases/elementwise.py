@@ -52,6 +52,13 @@ CASES = [
         binary("Mul", lambda a, b: a * b, note, normal(*a), normal(*b))
         for note, (a, b) in BROADCASTS.items()
     ),
+    *(
+        unary(name, function, flat=("x",))
+        for name, function in (
+            ("Ceil", torch.ceil), ("Floor", torch.floor), ("Round", torch.round),
+            ("Sign", torch.sign),
+        )
+    ),
     binary("Sub", lambda a, b: a - b, "column", normal(2, 3), normal(2, 1)),
     binary("Sub", lambda a, b: a - b, "only-b", wrt=("b",)),
     binary("Div", lambda a, b: a / b, "outer", normal(3, 1), positive(1, 4)),

@@ -81,6 +81,14 @@ CASES = [
            {"axis": 1, "reduction": "add"}, note="add",
            torch=lambda data, indices, updates: data.scatter_add(1, indices, updates)),
     *(
+        OpCase("ScatterElements",
+               {"data": distinct(3, 4), "indices": integers(4, 3, 6), "updates": distinct(3, 6)},
+               {"axis": 1, "reduction": reduction}, note=reduction, batch=False,
+               torch=lambda data, indices, updates, reduction: data.scatter_reduce(
+                   1, indices, updates, f"a{reduction}"))
+        for reduction in ("max", "min")
+    ),
+    *(
         OpCase("TopK", {"x": distinct(3, 5), "k": ints(2)},
                {"axis": axis, "largest": largest}, constants=("k",), outputs=2, seeds=(0,),
                torch=lambda x, axis, largest: x.topk(2, axis, bool(largest))[0],

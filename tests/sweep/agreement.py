@@ -117,8 +117,6 @@ def _different(ours: Any, eager: Any, truth: Any, values: bool) -> str:
         return f"{ours.dtype} instead of {eager.dtype}"
     if ours.shape != eager.shape:
         return f"shape {[*ours.shape]} instead of {[*eager.shape]}"
-    if ours.requires_grad != eager.requires_grad:
-        return f"requires_grad is {ours.requires_grad}"
     if not values:
         return ""
     if not eager.is_floating_point() and not eager.is_complex():
@@ -178,7 +176,7 @@ def _settled(value: Any) -> Any:
         return value
     if value.layout is not torch.strided:
         value = value.to_dense()
-    return value.detach().clone().requires_grad_(value.requires_grad)
+    return value.detach().clone()
 
 
 def _cotangent(tensor: torch.Tensor) -> torch.Tensor:

@@ -80,7 +80,9 @@ def scatter_nd(g, data, indices, updates, *, reduction="none"):
 
 @gradient("ScatterElements")
 def scatter_elements(g, data, indices, updates, *, axis=0, reduction="none"):
-    """d data = dy (zero where overwritten), d updates = dy at the indices"""
+    """d data = dy (zero where overwritten), d updates = dy at the indices, or dy to an extremum"""
+    if reduction in ("max", "min"):
+        return _scattered_extremum(g, data, indices, updates, axis)
     if reduction not in ("none", "add"):
         g.unsupported(f"reduction {reduction!r}")
     d_updates = g.op.GatherElements(g.dy, indices, axis=axis) if g.needs(2) else None
@@ -88,6 +90,16 @@ def scatter_elements(g, data, indices, updates, *, axis=0, reduction="none"):
         return g.dy, None, d_updates
     cleared = g.op.ScatterElements(g.dy, indices, g.op.zeros_like(updates), axis=axis)
     return cleared, None, d_updates
+
+
+def _scattered_extremum(g, data, indices, updates, axis):
+    """In equal parts to all that tie, what was there before among them."""
+    stayed = g.op.cast(g.op.Equal(data, g.y), data.dtype)
+    reached = g.op.GatherElements(g.y, indices, axis=axis)
+    came = g.op.cast(g.op.Equal(updates, reached), data.dtype)
+    ties = g.op.ScatterElements(stayed, indices, came, axis=axis, reduction="add")
+    share = g.dy / ties
+    return stayed * share, None, came * g.op.GatherElements(share, indices, axis=axis)
 
 
 @gradient("TopK")

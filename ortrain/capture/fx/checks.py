@@ -74,12 +74,22 @@ def refuse_random(module: fx.GraphModule) -> None:
 def refuse_complex(module: fx.GraphModule) -> None:
     """Refuses complex numbers: neither onnxruntime nor a gradient rule knows them."""
     for node in module.graph.nodes:
-        values = node.meta.get("val")
-        for value in values if isinstance(values, list | tuple) else (values,):
-            if isinstance(value, torch.Tensor) and value.is_complex():
-                raise captured_error(
-                    node,
-                    f"{node.target if node.op == 'call_function' else node.name} is complex",
-                    because="a graph computes with real numbers",
-                    help="compute with the real and the imaginary part, or leave this to eager",
-                )
+        if _is_complex(node):
+            raise captured_error(
+                node,
+                f"{node.target if node.op == 'call_function' else node.name} is complex",
+                because="a graph computes with real numbers",
+                help="compute with the real and the imaginary part, or leave this to eager",
+            )
+
+
+def _is_complex(node: fx.Node) -> bool:
+    if isinstance(node.target, torch._ops.OpOverload):
+        name = node.target._schema.name.removeprefix("aten::")
+        if name.startswith("fft_") and not name.endswith(("shift", "freq")):
+            return True  # within, where its result is not
+    values = node.meta.get("val")
+    return any(
+        isinstance(value, torch.Tensor) and value.is_complex()
+        for value in (values if isinstance(values, list | tuple) else (values,))
+    )

@@ -51,6 +51,8 @@ def _decompose(module: fx.GraphModule, node: fx.Node) -> bool:
         return False
     if "stream" in node.kwargs:  # what it draws would be numbered anew
         return False
+    if target._schema.name.endswith("_backward"):  # what it does not depend on gets zeros
+        return False
     composed = target._can_decompose()
     rule = None if composed else _decomposition(target)
     if not composed and rule is None:

@@ -106,7 +106,8 @@ class _Functional:
             target = aten.clone.default if same else aten.expand_as.default
             args = (source,) if same else (source, written)
         elif name in ("fill_", "zero_"):
-            target = aten.full_like.default
+            # What was there gets a gradient of zeros, if it was computed.
+            target = aten.full_like.default if _is_blank(written) else aten.fill.Scalar
             args = (written, args[1] if name == "fill_" else 0)
         else:
             target = _DRAWS.get(original) or getattr(
@@ -248,7 +249,7 @@ class _Functional:
             elif not possible or node.target in _DETACHES or without_gradient(node):
                 found = False
             else:
-                found = not _is_made(node) and any(map(self._connected, node.all_input_nodes))
+                found = not _is_blank(node) and any(map(self._connected, node.all_input_nodes))
             self.connected[node] = found
         return self.connected[node]
 
@@ -319,9 +320,9 @@ class _Functional:
 _WITHOUT_GRADIENT = {InputKind.BUFFER, InputKind.CONSTANT_TENSOR}
 
 
-def _is_made(node: fx.Node) -> bool:
-    """Whether a tensor is like another in its form alone."""
+def _is_blank(node: fx.Node) -> bool:
+    """Whether a tensor was made of a size alone, be it that of another."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     name = node.target._schema.name.removeprefix("aten::")
-    return name.endswith("_like") or name.startswith("new_")
+    return name.endswith("_like") or name.startswith("new_") or not node.all_input_nodes

@@ -64,7 +64,10 @@ def _replace(graph: fx.Graph, node: fx.Node, vector: fx.Node) -> None:
 
 
 def _reshaped(graph: fx.Graph, value: fx.Node, like: fx.Node, shape: list[Any]) -> fx.Node:
-    result = graph.call_function(aten.reshape.default, (value, shape))
+    if shape:
+        result = graph.call_function(aten.reshape.default, (value, shape))
+    else:  # also where the trace does not know that the vector has one element
+        result = graph.call_function(aten.select.int, (value, 0, 0))
     result.meta["val"] = _evaluated(result)
     from_same_place(result, like)
     return result

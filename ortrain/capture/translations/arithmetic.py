@@ -15,10 +15,9 @@ from ortrain.capture.translations.base import (
     Translator,
     aten,
     dtype_or,
-    refuse,
+    symbolic,
     translation,
 )
-from ortrain.graph import shapes
 
 
 def _binary(op_type: str, *targets: Any) -> Function:
@@ -199,7 +198,7 @@ def sym_numel(op: Translator, self: ir.Value) -> ir.Value:
 
 def _integers(op: Translator, operator: str, *numbers: Scalar) -> list[ir.Value]:
     if any(isinstance(number, float) for number in numbers):
-        raise refuse(f"{operator} of a symbolic size and a float")
+        raise symbolic(f"{operator} of a size and a float")
     return [n if isinstance(n, ir.Value) else op.constant(np.int64(n)) for n in numbers]
 
 

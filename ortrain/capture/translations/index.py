@@ -165,3 +165,45 @@ def select_scatter(
         raise refuse("assignment at a symbolic index")
     end = INT64_MAX if index == -1 else index + 1
     return slice_scatter(op, self, op.Unsqueeze(src, [dim]), dim, index, end)
+
+
+@translation(aten.nonzero.default)
+def nonzero(op: Translator, self: ir.Value) -> ir.Value:
+    if shapes.rank(self) == 0:
+        raise refuse("nonzero of a scalar", because="its result has no columns")
+    return op.Transpose(op.NonZero(self), perm=[1, 0])
+
+
+_SCATTERED = {"sum": "add", "mean": "add", "amax": "max", "amin": "min"}
+
+
+@translation(aten.scatter_reduce.two)
+def scatter_reduce(
+    op: Translator,
+    self: ir.Value,
+    dim: int,
+    index: ir.Value,
+    src: ir.Value,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> ir.Value:
+    if reduce not in _SCATTERED:
+        raise refuse(f"scatter_reduce of a {reduce}")
+    assert self.dtype is not None
+    if shapes.dims(index) != shapes.dims(src):  # torch reads the leading part of the source
+        length = shapes.rank(index)
+        assert length is not None
+        src = op.Slice(src, [0] * length, op.shape(index), list(range(length)), [1] * length)
+    if not include_self:
+        neutral = {"amax": float("-inf"), "amin": float("inf")}.get(reduce, 0.0)
+        nothing = op.Expand(op.constant(neutral, self.dtype), op.shape(index))
+        self = op.ScatterElements(self, index, nothing, axis=dim)
+    total = op.ScatterElements(self, index, src, axis=dim, reduction=_SCATTERED[reduce])
+    if reduce != "mean":
+        return total
+    one = op.constant(1.0, self.dtype)
+    start = op.Expand(one if include_self else op.constant(0.0, self.dtype), op.shape(self))
+    each = op.Expand(one, op.shape(index))
+    count = op.ScatterElements(start, index, each, axis=dim, reduction="add")
+    return op.Div(total, count if include_self else op.Max(count, 1.0))

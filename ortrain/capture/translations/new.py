@@ -121,6 +121,16 @@ def full_like(
     return op.Expand(scalar, op.shape(self))
 
 
+@translation(aten.fill.Scalar, aten.fill.Tensor)
+def fill(op: Translator, self: ir.Value, value: Scalar) -> ir.Value:
+    """What was there receives a gradient of zeros, as in torch, and not None."""
+    assert self.dtype is not None
+    scalar = op.beside(value, self)
+    scalar = scalar if isinstance(scalar, ir.Value) else op.constant(scalar, self.dtype)
+    kept = op.Expand(op.constant(False), op.shape(self))
+    return op.Where(kept, self, scalar)
+
+
 @translation(aten.zeros_like.default, aten.empty_like.default)
 def zeros_like(op: Translator, self: ir.Value, *, dtype: Any = None, **kw: Any) -> ir.Value:
     return full_like(op, self, 0, dtype=dtype)

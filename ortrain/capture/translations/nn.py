@@ -75,6 +75,12 @@ def _along(op: Translator, op_type: str, value: ir.Value, dim: int) -> ir.Value:
     return op.node(op_type, (value,), axis=dim)
 
 
+@translation(aten.log_sigmoid.default)
+def log_sigmoid(op: Translator, self: ir.Value) -> ir.Value:
+    """``-log(1 + exp(-x))``: the logarithm of a sigmoid loses its last digits near 1."""
+    return op.Neg(op.Softplus(op.Neg(self)))
+
+
 def in_dtype(op: Translator, value: ir.Value, dtype: Any) -> ir.Value:
     return value if dtype is None or dtype == -1 else op.cast(value, ir.DataType(dtype))
 

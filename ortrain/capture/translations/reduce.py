@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ortrain.capture.translations.base import Translator, aten, translation
+from ortrain.capture.translations.base import Scalar, Translator, aten, refuse, translation
 from ortrain.capture.translations.nn import in_dtype
 from ortrain.graph import shapes
 
@@ -200,3 +200,34 @@ def is_any_true(op: Translator, self: ir.Value) -> ir.Value:
 def _count(op: Translator, flags: ir.Value) -> ir.Value:
     """How many are true."""
     return op.ReduceSum(op.cast(flags, ir.DataType.INT64), keepdims=0)
+
+
+@translation(aten.linalg_vector_norm.default)
+def vector_norm(
+    op: Translator,
+    self: ir.Value,
+    ord: Scalar = 2,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+) -> ir.Value:
+    value = in_dtype(op, self, dtype)
+    axes, keepdims = _axes(dim), int(keepdim)
+    if ord == 2:
+        return op.ReduceL2(value, *axes, keepdims=keepdims)
+    if ord == 1:
+        return op.ReduceL1(value, *axes, keepdims=keepdims)
+    if ord == 0:  # a count: no gradient flows
+        apart = op.cast(op.Not(op.Equal(value, 0.0)), value.dtype)
+        return op.ReduceSum(apart, *axes, keepdims=keepdims)
+    if ord == float("inf"):
+        return op.ReduceMax(op.Abs(value), *axes, keepdims=keepdims)
+    if ord == float("-inf"):
+        return op.ReduceMin(op.Abs(value), *axes, keepdims=keepdims)
+    if isinstance(ord, ir.Value) or ord < 1:
+        raise refuse(f"the norm of order {ord}", because="its slope at zero is without bound")
+    powers = op.ReduceSum(op.Pow(op.Abs(value), float(ord)), *axes, keepdims=keepdims)
+    zero = op.Equal(powers, 0.0)  # where the root has no slope, and torch takes 0 for it
+    root = op.Pow(op.Where(zero, 1.0, powers), 1.0 / ord)
+    return op.Where(zero, 0.0, root)

@@ -206,6 +206,30 @@ def repeat(op: Translator, self: ir.Value, repeats: Sequence[Size]) -> ir.Value:
     return op.Tile(self, op.sizes(times))
 
 
+@translation(aten.tile.default)
+def tile(op: Translator, self: ir.Value, dims: Sequence[Size]) -> ir.Value:
+    length = shapes.rank(self)
+    assert length is not None
+    return repeat(op, self, [1] * (length - len(dims)) + list(dims))
+
+
+@translation(aten.roll.default)
+def roll(
+    op: Translator, self: ir.Value, shifts: Size | Sequence[Size], dims: int | Sequence[int] = ()
+) -> ir.Value:
+    shifts = list(shifts) if isinstance(shifts, list | tuple) else [shifts]
+    dims = [dims] if isinstance(dims, int) else list(dims)
+    if not dims:  # of the elements in a row
+        flat = roll(op, op.Reshape(self, [-1]), shifts, [0])
+        return op.Reshape(flat, op.shape(self))
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = op.dim(self, dim)
+        cut = op.Mod(op.Sub(size, op.index(shift)), op.Max(size, [1]))
+        front = op.Slice(self, cut, [INT64_MAX], [dim], [1])
+        self = op.Concat(front, op.Slice(self, [0], cut, [dim], [1]), axis=dim)
+    return self
+
+
 _PADDING = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
 
