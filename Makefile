@@ -41,7 +41,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --disable-pip-version-check --constraint constraints.txt torch==2.13.0
 	$(BIN)/pip install --disable-pip-version-check --constraint constraints.txt \
-	  --editable '.[hf,demo,dev,peft,search]'
+	  --editable '.[hf,examples,demo,dev,peft,search]'
 	@touch $@
 
 test: $(STAMP)

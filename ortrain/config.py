@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from ortrain import errors
 from ortrain.errors import (
     CaptureError,
     ExecutionError,
@@ -17,6 +18,7 @@ from ortrain.errors import (
     OrtrainError,
     ParityError,
     UnsupportedInput,
+    UnsupportedOutput,
 )
 
 Engine = Literal["auto", "onnxruntime", "torch"]
@@ -90,6 +92,20 @@ class Options:
         if not 18 <= self.opset <= 23:
             raise ValueError(f"opset={self.opset}: expected 18 to 23")
 
+    def plain(self) -> dict[str, Any]:
+        """The settings in types that every file format has."""
+        kinds = [kind.__name__ for kind in self.policy]
+        folder = None if self.cache_dir is None else str(self.cache_dir)
+        return {**vars(self), "policy": kinds, "cache_dir": folder}
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Options:
+        """The settings that :meth:`plain` has written; names that are not known are left out."""
+        known = {field.name for field in fields(cls)}
+        given = {name: value for name, value in plain.items() if name in known}
+        given["policy"] = tuple(getattr(errors, name) for name in given.get("policy", ()))
+        return cls(**given)
+
     def engine_for(self, grad: bool) -> Engine:
         """What runs calls with or without gradients."""
         return self.engine if grad or self.inference is None else self.inference
@@ -110,17 +126,36 @@ class DebugOptions:
         save_path: their folder; ``ORTMODULE_SAVE_ONNX_PATH`` wins, the working folder otherwise.
 
     Raises:
-        ValueError: ``save_onnx`` without ``onnx_prefix``.
+        TypeError: a value of another type.
+        ValueError: ``save_onnx`` without ``onnx_prefix`` or into a folder that cannot be written,
+            or a level that does not exist.
     """
 
     log_level: LogLevel = LogLevel.WARNING
     save_onnx: bool = False
     onnx_prefix: str = ""
-    save_path: str = ""
+    save_path: str | os.PathLike[str] = ""
 
     def __post_init__(self) -> None:
+        if isinstance(self.log_level, bool) or not isinstance(self.log_level, int):
+            raise TypeError(f"log_level={self.log_level!r}: expected a LogLevel")
+        try:
+            object.__setattr__(self, "log_level", LogLevel(self.log_level))
+        except ValueError:
+            raise ValueError(
+                f"log_level={self.log_level!r}: expected one of "
+                f"{', '.join(f'{level.name} ({level.value})' for level in LogLevel)}"
+            ) from None
+        if not isinstance(self.save_onnx, bool):
+            raise TypeError(f"save_onnx={self.save_onnx!r}: expected True or False")
+        if not isinstance(self.onnx_prefix, str):
+            raise TypeError(f"onnx_prefix={self.onnx_prefix!r}: expected a string")
+        if not isinstance(self.save_path, str | os.PathLike):
+            raise TypeError(f"save_path={self.save_path!r}: expected the path of a folder")
         if self.save_onnx and not self.onnx_prefix:
             raise ValueError("save_onnx=True needs an onnx_prefix: the start of the files' names")
+        if self.save_onnx and (fault := _cannot_write(self.folder)):
+            raise ValueError(f"save_onnx=True cannot write into {str(self.folder)!r}: {fault}")
         named = _variable("ORTMODULE_LOG_LEVEL", "")
         if named:
             try:
@@ -130,6 +165,15 @@ class DebugOptions:
                     f"ORTMODULE_LOG_LEVEL={named!r}: expected one of "
                     f"{', '.join(level.name for level in LogLevel)}"
                 ) from None
+
+    def plain(self) -> dict[str, Any]:
+        """The settings in types that every file format has."""
+        return {**vars(self), "log_level": int(self.log_level), "save_path": str(self.save_path)}
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> DebugOptions:
+        """The settings that :meth:`plain` has written."""
+        return cls(**{**plain, "log_level": LogLevel(plain["log_level"])})
 
     @property
     def folder(self) -> Path:
@@ -150,7 +194,7 @@ _POLICIES: dict[str, tuple[type[OrtrainError], ...]] = {
     "FALLBACK_FORCE_TORCH_FORWARD": _ALL,
     "FALLBACK_FORCE_TORCH_BACKWARD": _ALL,
     "FALLBACK_UNSUPPORTED_DEVICE": (NotServed,),
-    "FALLBACK_UNSUPPORTED_DATA": (UnsupportedInput,),
+    "FALLBACK_UNSUPPORTED_DATA": (UnsupportedInput, UnsupportedOutput),
     "FALLBACK_UNSUPPORTED_TORCH_MODEL": (CaptureError,),
     "FALLBACK_UNSUPPORTED_ONNX_MODEL": (GradientError, GraphError, ExecutionError, ParityError),
     "FALLBACK_BAD_INITIALIZATION": _ALL,
@@ -178,6 +222,14 @@ def policy_from_environment() -> tuple[type[OrtrainError], ...]:
 def fallback_from_environment() -> Fallback:
     """``"raise"`` where ``ORTMODULE_FALLBACK_POLICY`` lets nothing fall back."""
     return "torch" if policy_from_environment() else "raise"
+
+
+def _cannot_write(folder: Path) -> str:
+    """Why no file can be made in a folder, which need not be there yet; empty where one can."""
+    there = next((p for p in (folder, *folder.absolute().parents) if p.exists()), folder)
+    if not there.is_dir():
+        return f"{str(there)!r} is no folder"
+    return "" if os.access(there, os.W_OK | os.X_OK) else "no permission"
 
 
 def _variable(name: str, default: str) -> str:

@@ -5,7 +5,8 @@
     OrtrainError
     ├── CaptureError          the module cannot become one ONNX graph
     │   ├── NotServed         a device, dtype or mode for which there is no graph yet
-    │   └── UnsupportedInput  an argument of a type that a graph cannot take        (also TypeError)
+    │   ├── UnsupportedInput  an argument of a type that a graph cannot take        (also TypeError)
+    │   └── UnsupportedOutput a result of a type that a graph cannot return         (also TypeError)
     ├── GradientError         a graph cannot be differentiated
     │   ├── NoGradientRule    an operator without a rule lies between loss and parameter
     │   └── UnsupportedGradient  a rule exists, but not for this form of the operator
@@ -14,6 +15,7 @@
     │   └── CheckFailed       a call with values at which the module raises an error
     ├── StateError            a call at the wrong time (a second backward, a pickled session)
     ├── InputError            data or a checkpoint that cannot be trained on      (also ValueError)
+    ├── MissingPackage    an extra of ortrain is not installed        (also ModuleNotFoundError)
     ├── SaveError             a file could not be written                         (also OSError)
     └── ParityError           two results that must agree do not
 
@@ -24,7 +26,9 @@ Each message says what, where, why it matters and the way out.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from typing import Self
 
 
 class OrtrainError(Exception):
@@ -37,6 +41,12 @@ class OrtrainError(Exception):
             if text:
                 rows.append(f"  {label + ':':<9}{text}")
         super().__init__("\n".join(rows))
+
+    def at(self, where: str) -> Self:
+        """The same error with a place."""
+        other = copy.copy(self)
+        OrtrainError.__init__(other, self.what, where=where, because=self.because, help=self.help)
+        return other
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.what, self.where, self.because, self.help))
@@ -58,6 +68,10 @@ class NotServed(CaptureError):
 
 class UnsupportedInput(CaptureError, TypeError):
     """An argument of a type that a graph cannot take. Remedy: pass tensors, or nest them."""
+
+
+class UnsupportedOutput(CaptureError, TypeError):
+    """A result of a type that a graph cannot return. Remedy: return tensors, or nest them."""
 
 
 class GradientError(OrtrainError):
@@ -94,6 +108,10 @@ class InputError(OrtrainError, ValueError):
 
 class SaveError(OrtrainError, OSError):
     """A file could not be written; the message tells what stands in its place now."""
+
+
+class MissingPackage(OrtrainError, ModuleNotFoundError):
+    """A package that comes with an extra of ortrain is not installed."""
 
 
 class ParityError(OrtrainError, AssertionError):

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from ortrain.extras import require
+
+require("torch", __name__)
+
 import contextlib
 import copy
 import functools
 import inspect
+import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from ortrain.config import DebugOptions, Options
+from ortrain.config import DebugOptions, LogLevel, Options
+from ortrain.errors import OrtrainWarning
 from ortrain.step.report import Report
 from ortrain.step.runner import Runner
 
@@ -33,6 +40,14 @@ _OWN = frozenset(nn.Module().__dict__) - {*_SHARED, "training"}
 # Where a library wraps `forward`, as accelerate does for autocast, it wraps ORTModule's; the mark
 # that it has done so is not the module's either, of which there may be another ORTModule.
 _FORWARD = frozenset({"forward", "_original_forward", "_is_accelerate_prepared"})
+
+
+# The methods that every module has, of which ORTModule does not have its own.
+_METHODS = tuple(
+    name
+    for name, value in vars(nn.Module).items()
+    if callable(value) and not name.startswith("_") and name != "forward"
+)
 
 
 class ORTModule(nn.Module):
@@ -85,6 +100,13 @@ class ORTModule(nn.Module):
             own["__signature__"] = inspect.signature(module.forward)
         if type(self).forward is ORTModule.forward:
             own["forward"] = _entry(own["_runner"], module.forward)
+        # Methods of nn.Module that the module's class has made its own are its own here too.
+        for name in _METHODS:
+            if _overrides(type(module), name) and not _overrides(type(self), name):
+                own[name] = _passing_on(self, name)
+        own["_never_called"] = weakref.finalize(self, _tell_if_never_called, own["_runner"])
+        if any(p.grad is not None for p in module.parameters()):
+            own["_never_called"].detach()  # they would be no sign
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module; same arguments, same results."""
@@ -144,10 +166,17 @@ class ORTModule(nn.Module):
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self.__dict__["_original"])})
 
-    def train(self, mode: bool = True) -> ORTModule:
-        """Sets the module's mode."""
-        self.module.train(mode)
-        return self
+    def train(self, mode: bool = True, *args: Any, **kwargs: Any) -> Any:
+        """Sets the module's mode; takes what the module's own ``train`` takes."""
+        return self._itself_for(self.module.train(mode, *args, **kwargs))
+
+    def eval(self, *args: Any, **kwargs: Any) -> Any:
+        """Sets the module's mode; takes what the module's own ``eval`` takes."""
+        return self._itself_for(self.module.eval(*args, **kwargs))
+
+    def _itself_for(self, result: Any) -> Any:
+        """ORTModule where the module has returned itself."""
+        return self if result is self.module else result
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own, with its key names."""
@@ -191,7 +220,13 @@ class ORTModule(nn.Module):
     # -- copies ------------------------------------------------------------------------------
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _rebuild, (self.module, self._debug_options, self._options), self._hooks() or None
+        settings = self._debug_options.plain(), self._options.plain()
+        return _rebuild, (type(self), self.module, *settings), self._hooks() or None
+
+    def __copy__(self) -> ORTModule:
+        result = type(self)(copy.copy(self.module), self._debug_options, options=self._options)
+        result.__dict__.update({name: copy.copy(value) for name, value in self._hooks().items()})
+        return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ORTModule:
         result = type(self)(
@@ -217,8 +252,45 @@ def _entry(runner: Runner, forward: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _rebuild(module: nn.Module, debug_options: DebugOptions, options: Options) -> ORTModule:
-    return ORTModule(module, debug_options, options=options)
+def _rebuild(
+    kind: type[ORTModule], module: nn.Module, debug_options: dict[str, Any], options: dict[str, Any]
+) -> ORTModule:
+    return kind(module, DebugOptions.of(debug_options), options=Options.of(options))
+
+
+# With ``weights_only=True`` a file with an ORTModule loads where one with the module itself does.
+torch.serialization.add_safe_globals([_rebuild, ORTModule])
+
+
+def _overrides(kind: type[nn.Module], name: str) -> bool:
+    return getattr(kind, name) is not getattr(nn.Module, name)
+
+
+def _passing_on(wrapper: ORTModule, name: str) -> Callable[..., Any]:
+    """The method of the wrapped module, which returns the wrapper in its place."""
+    reference = weakref.ref(wrapper)
+
+    @functools.wraps(getattr(wrapper.module, name))
+    def method(*args: Any, **kwargs: Any) -> Any:
+        own = reference()
+        assert own is not None
+        return own._itself_for(getattr(own.module, name)(*args, **kwargs))
+
+    return method
+
+
+def _tell_if_never_called(runner: Runner) -> None:
+    """Warns where a module has gradients that no call of its wrapper has made."""
+    if runner.calls or runner.debug_options.log_level > LogLevel.WARNING:
+        return
+    if any(parameter.grad is not None for parameter in runner.module.parameters()):
+        name = type(runner.module).__name__
+        warnings.warn(
+            f"ORTModule around {name} was never called, and {name} was trained: in PyTorch, since "
+            "the script calls the module itself; call what ORTModule(…) returns",
+            OrtrainWarning,
+            stacklevel=2,
+        )
 
 
 def unwrap(module: nn.Module) -> nn.Module:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ortrain.extras import require
+
+require("onnx", __name__)
+
 import copy
 import difflib
 import os

@@ -211,9 +211,9 @@ class _Walk:
         origin = origin_of(node)
         return NoGradientRule(
             f"no gradient rule for {name!r} (opset {self.opset})",
-            where=f"{node.outputs[0].name}" + (f", from {origin}" if origin else ""),
+            where=origin or f"node {node.outputs[0].name!r}",
             because=self.path(node),
-            help=f'register one with @ortrain.gradient("{name}"), or leave fallback="torch" on',
+            help=f'use other operators there, or register a rule with @ortrain.gradient("{name}")',
         )
 
     def path(self, node: ir.Node) -> str:

@@ -229,8 +229,8 @@ class Gradient:
         """Says that the gradient should exist and does not."""
         raise UnsupportedGradient(
             f"no gradient for this form of {self.node.op_type!r}: {reason}",
-            where=f"{self.y.name}{', ' + origin_of(self.node) if origin_of(self.node) else ''}",
-            help='leave fallback="torch" on, or report the form so that the rule can be extended',
+            where=origin_of(self.node) or f"node {self.y.name!r}",
+            help="use another form or other operators there, or report the form",
         )
 
 

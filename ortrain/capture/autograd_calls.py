@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -27,6 +28,7 @@ from ortrain.errors import CaptureError
 
 _HOOKS = "a hook may return another gradient, and a graph does not call it"
 _STATE = "a graph computes outputs and updates buffers, and nothing else"
+_NUMPY = "what numpy computes is no part of a graph"
 _VALUE = "the graph would keep what it finds there now"
 
 _class: Any = Tensor  # its properties as descriptors, of which mypy knows the values alone
@@ -42,8 +44,12 @@ _REFUSED: dict[Any, tuple[str, str]] = {
     _class.grad.__set__: ("sets the .grad of a tensor", _STATE),
     _class.grad.__delete__: ("deletes the .grad of a tensor", _STATE),
     _class.data.__set__: ("sets the .data of a tensor", _STATE),
+    Tensor.numpy: ("turns a tensor into a numpy array", _NUMPY),
+    Tensor.__array__: ("turns a tensor into a numpy array", _NUMPY),
 }
 _FLAGS = {Tensor.requires_grad_, _class.requires_grad.__set__}
+_GRAD_FN = _class.grad_fn.__get__
+_MAKES_PARAMETER = nn.Module.register_parameter.__code__  # which reads the grad_fn
 _DATA = _class.data.__get__
 # Hooks on saved tensors that give back what they were given.
 _HARMLESS = (checkpoint._checkpoint_hook, checkpoint._recomputation_hook, graph.save_on_cpu)
@@ -110,6 +116,12 @@ class _Refusing(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func == _GRAD_FN and sys._getframe(1).f_code is _MAKES_PARAMETER:
+            raise CaptureError(
+                "the forward makes a parameter or a sub-module",
+                because="a graph's parameters are those that the module has before the call",
+                help="make sub-modules and parameters in __init__",
+            )
         if func in _REFUSED:
             raise _refusal(*_REFUSED[func])
         if func in _FLAGS:

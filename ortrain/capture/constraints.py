@@ -237,7 +237,8 @@ def _undecidable(relation: str, where: str) -> CaptureError:
     return CaptureError(
         "the sizes of the inputs alone do not tell for which calls the graph would hold",
         where=where,
-        because=f"the trace depends on {relation}",
+        because="the code depends on a number that the values of a tensor decide, such as how "
+        f"many elements are selected (in the trace: {relation})",
         help="avoid code that depends on how many elements the values of a tensor select, or "
         "leave this module to eager",
     )

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -257,9 +258,11 @@ class _Context:
 
 
 def _refusal(function: type, because: str) -> CaptureError:
+    name = f"the custom autograd function {function.__module__}.{function.__qualname__}"
+    if made := re.fullmatch(r"GeneratedBackwardFor_(.+)_\w+?", function.__qualname__):
+        name = f"the custom operator {made[1]} of torch.library"
     return CaptureError(
-        f"the module calls the custom autograd function "
-        f"{function.__module__}.{function.__qualname__}",
+        f"the module calls {name}",
         because=f"{because}, and a captured graph would not call it",
         help="wrap the parts of the model beside it, or, for checkpointing, pass "
         "use_reentrant=False",

@@ -25,11 +25,12 @@ from ortrain.capture import exporter, fx, ladder, lift
 from ortrain.capture.call import Axes, Call, example_call, step_name
 from ortrain.capture.constraints import Constraints, Shapes
 from ortrain.capture.fingerprint import parts_of
-from ortrain.capture.origin import captured_error, origin
+from ortrain.capture.origin import BESIDE, captured_error, operator_name, origin
+from ortrain.capture.refusal import first_line, located, named
 from ortrain.capture.translations import TRANSLATIONS, recorded, translating
 from ortrain.capture.translations.base import SymbolicSize, symbolic
 from ortrain.capture.untouched import uncollected, untouched
-from ortrain.errors import CaptureError
+from ortrain.errors import CaptureError, UnsupportedOutput
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.passes.clean import clean
 from ortrain.program import Program, Role
@@ -157,7 +158,7 @@ def capture(
         parts = parts_of(exported, state, opset)
         return (cache or Cache(None)).programs(parts, make)[0]
 
-    with EXCLUSIVE, uncollected(), untouched(module):
+    with EXCLUSIVE, located(module), uncollected(), untouched(module):
         failed: list[str] = []
         for axes in Axes:  # fewer, where a translation needs a size that was of use as a symbol
             try:
@@ -269,14 +270,17 @@ def _translate(
     missing = targets - registry.covers(targets)
     for node in exported.graph.nodes:
         if node.op == "call_function" and node.target in missing:
+            name = operator_name(node.target)
+            if refused := named(name, origin(node, full=True)):
+                raise refused
             if not isinstance(node.target, torch._ops.OpOverload):
-                raise symbolic(f"{getattr(node.target, '__name__', node.target)} of a size")
+                raise symbolic(name)
             raise captured_error(
                 node,
-                f"no translation to ONNX for {node.target}",
+                f"no translation to ONNX for {name}",
                 because="ortrain has none, and uses those of PyTorch's exporter only where they "
                 "were seen to agree with PyTorch, gradients included",
-                help="replace the operator, or leave this module to eager",
+                help=f"replace the operator by others; or {BESIDE}",
             )
     with translating() as context:
         try:
@@ -302,8 +306,10 @@ def _translation_error(exported: ExportedProgram, error: BaseException) -> Captu
     if isinstance(error, CaptureError):
         kind, what, because, help = type(error), error.what, error.because, error.help
     else:
-        what = f"{'an operator' if node is None else node.target} cannot be translated to ONNX"
-        because, help = f"{type(error).__name__}: {error}", ""
+        name = "an operator" if node is None else operator_name(node.target)
+        what = f"{name} cannot be translated to ONNX in this form"
+        because = f"its translation fails with {type(error).__name__}: {first_line(error)}"
+        help = f"replace the operator by others; or {BESIDE}"
     where = origin(node, full=True) if node is not None else ""
     return kind(what, where=where, because=because, help=help)
 
@@ -324,9 +330,9 @@ def _outputs(exported: ExportedProgram) -> tuple[tuple[OutputLeaf, ...], list[st
             steps = [step_name(step) for step in path]
             names.append(".".join(["output", *steps] if not steps or steps[0].isdigit() else steps))
         else:
-            raise CaptureError(
-                "the module returns a size of its input as a number",
+            raise UnsupportedOutput(
+                "the forward returns a size of its input as a number",
                 because="a graph returns tensors, and constants that no input changes",
-                help="return the tensor itself, or torch.tensor(size)",
+                help="return the tensor itself, or take its size outside of the module",
             )
     return tuple(leaves), names

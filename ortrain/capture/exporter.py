@@ -5,7 +5,9 @@ Used of torch, beyond what it documents (``tests/capture/test_exporter.py`` pins
 - ``torch.onnx._internal.exporter._registration``: ``ONNXRegistry``, ``OnnxDecompMeta``;
 - ``torch.onnx._internal.exporter._core``: ``_exported_program_to_onnx_program``;
 - ``torch.onnx._internal.exporter._building``: ``OpRecorder`` (its ``nodes``, ``constant_farm``);
-- ``torch.fx.experimental._config``: ``backed_size_oblivious``.
+- ``torch.fx.experimental._config``: ``backed_size_oblivious``;
+- the errors by which a trace says what it cannot do (`_nothing_swallowed`);
+- ``torch._C._autograd``: whether hooks on saved tensors are allowed.
 """
 
 from __future__ import annotations
@@ -24,16 +26,20 @@ import onnx_ir as ir
 import onnxscript.evaluator
 import torch
 from onnx_ir.passes.common import InlinePass
+from torch._subclasses import fake_tensor
 from torch.export import ExportedProgram
 from torch.fx.experimental import _config as symbolic_config
+from torch.fx.experimental import symbolic_shapes
 from torch.onnx._internal.exporter import _building, _core, _registration
 
 from ortrain.capture.autograd_calls import check_autograd_calls, checked_autograd_calls
 from ortrain.capture.checkpointing import marked_checkpoints
 from ortrain.capture.normalization import averaged_statistics
+from ortrain.capture.origin import is_users
 from ortrain.capture.recurrent import whole_recurrences
 from ortrain.capture.torchlib import is_verified
 from ortrain.capture.value_checks import value_checks
+from ortrain.errors import CaptureError
 
 TESTED = ("2.13",)
 
@@ -86,11 +92,77 @@ def export(
         marked_checkpoints(),
         whole_recurrences(),
         averaged_statistics(),
+        _nothing_swallowed(),
+        _saved_tensors_hooks_as_before(),
         contextlib.redirect_stderr(io.StringIO()),
     ):
         return torch.export.export(
             module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
         )
+
+
+@contextlib.contextmanager
+def _saved_tensors_hooks_as_before() -> Iterator[None]:
+    """Lets hooks on saved tensors be set afterwards where they could be before.
+
+    ``torch.func.grad`` forbids them, and where its trace fails at once because there are some, they
+    stay forbidden (torch 2.13): every later capture and every checkpoint of the process would fail.
+    """
+    state: Any = torch._C._autograd
+    before = state._saved_tensors_hooks_get_disabled_error_message()
+    try:
+        yield
+    finally:
+        if before is None and state._saved_tensors_hooks_get_disabled_error_message() is not None:
+            state._saved_tensors_hooks_enable()
+
+
+@contextlib.contextmanager
+def _nothing_swallowed() -> Iterator[None]:
+    """Refuses a forward that catches the errors by which the trace says what it cannot do.
+
+    In PyTorch there is no such error, so that the graph would go another way than the module. An
+    error's traceback grows until it is caught: its first frame is the one that caught it.
+
+    Raises:
+        CaptureError: the user's code caught one.
+    """
+    raised: list[BaseException] = []
+    kinds: tuple[Any, ...] = (
+        symbolic_shapes.GuardOnDataDependentSymNode,
+        fake_tensor.DataDependentOutputException,
+        fake_tensor.DynamicOutputShapeException,
+        fake_tensor.UnsupportedOperatorException,
+    )
+    own = [kind.__init__ for kind in kinds]
+
+    def noted(init: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(init)
+        def note(self: BaseException, *args: Any, **kwargs: Any) -> None:
+            init(self, *args, **kwargs)
+            raised.append(self)
+
+        return note
+
+    for kind, init in zip(kinds, own, strict=True):
+        kind.__init__ = noted(init)
+    try:
+        yield
+    finally:
+        for kind, init in zip(kinds, own, strict=True):
+            kind.__init__ = init
+    for error in raised:
+        frames = error.__traceback__
+        if frames is not None and is_users(frames.tb_frame.f_code.co_filename):
+            place = f"({frames.tb_frame.f_code.co_filename}:{frames.tb_lineno})"
+            raise CaptureError(
+                "the forward catches an error of the trace",
+                where=place,
+                because="PyTorch raises none there, since it knows the values: the graph would go "
+                "another way",
+                help="leave the values of tensors out of try and except, or compute both ways and "
+                "choose with torch.where",
+            )
 
 
 def _oblivious() -> contextlib.AbstractContextManager[None]:
@@ -187,8 +259,25 @@ def make_standard(model: ir.Model, opset: int) -> None:
     for function in model.functions.values():
         function.opset_imports[""] = opset
     if model.functions:
+        known = {v.name: n.meta["node"] for n in model.graph for v in n.outputs if "node" in n.meta}
         InlinePass()(model)
         model.functions.clear()
+        _know_their_source(model.graph, known)
+
+
+def _know_their_source(graph: ir.Graph, sources: dict[str | None, Any]) -> None:
+    """Nodes that were inlined come from the FX node whose function they were part of.
+
+    What a function computes on the way is read inside of it alone.
+    """
+    for node in reversed(graph):
+        if "node" in node.meta:
+            continue
+        users = [user for value in node.outputs for user, _ in value.uses()]
+        own = next((sources[v.name] for v in node.outputs if v.name in sources), None)
+        found = own or next((u.meta["node"] for u in users if "node" in u.meta), None)
+        if found is not None:
+            node.meta["node"] = found
 
 
 _NODE = re.compile(r"Error when translating node %(\S+)")

@@ -116,13 +116,13 @@ def export(
         if not leaf.value.numel():
             raise empty(leaf.name, tuple(leaf.value.shape))
     failed: list[str] = []
-    first: Refusal | None = None
+    refusals: list[Refusal] = []
     for rung in _rungs(call, axes, exact or axes is Axes.NONE):
         try:
             found = _attempt(module, call, rung)
         except Refusal as error:
             failed.append(f"{rung.name}: {error.because}")
-            first = first or error
+            refusals.append(error)
             if error.final:
                 break
             continue
@@ -138,8 +138,8 @@ def export(
             continue
         found.failed = tuple(failed)
         return found
-    assert first is not None
-    raise first.after(failed) from first.__cause__
+    first, *others = refusals
+    raise first.after(others, failed) from first.__cause__
 
 
 def _attempt(module: torch.nn.Module, call: Call, rung: Rung) -> Exported:
@@ -149,7 +149,7 @@ def _attempt(module: torch.nn.Module, call: Call, rung: Rung) -> Exported:
         # What it found missing it now finds; if that changes nothing, the graph is that of both.
         again, later, _ = _trace(module, call, rung, example)
         if later.fillings or again.graph_module.code != program.graph_module.code:
-            raise assigning([each.path for each in effects.fillings])
+            raise assigning([each.path for each in effects.fillings], module)
     if tensors := _differentiable(module, program):
         raise ending(tensors)
     _unify_batch(program, example)
@@ -211,13 +211,13 @@ def _trace(
     if effects.unwatched:
         raise unseen(effects.unwatched)
     if effects.assigned:
-        raise assigning(effects.assigned)
+        raise assigning(effects.assigned, module)
     if effects.filled:
-        raise filling(effects.filled)
+        raise filling(effects.filled, module)
     if effects.recast:
-        raise recasting(effects.recast)
+        raise recasting(effects.recast, module)
     if effects.drawn:
-        raise drawing(effects.drawn)
+        raise drawing(effects.drawn, module)
     if seeds:
         raise seeding_itself()
     for layout in (*questions.layouts, *strided_inputs(program)):

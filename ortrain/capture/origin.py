@@ -3,15 +3,43 @@
 from __future__ import annotations
 
 import re
+import sysconfig
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import fx
 
 from ortrain.errors import CaptureError
 
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 TORCH = f"{Path(torch.__file__).parent}/"
+_OWN = f"{Path(__file__).resolve().parent.parent}/"
+# The way out where the code itself has to stay.
+BESIDE = "wrap the sub-modules beside it, or leave this module to PyTorch"
+_STANDARD = f"{sysconfig.get_path('stdlib')}/"
+
+
+def is_users(file: str) -> bool:
+    """Whether a file is neither torch's, nor ours, nor Python's own."""
+    if file.startswith(_STANDARD) and "site-packages" not in file:
+        return False
+    return not file.startswith((TORCH, _OWN, "<"))
+
+
+def place(path: str, line: str) -> str:
+    """``module.path (file.py:line)``, as far as it is known."""
+    if not line:
+        return path
+    return f"{path} ({line})" if path else f"({line})"
+
+
+def operator_name(target: Any) -> str:
+    """An operator as torch calls it: ``aten::svd``, ``math.sqrt`` of a size, a function."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name
+    name = getattr(target, "__name__", str(target))
+    return f"math.{name[5:]} of a size" if name.startswith("_sym_") else name
 
 
 def module_path(node: fx.Node) -> str:
@@ -25,21 +53,24 @@ def module_path(node: fx.Node) -> str:
 
 def source_line(node: fx.Node, *, full: bool = False) -> str:
     """``file:line`` of the innermost frame outside of torch."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    frames = FRAME.findall(node.meta.get("stack_trace") or "")
     for file, line in reversed(frames):
-        if not file.startswith(TORCH):
+        if is_users(file):
             return f"{file if full else Path(file).name}:{line}"
     return ""
 
 
 def origin(node: fx.Node, *, full: bool = False) -> str:
     """``module.path (file.py:line)``, as far as it is known."""
-    path, line = module_path(node), source_line(node, full=full)
-    if not line:
-        return path
-    return f"{path} ({line})" if path else f"({line})"
+    return place(module_path(node), source_line(node, full=full))
 
 
-def captured_error(node: fx.Node, what: str, *, because: str = "", help: str = "") -> CaptureError:
+def captured_error(
+    node: fx.Node,
+    what: str,
+    *,
+    because: str = "ortrain has no graph of this form",
+    help: str = BESIDE,
+) -> CaptureError:
     """An error that names the node's place in the user's code."""
     return CaptureError(what, where=origin(node, full=True), because=because, help=help)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ortrain.errors import CaptureError, UnsupportedInput
+from ortrain.errors import UnsupportedInput, UnsupportedOutput
 
 Path: TypeAlias = tuple[Hashable, ...]
 Builder: TypeAlias = Callable[[Sequence[Tensor]], Any]
@@ -160,7 +160,7 @@ class OutputStructure:
             Every leaf that is not a tensor comes back as the constant it is here.
 
         Raises:
-            CaptureError: the output holds an object that is neither (a cache).
+            UnsupportedOutput: the output holds an object that is neither (a cache).
         """
         compiler = _Compiler()
         part = compiler.compile(output, ())
@@ -353,7 +353,7 @@ class _Compiler:
             _constant(value)
         except _NotALeaf:
             where = "".join(f"[{part!r}]" for part in path)
-            raise CaptureError(
+            raise UnsupportedOutput(
                 f"output{where} is of type {_name_of(kind)}, which cannot be rebuilt",
                 because="it has to come back new, and as the same type, at every step",
                 help="return tensors and constants in tuples, lists, dicts or dataclasses; "

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from ortrain.cli import artifacts, demo, ondevice, train
-from ortrain.cli.usage import CommandError, Parser, one_line
+from ortrain.cli.usage import CommandError, Parser, one_line, told
+from ortrain.errors import MissingPackage
 
 __all__ = ["main"]
 
@@ -30,6 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CommandError as error:
         print(f"ortrain: error: {one_line(error)}", file=sys.stderr)
         return error.status
+    except MissingPackage as error:
+        print(f"ortrain: error: {told(error)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt as interrupt:
         # A command that has something to say about where it stopped says it in the exception.
         print(str(interrupt) or "interrupted", file=sys.stderr)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ortrain.cli.text_classification.settings import Engine, Settings
 from ortrain.cli.train import print_outcome
 from ortrain.cli.usage import UsageError
+from ortrain.extras import require
 
 if TYPE_CHECKING:
     from ortrain.cli.text_classification.examples import Example
@@ -65,6 +66,7 @@ def add_to(commands: Any) -> None:
 
 def run_demo(options: argparse.Namespace) -> int:
     """Run the demo; returns the exit status."""
+    require("hf", "ortrain demo")
     directory: Path = options.output
     if directory.exists():
         raise UsageError(f"{directory}: exists already; remove it, or choose another --output")

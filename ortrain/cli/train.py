@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ortrain.cli.arguments import count, names, not_negative, positive, probability, seed
 from ortrain.cli.text_classification.settings import Settings
 from ortrain.cli.usage import UsageError
+from ortrain.extras import require
 
 if TYPE_CHECKING:
     from ortrain.cli.text_classification.report import Outcome
@@ -35,6 +36,7 @@ def add_to(commands: Any) -> None:
 
 def run_text_classification(options: argparse.Namespace) -> int:
     """Run the task as its options say; returns the exit status."""
+    require("hf", "ortrain train")
     settings = Settings(
         model=options.model,
         training_file=options.train,

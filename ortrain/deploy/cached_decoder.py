@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ortrain.extras import require
+
+require("hf", __name__)
+
 from collections.abc import Sequence
 from typing import Any
 

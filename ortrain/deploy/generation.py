@@ -7,6 +7,10 @@ beams are reordered as ever and a step that no graph serves runs in PyTorch on t
 
 from __future__ import annotations
 
+from ortrain.extras import require
+
+require("hf", __name__)
+
 import copy
 import functools
 import inspect

@@ -2,3 +2,7 @@
 
 Knows nothing of torch or of gradients.
 """
+
+from ortrain.extras import require
+
+require("onnx", __name__)

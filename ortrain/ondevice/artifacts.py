@@ -15,18 +15,22 @@ What the files hold stands in docs/ondevice-contract.md.
 
 from __future__ import annotations
 
+from ortrain.extras import require
+
+require("onnx", __name__)
+
 import enum
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import onnx
 import onnx_ir as ir
 import onnxruntime
-import torch
 
 from ortrain.errors import GraphError, listing
 from ortrain.graph.build import Builder
@@ -36,7 +40,6 @@ from ortrain.ondevice.lora import LoRA, adapt
 from ortrain.ondevice.making.block import Block, with_loss
 from ortrain.ondevice.making.forward import Forward
 from ortrain.ondevice.making.models import accumulating, arrange, backward, select, stepping
-from ortrain.ondevice.making.module_source import from_module
 from ortrain.ondevice.making.onnx_source import from_onnx
 from ortrain.ondevice.optim import Optimizer, State, optimizer_program, states
 from ortrain.ondevice.running import checkpoint_file
@@ -44,7 +47,10 @@ from ortrain.ondevice.running.checkpoint_file import Content
 from ortrain.program import Program, Role, role_of, set_role
 from ortrain.runtime.onnxruntime.lowering import make_standard
 
-Model = onnx.ModelProto | str | os.PathLike[str] | torch.nn.Module
+if TYPE_CHECKING:
+    import torch
+
+Model: TypeAlias = "onnx.ModelProto | str | os.PathLike[str] | torch.nn.Module"
 
 
 class LossType(enum.Enum):
@@ -111,7 +117,8 @@ def generate_artifacts(
             model's first output is the loss.
         optimizer: an :class:`OptimType`, or one of :mod:`ortrain.ondevice.optim` or
             :mod:`ortrain.ondevice.onnxblock.optim` with its options. Without it there are
-            neither optimizer nor train step model.
+            neither optimizer nor train step model. Without anything to train either, the training
+            model computes the loss alone, in training mode.
         artifact_directory: where to write, made where it does not exist; by default the working
             directory. Files that are there are replaced once all new ones are complete.
         prefix: put before each file's name.
@@ -138,7 +145,7 @@ def generate_artifacts(
     if loss is not None and not callable(loss) and not isinstance(loss, LossType):
         raise TypeError(f"loss={loss!r}: expected a LossType, a loss or a function")
     if isinstance(loss, Block):
-        if isinstance(model, torch.nn.Module):
+        if _is_module(model):
             raise TypeError("a block is stacked on an ONNX model: export the module first")
         model, results = with_loss(model, loss, loss_input_names)
         additional_output_names = list(dict.fromkeys([*results, *(additional_output_names or ())]))
@@ -155,7 +162,9 @@ def generate_artifacts(
         requires_grad = requires_grad or ()
     in_graph = getattr(losses, loss.name)() if isinstance(loss, LossType) else loss
     traced = None if in_graph is None or isinstance(in_graph, losses.Loss) else in_graph
-    if isinstance(model, torch.nn.Module):
+    if _is_module(model):
+        from ortrain.ondevice.making.module_source import from_module
+
         if example_inputs is None:
             raise ValueError("example_inputs is missing: the arguments of one call of the module")
         forward = from_module(model, example_inputs, example_targets, traced, requires_grad)
@@ -184,6 +193,12 @@ def generate_artifacts(
             checkpoint_file.write(content.nominal(), path)
 
 
+def _is_module(model: Model) -> TypeGuard[torch.nn.Module]:
+    """Whether a model is one of PyTorch, which an ONNX model does without."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module)
+
+
 def _attach(program: Program, loss: Callable[..., Any] | None, names: Sequence[str] | None) -> None:
     """Computes the loss of the outputs."""
     outputs = {value.name or "": value for value in program.outputs(Role.USER_OUTPUT)}
@@ -208,6 +223,7 @@ def make(
     optimizer: Optimizer | None,
     adapters: Sequence[Adapter],
     additional: Sequence[str],
+    inputs: Sequence[str] = (),
 ) -> tuple[dict[str, Program], Content]:
     """The models by file name, and the checkpoint.
 
@@ -216,13 +232,21 @@ def make(
         optimizer: without it there are neither optimizer nor train step model.
         adapters: of the forward.
         additional: names of values that training and evaluation return besides the loss.
+        inputs: names of the user's inputs whose gradients the training model returns.
 
     Raises:
         GraphError: there is no such value, or the loss cannot be trained on.
         GradientError: a gradient does not exist.
     """
     select(forward.training, additional)
-    program, gradients = backward(forward.training, forward.trainable)
+    if optimizer is not None and not forward.trainable:
+        raise GraphError(
+            "there is no parameter to train for the optimizer",
+            because="requires_grad is empty",
+            help="name the parameters in requires_grad, or leave the optimizer out: the models "
+            "then compute the loss and evaluate",
+        )
+    program, gradients = backward(forward.training, forward.trainable, inputs)
     evaluation = forward.evaluation
     make_standard(evaluation)  # while all are outputs: an inference model can name any of them
     select(evaluation, additional)

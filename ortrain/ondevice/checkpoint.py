@@ -76,12 +76,17 @@ class Parameter(Buffer):
 
     @property
     def grad(self) -> np.ndarray | None:
-        """The gradient accumulated since the last ``lazy_reset_grad``; None where there is none.
+        """The gradient accumulated since the last ``lazy_reset_grad``; zeros before the first step.
 
-        It is the memory that the optimizer reads; on another device than the CPU, a copy.
+        It is the memory that the optimizer reads; on another device than the CPU, a copy. None
+        where the parameter is frozen, and as long as no module trains it.
         """
         gradient = self._state.gradients.get(self.name)
-        return None if gradient is None or not self._state.has_gradients else gradient.numpy()
+        if gradient is None:
+            return None
+        if not self._state.has_gradients:  # the memory holds what was there before
+            return np.zeros(gradient.spec.shape, gradient.spec.dtype)
+        return gradient.numpy()
 
     def _described(self) -> str:
         return f"{super()._described()}, requires_grad={self.requires_grad}"

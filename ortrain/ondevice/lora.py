@@ -9,6 +9,10 @@ PEFT's names and layout: ``<layer>.lora_A.weight`` [rank, in] and ``<layer>.lora
 
 from __future__ import annotations
 
+from ortrain.extras import require
+
+require("onnx", __name__)
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -10,6 +10,10 @@ Values and gradients are those of ``torch.nn``, for inputs of any size.
 
 from __future__ import annotations
 
+from ortrain.extras import require
+
+require("onnx", __name__)
+
 from dataclasses import dataclass
 from typing import Any
 

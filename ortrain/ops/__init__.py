@@ -4,6 +4,10 @@ One file each: the schema is a Python signature, the body is written with the gr
 body is the operator's meaning, its fallback on any ONNX runtime, and its test oracle.
 """
 
+from ortrain.extras import require
+
+require("onnx", __name__)
+
 from ortrain.ops import (
     attention,
     batch_norm,

@@ -8,6 +8,10 @@ other libraries.
 
 from __future__ import annotations
 
+from ortrain.extras import require
+
+require("torch", __name__)
+
 from ortrain.optim.adam import FusedAdam
 from ortrain.optim.adam_mode import AdamWMode
 from ortrain.optim.clip import clip_grad_norm_

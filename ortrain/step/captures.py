@@ -25,6 +25,7 @@ from ortrain.capture.export import Captured, capture
 from ortrain.capture.guard import Guard
 from ortrain.capture.numbers import Numbers, Seen
 from ortrain.capture.records import records_registered
+from ortrain.capture.refusal import located
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.capture.untouched import uncollected
 from ortrain.config import DebugOptions, LogLevel, Options
@@ -447,7 +448,7 @@ class Captures:
         executor = OnnxRuntimeExecutor(provider, threads, arena=self.options.arena)
         pieces = self.options.backward_pieces
         exchanged = distributed.is_available() and distributed.is_initialized()
-        with EXCLUSIVE, _no_bug("building"), uncollected():
+        with EXCLUSIVE, located(self.module), _no_bug("building"), uncollected():
             plan = build(
                 program,
                 trainable,

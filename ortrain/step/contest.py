@@ -10,6 +10,7 @@ real training step: nothing is computed only to be measured.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -138,6 +139,7 @@ class Race:
             else:
                 release_free_memory()
             self._turn = "graph" if self._turn == "eager" else "eager"
+        self._tell()
         return self._turn
 
     def _turn_is_over(self) -> bool:
@@ -148,6 +150,22 @@ class Race:
         if len(counted) < LEAST_STEPS:
             return False
         return len(counted) >= MOST_STEPS or sum(counted) * self._size() >= ENOUGH_SECONDS
+
+    def _tell(self) -> None:
+        """Notes in the contest how far it has come."""
+        times = {kind: [*self._counted[kind], *self._times[kind][WARM_UP:]] for kind in self._times}
+        size = self._size()
+        for kind, noted in (("graph", self.contest.graph), ("eager", self.contest.eager)):
+            noted[:] = [t * size for t in times[kind]]
+
+        def calls(kind: str) -> int:
+            # The graph's first turn is taken to be as long as eager's.
+            seconds = median(times[kind] or times["eager"]) * size
+            enough = math.ceil(ENOUGH_SECONDS / seconds) if seconds else 0
+            return WARM_UP + min(max(enough, LEAST_STEPS), MOST_STEPS)
+
+        left = max(calls(self._turn) - len(self._times[self._turn]), 1)
+        self.contest.left = left + (calls("graph") if self._turn == "eager" else 0)
 
     def _is_clear(self) -> bool:
         graph, eager = (median(self._counted[k]) for k in ("graph", "eager"))
@@ -180,6 +198,7 @@ class Race:
     def _decide(self) -> str:
         graph, eager = self._counted["graph"], self._counted["eager"]
         size = self._size()
+        self.contest.left = 0
         self.contest.graph = [t * size for t in graph]
         self.contest.eager = [t * size for t in eager]
         # Without times of both there is no contest, and the graph is what was asked for.

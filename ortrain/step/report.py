@@ -13,15 +13,27 @@ class Contest:
         graph: seconds per measured step, forward and backward.
         eager: likewise.
         winner: ``"graph"`` or ``"eager"``; empty while it runs.
+        left: calls until the decision, as far as can be told while it runs: steps may get slower,
+            and a close result takes another round.
     """
 
     graph: list[float] = field(default_factory=list)
     eager: list[float] = field(default_factory=list)
     winner: str = ""
+    left: int = 0
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast as eager the graph is; 0 where that was not measured."""
+        graph, eager = median(self.graph), median(self.eager)
+        return eager / graph if graph and eager else 0.0
 
     def __str__(self) -> str:
         if not self.winner:
-            return f"running: {len(self.graph)} graph and {len(self.eager)} eager steps timed"
+            return (
+                f"running, {self.left} calls or more to go: {len(self.graph)} graph and "
+                f"{len(self.eager)} eager steps timed"
+            )
         return (
             f"{self.winner} is faster: graph {_seconds(median(self.graph))}, "
             f"eager {_seconds(median(self.eager))} (medians of {len(self.graph)} and "

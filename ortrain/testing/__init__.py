@@ -9,6 +9,10 @@
 Nothing here needs PyTorch unless a case brings a PyTorch function to compare with.
 """
 
+from ortrain.extras import require
+
+require("onnx", __name__)
+
 from ortrain.testing.cases import (
     OpCase,
     between,

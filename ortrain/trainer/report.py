@@ -37,6 +37,23 @@ class TrainerReport:
         """Forwards of training that ran in PyTorch, those of the contest included."""
         return sum(report.eager_calls for report in self.trainings)
 
+    def line(self) -> str:
+        """What ran the last training, and how fast and how close to PyTorch that was."""
+        report = self.training
+        if report is None or not report.mode:
+            return "ORTTrainer: nothing was trained"
+        calls, contest = report.graph_calls + report.eager_calls, report.contest
+        parts = [f"{report.graph_calls} of {calls} forwards ran as a graph"]
+        if contest is not None and contest.speedup and contest.winner:
+            parts.append(f"this was {contest.speedup:.2f} times as fast as PyTorch")
+        elif contest is not None and not contest.winner:
+            parts.append(f"the contest with PyTorch had {contest.left} calls or more to go")
+        elif report.mode == "eager":
+            parts.append(f"the rest in PyTorch: {report.reason.partition(chr(10))[0]}")
+        if report.certificate:
+            parts.append(f"certificate: {report.certificate}")
+        return f"ORTTrainer: {'; '.join(parts)}"
+
     def __str__(self) -> str:
         if self.training is None and self.inference is None:
             return "ORTTrainer: nothing has run yet"

@@ -175,16 +175,23 @@ class _ThroughORTModule(ChecksInput):
 
         Raises:
             StateError: no forward of the training came to ORTModule, so that something replaced it.
+
+        Ends with a line on what ran, which is :meth:`TrainerReport.line`.
         """
         before = self.ort_report.graph_calls + self.ort_report.fallback_calls
         result = super().train(*args, **kwargs)
         calls = self.ort_report.graph_calls + self.ort_report.fallback_calls - before
         if not calls and self._batch_came:
+            unused = _find(self.model_wrapped)
+            if unused is not None:
+                unused.__dict__["_never_called"].detach()  # it would say the same
             raise StateError(
                 "no step of this training ran through ORTModule",
                 because="a subclass, a callback or a library called the model itself",
                 help="call the model that training_step receives, not trainer.model",
             )
+        if calls and self.is_world_process_zero():
+            print(self.ort_report.line())
         return result
 
     def training_step(

@@ -416,7 +416,7 @@ def test_branch_on_data_is_refused_with_place_and_reason() -> None:
             return self.inner(x)
 
     error = refused(Outer(), floats(3))
-    assert "branches on the values of a tensor" in error.because
+    assert "branches on the values of a tensor" in error.what
     assert error.where.startswith("inner (")
     assert "test_semantics.py:" in error.where
     assert "torch.where" in error.help

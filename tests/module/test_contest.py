@@ -115,6 +115,26 @@ def test_the_first_steps_do_not_count(clock: Clock) -> None:
     assert max(race.contest.graph) == pytest.approx(0.1)
 
 
+def test_the_contest_says_how_many_calls_are_left(clock: Clock) -> None:
+    race, told = Race(), []
+    while True:
+        contestant = race.next()
+        if race.winner:
+            break
+        told.append(race.contest.left)
+        assert f"running, {race.contest.left} calls or more to go" in str(race.contest)
+        sample = race.sample(contestant, 1, clock())
+        clock.now += 0.016 if contestant == "graph" else 0.03
+        sample.forward_done([], [], trains=False)
+    # A first guess until a step has been timed; then 7 steps of 30 ms for 0.2 s, as many of the
+    # graph's until one of these has been timed, of which 13 of 16 ms make as much.
+    assert told[0] == 2 * (LEAST_STEPS + WARM_UP)
+    assert told[2] == 7 + WARM_UP - 2 + 7 + WARM_UP
+    assert told[7 + WARM_UP + 2 :] == list(range(13 + WARM_UP - 2, 0, -1))
+    assert race.contest.left == 0
+    assert race.contest.speedup == pytest.approx(30 / 16)
+
+
 def test_forwards_that_never_come_to_a_backward_do_not_last_for_ever(clock: Clock) -> None:
     race, calls = Race(), 0
     weight = torch.ones(1, requires_grad=True)

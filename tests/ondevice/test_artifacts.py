@@ -20,7 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from ortrain.errors import GraphError, InputError, OrtrainWarning, StateError
 from ortrain.ondevice import CheckpointState, Module, losses
-from ortrain.ondevice.artifacts import LossType, generate_artifacts
+from ortrain.ondevice.artifacts import LossType, OptimType, generate_artifacts
 from ortrain.ondevice.lora import LoRA
 from tests.ondevice.running import Arrays, gradients, run, session, tensors_of
 
@@ -383,7 +383,11 @@ def test_the_files_are_standard_onnx(tmp_path: Path) -> None:
     ("more", "error", "message"),
     [
         ({"requires_grad": ["0.wieght"]}, GraphError, "has no parameter '0.wieght'"),
-        ({"requires_grad": []}, GraphError, "depends on no parameter"),
+        (
+            {"requires_grad": [], "optimizer": OptimType.AdamW},
+            GraphError,
+            "no parameter to train for the optimizer",
+        ),
         ({"loss_input_names": ["logits"]}, GraphError, "has no output 'logits'"),
         ({"additional_output_names": ["hidden"]}, GraphError, "has no value 'hidden'"),
         ({"loss": losses.MSELoss("none")}, GraphError, "what is trained on is a float32 scalar"),
@@ -524,3 +528,28 @@ def test_a_nominal_checkpoint_gets_its_parameters_on_the_device(tmp_path: Path) 
         nominal(*values)
     nominal.copy_buffer_to_parameters(whole.get_contiguous_parameters(), trainable_only=False)
     np.testing.assert_array_equal(nominal(*values), whole(*values))
+
+
+# -- without anything to train ---------------------------------------------------------------------
+
+
+def test_artifacts_without_trainable_parameters_compute_loss_and_evaluation(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).requires_grad_(
+        False
+    )
+    x, labels = torch.randn(5, 4), torch.randint(0, 3, (5,))
+    generate_artifacts(
+        module, loss=LossType.CrossEntropyLoss, artifact_directory=tmp_path, example_inputs=(x,)
+    )
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    device = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+    for mode in (True, False):
+        device.train(mode)
+        expected = F.cross_entropy(module.train(mode)(x), labels)
+        found = device(x.numpy(), labels.numpy())
+        loss = found[0] if isinstance(found, tuple) else found
+        assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+    close(state.buffers["1.running_mean"].data, module[1].running_mean)
+    assert not state.trained()
+    assert state.parameters["0.weight"].grad is None
+    assert not (tmp_path / "optimizer_model.onnx").exists()

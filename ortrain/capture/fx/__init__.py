@@ -13,7 +13,13 @@ from typing import Any
 from torch import fx
 from torch.export import ExportedProgram
 
-from ortrain.capture.fx.checks import refuse_complex, refuse_random, remove_checks, violations
+from ortrain.capture.fx.checks import (
+    refuse_complex,
+    refuse_random,
+    refuse_second_device,
+    remove_checks,
+    violations,
+)
 from ortrain.capture.fx.decompose import Covered, decompose, operators
 from ortrain.capture.fx.draws import number_draws
 from ortrain.capture.fx.functional import functionalise
@@ -51,6 +57,7 @@ def clean(exported: ExportedProgram, covered: Covered) -> Cleaned:
     number_draws(module)
     remove_checks(module)
     explicit_statistics(module)
+    refuse_second_device(exported)
     updated = functionalise(exported)
     # Among the outputs, so that a pass which replaces one of these nodes replaces it here too.
     output = module.graph.output_node()

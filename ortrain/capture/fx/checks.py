@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.export import ExportedProgram
 
 from ortrain.capture.fx.draws import draws_of
 from ortrain.capture.fx.splice import new_node
-from ortrain.capture.origin import captured_error
+from ortrain.capture.origin import BESIDE, captured_error, operator_name
 from ortrain.capture.translations import TRANSLATIONS
+from ortrain.errors import listing
 
 aten = torch.ops.aten
 
@@ -21,6 +23,7 @@ _CHECKS = {
     aten._assert_tensor_metadata.default,
 }
 _VALUES = {aten._assert_async.default, aten._assert_async.msg}
+
 
 
 def remove_checks(module: fx.GraphModule) -> None:
@@ -58,13 +61,36 @@ def violations(module: fx.GraphModule) -> fx.Node | None:
     return count
 
 
+def refuse_second_device(exported: ExportedProgram) -> None:
+    """Refuses a module that computes on one device and puts results on another.
+
+    A graph runs on one, and the translation of ``tensor.to(device)`` is nothing.
+    """
+    nodes = exported.graph_module.graph.nodes
+    kinds = {k for n in nodes if n.op == "placeholder" and (k := _device_type(n)) is not None}
+    for node in nodes:
+        kind = _device_type(node) if node.op == "call_function" else None
+        if kind is not None and kinds and kind not in kinds:
+            raise captured_error(
+                node,
+                f"the forward puts a tensor on {kind}, and its inputs are on {listing([*kinds])}",
+                because="a graph runs on one device",
+                help=f"move tensors between devices outside of the module; or {BESIDE}",
+            )
+
+
+def _device_type(node: fx.Node) -> str | None:
+    value = node.meta.get("val")
+    return value.device.type if isinstance(value, torch.Tensor) else None
+
+
 def refuse_random(module: fx.GraphModule) -> None:
     """Refuses draws that we do not translate, and those that came with a decomposition."""
     for node in module.graph.nodes:
         if draws_of(node) and not ("stream" in node.kwargs and node.target in TRANSLATIONS):
             raise captured_error(
                 node,
-                f"{node.target} draws random numbers",
+                f"{operator_name(node.target)} draws random numbers",
                 because="a graph has uniform, normal and exponential numbers, whole ones in a "
                 "range, and what follows from these",
                 help="draw them outside and pass them in, or leave this to eager",
@@ -77,7 +103,7 @@ def refuse_complex(module: fx.GraphModule) -> None:
         if _is_complex(node):
             raise captured_error(
                 node,
-                f"{node.target if node.op == 'call_function' else node.name} is complex",
+                f"{operator_name(node.target) if node.op == 'call_function' else node.name} is complex",
                 because="a graph computes with real numbers",
                 help="compute with the real and the imaginary part, or leave this to eager",
             )

@@ -12,7 +12,7 @@ from torch.export.graph_signature import InputKind, InputSpec
 
 from ortrain.capture.fx.memory import FRESH, layout, memory, viewed
 from ortrain.capture.fx.regions import without_gradient
-from ortrain.capture.origin import captured_error
+from ortrain.capture.origin import captured_error, operator_name
 from ortrain.errors import CaptureError
 
 aten = torch.ops.aten
@@ -81,7 +81,7 @@ class _Functional:
         target: Any = node.target
         name = target._schema.name.removeprefix("aten::")
         if target.namespace != "aten" or not name.endswith("_"):
-            raise captured_error(node, f"{target} cannot be captured")
+            raise captured_error(node, f"{operator_name(target)} cannot be captured")
         written = node.args[0]
         assert isinstance(written, fx.Node)
         if name in _RENAMES:
@@ -115,7 +115,7 @@ class _Functional:
             )
             kwargs = dict(node.kwargs)
             if target is None:
-                raise captured_error(node, f"{original} cannot be captured")
+                raise captured_error(node, f"{operator_name(original)} cannot be captured")
         new = self.graph.call_function(target, args, kwargs)
         new.meta = {**node.meta, "val": written.meta["val"], FRESH: True}
         if name in _COMPARES:
@@ -266,7 +266,7 @@ class _Functional:
             if any(self._behind(user, at) for user in node.users):
                 raise captured_error(
                     at,
-                    f"{at.target} writes into memory that {node.name} shows as well",
+                    f"{operator_name(at.target)} writes into memory that {node.name} shows as well",
                     help="work on a copy (tensor.clone())",
                 )
 
@@ -279,9 +279,9 @@ class _Functional:
         kind = "a parameter" if spec and spec.kind is InputKind.PARAMETER else "an argument"
         raise captured_error(
             at,
-            f"{at.target} writes into {kind}",
+            f"{operator_name(at.target)} writes into {kind}",
             because="a graph does not change its inputs",
-            help="work on a copy (tensor.clone())",
+            help="work on a copy (tensor.clone()); parameters are changed outside of the forward",
         )
 
     def _write_back(self, at: fx.Node, view: fx.Node, new: fx.Node) -> fx.Node:
@@ -299,7 +299,8 @@ class _Functional:
         elif view.target in _RESHAPES:
             target, args = aten.reshape.default, (new, self._shape(source))
         else:
-            raise captured_error(at, f"{at.target} into {view.target} cannot be captured")
+            into = f"{operator_name(at.target)} into {operator_name(view.target)}"
+            raise captured_error(at, f"{into} cannot be captured")
         node = self.graph.call_function(target, args)
         node.meta = {**at.meta, "val": source.meta["val"], FRESH: True}
         return node

@@ -31,8 +31,9 @@ def inline_regions(module: fx.GraphModule) -> None:
         elif node.target is higher_order.wrap_with_autocast:
             device, dtype, enabled, _, body, *args = node.args
             if enabled:
-                raise captured_error(
-                    node,
+                inside = getattr(module, str(body.target)).graph.nodes
+                raise captured_error(  # the region itself has no line
+                    next((n for n in inside if n.op == "call_function"), node),
                     f"an autocast region ({device}, {dtype}) cannot be captured",
                     because="the exported graph does not record its casts",
                     help="leave the region out; the precision is chosen for the whole graph",

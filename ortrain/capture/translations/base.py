@@ -19,6 +19,7 @@ import onnx_ir as ir
 import torch
 
 from ortrain.capture import exporter
+from ortrain.capture.origin import BESIDE
 from ortrain.errors import CaptureError
 from ortrain.graph.build import Builder
 from ortrain.ops.base import DOMAIN
@@ -155,10 +156,14 @@ class SymbolicSize(CaptureError):
 def symbolic(what: str) -> SymbolicSize:
     """The error of a translation that meets a symbol where it needs a number."""
     return SymbolicSize(
-        f"{what} cannot be captured", because="its size is symbolic", help="fix the size"
+        f"{what} cannot be captured",
+        because="its size differs from call to call, as far as the trace knows",
+        help=f"pad it to one size; or {BESIDE}",
     )
 
 
-def refuse(what: str, because: str = "", help: str = "") -> CaptureError:
+def refuse(
+    what: str, because: str = "ortrain has no graph of this form", help: str = BESIDE
+) -> CaptureError:
     """The error of a translation that does not cover a form of its operator."""
     return CaptureError(f"{what} cannot be captured", because=because, help=help)

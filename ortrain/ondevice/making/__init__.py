@@ -1,1 +1,5 @@
 """What artifacts are made by: sources of models, losses, gradients, updates."""
+
+from ortrain.extras import require
+
+require("onnx", __name__)

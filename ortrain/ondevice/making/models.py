@@ -22,25 +22,38 @@ from ortrain.program import Phase, Program, Role, role_of, set_role, target_of
 from ortrain.runtime.onnxruntime.lowering import make_standard
 
 
-def backward(program: Program, trainable: Iterable[str]) -> tuple[Program, dict[str, ir.Value]]:
+def backward(
+    program: Program, trainable: Iterable[str], inputs: Iterable[str] = ()
+) -> tuple[Program, dict[str, ir.Value]]:
     """Adds the backward of the loss, and makes the program one of standard operators.
 
     Args:
         program: a forward with a loss; left as it is.
         trainable: names of parameters.
+        inputs: names of the user's inputs whose gradients the program returns as ``<name>_grad``.
 
     Returns:
         The program, and the gradient of each trainable parameter that the loss depends on. They are
-        outputs of the program.
+        outputs of the program. Without both there is no backward.
 
     Raises:
         GraphError: the loss is no float32 scalar, or depends on none of them.
         GradientError: a gradient does not exist.
     """
-    trainable = list(trainable)
+    trainable, inputs = list(trainable), list(inputs)
     loss = _loss_of(program)
+    if not trainable and not inputs:
+        result = program.clone()
+        make_standard(result)
+        result.name_values()
+        return result, {}
     ones = np.ones(shapes.static(loss) or (), np.float32)
-    result = differentiate(program, trainable, [loss.name or ""])
+    for name in inputs:
+        if (dtype := program.input(name).dtype) != ir.DataType.FLOAT:
+            raise GraphError(
+                f"the input {name!r} has no gradient", because=f"it is {dtype}, and not float32"
+            )
+    result = differentiate(program, [*trainable, *inputs], [loss.name or ""])
     for value in result.inputs(Role.OUTPUT_GRADIENT):
         seed = Builder(result.graph, opset=result.opset).constant(ones)
         result.graph.inputs.remove(value)
@@ -49,11 +62,11 @@ def backward(program: Program, trainable: Iterable[str]) -> tuple[Program, dict[
     make_standard(result)
     result.name_values()
     found = {target_of(v): v for v in result.outputs(Role.GRADIENT)}
-    without = [name for name in trainable if name not in found]
+    without = [name for name in (*trainable, *inputs) if name not in found]
     if not found:
         raise GraphError(
             "the loss depends on no parameter that is to be trained",
-            because=f"asked for: {listing(without)}" if without else "requires_grad is empty",
+            because=f"asked for: {listing(without)}",
             help="name in requires_grad what the loss is computed from",
         )
     if without:
@@ -62,6 +75,10 @@ def backward(program: Program, trainable: Iterable[str]) -> tuple[Program, dict[
             OrtrainWarning,
             stacklevel=4,
         )
+    for name in inputs:
+        if name in found:  # for the user, as any result
+            found[name].name = contract.gradient(name)
+            set_role(found[name], Role.USER_OUTPUT)
     return result, {name: found[name] for name in trainable if name in found}
 
 
@@ -82,8 +99,10 @@ def accumulating(program: Program, gradients: Mapping[str, ir.Value]) -> Program
 
     Args:
         program: of :func:`backward`; changed and returned.
-        gradients: outputs of it, by parameter.
+        gradients: outputs of it, by parameter; without any it is the training model itself.
     """
+    if not gradients:
+        return program
     graph = program.graph
     kind = ir.TensorType(ir.DataType.BOOL)
     reset = ir.Value(name=contract.LAZY_RESET_GRAD, shape=ir.Shape([1]), type=kind)

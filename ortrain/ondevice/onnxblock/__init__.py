@@ -4,6 +4,10 @@ Scripts for ``onnxruntime.training.onnxblock`` run with this package in its plac
 docs/ondevice-onnxblock.md.
 """
 
+from ortrain.extras import require
+
+require("onnx", __name__)
+
 from ortrain.ondevice.making.base import base, custom_op_library, empty_base
 from ortrain.ondevice.making.block import Block
 from ortrain.ondevice.onnxblock import blocks, loss, optim

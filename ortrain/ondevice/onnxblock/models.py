@@ -111,10 +111,11 @@ class TrainingBlock(Block):
         self._parameters: Parameters | None = None
 
     def requires_grad(self, argument_name: str, value: bool = True) -> None:
-        """Names a parameter; to be called before the block is, or in its ``build``.
+        """Names a parameter or an input; to be called before the block is, or in its ``build``.
 
         Args:
-            argument_name: of an initializer.
+            argument_name: of an initializer; or of an input of the model, whose gradient the
+                training model then returns as ``<name>_grad``, behind all other results.
             value: whether it is trained; else it is frozen. What is not named stays a constant.
         """
         self._trained[argument_name] = value
@@ -142,12 +143,15 @@ class TrainingBlock(Block):
         names = names_of(output)
         accessor.set_outputs([*names, *before])
         check_model(accessor.model, after=type(self).__name__)
-        trained = [name for name, value in self._trained.items() if value]
-        frozen = [name for name, value in self._trained.items() if not value]
+        known = {value.name for value in accessor.model.graph.initializer}
+        inputs = {value.name for value in accessor.model.graph.input} - known
+        trained = [name for name, value in self._trained.items() if value and name not in inputs]
+        frozen = [name for name, value in self._trained.items() if not value and name not in inputs]
+        read = [name for name, value in self._trained.items() if value and name in inputs]
         forward = from_onnx(accessor.model, trained, frozen)
         for program in (forward.training, forward.evaluation):
             set_role(program.outputs(Role.USER_OUTPUT)[0], Role.LOSS)
-        programs, content = make(forward, None, (), names[1:])
+        programs, content = make(forward, None, (), names[1:], read)
         self._parameters = Parameters(content)
         self._models = (
             ir.to_proto(programs[contract.TRAINING_MODEL].model),

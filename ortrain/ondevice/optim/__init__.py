@@ -3,6 +3,10 @@
 ``emit`` puts an update into any graph, ``optimizer_program`` makes the optimizer model of it.
 """
 
+from ortrain.extras import require
+
+require("onnx", __name__)
+
 from ortrain.ondevice.optim.adam import Adam, AdamW
 from ortrain.ondevice.optim.base import Group, Optimizer
 from ortrain.ondevice.optim.blocks import Slot

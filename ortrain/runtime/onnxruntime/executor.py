@@ -8,6 +8,7 @@ the process share, so that what a backward frees serves the next forward.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from onnxruntime.capi import _pybind_state as native
 
 from ortrain.errors import ExecutionError
 from ortrain.passes.fold import LIMIT
-from ortrain.program import Program
+from ortrain.program import Program, origin_of
 from ortrain.runtime.onnxruntime.lowering import lower
 
 OrtValue = native.OrtValue
@@ -33,7 +34,15 @@ DISABLED = ["MatmulTransposeFusion"]
 
 _RUN = onnxruntime.RunOptions()
 _RUN.log_severity_level = 4  # what fails is raised, and need not be printed as well
+_NODE = re.compile(r"(?:with name |Node[: ]+)'?\(?([^'\s)]+)")
 _shared_arena = False
+
+
+def _origin_in(message: str, program: Program) -> str:
+    """The user's line behind the node that a message names; empty where it names none."""
+    found = _NODE.search(message)
+    named = (n for n in program.graph.all_nodes() if found and n.name == found[1])
+    return next((origin_of(node) for node in named), "")
 
 
 def _share_arena() -> None:
@@ -141,8 +150,10 @@ class OnnxRuntimeExecutor:
         except Exception as error:
             raise ExecutionError(
                 "onnxruntime refuses the graph",
+                where=_origin_in(str(error), program),
                 because=str(error).strip().splitlines()[0],
-                help='leave fallback="torch" on, and report the graph (DebugOptions(save_onnx=…))',
+                help="compute this in another dtype or with other operators, or leave it to "
+                "PyTorch; DebugOptions(save_onnx=True, …) writes the graph",
             ) from error
         inputs = [v.name or "" for v in program.graph.inputs]
         outputs = [v.name or "" for v in program.graph.outputs]

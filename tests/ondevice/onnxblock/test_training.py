@@ -436,8 +436,62 @@ def test_a_parameter_that_does_not_exist_is_refused() -> None:
     wrong(lambda block: block.requires_grad("body.wieght"), "no initializer 'body.wieght'")
 
 
-def test_a_block_without_a_parameter_is_refused() -> None:
-    wrong(lambda block: None, "depends on no parameter")
+def test_a_block_without_a_parameter_has_a_loss_and_evaluates(tmp_path: Path) -> None:
+    heads = Heads()
+    block = Training(WeightedAverageLoss())
+    with onnxblock.base(heads.as_onnx()):
+        block("output1", "output2")
+    training, evaluation = saved(block, tmp_path)
+    assert not [o.name for o in training.get_outputs() if "grad" in o.name]
+    expected = weighted_average(heads, batch()).item()
+    for model in (training, evaluation):
+        assert next(iter(run(model, batch()).values())) == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_input_that_requires_a_gradient_has_it_among_the_results(tmp_path: Path) -> None:
+    heads = Heads()
+    block = Training(WeightedAverageLoss())
+    block.requires_grad("input")
+    block.requires_grad("a.weight")
+    with onnxblock.base(heads.as_onnx()):
+        block("output1", "output2")
+    training, evaluation = saved(block, tmp_path)
+    assert "input_grad" not in [o.name for o in evaluation.get_outputs()]
+    found = gradients(training, {**batch(), **tensors_of(heads)})
+    x = torch.tensor(batch()["input"], requires_grad=True)
+    inputs = {**batch(), "input": x}
+    first = F.mse_loss(heads(x)[0], torch.tensor(inputs["target1"]))
+    second = F.mse_loss(heads(x)[1], torch.tensor(inputs["target2"]))
+    (0.4 * first + 0.6 * second).backward()
+    close(found["input_grad"], x.grad)
+    close(found["a.weight"], heads.a.weight.grad)
+
+
+def test_an_input_alone_can_require_a_gradient(tmp_path: Path) -> None:
+    block = Training(WeightedAverageLoss())
+    block.requires_grad("input")
+    with onnxblock.base(Heads().as_onnx()):
+        block("output1", "output2")
+    training, _ = saved(block, tmp_path)
+    assert [o.name for o in training.get_outputs()][-1] == "input_grad"
+
+
+def test_an_integer_input_has_no_gradient() -> None:
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["n"], ["x"], to=TensorProto.FLOAT),
+            helper.make_node("Mul", ["x", "w"], ["y"]),
+        ],
+        "counts",
+        [helper.make_tensor_value_info("n", TensorProto.INT64, [3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3])],
+        [numpy_helper.from_array(np.ones(3, np.float32), "w")],
+    )
+    block = Training(onnxblock.loss.MSELoss())
+    block.requires_grad("n")
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    with onnxblock.base(model), pytest.raises(GraphError, match="input 'n' has no gradient"):
+        block("y")
 
 
 def test_a_loss_of_many_elements_is_refused() -> None:
