@@ -184,7 +184,9 @@ def _trace(
     # Dynamo would trace the hooks that watch: there the forward runs for real, once more.
     watching = watched(module) if not rung.strict else contextlib.nullcontext(Effects())
     # Dynamo refuses a forward that seeds, and sets the state itself.
-    seeding = seeding_watched() if not rung.strict else contextlib.nullcontext([])
+    seeding: contextlib.AbstractContextManager[list[str]] = (
+        contextlib.nullcontext([]) if rung.strict else seeding_watched()
+    )
     try:
         with (
             watching as effects,

@@ -128,7 +128,7 @@ class Numbers:
 def _without_value(part: Hashable) -> Hashable:
     """A part of a call's key, of a number its type alone."""
     if isinstance(part, tuple) and len(part) == 2 and part[0] in (int, float):
-        return part[0]  # type: ignore[no-any-return]
+        return part[0]
     return part
 
 

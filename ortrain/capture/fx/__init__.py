@@ -69,7 +69,7 @@ def clean(exported: ExportedProgram, covered: Covered) -> Cleaned:
     decompose(module, covered)
     refuse_random(module)
     if (counted := violations(module)) is not None:
-        output.args = ((*output.args[0], counted),)  # type: ignore[misc]
+        output.args = ((*output.args[0], counted),)
     promote(module)
     returned: Any = output.args[0]
     output.args = (returned[: len(user)],)

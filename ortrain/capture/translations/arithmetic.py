@@ -18,6 +18,7 @@ from ortrain.capture.translations.base import (
     symbolic,
     translation,
 )
+from ortrain.graph import shapes
 
 
 def _binary(op_type: str, *targets: Any) -> Function:

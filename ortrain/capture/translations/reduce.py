@@ -219,6 +219,7 @@ def vector_norm(
     if ord == 1:
         return op.ReduceL1(value, *axes, keepdims=keepdims)
     if ord == 0:  # a count: no gradient flows
+        assert value.dtype is not None
         apart = op.cast(op.Not(op.Equal(value, 0.0)), value.dtype)
         return op.ReduceSum(apart, *axes, keepdims=keepdims)
     if ord == float("inf"):
