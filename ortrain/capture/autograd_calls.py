@@ -12,7 +12,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from torch.utils import checkpoint
 
 from ortrain.capture.custom_function import checked_custom_functions
 from ortrain.errors import CaptureError
+from ortrain.exclusive import this_thread
 
 _HOOKS = "a hook may return another gradient, and a graph does not call it"
 _STATE = "a graph computes outputs and updates buffers, and nothing else"
@@ -136,9 +137,11 @@ class _Refusing(TorchFunctionMode):
 @contextlib.contextmanager
 def _no_backward() -> Iterator[None]:
     """Everything that runs a backward goes through one private function of torch.autograd."""
-    own = _autograd._engine_run_backward
+    own, here = _autograd._engine_run_backward, this_thread()
 
-    def refused(*args: Any, **kwargs: Any) -> NoReturn:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        if not here():
+            return own(*args, **kwargs)
         raise _refusal(
             "computes gradients", "of what autograd saves for a backward, a trace knows nothing"
         )
@@ -153,10 +156,10 @@ def _no_backward() -> Iterator[None]:
 @contextlib.contextmanager
 def _saving_watched() -> Iterator[None]:
     """Hooks on what autograd saves may save something else."""
-    own = graph.saved_tensors_hooks.__enter__
+    own, here = graph.saved_tensors_hooks.__enter__, this_thread()
 
     def watched(hooks: graph.saved_tensors_hooks) -> None:
-        if not isinstance(hooks, _HARMLESS):
+        if here() and not isinstance(hooks, _HARMLESS):
             raise _refusal("sets hooks on the tensors that autograd saves", _HOOKS)
         own(hooks)
 

@@ -16,6 +16,8 @@ from torch import fx
 from torch.fx import traceback
 from torch.utils import checkpoint
 
+from ortrain.exclusive import this_thread
+
 # Of a node's `meta["custom"]`, which torch hands on wherever a graph is traced again.
 _KEY = "ortrain_checkpoint"
 
@@ -28,9 +30,13 @@ def marked_checkpoints() -> Iterator[None]:
     ``torch.utils.checkpoint._checkpoint_without_reentrant_generator``, which surrounds the call.
     """
     own, number, inside = checkpoint._checkpoint_without_reentrant_generator, 0, False
+    here = this_thread()
 
     def surround(*args: Any, **kwargs: Any) -> Iterator[None]:
         nonlocal number, inside
+        if not here():
+            yield from own(*args, **kwargs)
+            return
         if inside:
             yield
             return
@@ -52,16 +58,19 @@ def marked_checkpoints() -> Iterator[None]:
 @contextlib.contextmanager
 def without_checkpoints() -> Iterator[None]:
     """Checkpoints that keep what their function saves, and run it once."""
-    own = checkpoint._checkpoint_without_reentrant_generator
-    checkpoint._checkpoint_without_reentrant_generator = _nothing_around
+    own, here = checkpoint._checkpoint_without_reentrant_generator, this_thread()
+
+    def surround(*args: Any, **kwargs: Any) -> Iterator[None]:
+        if here():
+            yield
+        else:
+            yield from own(*args, **kwargs)
+
+    checkpoint._checkpoint_without_reentrant_generator = surround
     try:
         yield
     finally:
         checkpoint._checkpoint_without_reentrant_generator = own
-
-
-def _nothing_around(*args: Any, **kwargs: Any) -> Iterator[None]:
-    yield
 
 
 def checkpoint_of(node: fx.Node) -> str:

@@ -35,6 +35,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ortrain.capture.origin import TORCH
 from ortrain.errors import CaptureError
+from ortrain.exclusive import this_thread
 
 aten = torch.ops.aten
 
@@ -78,7 +79,11 @@ def checked_custom_functions() -> Iterator[None]:
     seen: list[Call] = []
     plain = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
+    here = this_thread()
+
     def noted(context: Any) -> None:
+        if not here():
+            return
         function = context._forward_cls
         if function.__module__.startswith("torch."):  # checkpointing, control flow
             raise _refusal(function, "it runs code that only eager PyTorch can run again")

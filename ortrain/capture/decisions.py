@@ -36,6 +36,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ortrain.capture.origin import TORCH, origin
+from ortrain.exclusive import this_thread
 
 aten = torch.ops.aten
 
@@ -99,13 +100,13 @@ class Decided:
 def asked() -> Iterator[Asked]:
     """Notes what Python code asks about sizes and layouts of tensors that are being traced."""
     found = Asked()
-    decide = SymNode.guard_bool
+    decide, here = SymNode.guard_bool, this_thread()
 
     def guard_bool(node: Any, file: str, line: int) -> bool:
         relation = node.expr
         answer = decide(node, file, line)
         asker = _asker(sys._getframe(1))
-        if asker is not None:
+        if asker is not None and here():
             held = relation if answer else sympy.Not(relation)
             found.decisions.append(Decision(held, _place(asker), by_code=True))
         return answer
@@ -114,7 +115,7 @@ def asked() -> Iterator[Asked]:
         @functools.wraps(function)
         def method(*args: Any, **kwargs: Any) -> Any:
             asker = sys._getframe(1)
-            if _is_code(asker):
+            if here() and _is_code(asker):
                 found.layouts.append(f"{function.__name__} ({_place(asker)})")
             return function(*args, **kwargs)
 

@@ -16,11 +16,15 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ortrain.exclusive import this_thread
+
 
 def _averaging(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    here = this_thread()
+
     def forward(self: Any, input: Tensor) -> Tensor:
         running = self.track_running_stats and self.num_batches_tracked is not None
-        if self.momentum is not None or not self.training or not running:
+        if self.momentum is not None or not self.training or not running or not here():
             return own(self, input)
         self._check_input_dim(input)
         self.num_batches_tracked.add_(1)

@@ -18,6 +18,7 @@ from torch._C import DispatchKey
 from torch.nn.utils.rnn import PackedSequence
 
 from ortrain.errors import CaptureError
+from ortrain.exclusive import this_thread
 
 aten = torch.ops.aten
 
@@ -84,15 +85,19 @@ def no_packed_sequences() -> Iterator[None]:
     Raises:
         CaptureError: a ``PackedSequence`` is made inside.
     """
-    own = PackedSequence.__new__
-    PackedSequence.__new__ = _refused  # type: ignore[method-assign]
+    own, here = PackedSequence.__new__, this_thread()
+
+    def refused(cls: type[PackedSequence], *args: Any, **kwargs: Any) -> PackedSequence:
+        return _refused() if here() else own(cls, *args, **kwargs)
+
+    PackedSequence.__new__ = refused  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
         PackedSequence.__new__ = own  # type: ignore[method-assign]
 
 
-def _refused(cls: type[PackedSequence], *args: Any, **kwargs: Any) -> NoReturn:
+def _refused() -> NoReturn:
     raise CaptureError(
         "a packed sequence cannot be captured",
         because="its sizes follow from the values of a tensor, the lengths",

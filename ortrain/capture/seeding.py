@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from ortrain.exclusive import this_thread
+
 _SEEDS = ("manual_seed", "seed", "set_state")
 
 
@@ -19,10 +21,10 @@ class _Generator:
     """The default generator, as :mod:`torch.random` uses it while a forward is traced."""
 
     def __init__(self, own: torch.Generator, calls: list[str]) -> None:
-        self._own, self._calls = own, calls
+        self._own, self._calls, self._here = own, calls, this_thread()
 
     def __getattr__(self, name: str) -> Any:
-        if name in _SEEDS:
+        if name in _SEEDS and self._here():
             self._calls.append(name)
         return getattr(self._own, name)
 

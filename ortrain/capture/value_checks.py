@@ -21,16 +21,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ortrain.exclusive import this_thread
+
 _class: Any = Tensor
 
 
 @contextlib.contextmanager
 def value_checks() -> Iterator[None]:
     """Answers a tensor's ``bool()`` in a trace, where it decides only whether to raise."""
-    own = _class.__bool__
+    own, here = _class.__bool__, this_thread()
 
     def answer(tensor: Tensor) -> bool:
-        passing = passes(sys._getframe(1)) if _is_unknown(tensor) else None
+        passing = passes(sys._getframe(1)) if here() and _is_unknown(tensor) else None
         if passing is None:
             known: bool = own(tensor)
             return known

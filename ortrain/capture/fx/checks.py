@@ -25,7 +25,6 @@ _CHECKS = {
 _VALUES = {aten._assert_async.default, aten._assert_async.msg}
 
 
-
 def remove_checks(module: fx.GraphModule) -> None:
     """Removes assertions on sizes and dtypes, and what only they needed."""
     for node in reversed(list(module.graph.nodes)):
