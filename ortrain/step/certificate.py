@@ -249,7 +249,8 @@ class Trial:
 
         def digested(name: str) -> Any:
             def take(leaf: torch.Tensor) -> None:
-                assert leaf.grad is not None
+                if leaf.grad is None:
+                    return  # the hooks of a leaf run where no gradient came, too
                 gradient = leaf.grad.to_dense() if leaf.grad.is_sparse else leaf.grad
                 evidence.gradients[name] = Digest.of(gradient)
                 leaf.grad = None

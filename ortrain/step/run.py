@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import is_grad_enabled
 from torch.autograd import forward_ad
 
 from ortrain.capture.structure import FlatCall
@@ -168,16 +169,15 @@ class Step:
             call: the arguments as they came; None where PyTorch need not run them again.
             caller: hears what the backward needs.
         """
-        backward = _Backward(_Read(self, users, call, caller))
-        inputs = [users[i] for i in self.inputs]
+        kept, inputs = _Kept(self, users, call, caller), [users[i] for i in self.inputs]
         if len(self.groups) == 1:
-            result = _Function.apply(backward, users, None, *inputs, *self.parameters)
+            result = _Function.apply(kept, None, *inputs, *self.parameters)
         else:
             arguments, token = [*inputs, *self.parameters], None
             first, *later = [(group, [arguments[i] for i in group.gives]) for group in self.groups]
             for group, tensors in reversed(later):
-                token = _Later.apply(backward, group, token, *tensors)
-            result = _Function.apply(backward, users, token, *first[1])
+                token = _Later.apply(kept, group, token, *tensors)
+            result = _Function.apply(kept, token, *first[1])
         return result if isinstance(result, tuple) else (result,)
 
     def write_back(self, tensors: list[torch.Tensor]) -> None:
@@ -214,85 +214,39 @@ def _groups(plan: Plan, order: Sequence[int]) -> list[Group]:
     return [Group(groups[0].pieces, groups[0].gives + without), *groups[1:]]
 
 
-class _Backward:
-    """What a forward leaves for its backward, or for several, where the graph is kept.
+class _Way:
+    """One backward on its way through the pieces.
 
-    Attributes:
-        step: what ran the forward.
-        read: what it read; None once that is freed.
-        stash: what the pieces take of it.
-        way: the backward that is under way.
+    Args:
+        kept: what the forward left.
+        upstream: the gradients of the outputs.
+        keeps: whether another backward may follow, for which the forward's values stay.
+        changed: what autograd says where something that the pieces read is not as it was.
     """
 
-    __slots__ = ("read", "stash", "step", "way")
-
-    def __init__(self, read: _Read) -> None:
-        self.step = read.step
-        self.read: _Read | None = read
-        self.way: _Way | None = None
-
-    def begin(
-        self, upstream: Sequence[torch.Tensor | None], changed: RuntimeError | None = None
-    ) -> None:
-        """Takes the gradients of the outputs.
-
-        Args:
-            upstream: the gradients.
-            changed: what autograd says where something that the pieces read is not as it was.
-
-        Raises:
-            StateError: what the forward left is freed.
-        """
-        if self.read is None:
-            raise StateError(
-                "Trying to backward through the graph of ORTModule a second time",
-                because="what the forward saved was freed by the first backward",
-                help="call the first backward with retain_graph=True",
-            )
-        keeps = _keeps_graph()
-        self.way = way = _Way(self.read, self.stash, upstream, keeps, changed)
-        if not keeps:
-            self.read, self.stash = None, []
-        way.begin()
-
-    def take(self, group: Group, *, last: bool) -> Gradients:
-        """The gradients of a group."""
-        way = self.way
-        assert way is not None
-        if last:
-            self.way = None
-        return way.take(group)
-
-
-class _Way:
-    """One backward on its way through the pieces."""
-
     __slots__ = (
-        "carried", "changed", "done", "gradients", "keeps", "order", "pieces", "read", "stash", "upstream",
-        "whole",
+        "carried", "changed", "done", "gradients", "keeps", "kept", "order", "pieces", "stash",
+        "upstream", "whole",
     )  # fmt: skip
 
     def __init__(
         self,
-        read: _Read,
-        stash: list[Any],
+        kept: _Kept,
         upstream: Sequence[torch.Tensor | None],
         keeps: bool,
-        changed: RuntimeError | None = None,
+        changed: RuntimeError | None,
     ) -> None:
-        self.read, self.stash, self.keeps, self.changed = read, stash, keeps, changed
-        self.upstream, self.done, self.whole = upstream, 0, False
+        self.kept, self.stash, self.upstream = kept, kept.stash, upstream
+        self.keeps, self.changed, self.done, self.whole = keeps, changed, 0, False
         self.carried: list[Any] = []
-
-    def begin(self) -> None:
-        """Chooses the pieces, or PyTorch where no graph gives these gradients."""
-        if torch.is_grad_enabled() or forward_ad._current_level >= 0 or _transforms() is not None:
+        if is_grad_enabled() or forward_ad._current_level >= 0 or _transforms() is not None:
             self._take_all(self._transformed())
             return
-        self._choose(self.read.step)
-        for given, expected in zip(self.upstream, self.read.step.plan.upstream, strict=True):
-            if (given is not None) is not expected or self.changed is not None:
-                self._run_again(tuple([g is not None for g in self.upstream]))
+        step = kept.step
+        self._choose(step)
+        for given, expected in zip(upstream, step.plan.upstream, strict=True):
+            if (given is not None) is not expected or changed is not None:
+                self._run_again(tuple([g is not None for g in upstream]))
                 break
 
     def take(self, group: Group) -> Gradients:
@@ -324,10 +278,10 @@ class _Way:
     def _run_again(self, received: Received) -> None:
         """Chooses the pieces for gradients of other outputs than expected."""
         if not any(received):
-            self._take_all([None] * len(self.read.step.order))
+            self._take_all([None] * len(self.kept.step.order))
             return
         try:
-            step, self.stash = self.read.again(received)
+            step, self.stash = self.kept.again(received)
         except Exception as error:
             if self.changed is not None:
                 raise self.changed from None
@@ -370,9 +324,9 @@ class _Way:
         Where PyTorch cannot run the forward again, they are the graph's, and an error once they are
         differentiated.
         """
-        again = torch.is_grad_enabled()
-        if again and self.read.caller is not None:
-            self.read.caller.differentiated_again()
+        again = is_grad_enabled()
+        if again and self.kept.caller is not None:
+            self.kept.caller.differentiated_again()
         try:
             return self._in_pytorch(create_graph=again)
         except OrtrainError as error:
@@ -381,18 +335,17 @@ class _Way:
             if not again or forward_ad._current_level >= 0 or _transforms() is not None:
                 raise
             why = error
-        step = self.read.step
+        step = self.kept.step
         with torch.no_grad():
-            plain = _Way(self.read, self.stash, self.upstream, self.keeps)
-            plain.begin()
+            plain = _Way(self.kept, self.upstream, self.keeps, None)
             everything = Group(len(step.plan.pieces), tuple(range(len(step.order))))
             gradients = plain.take(everything)
-        connected = [*self.read.wrt(), *self.upstream]
+        connected = [*self.kept.wrt(), *self.upstream]
         return list(Sealed.apply(why, len(gradients), *gradients, *connected))
 
     def _recovered(self, error: Exception) -> Gradients:
         """PyTorch's gradients in the place of a graph's that failed."""
-        call, caller = self.read.call, self.read.caller
+        call, caller = self.kept.call, self.kept.caller
         if call is None or caller is None:
             raise error
         if any(g is not None and _is_batched(g) for g in self.upstream):
@@ -410,7 +363,7 @@ class _Way:
         return gradients
 
     def _in_pytorch(self, *, create_graph: bool) -> Gradients:
-        return self.read.in_pytorch(self.upstream, create_graph=create_graph)
+        return self.kept.in_pytorch(self.upstream, create_graph=create_graph)
 
 
 class _Function(torch.autograd.Function):
@@ -422,24 +375,16 @@ class _Function(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        backward: _Backward,
-        users: Any,
-        token: torch.Tensor | None,
-        *tensors: torch.Tensor,
-    ) -> Any:
-        step = backward.step
+    def forward(ctx: Any, kept: _Kept, token: torch.Tensor | None, *tensors: torch.Tensor) -> Any:
+        step, feeds, users = kept.step, kept.feeds, kept.users
         plan = step.plan
-        assert backward.read is not None
-        feeds = backward.read.feeds
         fetches = plan.forward.run_values(feeds)
         count = plan.outputs
         outputs = [_at(fetches, i, i in plan.bools) for i in range(count)]
         for i, buffer in step.buffers:
             buffer.copy_(_at(fetches, i, False))
-        backward.stash = _stash(plan, feeds, fetches)
-        ctx.under_way, ctx.group, ctx.chained = backward, step.groups[0], token is not None
+        kept.stash = _stash(plan, feeds, fetches)
+        ctx.kept, ctx.group, ctx.chained = kept, step.groups[0], token is not None
         ctx.set_materialize_grads(False)
         watched = [users[i] for i in step.reads_users]
         ctx.save_for_backward(*watched, *step.reads_held, *[outputs[i] for i in plan.keeps_outputs])
@@ -450,17 +395,29 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor | None) -> Any:
-        backward: _Backward = ctx.under_way
+        kept: _Kept | None = ctx.kept
+        changed = None
         try:
             ctx.saved_tensors  # noqa: B018  (raises where one of them was changed in place)
         except RuntimeError as error:
             # It may be another output than those that have a gradient, or what leads to one.
-            if backward.read is None or "modified by an inplace operation" not in str(error):
+            if kept is None or "modified by an inplace operation" not in str(error):
                 raise
-            backward.begin(upstream, error)
-        else:
-            backward.begin(upstream)
-        return (None, None, _token(ctx), *_taken(ctx))
+            changed = error
+        if kept is None:
+            raise StateError(
+                "Trying to backward through the graph of ORTModule a second time",
+                because="what the forward saved was freed by the first backward",
+                help="call the first backward with retain_graph=True",
+            )
+        keeps = _keeps_graph()
+        if not keeps:
+            ctx.kept = None
+        way = _Way(kept, upstream, keeps, changed)
+        if not ctx.chained:
+            return (None, None, *way.take(ctx.group))
+        kept.way = way
+        return (None, _zero(), *way.take(ctx.group))
 
 
 class _Later(torch.autograd.Function):
@@ -468,41 +425,43 @@ class _Later(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        backward: _Backward,
-        group: Group,
-        token: torch.Tensor | None,
-        *tensors: torch.Tensor,
+        ctx: Any, kept: _Kept, group: Group, token: torch.Tensor | None, *tensors: torch.Tensor
     ) -> torch.Tensor:
-        ctx.under_way, ctx.group, ctx.chained = backward, group, token is not None
+        ctx.kept, ctx.group, ctx.chained = kept, group, token is not None
         return _zero()
 
     @staticmethod
     def backward(ctx: Any, _: torch.Tensor) -> Any:
-        return (None, None, _token(ctx), *_taken(ctx))
-
-
-def _token(ctx: Any) -> torch.Tensor | None:
-    """The gradient with which autograd goes on to the next node."""
-    return _zero() if ctx.chained else None
+        kept: _Kept = ctx.kept
+        way = kept.way
+        assert way is not None
+        if not _keeps_graph():
+            ctx.kept = None
+        token = _zero() if ctx.chained else None
+        if token is None:
+            kept.way = None
+        return (None, None, token, *way.take(ctx.group))
 
 
 def _zero() -> torch.Tensor:
+    """The gradient with which autograd goes on to the next node."""
     return torch.zeros((), dtype=torch.float32)
 
 
-def _taken(ctx: Any) -> Gradients:
-    backward: _Backward = ctx.under_way
-    return backward.take(ctx.group, last=not ctx.chained)
+class _Kept:
+    """What a forward leaves for its backward, or for several, and for running again.
 
+    It can run again as a graph, for other gradients, or in PyTorch. The seed is among the feeds, so
+    that the graph saves the same to the bit.
 
-class _Read:
-    """What a forward read: it can run again, as a graph or in PyTorch.
-
-    The seed is among the feeds, so that the graph saves the same to the bit.
+    Attributes:
+        stash: what the pieces take of it.
+        way: the backward that is under way, where gradients are given in groups.
     """
 
-    __slots__ = ("call", "caller", "feeds", "pointers", "step", "users", "versions")
+    __slots__ = (
+        "call", "caller", "feeds", "pointers", "stash", "step", "users", "versions", "way",
+    )  # fmt: skip
 
     def __init__(
         self,
