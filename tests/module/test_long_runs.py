@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ def rows(*shape: int, seed: int) -> Tensor:
 
 def layers(*sizes: int, between: type[nn.Module] = nn.Tanh) -> nn.Sequential:
     parts: list[nn.Module] = []
-    for one, two in zip(sizes, sizes[1:], strict=False):
+    for one, two in pairwise(sizes):
         parts += [nn.Linear(one, two), between()]
     return nn.Sequential(*parts[:-1])
 
