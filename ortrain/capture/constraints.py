@@ -110,7 +110,7 @@ class Constraints:
                 return f"{name} is {shapes[i][axis]}; the graph has it fixed to {size}"
         for condition, holds in zip(self.conditions, self._conditions(shapes), strict=True):
             if not holds:
-                asked = f", which {condition.where} asks for" if condition.where else ""
+                asked = f" (asked at {condition.where})" if condition.where else ""
                 return f"{condition.text} does not hold{asked}"
         return ""
 

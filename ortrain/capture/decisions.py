@@ -43,6 +43,8 @@ aten = torch.ops.aten
 _MODULES = (f"{TORCH}nn/", f"{TORCH}distributions/")  # Python code as a user could have written it
 _DYNAMO = f"{TORCH}_dynamo/"
 _LOGGING = f"{Path(logging.__file__).parent}/"
+_STANDARD = f"{Path(contextlib.__file__).parent}/"
+_INSTALLED = (f"{_STANDARD}site-packages/", f"{_STANDARD}dist-packages/")
 _PLUMBING = (f"{TORCH}__init__.py", f"{TORCH}fx/experimental/")
 _OWN = f"{Path(__file__).resolve().parent.parent}/"
 _LARGEST = 2**62  # the shape environment has bounds near 2**63 that only stand for "none"
@@ -173,10 +175,21 @@ def _asker(frame: FrameType | None) -> FrameType | None:
     return frame if through_python and _is_code(frame) else None
 
 
-def _is_code(frame: FrameType) -> bool:
-    """Whether a frame runs code of a module, rather than PyTorch's own or a line of a log."""
-    file = frame.f_code.co_filename
-    return file.startswith(_MODULES) or not file.startswith((TORCH, _LOGGING))
+def _is_code(frame: FrameType | None) -> bool:
+    """Whether a frame runs code of a module, rather than PyTorch's own or a line of a log.
+
+    What the standard library does, it does for whoever called it.
+    """
+    file = _LOGGING
+    while frame is not None:
+        file = frame.f_code.co_filename
+        standard = file.startswith(_STANDARD) and not file.startswith(_INSTALLED)
+        if file.startswith(_LOGGING) or not (standard or file == "<string>"):  # of a dataclass
+            break
+        frame = frame.f_back
+    if file.startswith(_LOGGING):
+        return False
+    return file.startswith(_MODULES) or not file.startswith(TORCH)
 
 
 def _place(frame: FrameType) -> str:

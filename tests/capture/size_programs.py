@@ -22,10 +22,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from ortrain import Options, ORTModule
+from ortrain import DebugOptions, LogLevel, Options, ORTModule
+from ortrain.capture.export import capture
+from tests.capture.running import run
 
 Sizes = tuple[tuple[int, ...], ...]
 
@@ -34,26 +36,29 @@ TOLERANCE = 1e-4
 LARGEST = 4096  # elements of a value: programs square and repeat
 
 NUMBERS = (
-    "{d}", "{d}", "{d}", "len({x})", "{x}.numel()", "{n} // 2", "{n} * 2", "{n} - 1", "-(-{n} // 2)",
-    "min({n}, {m})", "max({n}, {m})", "max({n} - 2, 1)", "{n} % 3", "int({n} * 0.5)", "abs({n} - {m})",
-    "int(math.sqrt({n}))", "round({n} / 3)", "({n} + 3) // 4 * 4", "{n} ** 2", "divmod({n}, 2)[0]",
-    "math.ceil({n} / 2)", "math.floor({n} / 3)", "{n} >> 1", "{n} & 3", "sum({x}.shape)",
-    "int(float({n}))", "math.prod({x}.shape)", "sorted([{n}, {m}])[0]", "{n} // {m}", "-{n} % 4",
+    "{d}", "{d}", "{d}", "len({x})", "{x}.numel()", "{n} // 2", "{n} * 2", "{n} - 1",
+    "-(-{n} // 2)", "min({n}, {m})", "max({n}, {m})", "max({n} - 2, 1)", "{n} % 3",
+    "int({n} * 0.5)", "abs({n} - {m})", "int(math.sqrt({n}))", "round({n} / 3)",
+    "({n} + 3) // 4 * 4", "{n} ** 2", "divmod({n}, 2)[0]", "math.ceil({n} / 2)",
+    "math.floor({n} / 3)", "{n} >> 1", "{n} & 3", "sum({x}.shape)", "int(float({n}))",
+    "math.prod({x}.shape)", "sorted([{n}, {m}])[0]", "{n} // {m}", "-{n} % 4",
     "self.numbers.shape[0] - {n}", "self.weight.numel() + {n}",
 )  # fmt: skip
 QUESTIONS = (
     "{n} % 2 == 0", "{n} == {m}", "{n} != {m}", "{n} > {k}", "{n} in (4, 8)", "{n} in {{3, 6}}",
-    "{n} == 1", "{n} > 1 and {m} > 4", "not {n} % 3", "{n} * 2 <= {m} + 5", "{x}.shape == {y}.shape",
-    "{n} < {m} < 9", "bool({n} - 3)", "f'{{{n}}}' == '4'", "str({n}) < '5'", "{{4: 1}}.get({n}, 0)",
-    "any(s == 4 for s in {x}.shape)", "{n} / 2 > {m} / 3", "{n} * 0.5 > 2", "tuple({x}.shape) > (3, 4)",
-    "{n} == 1 and {m} > 3", "max({n}, {m}) == {n}", "{n} or {m} > 3", "math.sqrt({n}) > 2",
+    "{n} == 1", "{n} > 1 and {m} > 4", "not {n} % 3", "{n} * 2 <= {m} + 5",
+    "{x}.shape == {y}.shape", "{n} < {m} < 9", "bool({n} - 3)", "f'{{{n}}}' == '4'",
+    "str({n}) < '5'", "{{4: 1}}.get({n}, 0)", "any(s == 4 for s in {x}.shape)", "{n} / 2 > {m} / 3",
+    "{n} * 0.5 > 2", "tuple({x}.shape) > (3, 4)", "{n} == 1 and {m} > 3", "max({n}, {m}) == {n}",
+    "{n} or {m} > 3", "math.sqrt({n}) > 2",
 )  # fmt: skip
 FACTORS = (
     "{n}", "1.0 / ({n} + 1)", "math.sqrt({m} + 1)", "(2.0 if {q} else 3.0)", "self.table[{n} % 8]",
-    "self.by_size.get({n}, 0.5)", "float({n})", "torch.tensor(float({n}))", "torch.arange({n}).sum()",
-    "torch.ones({n}).sum()", "torch.full((1,), 1.0 + {n})", "torch.tensor([{n}, {m}]).sum()",
-    "self.numbers[{n} % 8]", "self.numbers[: {n}].sum()", "torch.linspace(0, 1, {n} + 1).mean()",
-    "self.by_name.get(f'size {{{n}}}', 0.5)", "torch.zeros({n}, {m}).shape.numel()",
+    "self.by_size.get({n}, 0.5)", "float({n})", "torch.tensor(float({n}))",
+    "torch.arange({n}).sum()", "torch.ones({n}).sum()", "torch.full((1,), 1.0 + {n})",
+    "torch.tensor([{n}, {m}]).sum()", "self.numbers[{n} % 8]", "self.numbers[: {n}].sum()",
+    "torch.linspace(0, 1, {n} + 1).mean()", "self.by_name.get(f'size {{{n}}}', 0.5)",
+    "torch.zeros({n}, {m}).shape.numel()",
 )  # fmt: skip
 STATEMENTS = (
     "v = v * {f}", "v = v + {f}", "v = v * {f}", "v = v * 2 if {q} else v - 1", "v = v[1:]",
@@ -62,9 +67,10 @@ STATEMENTS = (
     "v = v.unsqueeze(0)", "v = v.squeeze(0)", "v = v.squeeze()", "v = v.transpose(0, -1)",
     "v = v + {x}", "v = v * {x}", "v = v + {x}[: len(v)]", "v = v - {x}.mean()", "v = v.sum(0)",
     "v = v.mean(-1)", "v = v.amax(0)", "v = v.max(0).values", "v = v.softmax(0)", "v = v.cumsum(0)",
-    "v = torch.cat([v, v[:1]])", "v = torch.stack([v, v])", "v = torch.cat([v.flatten(), {x}.flatten()])",
-    "v = v.chunk(2)[0]", "v = v.split(2)[-1]", "v = v.unbind(0)[0]", "v = F.pad(v, (0, -{d} % 4))",
-    "v = v.expand({d}, *v.shape)", "v = v.repeat(2, *[1] * (v.ndim - 1))", "v = v.flip(0)",
+    "v = torch.cat([v, v[:1]])", "v = torch.stack([v, v])",
+    "v = torch.cat([v.flatten(), {x}.flatten()])", "v = v.chunk(2)[0]", "v = v.split(2)[-1]",
+    "v = v.unbind(0)[0]", "v = F.pad(v, (0, -{d} % 4))", "v = v.expand({d}, *v.shape)",
+    "v = v.repeat(2, *[1] * (v.ndim - 1))", "v = v.flip(0)",
     "v = v.reshape(len(v), -1) @ v.reshape(len(v), -1).T", "v = v.std(0)", "v = v.roll(1, 0)",
     "v = F.log_softmax(v.reshape({d}, -1), 1)[:, 0]", "v = v.narrow(0, 0, {n})",
     "v = v.reshape(len(v), -1) @ {x}.reshape({x}.shape[0], -1).T",
@@ -117,7 +123,7 @@ class Sized(nn.Module):
         self.table = [1.0, 2.0, 0.5, 3.0, 1.5, 0.25, 4.0, 0.75]
         self.by_size = {3: 2.0, 4: 3.0, 8: 0.25}
         self.by_name = {"size 3": 2.0, "size 4": 3.0, "size 8": 0.25}
-        names: dict[str, Any] = {"torch": torch, "F": F, "math": math}
+        names: dict[str, Any] = {"torch": torch, "F": nn.functional, "math": math}
         exec(compile(source, "<program>", "exec"), names)  # noqa: S102
         self.function = names["forward"]
 
@@ -237,7 +243,9 @@ class Outcome:
 def difference(program: SizeProgram, options: Options) -> tuple[str, collections.Counter[str]]:
     """The first difference of a module from itself as a graph, empty for none, and what ran."""
     eager = program.module()
-    graph = ORTModule(copy.deepcopy(eager), options=options)
+    graph = ORTModule(
+        copy.deepcopy(eager), options=options, debug_options=DebugOptions(log_level=LogLevel.ERROR)
+    )
     ran: collections.Counter[str] = collections.Counter()
     for sizes in [*program.calls, program.calls[0]]:
         mine = Outcome.of(graph, program.inputs(sizes))
@@ -248,6 +256,28 @@ def difference(program: SizeProgram, options: Options) -> tuple[str, collections
             return f"at {sizes} as {graph.report.mode}: {told}", ran
     ran["captures"] += graph.report.captures
     return "", ran
+
+
+def misjudged(program: SizeProgram) -> str:
+    """The first call that a capture of the first one wrongly covers; empty for none.
+
+    Raises:
+        CaptureError: there is no capture.
+    """
+    module, first = program.module(), program.inputs(program.calls[0])
+    constraints = (captured := capture(module, tuple(first))).constraints
+    for sizes in program.calls:
+        if constraints.accepts(sizes) and constraints.assumes(sizes):
+            inputs = program.inputs(sizes)
+            try:
+                output, _ = run(captured, module, tuple(inputs), {})
+            except (Fail, InvalidArgument):
+                continue  # which a step answers in PyTorch
+            own = Outcome.of(module, inputs)
+            told = _told(Outcome(output, own.gradient), own)
+            if told:
+                return f"at {sizes}: {told}"
+    return ""
 
 
 def _told(mine: Outcome, own: Outcome) -> str:
@@ -275,12 +305,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=int, help="the number of one program")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
     options = Options(engine="onnxruntime", fallback="torch")
     total: collections.Counter[str] = collections.Counter()
     start = time.monotonic()
     for number, program in enumerate(programs(asked.count, asked.seed)):
+        if asked.only not in (None, number):
+            continue
         told, ran = difference(program, options)
         total += ran
         total["programs"] += 1

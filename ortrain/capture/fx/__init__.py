@@ -27,6 +27,7 @@ from ortrain.capture.fx.pieces import open_pieces_as_slices
 from ortrain.capture.fx.promote import promote
 from ortrain.capture.fx.regions import inline_regions
 from ortrain.capture.fx.scalars import scalars_as_vectors
+from ortrain.capture.fx.settle import settle
 from ortrain.capture.fx.statistics import explicit_statistics
 
 __all__ = ["Cleaned", "clean", "operators"]
@@ -54,6 +55,7 @@ def clean(exported: ExportedProgram, covered: Covered) -> Cleaned:
     """
     module = exported.graph_module
     inline_regions(module)
+    settle(module)
     number_draws(module)
     remove_checks(module)
     explicit_statistics(module)

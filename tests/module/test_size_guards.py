@@ -1,0 +1,137 @@
+"""Calls of other sizes never use a graph that was traced along another way."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ortrain import Options, ORTModule
+from tests.module.agreement import SAME
+
+FORCED = Options(engine="onnxruntime", fallback="torch")
+
+
+def assert_same_steps(module: nn.Module, *calls: tuple[Tensor, ...]) -> ORTModule:
+    """Raises unless a module and its graph agree in outputs, gradients and buffers at all calls."""
+    model = ORTModule(copy.deepcopy(module), options=FORCED)
+    for inputs in calls:
+        outputs = []
+        for each in (model, module):
+            each.zero_grad()
+            output = each(*inputs)
+            output.pow(2).sum().backward()
+            outputs.append(output)
+        torch.testing.assert_close(*outputs, rtol=SAME, atol=SAME)
+        for mine, its in zip(model.parameters(), module.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, its.grad, rtol=SAME, atol=SAME)
+        for mine, its in zip(model.buffers(), module.buffers(), strict=True):
+            torch.testing.assert_close(mine, its)
+    return model
+
+
+class Layered(nn.Module):
+    """A linear layer in front of what depends on sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+
+class EvenRows(Layered):
+    """Asks about the rows of one input, and adds another one."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        hidden: Tensor = self.layer(x)
+        return (hidden * 2 if x.shape[0] % 2 == 0 else hidden * 3) + y
+
+
+def test_a_question_about_one_of_two_equal_sizes_is_asked_again() -> None:
+    calls = [(torch.randn(n, 4), torch.randn(n, 4)) for n in (4, 5, 6, 1, 7)]
+    model = assert_same_steps(EvenRows(), *calls)
+    assert model.report.mode == "graph"
+
+
+class NormsSeveral(Layered):
+    """A batch of one row goes past the normalization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.dropout = nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.layer(x)
+        if x.size(0) > 1:
+            hidden = self.norm(hidden)
+        return self.dropout(hidden)
+
+
+@pytest.mark.parametrize("sizes", [(4, 1, 3, 1), (1, 4, 1)], ids=str)
+def test_statistics_of_a_batch_that_one_row_goes_past(sizes: tuple[int, ...]) -> None:
+    assert_same_steps(NormsSeveral(), *((torch.randn(n, 4),) for n in sizes))
+
+
+def test_statistics_of_a_batch_stay_finite_where_dropout_draws() -> None:
+    module = NormsSeveral()
+    module.dropout.p = 0.5
+    model = ORTModule(module, options=FORCED)
+    for rows in (4, 1, 3, 1):
+        model(torch.randn(rows, 4)).sum().backward()
+    assert module.norm.num_batches_tracked == 2
+    assert bool(module.norm.running_var.isfinite().all())
+
+
+class Contrastive(Layered):
+    """In-batch negatives: the loss is over a square of two inputs."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        scores = self.layer(x) @ self.layer(y).T
+        return nn.functional.cross_entropy(scores, torch.arange(x.shape[0]))
+
+
+class Similarity(Layered):
+    """All pairs of two inputs."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return (self.layer(x) @ self.layer(y).T).softmax(1)
+
+
+@pytest.mark.parametrize("module", [Contrastive, Similarity])
+def test_sizes_that_were_equal_by_chance_may_differ(module: type[nn.Module]) -> None:
+    pairs = [(4, 4), (6, 6), (4, 6), (3, 5), (1, 1), (2, 3), (4, 4)]
+    assert_same_steps(module(), *((torch.randn(n, 4), torch.randn(m, 4)) for n, m in pairs))
+
+
+class TwoQuestions(Layered):
+    """What it asks second, it asks on the way of one row only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.layer(x)
+        return hidden * 3 if x.shape[0] == 1 and x.shape[1] > 7 else hidden * 2
+
+
+def test_a_question_on_the_way_of_one_row_is_asked_at_each_length() -> None:
+    shapes = [(3, 5), (1, 5), (1, 9), (1, 6), (2, 9)]
+    assert_same_steps(TwoQuestions(), *((torch.randn(n, m, 4),) for n, m in shapes))
+
+
+class Padded(Layered):
+    """Pads to a multiple, and looks a factor up by the size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = {4: 2.0, 8: 3.0}
+        self.table = [1.0, 2.0, 0.5, 3.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.layer(x)
+        padded = nn.functional.pad(hidden, (0, 0, 0, -x.shape[0] % 4))
+        halves = padded[: -(-x.shape[0] // 2)] * self.table[x.shape[0] % 4]
+        return halves * self.factors.get(padded.shape[0], 1.0)
+
+
+def test_padding_tables_and_rounding_up() -> None:
+    assert_same_steps(Padded(), *((torch.randn(n, 4),) for n in (4, 5, 7, 8, 3, 1, 9, 12)))
