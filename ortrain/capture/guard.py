@@ -23,7 +23,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Hashable, Iterator
 from itertools import chain
-from operator import attrgetter, is_
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -55,8 +55,6 @@ from ortrain.capture.survey import (
 )
 from ortrain.capture.value import ABSENT
 
-# Of a function, what can be replaced.
-_parts = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _transforms = _functorch.peek_interpreter_stack
 _saving_hooks = _autograd._top_saved_tensors_default_hooks
 
@@ -143,7 +141,6 @@ class Guard:
     __slots__ = (
         "_buffers",
         "_cells",
-        "_class_values",
         "_classes",
         "_dict_versions",
         "_dicts",
@@ -164,12 +161,9 @@ class Guard:
         "_memos",
         "_module",
         "_modules",
-        "_namespaces",
         "_owner_versions",
         "_owners",
         "_parameters",
-        "_part_ids",
-        "_parts",
         "_paths",
         "_rare",
         "_rare_objects",
@@ -178,8 +172,6 @@ class Guard:
         "_references",
         "_same_layouts",
         "_slots",
-        "_space_versions",
-        "_spaces",
         "_suspect",
         "_tensors",
         "_types",
@@ -210,16 +202,18 @@ class Guard:
             and not any(self._empty)
             and (self._same_layouts(*self._tensors) or self._same_exact_layouts())
             and (
-                [*map(dict_version, self._spaces)] == self._space_versions
-                or self._same_namespaces()
-            )
-            and (
                 not self._files
                 or [*map(dict_version, self._files)] == self._file_versions
                 or self._same_globals()
             )
             and (not self._lists or self._list_ids() == self._list_values[0])
-            and [*map(id, chain.from_iterable(map(_parts, self._functions)))] == self._part_ids
+            and False
+            not in [
+                function.__code__ is code
+                and function.__defaults__ is defaults
+                and function.__kwdefaults__ is keywords
+                for function, code, defaults, keywords in self._functions
+            ]
             and (not self._rare or self._same_rare())
         ):
             return None
@@ -241,7 +235,9 @@ class Guard:
         self._parameters = list(self._module.parameters())
 
         # Dictionaries by their version, which costs 30 ns where their ~23 entries cost 500.
-        self._owners, self._paths, self._dicts = survey.owners, survey.paths, survey.dicts
+        self._owners, self._paths = survey.owners, survey.paths
+        namespaces = [_dict_of(each.__dict__) for each in survey.namespaces]
+        self._dicts = [*survey.dicts, *(f.__dict__ for f in survey.functions), *namespaces]
         self._suspect = 0
         self._values = [dict(each) for each in self._live_dicts()]
         self._owner_versions = [dict_version(owner.__dict__) for owner in self._owners]
@@ -254,10 +250,6 @@ class Guard:
 
         self._classes = [*dict.fromkeys(self._types)]
         self._forwards = [each.forward for each in self._classes]
-        self._namespaces = [each.__dict__ for each in survey.namespaces]
-        self._spaces = [*map(_dict_of, self._namespaces)]
-        self._space_versions = [*map(dict_version, self._spaces)]
-        self._class_values = (self._class_ids(), [dict(each) for each in self._namespaces])
 
         self._globals = survey.globals
         self._files = [each.object for each in survey.globals]
@@ -271,9 +263,10 @@ class Guard:
         self._buffers = [each for each in self._module.buffers() if not each.is_inference()]
         self._differentiable = [each.requires_grad for each in self._buffers]
 
-        self._functions = survey.functions
-        self._parts = [*map(_parts, self._functions)]
-        self._part_ids = [*map(id, chain.from_iterable(self._parts))]
+        self._functions = [
+            (each, each.__code__, each.__defaults__, each.__kwdefaults__)
+            for each in survey.functions
+        ]
 
         # What few modules have.
         self._cells, self._loose = survey.cells, survey.loose
@@ -297,17 +290,6 @@ class Guard:
 
     def _list_ids(self) -> list[int]:
         return [*map(len, self._lists), *map(id, chain.from_iterable(self._lists))]
-
-    def _class_ids(self) -> list[int]:
-        return [id(value) for namespace in self._namespaces for value in namespace.values()]
-
-    def _same_namespaces(self) -> bool:
-        """Whether classes hold the same objects; notes the versions of their dictionaries."""
-        versions = [*map(dict_version, self._spaces)]
-        if self._class_ids() != self._class_values[0]:
-            return False
-        self._space_versions = versions
-        return True
 
     def _live_globals(self) -> list[Any]:
         return [each.object.get(name, ABSENT) for each in self._globals for name in each.names]

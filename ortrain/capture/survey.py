@@ -27,7 +27,7 @@ import re
 import sys
 import time
 import weakref
-from collections import Counter, namedtuple
+from collections import Counter, defaultdict, namedtuple
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import cached_property, partial, partialmethod
 from itertools import chain
@@ -150,6 +150,8 @@ _CONSTANT = (
 )
 # What the code reads of a tensor that depends on which parameters are trained.
 _TRAINABLE = {"requires_grad", "grad_fn", "is_leaf"}
+# With these the code comes to every attribute of an object.
+_WHOLE = {"__dict__", "vars", "asdict", "astuple", "__slots__"}
 _CLOCKS = {
     getattr(time, f"{name}{unit}")
     for name in ("time", "perf_counter", "monotonic", "process_time", "thread_time")
@@ -256,6 +258,7 @@ class Survey:
         self.unwatched: dict[str, str] = {}
 
         self._names: set[str] = set()
+        self._names_all = False
         self._seen: set[int] = {id(random), id(np.random)}
         self._kinds: dict[type, None] = {}
         self._made: set[type] = set()  # which the code may make objects of
@@ -264,15 +267,18 @@ class Survey:
         self._spaces: list[_Space] = []
         self._files: dict[int, Globals] = {}
         self._serials: Counter[str] = Counter()
-        # What is only told once all names are known: the names that lead there, and what to do.
-        self._named: list[tuple[tuple[str, ...], Callable[[], None]]] = []
+        # From one object to the next: under which attribute, or none for what it consists of.
+        self._ways: defaultdict[int, list[tuple[str, int]]] = defaultdict(list)
+        # What to do about an object if the code can name its way there.
+        self._named: list[tuple[Any, Callable[[], None]]] = []
         self._registered = {id(tensor) for tensor in chain(module.parameters(), module.buffers())}
 
         self._hooks("every module", global_hooks.__dict__, "_global")
         self._module("", module)
         self._follow_code()
-        for trail, note in self._named:
-            if self._names.issuperset(trail):
+        named = self._reached_by_name()
+        for value, note in self._named:
+            if id(value) in named:
                 note()
         self.reads_trainable = not self._names.isdisjoint(_TRAINABLE)
         if self.reads_trainable:
@@ -285,6 +291,7 @@ class Survey:
             return
         self._seen.add(id(module))
         self.modules.append(module)
+        self._ways[id(None)].append(("", id(module)))
         self._own(path, module)
         kind = type(module)
         self.facts[path, "__class__"] = Fact("class", object=kind, text=kind.__qualname__)
@@ -293,13 +300,14 @@ class Survey:
         self._hooks(path, module.__dict__, "")
         for name, value in list(module.__dict__.items()):
             if name not in UNWATCHED and (name, type(value).__name__) != _SETTINGS:
-                self._attribute(path, name, value, (name,))
+                self._attribute(path, name, value, module, name)
         for role, entries in (("parameter", module._parameters), ("buffer", module._buffers)):
             for name, tensor in self._entries(entries):
                 if tensor is None:
                     self.facts[path, name] = Fact(role, text="None")
                 elif id(tensor) not in self._registered:  # of a module in a plain list
-                    self._loose(path, name, tensor, ())
+                    self._ways[id(None)].append(("", id(tensor)))
+                    self._loose(path, name, tensor)
                 else:
                     self.tensors.append(tensor)
                     self.facts[path, name] = tensor_fact(role, tensor)
@@ -336,44 +344,46 @@ class Survey:
 
     # -- values ------------------------------------------------------------------------------------
 
-    def _attribute(self, path: str, name: str, value: Any, trail: tuple[str, ...]) -> None:
+    def _attribute(self, path: str, name: str, value: Any, owner: Any, step: str = "") -> None:
         """Notes an attribute, or an element of one, of what stands at ``path``.
 
         Args:
             path: the module, object, class, function or file.
             name: the attribute; ``name[0]`` for an element.
             value: its value.
-            trail: the names under which the code comes to it.
+            owner: the object that holds it; None for a class, a function or a file.
+            step: the attribute under which the code comes from there to here, if it needs one.
         """
         first_time = id(value) not in self._seen
+        self._ways[id(owner)].append((step, id(value)))
         shared = None if first_time else value  # its elements are noted elsewhere
         place = _join(path, name)
         if len(self.facts) > MOST_FACTS:
-            self._unwatched(trail, place, f"lies behind {MOST_FACTS} values of the module's state")
+            self._unwatched(value, place, f"lies behind {MOST_FACTS} values of the module's state")
         elif (fact := value_fact(value)) is not None:
             self.facts[path, name] = fact
-            self._watch(place, value, trail)
+            self._watch(place, value)
         elif isinstance(value, Tensor) and id(value) not in self._registered:
-            self._loose(path, name, value, trail)
+            self._loose(path, name, value)
         elif isinstance(value, SEQUENCES):
             self.facts[path, name] = Fact("value", (type(value), len(value)), shared, short(value))
             if first_time:
-                self._container(place, value, trail)
+                self._container(place, value)
                 for index, child in enumerate(list(value)):
-                    self._attribute(path, f"{name}[{index}]", child, trail)
+                    self._attribute(path, f"{name}[{index}]", child, value)
         elif isinstance(value, dict | MappingProxyType):
             names = [repr(key) if frozen(key) is not MIXED else f"#{id(key)}" for key in value]
             self.facts[path, name] = Fact("value", (type(value), *names), shared, short(value))
             if first_time:
-                self._container(place, value, trail)
+                self._container(place, value)
                 for key, child in zip(names, list(value.values()), strict=True):
-                    self._attribute(path, f"{name}[{key}]", child, trail)
+                    self._attribute(path, f"{name}[{key}]", child, value)
         else:
             self.facts[path, name] = Fact("object", object=value, text=short(value))
             if first_time or isinstance(value, nn.Module):
-                self._inside(path, name, value, trail)
+                self._inside(path, name, value)
 
-    def _inside(self, path: str, name: str, value: Any, trail: tuple[str, ...]) -> None:
+    def _inside(self, path: str, name: str, value: Any) -> None:
         """What an object holds, of whatever kind it is."""
         place = _join(path, name)
         if isinstance(value, nn.Module):
@@ -383,20 +393,20 @@ class Survey:
         if isinstance(value, FunctionType):
             self._functions.append(value)
         elif isinstance(value, MethodType):
-            self._attribute(place, "__func__", value.__func__, trail)
-            self._attribute(path, f"{name}.__self__", value.__self__, trail)
+            self._attribute(place, "__func__", value.__func__, value)
+            self._attribute(path, f"{name}.__self__", value.__self__, value)
         elif isinstance(value, partial | partialmethod):
             for part in ("func", "args", "keywords"):
-                self._attribute(place, part, getattr(value, part), trail)
+                self._attribute(place, part, getattr(value, part), value)
         elif isinstance(value, property):
             for part in ("fget", "fset", "fdel"):
-                self._attribute(place, part, getattr(value, part), trail)
+                self._attribute(place, part, getattr(value, part), value)
         elif isinstance(value, staticmethod | classmethod):
-            self._attribute(place, "__func__", value.__func__, trail)
+            self._attribute(place, "__func__", value.__func__, value)
         elif isinstance(value, cached_property):
-            self._attribute(place, "func", value.func, trail)
+            self._attribute(place, "func", value.func, value)
         elif isinstance(value, _MEMO):
-            self._memo(path, name, value, trail)
+            self._memo(path, name, value)
         elif isinstance(value, type):
             self._kinds[value] = None
             self._made.add(value)
@@ -405,20 +415,20 @@ class Survey:
                 self._file(value.__dict__)
         elif isinstance(value, weakref.ref):
             self.references.append(value)
-            self._attribute(path, f"{name}()", value(), trail)
+            self._attribute(path, f"{name}()", value(), value)
         elif isinstance(value, GENERATORS) and not isinstance(value, random.SystemRandom):
             self.generators[place] = value
         elif isinstance(value, np.ndarray):
-            self._array(path, name, value, trail)
+            self._array(path, name, value)
         elif isinstance(value, os._Environ):
-            self._attribute(place, "_data", vars(value)["_data"], trail)
+            self._attribute(place, "_data", vars(value)["_data"], value)
         elif _is_plain(value):
-            self._object(place, value, trail)
+            self._object(place, value)
         elif not _is_constant(value):
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
-            self._unwatched(trail, place, f"is a {kind}, whose state cannot be seen")
+            self._unwatched(value, place, f"is a {kind}, whose state cannot be seen")
 
-    def _container(self, place: str, value: Any, trail: tuple[str, ...]) -> None:
+    def _container(self, place: str, value: Any) -> None:
         self._seen.add(id(value))
         if isinstance(value, MappingProxyType):
             (value,) = gc.get_referents(value)
@@ -431,9 +441,9 @@ class Survey:
         if (holder := container(place, value)) is not None:
             self.holders.append(holder)
         if type(value).__module__ != "builtins":
-            self._object(place, value, trail)
+            self._object(place, value)
 
-    def _watch(self, place: str, value: Any, trail: tuple[str, ...]) -> None:
+    def _watch(self, place: str, value: Any) -> None:
         """Watches what can change in place inside a container of scalars."""
         if isinstance(value, bytearray):
             self.elements.append(partial(bytes, value))
@@ -441,27 +451,27 @@ class Survey:
         if not isinstance(value, (*SEQUENCES, dict)) or id(value) in self._seen:
             return
         if value or not isinstance(value, tuple):  # the empty tuple is everywhere
-            self._container(place, value, trail)
+            self._container(place, value)
         for child in value.values() if isinstance(value, dict) else value:
-            self._watch(place, child, trail)
+            self._watch(place, child)
 
-    def _object(self, place: str, value: Any, trail: tuple[str, ...]) -> None:
+    def _object(self, place: str, value: Any) -> None:
         """The attributes and slots of an object."""
         self._kinds[type(value)] = None
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
             self._own(place, value)
             for name, child in list(attributes.items()):
-                self._attribute(place, name, child, (*trail, name))
+                self._attribute(place, name, child, value, name)
         slots = slots_of(type(value))
         if slots:
             self.slotted.append(value)
             self.holders.append(Slots(place, value))
             for name, slot in slots.items():
                 if (child := slot_value(slot, value)) is not ABSENT:
-                    self._attribute(place, name, child, (*trail, name))
+                    self._attribute(place, name, child, value, name)
 
-    def _loose(self, path: str, name: str, tensor: Tensor, trail: tuple[str, ...]) -> None:
+    def _loose(self, path: str, name: str, tensor: Tensor) -> None:
         """A tensor that is neither parameter nor buffer."""
         fact = tensor_fact("tensor", tensor)
         state = (fact.value, constant_state(tensor))
@@ -482,9 +492,9 @@ class Survey:
                     self.elements.append(read)
                     self.facts[path, name] = fact._replace(value=(state, read()))
 
-        self._named.append((trail, note))
+        self._named.append((tensor, note))
 
-    def _array(self, path: str, name: str, array: Any, trail: tuple[str, ...]) -> None:
+    def _array(self, path: str, name: str, array: Any) -> None:
         text = f"{array.dtype}{list(array.shape)}"
         form = (array.dtype, array.shape, array.strides)
         self.facts[path, name] = Fact("array", form, array, text)
@@ -502,9 +512,9 @@ class Survey:
             self.elements.append(array.tobytes)
             self.holders.append(Elements(place, array))
 
-        self._named.append((trail, note))
+        self._named.append((array, note))
 
-    def _memo(self, path: str, name: str, function: Any, trail: tuple[str, ...]) -> None:
+    def _memo(self, path: str, name: str, function: Any) -> None:
         inner = getattr(function, "__wrapped__", None)
         if isinstance(inner, FunctionType) and _is_library(inner.__module__):
             return
@@ -518,15 +528,25 @@ class Survey:
                 text="{} results made, {} kept".format(*memo_state(function)),
             )
 
-        self._named.append((trail, note))
+        self._named.append((function, note))
         if inner is not None:
-            self._attribute(_join(path, name), "__wrapped__", inner, trail)
+            self._attribute(_join(path, name), "__wrapped__", inner, function)
 
-    def _unwatched(self, trail: tuple[str, ...], place: str, reason: str) -> None:
+    def _reached_by_name(self) -> set[int]:
+        """What the code in reach comes to along the names that it uses."""
+        found, pending = {id(None)}, [id(None)]
+        while pending:
+            for step, value in self._ways.get(pending.pop(), ()):
+                if value not in found and (not step or self._names_all or step in self._names):
+                    found.add(value)
+                    pending.append(value)
+        return found
+
+    def _unwatched(self, value: Any, place: str, reason: str) -> None:
         def note() -> None:
             self.unwatched[place] = reason
 
-        self._named.append((trail, note))
+        self._named.append((value, note))
 
     # -- code --------------------------------------------------------------------------------------
 
@@ -546,7 +566,7 @@ class Survey:
             for function in functions:
                 self._function(function)
             for space in list(self._spaces):
-                for name in (space.values.keys() & self._names) - space.done:
+                for name in sorted((space.values.keys() & self._names) - space.done):
                     space.done.add(name)
                     space.enter(name, space.values[name])
             after = len(self._names), len(self._functions), len(self._kinds), len(self._spaces)
@@ -571,16 +591,16 @@ class Survey:
             self.facts[path, name] = fact or Fact("object", object=value, text=short(value))
 
         def enter(name: str, value: Any) -> None:
-            self._attribute(path, name, value, (name,))
+            self._attribute(path, name, value, None)
 
         # Python itself calls the special ones.
         done = {name for name in kind.__dict__ if name.startswith("__") and name.endswith("__")}
         self._spaces.append(_Space(kind.__dict__, enter, done))
-        for name in done - _IDLE_METHODS:
+        for name in sorted(done - _IDLE_METHODS):
             if isinstance(kind.__dict__[name], FunctionType | staticmethod | classmethod):
                 enter(name, kind.__dict__[name])
         if kind in self._made:
-            for name in done & _MAKING:
+            for name in sorted(done & _MAKING):
                 enter(name, kind.__dict__[name])
 
     def _numbered(self, path: str) -> str:
@@ -602,18 +622,17 @@ class Survey:
                     self._functions.append(inner)
             return
         self._names |= reach.names(code)
+        self._names_all |= not reach.names(code).isdisjoint(_WHOLE)
         path = self._numbered(f"function {function.__qualname__}")
         self.functions.append(function)
         self.holders.append(Signature(path, function))
         self.holders.append(Attributes(path, function))
-        self.owners.append(function)
-        self.paths.append(path)
         self.facts[path, "__code__"] = Fact("object", object=code, text="code")
         for name in ("__defaults__", "__kwdefaults__"):
             if (defaults := getattr(function, name)) is not None:
-                self._attribute(path, name, defaults, ())
+                self._attribute(path, name, defaults, None)
         for name, value in list(function.__dict__.items()):
-            self._attribute(path, name, value, (name,))
+            self._attribute(path, name, value, None)
         if cells:
             self.holders.append(Closure(path, function))
         for name, cell in cells:
@@ -622,7 +641,7 @@ class Survey:
             if name == "__class__" and isinstance(value, type):  # what super() stands on
                 self._kinds[value] = None
             elif value is not ABSENT:
-                self._attribute(path, name, value, (name,))
+                self._attribute(path, name, value, None)
         for name, attribute in reach.global_names(code):
             self._global(function.__globals__, name, attribute)
 
@@ -638,12 +657,13 @@ class Survey:
             else:
                 self._file(value.__dict__)
         elif value is os and attribute in ("environ", "getenv"):
-            self._attribute("global os", "environ", os.environ, ())
+            self._attribute("global os", "environ", os.environ, None)
         elif value is time:
             self._clock(f"time.{attribute}", getattr(time, attribute, None))
         elif value is dt or value is dt.datetime or value is dt.date:
             for each in ("now", "utcnow", "today"):
-                self._unwatched((each,), f"{name}.{each}", "tells the time")
+                self._ways[id(None)].append((each, id(value)))
+                self._unwatched(value, f"{name}.{each}", "tells the time")
         else:
             self._clock(name, value)
         source = str(file.get("__name__"))
@@ -658,7 +678,7 @@ class Survey:
         if isinstance(value, ModuleType):
             self.facts[holder.path, name] = Fact("object", object=value, text=value.__name__)
         elif value is not ABSENT:
-            self._attribute(holder.path, name, value, (name,))
+            self._attribute(holder.path, name, value, None)
 
     def _clock(self, name: str, value: Any) -> None:
         if isinstance(value, BuiltinFunctionType) and value in _CLOCKS:

@@ -1,0 +1,383 @@
+"""What a forward reads around a module and what it writes, kind by kind: eager's numbers always."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ortrain import Options, ORTModule
+from ortrain.capture.survey import LARGE
+from ortrain.capture.untouched import call_aside
+
+ENGINE = Options(engine="onnxruntime", fallback="torch")
+pytestmark = pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+
+Function = Callable[[Any, Tensor], Tensor]
+
+
+class Calls(nn.Module):
+    """A forward as a function of the module, with attributes to hold."""
+
+    def __init__(self, function: Function, **attributes: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.function = function
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def modes(
+    build: Callable[[], nn.Module], change: Callable[[Any], object] | None = None
+) -> tuple[list[str], ORTModule]:
+    """What four training steps ran on, each of which must agree with eager's.
+
+    Args:
+        build: makes the module; called twice.
+        change: is done to both modules after the second and the third step.
+    """
+    torch.manual_seed(0)
+    mine = build()
+    torch.manual_seed(0)
+    eager = build()
+    model, ran = ORTModule(mine, options=ENGINE), []
+    for step in range(4):
+        x = torch.arange(8.0).reshape(2, 4) + step
+        gradients = []
+        for module, own in ((model, mine), (eager, eager)):
+            own.zero_grad()
+            output = module(x)
+            if output.requires_grad:
+                output.square().sum().backward()
+            gradients.append([output.detach(), *(p.grad for p in own.parameters())])
+        for one, other in zip(*gradients, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        ran.append(model.report.mode)
+        if change is not None and step in (1, 2):
+            change(mine)
+            change(eager)
+    return ran, model
+
+
+def reason(build: Callable[[], nn.Module], change: Callable[[Any], object] | None = None) -> str:
+    """Why all four steps ran in PyTorch."""
+    ran, model = modes(build, change)
+    assert ran[-1] == "eager", ran
+    assert model.report.captures == 0
+    return model.report.reason.partition("\n")[0]
+
+
+# -- what the code reads ---------------------------------------------------------------------------
+
+
+def _flip(module: Any) -> None:
+    module.layer.weight.requires_grad_(not module.layer.weight.requires_grad)
+
+
+def _flip_all(module: Any) -> None:
+    module.layer.requires_grad_(not module.layer.weight.requires_grad)
+
+
+@pytest.mark.parametrize(
+    ("function", "change"),
+    [
+        (lambda m, x: m.layer(x) * (2 if m.layer.weight.requires_grad else 3), _flip),
+        (lambda m, x: m.layer(x) * sum(p.requires_grad for p in m.parameters()), _flip),
+        (lambda m, x: m.layer(x) * (2 if getattr(m.layer.bias, "is_leaf", 0) else 3), _flip),
+        (lambda m, x: m.layer(x) * (2 if m.layer(x).grad_fn is None else 3), _flip_all),
+    ],
+    ids=["an attribute", "in a generator", "by its name", "what follows from it"],
+)
+def test_what_is_trained_is_state_where_the_code_reads_it(
+    function: Function, change: Callable[[Any], None]
+) -> None:
+    ran, _ = modes(lambda: Calls(function), change)
+    assert ran == ["graph"] * 4
+
+
+def test_the_environment_is_state_where_the_code_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTRAIN_TEST_SCALE", "1")
+
+    def change(module: Any) -> None:
+        monkeypatch.setenv("ORTRAIN_TEST_SCALE", "3")
+
+    ran, model = modes(
+        lambda: Calls(lambda m, x: m.layer(x) * float(os.environ["ORTRAIN_TEST_SCALE"])), change
+    )
+    assert ran == ["graph"] * 4
+    assert model.report.captures == 2
+
+
+def test_a_default_argument_that_changes_in_place_is_seen() -> None:
+    def build() -> nn.Module:
+        def function(m: Any, x: Tensor, scale: list[float] = [2.0]) -> Tensor:  # noqa: B006
+            return m.layer(x) * scale[0]  # type: ignore[no-any-return]
+
+        function.__defaults__ = ([2.0],)
+        return Calls(function)
+
+    ran, _ = modes(
+        build, lambda m: m.function.__defaults__[0].append(m.function.__defaults__[0].pop() + 1)
+    )
+    assert ran == ["graph"] * 4
+
+
+def test_a_function_whose_code_is_replaced_is_seen() -> None:
+    def build() -> nn.Module:
+        return Calls(lambda m, x: m.layer(x) * 2)
+
+    def change(module: Any) -> None:
+        module.function.__code__ = (lambda m, x: m.layer(x) * 3).__code__
+
+    ran, _ = modes(build, change)
+    assert ran == ["graph"] * 4
+
+
+def test_a_frozen_module_outside_of_the_tree_is_watched_down_to_its_numbers() -> None:
+    ran, model = modes(
+        lambda: Calls(lambda m, x: m.held[0](x), held=[nn.Linear(4, 4).requires_grad_(False)]),
+        lambda m: m.held[0].weight.mul_(2),
+    )
+    assert ran == ["graph"] * 4
+    assert model.report.captures == 3
+
+
+def test_a_lock_in_the_forward_is_no_obstacle() -> None:
+    def locked(m: Any, x: Tensor) -> Tensor:
+        with m.lock:
+            return m.layer(x)  # type: ignore[no-any-return]
+
+    ran, _ = modes(lambda: Calls(locked, lock=threading.Lock()))
+    assert ran == ["graph"] * 4
+
+
+# -- what no graph can follow ----------------------------------------------------------------------
+
+ONE = torch.ones(4)
+
+
+def _numbers() -> Iterator[float]:
+    yield from (1.0, 2.0, 3.0, 4.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("build", "what"),
+    [
+        (
+            lambda: Calls(lambda m, x: m.layer(x) * next(m.count), count=itertools.count(1)),
+            "the forward names 'count'",
+        ),
+        (
+            lambda: Calls(lambda m, x: m.layer(x) * next(m.draws), draws=_numbers()),
+            "the forward names 'draws'",
+        ),
+        (
+            lambda: Calls(lambda m, x: m.layer(x) + 0 * time.perf_counter()),
+            "the forward names 'time.perf_counter'",
+        ),
+        (
+            lambda: Calls(lambda m, x: m.layer(x) * m.held[0], held=[ONE.clone().requires_grad_()]),
+            "the forward names 'held[0]'",
+        ),
+        (
+            lambda: Calls(lambda m, x: m.held[0](x), held=[nn.Linear(4, 4)]),
+            "the forward names 'held[0].weight', 'held[0].bias'",
+        ),
+        (
+            lambda: Calls(lambda m, x: m.layer(x) * float(m.table[0]), table=np.ones(LARGE)),
+            "the forward names 'table'",
+        ),
+        (
+            lambda: Calls(
+                lambda m, x: m.layer(x) * m.config["draw"].random(),
+                config={"draw": random.Random(3)},
+            ),
+            "the forward draws random numbers from \"config['draw']\"",
+        ),
+    ],
+    ids=[
+        "an iterator",
+        "a generator",
+        "the time",
+        "a tensor to be trained",
+        "a module to be trained",
+        "a large array",
+        "random numbers",
+    ],
+)
+def test_what_cannot_be_watched_is_named_and_refused(
+    build: Callable[[], nn.Module], what: str
+) -> None:
+    assert reason(build) == what
+
+
+def test_a_buffer_that_requires_a_gradient_is_refused() -> None:
+    def build() -> nn.Module:
+        module = Calls(lambda m, x: m.layer(x) * m.scale)
+        module.register_buffer("scale", torch.ones(4).requires_grad_())
+        return module
+
+    assert reason(build) == "the forward reads 'scale', which requires a gradient"
+
+
+def test_a_tensor_that_comes_to_require_a_gradient_is_seen() -> None:
+    ran, model = modes(
+        lambda: Calls(lambda m, x: m.layer(x) * m.scale, scale=torch.ones(4)),
+        lambda m: m.scale.requires_grad_(),
+    )
+    assert ran == ["graph", "graph", "eager", "eager"]
+    assert "requires a gradient" in model.report.reason
+
+
+# -- what the forward writes -----------------------------------------------------------------------
+
+
+def _average(m: Any, x: Tensor) -> Tensor:
+    y: Tensor = m.layer(x)
+    now = y.detach().mean(0)
+    m.average = now if m.average is None else 0.9 * m.average + 0.1 * now
+    return y - m.average
+
+
+def _freeze(m: Any, x: Tensor) -> Tensor:
+    m.layer.bias.requires_grad_(False)
+    return m.layer(x)  # type: ignore[no-any-return]
+
+
+def _child(m: Any, x: Tensor) -> Tensor:
+    m.child = nn.Identity()
+    return m.child(m.layer(x))  # type: ignore[no-any-return]
+
+
+def _history(m: Any, x: Tensor) -> Tensor:
+    m.config.seen.append(x.detach())
+    return m.layer(x) * len(m.config.seen)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("build", "what"),
+    [
+        (lambda: Calls(_average, average=None), "the forward assigns 'average'"),
+        (lambda: Calls(_freeze), "the forward assigns 'layer.bias.requires_grad'"),
+        (lambda: Calls(_child), "the forward assigns 'child'"),
+        (
+            lambda: Calls(_history, config=SimpleNamespace(seen=[])),
+            "the forward changes what 'config.seen' holds",
+        ),
+    ],
+    ids=["an average", "what is trained", "a sub-module", "a history in a configuration"],
+)
+def test_a_forward_that_writes_is_refused_with_the_name(
+    build: Callable[[], nn.Module], what: str
+) -> None:
+    assert reason(build) == what
+
+
+def test_results_that_are_kept_are_read_from_the_second_call_on() -> None:
+    class Masked(Calls):
+        @functools.cache  # noqa: B019
+        def mask(self, size: int) -> Tensor:
+            return torch.arange(float(size))
+
+        @functools.cached_property
+        def scale(self) -> Tensor:
+            return torch.full((4,), 2.0)
+
+    ran, _ = modes(lambda: Masked(lambda m, x: m.layer(x) * m.mask(4) * m.scale))
+    assert ran == ["eager", "graph", "graph", "graph"]
+    Masked.mask.cache_clear()
+
+
+def test_a_mask_that_is_made_when_it_is_missing_is_made_by_the_first_call() -> None:
+    def masked(m: Any, x: Tensor) -> Tensor:
+        if m.mask is None or m.mask.shape[0] != x.shape[1]:
+            m.mask = torch.full((x.shape[1],), 2.0)
+        return m.layer(x) * m.mask  # type: ignore[no-any-return]
+
+    ran, _ = modes(lambda: Calls(masked, mask=None))
+    assert ran == ["eager", "graph", "graph", "graph"]
+
+
+def test_a_setting_that_the_forward_fills_in_and_that_decides_is_left_to_pytorch_once() -> None:
+    def filled(m: Any, x: Tensor) -> Tensor:
+        first = m.config.kind is None
+        m.config.kind = "filled"
+        return m.layer(x) * (2.0 if first else 3.0)  # type: ignore[no-any-return]
+
+    ran, _ = modes(lambda: Calls(filled, config=SimpleNamespace(kind=None)))
+    assert ran == ["eager", "graph", "graph", "graph"]
+
+
+# -- a call aside ----------------------------------------------------------------------------------
+
+
+class Restless(nn.Module):
+    """Writes whatever a forward can write."""
+
+    total = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.config = SimpleNamespace(calls=0, seen=[], inner=SimpleNamespace(last=None))
+        self.table = torch.zeros(4)
+        self.array = np.zeros(4)
+        self.draws = random.Random(1)
+        self.generator = torch.Generator().manual_seed(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).total += 1
+        self.config.calls += 1
+        self.config.seen.append(x)
+        self.config.inner.last = x
+        self.fresh = x
+        self.table += 1
+        self.array += 1
+        self.draws.random()
+        torch.rand(2, generator=self.generator)
+        np.random.rand()  # noqa: NPY002
+        x = self.norm(self.layer(x)) + torch.rand(4)
+        return x * (self.config.calls + self.table)
+
+
+def test_a_call_aside_leaves_everything_as_it_was() -> None:
+    module = Restless()
+
+    def state() -> str:
+        return repr(
+            (
+                Restless.total,
+                module.config,
+                sorted(module.__dict__),
+                module.table.tolist(),
+                module.array.tolist(),
+                module.draws.getstate(),
+                module.generator.get_state().tolist(),
+                {name: buffer.tolist() for name, buffer in module.named_buffers()},
+                torch.get_rng_state().tolist(),
+                np.random.get_state()[2],  # noqa: NPY002
+            )
+        )
+
+    before = state()
+    one = call_aside(module, (torch.ones(2, 4),), {})
+    assert state() == before
+    other = call_aside(module, (torch.ones(2, 4),), {})
+    assert torch.equal(one, other)
+    module(torch.ones(2, 4))
+    assert state() != before
