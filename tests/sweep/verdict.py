@@ -112,6 +112,8 @@ def of_sample(sample: Sample) -> Verdict:
         return Verdict(Outcome.NOT_COMPARABLE, f"random; as a graph: {report.mode == 'graph'}")
     if report.mode == "graph":
         return Verdict(Outcome.GRAPH, upstream=tuple(sorted(upstream)))
+    if " is empty: " in report.reason:  # which says nothing about the operator
+        return Verdict(Outcome.NOT_COMPARABLE, "an empty tensor, which runs in PyTorch")
     return Verdict(Outcome.EAGER, in_one_line(report.reason))
 
 

@@ -64,6 +64,8 @@ def _replace(graph: fx.Graph, node: fx.Node, vector: fx.Node) -> None:
 
 
 def _reshaped(graph: fx.Graph, value: fx.Node, like: fx.Node, shape: list[Any]) -> fx.Node:
+    if not shape and value.meta["val"].ndim == 0:
+        return value
     if shape:
         result = graph.call_function(aten.reshape.default, (value, shape))
     else:  # also where the trace does not know that the vector has one element
