@@ -192,6 +192,215 @@ def test_weights_that_are_computed_by_a_step_of_descent() -> None:
     assert_losses_agree(meta_learning, (layers(2, 8, 1),))
 
 
+class Rounded(torch.autograd.Function):
+    """Rounds, and lets the gradient through as if it had not."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return (value * 4).round() / 4
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -0.3 * gradient
+
+
+class Through(nn.Module):
+    """Layers with a function of one's own in between, reached by a name that was bound before."""
+
+    def __init__(self, function: type[torch.autograd.Function]) -> None:
+        super().__init__()
+        self.body, self.head = layers(4, 8, 8), nn.Linear(8, 1)
+        self.between = function.apply
+
+    def forward(self, value: Tensor) -> Tensor:
+        result: Tensor = self.head(self.between(self.body(value)))
+        return result
+
+
+def regression(network: nn.Module) -> Losses:
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.02)
+    for number in range(STEPS):
+        value = rows(8, 4, seed=number)
+        yield stepped((network(value) - value.sum(1, keepdim=True).sin()).square().mean(), optimizer)
+
+
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize("function", [Rounded, Reversed])
+def test_functions_with_a_backward_of_their_own(function: type[torch.autograd.Function]) -> None:
+    assert_losses_agree(regression, (Through(function),))
+
+
+class Curriculum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = layers(4, 8, 1)
+        self.share = 0.0
+
+    def forward(self, value: Tensor, share: float | None = None) -> Tensor:
+        share = self.share if share is None else share
+        result: Tensor = self.body(value) * share + value.mean(1, keepdim=True) * (1 - share)
+        return result
+
+
+def growing_argument(network: nn.Module) -> Losses:
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.02)
+    for number in range(STEPS):
+        value = rows(8, 4, seed=number)
+        yield stepped(network(value, number / STEPS).square().mean(), optimizer)
+
+
+def growing_attribute(network: Any) -> Losses:
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.02)
+    for number in range(STEPS):
+        network.share = number / STEPS
+        yield stepped(network(rows(8, 4, seed=number)).square().mean(), optimizer)
+
+
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize("script", [growing_argument, growing_attribute])
+def test_a_number_that_changes_at_every_step(script: Callable[..., Losses]) -> None:
+    (model,) = assert_losses_agree(script, (Curriculum(),))
+    if script is growing_argument:
+        assert model.report.captures == 1
+        assert model.report.graph_calls > STEPS // 2
+
+
+def thawing(network: Any) -> Losses:
+    """The first layer is frozen for twenty steps of every forty."""
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.02)
+    for number in range(STEPS):
+        network[0].requires_grad_(number // 20 % 2 == 0)
+        value = rows(8, 4, seed=number)
+        yield stepped((network(value) - value[:, :1]).square().mean(), optimizer)
+
+
+def test_layers_that_are_frozen_and_thawed() -> None:
+    (model,) = assert_losses_agree(thawing, (layers(4, 8, 8, 1),))
+    assert model.report.captures == 1
+    assert model.report.graph_calls > STEPS // 2
+
+
+class Judged(nn.Module):
+    """Layers and a loss of PyTorch's."""
+
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self.body, self.loss = layers(4, 8, 5), loss
+
+    def forward(self, value: Tensor, *others: Any) -> Tensor:
+        result: Tensor = self.loss(self.body(value), *others)
+        return result
+
+
+def classes(number: int) -> Tensor:
+    return torch.randint(0, 5, (6,), generator=torch.Generator().manual_seed(number))
+
+
+def signs(number: int, *shape: int) -> Tensor:
+    return rows(*shape, seed=number).sign()
+
+
+class Pairwise(nn.Module):
+    """A loss of several tensors, of which the first is what the layers return."""
+
+    def __init__(self, loss: nn.Module, first: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+        super().__init__()
+        self.loss, self.first = loss, first
+
+    def forward(self, hidden: Tensor, *others: Any) -> Tensor:
+        result: Tensor = self.loss(*self.first(hidden), *others)
+        return result
+
+
+def halves(hidden: Tensor) -> tuple[Tensor, ...]:
+    return hidden[:3], hidden[3:]
+
+
+def thirds(hidden: Tensor) -> tuple[Tensor, ...]:
+    return hidden[:2], hidden[2:4], hidden[4:]
+
+
+def chances(hidden: Tensor) -> tuple[Tensor, ...]:
+    return (hidden.sigmoid(),)
+
+
+def log_chances(hidden: Tensor) -> tuple[Tensor, ...]:
+    return (hidden.log_softmax(-1),)
+
+
+def columns(hidden: Tensor) -> tuple[Tensor, ...]:
+    return hidden[:, 0], hidden[:, 1]
+
+
+def frames(hidden: Tensor) -> tuple[Tensor, ...]:
+    return (hidden[:, None].log_softmax(-1),)
+
+
+# What else each loss takes, by the number of the step.
+LOSSES: dict[str, tuple[nn.Module, Callable[[int], tuple[Any, ...]]]] = {
+    "L1": (nn.L1Loss(), lambda n: (rows(6, 5, seed=n),)),
+    "MSE": (nn.MSELoss(), lambda n: (rows(6, 5, seed=n),)),
+    "SmoothL1": (nn.SmoothL1Loss(), lambda n: (rows(6, 5, seed=n),)),
+    "Huber": (nn.HuberLoss(delta=0.5), lambda n: (rows(6, 5, seed=n),)),
+    "CrossEntropy": (nn.CrossEntropyLoss(label_smoothing=0.1), lambda n: (classes(n),)),
+    "NLL": (Pairwise(nn.NLLLoss(), log_chances), lambda n: (classes(n),)),
+    "KLDiv": (
+        Pairwise(nn.KLDivLoss(reduction="batchmean"), log_chances),
+        lambda n: (rows(6, 5, seed=n).softmax(-1),),
+    ),
+    "BCE": (Pairwise(nn.BCELoss(), chances), lambda n: (rows(6, 5, seed=n).sigmoid(),)),
+    "BCEWithLogits": (nn.BCEWithLogitsLoss(), lambda n: (rows(6, 5, seed=n).sigmoid(),)),
+    "PoissonNLL": (nn.PoissonNLLLoss(), lambda n: (rows(6, 5, seed=n).abs().round(),)),
+    "GaussianNLL": (
+        nn.GaussianNLLLoss(),
+        lambda n: (rows(6, 5, seed=n), rows(6, 5, seed=n + 1).square() + 0.1),
+    ),
+    "SoftMargin": (nn.SoftMarginLoss(), lambda n: (signs(n, 6, 5),)),
+    "HingeEmbedding": (nn.HingeEmbeddingLoss(), lambda n: (signs(n, 6, 5),)),
+    "MultiMargin": (nn.MultiMarginLoss(), lambda n: (classes(n),)),
+    "MultiLabelMargin": (
+        nn.MultiLabelMarginLoss(),
+        lambda n: (torch.stack([torch.tensor([(n + i) % 5, -1, 0, 0, 0]) for i in range(6)]),),
+    ),
+    "MultiLabelSoftMargin": (
+        nn.MultiLabelSoftMarginLoss(), lambda n: ((rows(6, 5, seed=n) > 0).float(),)
+    ),
+    "CosineEmbedding": (Pairwise(nn.CosineEmbeddingLoss(), halves), lambda n: (signs(n, 3),)),
+    "MarginRanking": (Pairwise(nn.MarginRankingLoss(0.1), columns), lambda n: (signs(n, 6),)),
+    "TripletMargin": (Pairwise(nn.TripletMarginLoss(), thirds), lambda n: ()),
+    "TripletMarginWithDistance": (
+        Pairwise(nn.TripletMarginWithDistanceLoss(), thirds), lambda n: ()
+    ),
+    "CTC": (
+        Pairwise(nn.CTCLoss(), frames),
+        lambda n: (torch.tensor([[1, 2]]), torch.tensor([6]), torch.tensor([2])),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_of_pytorch(name: str) -> None:
+    loss, others = LOSSES[name]
+
+    def script(network: nn.Module) -> Losses:
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.02)
+        for number in range(STEPS):
+            yield stepped(network(rows(6, 4, seed=number), *others(number)), optimizer)
+
+    assert_losses_agree(script, (Judged(loss),))
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("p", [0.0, 0.5])
 def test_checkpointing_around_it_runs_both_times_alike(reentrant: bool, p: float) -> None:
