@@ -137,10 +137,11 @@ class DebugOptions:
     save_path: str | os.PathLike[str] = ""
 
     def __post_init__(self) -> None:
-        if isinstance(self.log_level, bool) or not isinstance(self.log_level, int):
+        level: Any = self.log_level
+        if isinstance(level, bool) or not isinstance(level, int):
             raise TypeError(f"log_level={self.log_level!r}: expected a LogLevel")
         try:
-            object.__setattr__(self, "log_level", LogLevel(self.log_level))
+            object.__setattr__(self, "log_level", LogLevel(level))
         except ValueError:
             raise ValueError(
                 f"log_level={self.log_level!r}: expected one of "

@@ -182,8 +182,8 @@ def refusal(module: torch.nn.Module, error: BaseException) -> Refusal:
         )
         result.final = True
         return result
-    if result := named(_evidence(chain), where):
-        return result
+    if known := named(_evidence(chain), where):
+        return known
     raised = chain[-1]
     return Refusal(
         f"the forward raises {type(raised).__name__} while it is traced",

@@ -26,7 +26,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
 import onnx
 import onnx_ir as ir
@@ -50,7 +50,8 @@ from ortrain.runtime.onnxruntime.lowering import make_standard
 if TYPE_CHECKING:
     import torch
 
-Model: TypeAlias = "onnx.ModelProto | str | os.PathLike[str] | torch.nn.Module"
+Onnx: TypeAlias = onnx.ModelProto | str | os.PathLike[str]
+Model: TypeAlias = "Onnx | torch.nn.Module"
 
 
 class LossType(enum.Enum):
@@ -147,7 +148,7 @@ def generate_artifacts(
     if isinstance(loss, Block):
         if _is_module(model):
             raise TypeError("a block is stacked on an ONNX model: export the module first")
-        model, results = with_loss(model, loss, loss_input_names)
+        model, results = with_loss(cast("Onnx", model), loss, loss_input_names)
         additional_output_names = list(dict.fromkeys([*results, *(additional_output_names or ())]))
         loss, loss_input_names = None, None
     if isinstance(optimizer, OptimType):
@@ -174,7 +175,10 @@ def generate_artifacts(
         raise ValueError("example_inputs are those of a torch module; leave them out")
     else:
         forward = from_onnx(
-            model, requires_grad or (), frozen_params or (), all_frozen=lora is not None
+            cast("Onnx", model),
+            requires_grad or (),
+            frozen_params or (),
+            all_frozen=lora is not None,
         )
     if traced is None:
         for program in (forward.training, forward.evaluation):
