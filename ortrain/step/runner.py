@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,7 +42,7 @@ from ortrain.step.captures import MOST_SHAPES, Captures, Form, Served, Sizes, St
 from ortrain.step.contest import Race
 from ortrain.step.report import Report
 
-_saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_saving_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 _transforms = torch._C._functorch.peek_interpreter_stack
 
 # Module states whose captures are kept: training and evaluation, adapters on and off, …

@@ -155,7 +155,7 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> bool:
     alpha, transposed = 1.0, [0, 0]
     operands: list[ir.Value] = []
     # onnxruntime passes over transA and transB where the other operand is a vector.
-    matrices = all((shapes.rank(value) or 0) >= 2 for value in node.inputs)
+    matrices = all(v is not None and (shapes.rank(v) or 0) >= 2 for v in node.inputs)
     for side in (0, 1):
         operand = node.inputs[side]
         assert operand is not None
