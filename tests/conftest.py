@@ -27,6 +27,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
+def no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a capture may take long, and tests compare what is printed."""
+    monkeypatch.setattr("ortrain.step.progress.FIRST", 1e6)
+
+
+@pytest.fixture(autouse=True)
 def seed() -> int:
     """Seeds the global generators before each test; the seed, for generators of the test's own."""
     value = 20

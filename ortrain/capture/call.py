@@ -23,6 +23,7 @@ class Axes(StrEnum):
     """Which dimensions of the call's tensors become symbols."""
 
     ALL = "all dimensions symbolic"
+    STILL = "all dimensions symbolic but those of images"
     LENGTHS = "batch and length symbolic"
     BATCH = "batch symbolic"
     NONE = "no dimension symbolic"
@@ -50,9 +51,12 @@ class Leaf:
     def symbolic_axes(self, axes: Axes) -> range:
         """Axes whose size may vary.
 
-        A length has tokens and masks, integers of any rank, and floats of shape [B, L, H].
+        A length has tokens and masks, integers of any rank, and floats of shape [B, L, H]. An image
+        are floats of rank 4 and above.
         """
         rank = self.value.ndim
+        if axes is Axes.STILL:
+            return range(1 if rank >= 4 and self.value.is_floating_point() else rank)
         if axes is Axes.ALL or (axes is Axes.LENGTHS and not self.value.is_floating_point()):
             return range(rank)
         if axes is Axes.NONE:

@@ -119,6 +119,7 @@ def capture(
     *,
     opset: int = 21,
     exact: bool = False,
+    still: bool = False,
     cache: Cache | None = None,
 ) -> Captured:
     """Captures a module's forward, in its present mode, as an ONNX program.
@@ -137,6 +138,9 @@ def capture(
         opset: of the standard ONNX domain. At 22 and above, onnxruntime lacks kernels for random
             draws.
         exact: take sizes of 1 for constants, where the module's code treats them apart.
+        still: take the sizes of images for constants. Strides and windows make expressions of them
+            that grow from layer to layer: Swin is captured in 5 s of processor time so, else in
+            130 s. A module with an example of its own says itself what varies.
         cache: of programs by their exported graphs: the export runs always, its translation only
             where the cache does not know the result.
 
@@ -149,6 +153,7 @@ def capture(
     watch = _Watch()
     state = lift.state_of(module)
     call = example_call(module, tuple(args), dict(kwargs or {}), taken=state.first)
+    still = still and call.example is None
     registry = _registry(opset)
 
     def program_of(exported: ExportedProgram) -> Program:
@@ -160,7 +165,8 @@ def capture(
 
     with EXCLUSIVE, located(module), uncollected(), untouched(module):
         failed: list[str] = []
-        for axes in Axes:  # fewer, where a translation needs a size that was of use as a symbol
+        # Fewer, where a translation needs a size that was of use as a symbol.
+        for axes in [a for a in Axes if a is not (Axes.ALL if still else Axes.STILL)]:
             try:
                 found = ladder.export(module, call, axes=axes, exact=exact)
                 watch.lap("export")

@@ -39,6 +39,7 @@ from ortrain.step.build import Plan, build, likely_upstream
 from ortrain.step.certificate import ENOUGH, Certificate, Trial, compare, refuted
 from ortrain.step.contest import Race
 from ortrain.step.replay import Original
+from ortrain.step.progress import progress
 from ortrain.step.report import Report
 from ortrain.step.run import Received, Step
 
@@ -266,6 +267,10 @@ class Captures:
         start = time.perf_counter()
         with (
             _no_bug("capturing"),
+            progress(
+                f"capturing {type(self.module).__name__}",
+                shown=self.debug_options.log_level <= LogLevel.WARNING,
+            ),
             records_registered(self.module, *flat.traced),
             torch.inference_mode(False),
             torch.set_grad_enabled(form.grad),
@@ -280,6 +285,8 @@ class Captures:
                 kwargs,
                 opset=self.options.opset,
                 exact=exact,
+                # Images are of one size, mostly; once they are not, of any.
+                still=not form.served,
                 cache=self.cache,
             )
         for rewrite in self.rewrites:
