@@ -244,7 +244,7 @@ def _undecidable(relation: str, where: str) -> CaptureError:
     )
 
 
-class _Python(PythonPrinter):  # type: ignore[misc]
+class _Python(PythonPrinter):
     """Prints relations as Python, with names of its own for the symbols."""
 
     def __init__(self, names: Mapping[sympy.Basic, str]) -> None:
@@ -295,7 +295,7 @@ def _holds(condition: Condition, shapes: Shapes) -> bool:
 
 
 def _function(code: str) -> Callable[[Shapes], tuple[bool, ...]]:
-    return eval(f"lambda s: ({code})", {"math": math})  # type: ignore[no-any-return]  # noqa: S307
+    return eval(f"lambda s: ({code})", {"math": math})  # noqa: S307
 
 
 def _distinct(conditions: Sequence[Condition]) -> tuple[Condition, ...]:

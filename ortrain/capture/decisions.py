@@ -302,7 +302,7 @@ def _asserted(node: fx.Node) -> Iterator[sympy.Basic]:
 
 
 def _expression(argument: Any) -> sympy.Basic | None:
-    value = argument.meta.get("val") if isinstance(argument, fx.Node) else argument
+    value: Any = argument.meta.get("val") if isinstance(argument, fx.Node) else argument
     symbolic = isinstance(value, torch.SymBool | torch.SymInt | torch.SymFloat)
     return value.node.expr if symbolic else None
 

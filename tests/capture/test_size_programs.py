@@ -9,8 +9,8 @@ from ortrain.errors import CaptureError
 from tests.capture.size_programs import SizeProgram, difference, misjudged, programs
 
 SEED = 3
-CAPTURED = 30  # programs whose capture is judged by its constraints alone
-RUN = 8  # programs that run at all sizes, captured anew where they have to be
+CAPTURED = 20  # programs whose capture is judged by its constraints alone
+RUN = 4  # programs that run at all sizes, captured anew where they have to be
 SAMPLE = list(programs(CAPTURED + RUN, SEED))
 
 

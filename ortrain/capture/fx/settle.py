@@ -27,8 +27,10 @@ def settle(module: fx.GraphModule) -> None:
 
 
 def _settled(tensor: FakeTensor) -> torch.Tensor:
-    sizes = [_number(size) for size in tensor.shape]
-    if all(a is b for a, b in zip(sizes, tensor.shape, strict=True)):
+    known = list(tensor.shape)
+    sizes = [_number(size) for size in known]
+    # The others keep their memory, by which views are told.
+    if all(a is b for a, b in zip(sizes, known, strict=True)):
         return tensor
     strides = [_number(stride) for stride in tensor.stride()]
     with tensor.fake_mode:
