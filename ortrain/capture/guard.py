@@ -56,7 +56,7 @@ from ortrain.capture.survey import (
 from ortrain.capture.value import ABSENT
 
 _transforms = _functorch.peek_interpreter_stack
-_saving_hooks = _autograd._top_saved_tensors_default_hooks
+_saving_hooks: Callable[[bool], Any] = _autograd._top_saved_tensors_default_hooks
 
 
 class Ambient(NamedTuple):
