@@ -100,9 +100,10 @@ def refuse_complex(module: fx.GraphModule) -> None:
     """Refuses complex numbers: neither onnxruntime nor a gradient rule knows them."""
     for node in module.graph.nodes:
         if _is_complex(node):
+            called = node.op == "call_function"
             raise captured_error(
                 node,
-                f"{operator_name(node.target) if node.op == 'call_function' else node.name} is complex",
+                f"{operator_name(node.target) if called else node.name} is complex",
                 because="a graph computes with real numbers",
                 help="compute with the real and the imaginary part, or leave this to eager",
             )

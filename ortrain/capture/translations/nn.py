@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import string
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,37 @@ def linear(
 @translation(aten.matmul.default, aten.mm.default, aten.bmm.default)
 def matmul(op: Translator, self: ir.Value, other: ir.Value) -> ir.Value:
     return op.MatMul(self, other)
+
+
+@translation(aten.einsum.default)
+def einsum(
+    op: Translator, equation: str, tensors: Sequence[ir.Value], path: Sequence[int] | None = None
+) -> ir.Value:
+    """With the axes of an ellipsis spelled out, and without axes of size 1 that are broadcast."""
+    left, arrow, result = equation.replace(" ", "").partition("->")
+    dims = [shapes.dims(value) or () for value in tensors]
+    terms = left.split(",")
+    counts = [len(d) - len(t) + 3 for t, d in zip(terms, dims, strict=True) if "." in t]
+    free = [c for c in string.ascii_letters if c not in equation]
+    behind = "".join(free[: max(counts, default=0)])
+    terms = [
+        t.replace("...", behind[len(behind) - (len(d) - len(t) + 3) :] if "." in t else "")
+        for t, d in zip(terms, dims, strict=True)
+    ]
+    if not arrow:
+        letters = "".join(terms)
+        once = (c for c in letters if letters.count(c) == 1 and c not in behind)
+        result = "..." + "".join(sorted(once))
+    result = result.replace("...", behind)
+    wide = {
+        c for t, d in zip(terms, dims, strict=True) for c, n in zip(t, d, strict=True) if n != 1
+    }
+    values = []
+    for i, (value, known) in enumerate(zip(tensors, dims, strict=True)):
+        gone = [k for k, c in enumerate(terms[i]) if known[k] == 1 and c in wide]
+        values.append(op.Squeeze(value, gone) if gone else value)
+        terms[i] = "".join(c for k, c in enumerate(terms[i]) if k not in gone)
+    return op.Einsum(*values, equation=f"{','.join(terms)}->{result}")
 
 
 @translation(aten.addmm.default, aten.baddbmm.default)

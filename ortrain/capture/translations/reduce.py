@@ -138,6 +138,50 @@ def std_all(op: Translator, self: ir.Value, unbiased: bool = True) -> ir.Value:
     return op.Sqrt(_variance(op, self, None, int(unbiased), False))
 
 
+@translation(aten.var_mean.correction, aten.var_mean.dim, aten.var_mean.default)
+def var_mean(op: Translator, self: ir.Value, *args: Any, **options: Any) -> Any:
+    dim, correction, keepdim = _statistics(*args, **options)
+    mean = op.ReduceMean(self, *_axes(dim), keepdims=int(keepdim))
+    return _variance(op, self, dim, correction, keepdim), mean
+
+
+@translation(aten.std_mean.correction, aten.std_mean.dim, aten.std_mean.default)
+def std_mean(op: Translator, self: ir.Value, *args: Any, **options: Any) -> Any:
+    variance, mean = var_mean(op, self, *args, **options)
+    return op.Sqrt(variance), mean
+
+
+def _statistics(
+    *args: Any,
+    dim: int | Sequence[int] | None = None,
+    unbiased: bool = True,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> tuple[Any, float, bool]:
+    """Axes, correction and whether they stay, of any overload."""
+    if len(args) == 1 and isinstance(args[0], bool):  # the overload without axes
+        return None, int(args[0]), False
+    dim, unbiased, keepdim = (*args, *(dim, unbiased, keepdim)[len(args) :])
+    return dim, int(unbiased) if correction is None else correction, keepdim
+
+
+def _truth(reduction: str, *targets: Any) -> None:
+    @translation(*targets)
+    def translate(
+        op: Translator,
+        self: ir.Value,
+        dim: int | Sequence[int] | None = None,
+        keepdim: bool = False,
+    ) -> ir.Value:
+        truth = op.cast(op.cast(self, ir.DataType.BOOL), ir.DataType.INT32)
+        reduced = op.node(reduction, (truth, *_axes(dim)), keepdims=int(keepdim))
+        return op.cast(reduced, ir.DataType.BOOL)
+
+
+_truth("ReduceMax", aten.any.default, aten.any.dim, aten.any.dims)
+_truth("ReduceMin", aten.all.default, aten.all.dim, aten.all.dims)
+
+
 @translation(aten.amax.default)
 def amax(
     op: Translator, self: ir.Value, dim: int | Sequence[int] = (), keepdim: bool = False
