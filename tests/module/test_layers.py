@@ -18,20 +18,20 @@ from tests.module.agreement import GRAPH, SAME
 
 
 def floats(*shape: int, scale: float = 1.0) -> Callable[[], Tensor]:
-    return lambda: (torch.randn(*shape) * scale).requires_grad_()
+    return lambda: (torch.randn(shape) * scale).requires_grad_()
 
 
 def fixed(*shape: int, scale: float = 1.0) -> Callable[[], Tensor]:
-    return lambda: torch.randn(*shape) * scale
+    return lambda: torch.randn(shape) * scale
 
 
 def unit(*shape: int) -> Callable[[], Tensor]:
     """Between 0 and 1, and requires a gradient."""
-    return lambda: (torch.rand(*shape) * 0.9 + 0.05).requires_grad_()
+    return lambda: (torch.rand(shape) * 0.9 + 0.05).requires_grad_()
 
 
 def share(*shape: int) -> Callable[[], Tensor]:
-    return lambda: torch.rand(*shape)
+    return lambda: torch.rand(shape)
 
 
 def signs(*shape: int) -> Callable[[], Tensor]:
