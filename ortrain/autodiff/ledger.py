@@ -53,7 +53,6 @@ _QUANTIZED = "computes on quantized integers"
 UNSUPPORTED = {
     "AffineGrid": _CONTROL,
     "CausalConvWithState": "not yet",
-    "Col2Im": "not yet",
     "ConcatFromSequence": _SEQUENCE,
     "ConvInteger": _QUANTIZED,
     "CumProd": "not yet: a product through zeros has no closed form in cumulative sums",

@@ -25,6 +25,7 @@ from ortrain.capture import exporter, fx, ladder, lift
 from ortrain.capture.call import Axes, Call, example_call, step_name
 from ortrain.capture.constraints import Constraints, Shapes
 from ortrain.capture.fingerprint import parts_of
+from ortrain.capture.layers import traceable_layers
 from ortrain.capture.origin import BESIDE, captured_error, operator_name, origin
 from ortrain.capture.refusal import first_line, located, named
 from ortrain.capture.translations import TRANSLATIONS, recorded, translating
@@ -152,7 +153,8 @@ def capture(
     _check_ambient_modes()
     watch = _Watch()
     state = lift.state_of(module)
-    call = example_call(module, tuple(args), dict(kwargs or {}), taken=state.first)
+    with EXCLUSIVE, traceable_layers():  # the call holds the module's forward
+        call = example_call(module, tuple(args), dict(kwargs or {}), taken=state.first)
     still = still and call.example is None
     registry = _registry(opset)
 
@@ -163,7 +165,7 @@ def capture(
         parts = parts_of(exported, state, opset)
         return (cache or Cache(None)).programs(parts, make)[0]
 
-    with EXCLUSIVE, located(module), uncollected(), untouched(module):
+    with EXCLUSIVE, located(module), uncollected(), untouched(module), traceable_layers():
         failed: list[str] = []
         # Fewer, where a translation needs a size that was of use as a symbol.
         for axes in [a for a in Axes if a is not (Axes.ALL if still else Axes.STILL)]:

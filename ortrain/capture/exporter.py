@@ -34,7 +34,6 @@ from torch.onnx._internal.exporter import _building, _core, _registration
 
 from ortrain.capture.autograd_calls import check_autograd_calls, checked_autograd_calls
 from ortrain.capture.checkpointing import marked_checkpoints
-from ortrain.capture.normalization import averaged_statistics
 from ortrain.capture.origin import is_users
 from ortrain.capture.recurrent import whole_recurrences
 from ortrain.capture.torchlib import is_verified
@@ -91,7 +90,6 @@ def export(
         checking,
         marked_checkpoints(),
         whole_recurrences(),
-        averaged_statistics(),
         _nothing_swallowed(),
         _saved_tensors_hooks_as_before(),
         contextlib.redirect_stderr(io.StringIO()),

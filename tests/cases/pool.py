@@ -102,6 +102,16 @@ CASES = [
            torch=lambda x: F.adaptive_avg_pool1d(x, 1)),
     OpCase("GlobalMaxPool", {"x": distinct(2, 3, 4, 2)}, tolerance="sums",
            torch=lambda x: F.adaptive_max_pool2d(x, 1)),
+    *(
+        OpCase("Col2Im", {"x": normal(2, 8, count), "image": np.array([4, 5]), "block": np.array([2, 2])},
+               options, tolerance="sums", note=note, symbolic=False,
+               torch=lambda x, image, block, fold=fold: F.fold(x, (4, 5), 2, **fold))
+        for note, count, options, fold in (
+            ("plain", 12, {}, {}),
+            ("strided", 9, {"strides": [2, 2], "pads": [1, 1, 1, 1]}, {"stride": 2, "padding": 1}),
+            ("dilated", 6, {"dilations": [2, 2]}, {"dilation": 2}),
+        )
+    ),
     OpCase("MaxUnpool",
            {"x": normal(1, 2, 2, 2), "indices": np.array([0, 3, 9, 14, 17, 19, 27, 30])
             .reshape(1, 2, 2, 2)},

@@ -137,3 +137,24 @@ def max_unpool(g, x, indices, output_shape=None, *, kernel_shape, pads=None, str
     if output_shape is not None:
         g.unsupported("its output shape is given, to which the indices do not refer")
     return g.op.Gather(g.op.Reshape(g.dy, [-1]), indices, axis=0)
+
+
+@gradient("Col2Im")
+def col2im(g, x, image_shape, block_shape, *, dilations=None, pads=None, strides=None):
+    """dx = the blocks of dy: every element of the image goes back to each block that it is in"""
+    op = g.op
+    image = g.constant(image_shape, "image_shape").tolist()
+    block = g.constant(block_shape, "block_shape").tolist()
+    rank = len(image)
+    pads, dilations, strides = pads or [0] * (2 * rank), dilations or [1] * rank, strides or [1] * rank
+    padded = [n + pads[i] + pads[rank + i] for i, n in enumerate(image)]
+    places = np.zeros((1, 1), np.int64)  # [elements of a block, blocks], in the padded image
+    for n, k, d, s in zip(padded, block, dilations, strides, strict=True):
+        inner, outer = np.arange(k) * d, np.arange(0, n - (k - 1) * d, s)
+        own = (inner[:, None] + outer)[None, :, None, :]
+        places = (places[:, None, :, None] * n + own).reshape(
+            len(places) * k, places.shape[1] * len(outer)
+        )
+    dy = op.Pad(g.dy, [0, 0, *pads[:rank], 0, 0, *pads[rank:]]) if any(pads) else g.dy
+    taken = op.Gather(op.Reshape(dy, [0, 0, -1]), op.constant(places), axis=2)
+    return op.Reshape(taken, op.shape(x))

@@ -80,15 +80,16 @@ class _Functional:
     def in_place(self, node: fx.Node) -> None:
         target: Any = node.target
         name = target._schema.name.removeprefix("aten::")
-        if target.namespace != "aten" or not name.endswith("_"):
+        out = node.kwargs.get("out")
+        if target.namespace != "aten" or not (name.endswith("_") or isinstance(out, fx.Node)):
             raise captured_error(node, f"{operator_name(target)} cannot be captured")
-        written = node.args[0]
+        written = out if isinstance(out, fx.Node) else node.args[0]
         assert isinstance(written, fx.Node)
         if name in _RENAMES:
             self.rename(node, written, name)
             return
         with self.graph.inserting_before(node):
-            new = self.functional(node, name)
+            new = self.functional(node, name) if written is not out else self.returned(node)
         node.replace_all_uses_with(written)  # which the next line then takes from the new value
         self.replace(node, written, new)
         self.graph.erase_node(node)
@@ -123,6 +124,36 @@ class _Functional:
             new.meta["val"] = known.new_empty(known.shape, dtype=torch.bool)
             new = self._cast(new, written)
             new.meta[FRESH] = True
+        return new
+
+    def returned(self, node: fx.Node) -> fx.Node:
+        """The node that returns what an operator with ``out=`` puts there."""
+        original: Any = node.target
+        taken = [argument.name for argument in original._schema.arguments]
+        overloads = (
+            getattr(original.overloadpacket, name) for name in original.overloadpacket.overloads()
+        )
+        plain = next(
+            (o for o in overloads if [a.name for a in o._schema.arguments] == taken[:-1]), None
+        )
+        written: Any = node.kwargs["out"]
+        args: Any = fx.node.map_arg(node.args, lambda n: n.meta["val"])
+        kwargs: dict[str, Any] = {k: v for k, v in node.kwargs.items() if k != "out"}
+        if plain is None or taken[-1] != "out" or any(isinstance(v, fx.Node) for v in kwargs.values()):
+            raise captured_error(node, f"{operator_name(original)} cannot be captured")
+        mode = torch._guards.detect_fake_mode(args)
+        assert mode is not None
+        new = self.graph.call_function(plain, node.args, kwargs)
+        with mode:
+            new.meta = {**node.meta, "val": plain(*args, **kwargs)}
+        if layout(new)[0] != layout(written)[0]:
+            raise captured_error(
+                node,
+                f"{operator_name(original)} cannot be captured",
+                because="it gives its out= another shape",
+            )
+        new = self._cast(new, written)
+        new.meta = {**new.meta, "val": written.meta["val"], FRESH: True}
         return new
 
     def rename(self, node: fx.Node, written: fx.Node, name: str) -> None:

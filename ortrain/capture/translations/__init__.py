@@ -7,6 +7,7 @@ most graphs need no other and stay small.
 from ortrain.capture.translations import (
     arithmetic,
     conv,
+    embedding_bag,
     index,
     loss,
     new,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
-from ortrain.capture.translations.base import Translator, aten, translation
+from ortrain.capture.translations.base import Translator, aten, refuse, translation
 from ortrain.graph import shapes
+from ortrain.graph.indices import from_the_start
 
 REDUCTIONS = ("none", "mean", "sum")
 FLOATING = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
@@ -77,6 +79,56 @@ def reduced(op: Translator, rows: ir.Value, reduction: int) -> ir.Value:
     if reduction == 0:
         return rows
     return op.ReduceMean(rows, keepdims=0) if reduction == 1 else op.ReduceSum(rows, keepdims=0)
+
+
+@translation(aten.nll_loss_nd.default)
+def nll_loss(
+    op: Translator,
+    self: ir.Value,
+    target: ir.Value,
+    weight: ir.Value | None = None,
+    reduction: int = 1,
+    ignore_index: int | ir.Value = -100,
+) -> ir.Value:
+    """Minus the target's log-probability, times its class's weight."""
+    assert self.dtype is not None
+    log_prob = classes_last(op, self)
+    ignored = op.Equal(target, op.beside(ignore_index, target))
+    index = from_the_start(op, op.Where(ignored, 0, target))
+    factor = op.cast(op.Not(ignored), self.dtype)
+    if weight is not None:
+        factor = op.Mul(op.Gather(weight, index, axis=0), factor)
+    picked = op.GatherElements(log_prob, op.Unsqueeze(index, [-1]), axis=-1)
+    rows = op.Neg(op.Mul(op.Squeeze(picked, [-1]), factor))
+    if reduction != 1:
+        return reduced(op, rows, reduction)
+    return op.Div(op.ReduceSum(rows, keepdims=0), op.ReduceSum(factor, keepdims=0))
+
+
+@translation(aten.multilabel_margin_loss.default)
+def multilabel_margin_loss(
+    op: Translator, self: ir.Value, target: ir.Value, reduction: int = 1
+) -> ir.Value:
+    """``sum over targets t and others c of max(0, 1 - x[t] + x[c]) / C``; targets end at -1."""
+    assert self.dtype is not None
+    if shapes.rank(self) == 1 and reduction == 0:
+        raise refuse(
+            "multilabel_margin_loss of one row without a reduction",
+            "PyTorch's trace says that it has another shape than PyTorch gives it",
+            "use reduction='sum', or leave this module to eager",
+        )
+    last = op.constant(np.int64(-1))
+    ended = op.CumSum(op.cast(op.Less(target, 0), ir.DataType.INT64), last)
+    valid = op.Equal(ended, 0)
+    index = from_the_start(op, op.Where(valid, target, 0))
+    counts = op.cast(valid, self.dtype)
+    among = op.ScatterElements(op.zeros_like(self), index, counts, axis=-1, reduction="add")
+    other = op.cast(op.Equal(among, 0), self.dtype)
+    own = op.Unsqueeze(op.GatherElements(self, index, axis=-1), [-1])
+    margins = op.Relu(op.Add(op.Sub(1.0, own), op.Unsqueeze(self, [-2])))
+    pairs = op.Mul(op.Mul(margins, op.Unsqueeze(counts, [-1])), op.Unsqueeze(other, [-2]))
+    classes = op.cast(op.Squeeze(op.dim(self, -1), [0]), self.dtype)
+    return reduced(op, op.Div(op.ReduceSum(pairs, [-2, -1], keepdims=0), classes), reduction)
 
 
 @translation(aten.mse_loss.default)
