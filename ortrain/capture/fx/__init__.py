@@ -55,12 +55,12 @@ def clean(exported: ExportedProgram, covered: Covered) -> Cleaned:
     """
     module = exported.graph_module
     inline_regions(module)
-    settle(module)
     number_draws(module)
     remove_checks(module)
     explicit_statistics(module)
     refuse_second_device(exported)
     updated = functionalise(exported)
+    settle(module)  # behind what tells views by the memory that they share
     # Among the outputs, so that a pass which replaces one of these nodes replaces it here too.
     output = module.graph.output_node()
     user: Any = output.args[0]

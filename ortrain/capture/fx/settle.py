@@ -29,7 +29,6 @@ def settle(module: fx.GraphModule) -> None:
 def _settled(tensor: FakeTensor) -> torch.Tensor:
     known = list(tensor.shape)
     sizes = [_number(size) for size in known]
-    # The others keep their memory, by which views are told.
     if all(a is b for a, b in zip(sizes, known, strict=True)):
         return tensor
     strides = [_number(stride) for stride in tensor.stride()]
