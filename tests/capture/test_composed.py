@@ -70,6 +70,9 @@ FUNCTIONS: dict[str, Function] = {
         for reduce in ("sum", "mean", "amax", "amin")
         for include in (True, False)
     },
+    "scatter a number": lambda x: (x[0] * 2).scatter(1, (x[1] * 100).long() % 4, 3.0),
+    "nearest in a plane": lambda x: F.interpolate(x[None] * 2, scale_factor=2.0),
+    "nearest in a space": lambda x: F.interpolate(x[None, None] * 2, scale_factor=2.0),
     "extrema that tie": lambda x: (x[0] * 0).scatter_reduce(
         1, (x[1] * 100).long() % 2, x[2].clamp(max=0.0), "amax"
     ),

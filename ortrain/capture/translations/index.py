@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ortrain.capture.translations.base import INT64_MAX, Size, Translator, aten, refuse, translation
+from ortrain.capture.translations.base import (
+    INT64_MAX,
+    Scalar,
+    Size,
+    Translator,
+    aten,
+    refuse,
+    translation,
+)
 from ortrain.graph import shapes
 
 
@@ -172,6 +180,15 @@ def nonzero(op: Translator, self: ir.Value) -> ir.Value:
     if shapes.rank(self) == 0:
         raise refuse("nonzero of a scalar", because="its result has no columns")
     return op.Transpose(op.NonZero(self), perm=[1, 0])
+
+
+@translation(aten.scatter.value)
+def scatter_value(
+    op: Translator, self: ir.Value, dim: int, index: ir.Value, value: Scalar
+) -> ir.Value:
+    assert self.dtype is not None
+    fill = op.constant(value, self.dtype) if not isinstance(value, ir.Value) else value
+    return op.ScatterElements(self, index, op.Expand(fill, op.shape(index)), axis=dim)
 
 
 _SCATTERED = {"sum": "add", "mean": "add", "amax": "max", "amin": "min"}
