@@ -91,6 +91,21 @@ def _unpacked(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return forward
 
 
+def _no_ctc(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    here = this_thread()
+
+    def ctc_loss(*args: Any, **kwargs: Any) -> Tensor:
+        if here():
+            raise CaptureError(
+                "the CTC loss cannot be captured",
+                because="ONNX has no operator that sums over alignments",
+                help="return the log-probabilities and compute the loss outside of the module",
+            )
+        return own(*args, **kwargs)
+
+    return ctc_loss
+
+
 def _requires_gradient(src: Tensor, encoder: Any) -> bool:
     return src.requires_grad or any(p.requires_grad for p in encoder.layers[0].parameters())
 
@@ -102,6 +117,7 @@ def traceable_layers() -> Iterator[None]:
         (_batch_norm, "forward", _averaging(_batch_norm.forward)),
         (_encoder, "forward", _unpacked(_encoder.forward)),
         (_transformer, "_detect_is_causal_mask", _as_told),
+        (torch, "ctc_loss", _no_ctc(torch.ctc_loss)),
     )
     own = [getattr(owner, name) for owner, name, _ in owners]
     for owner, name, other in owners:

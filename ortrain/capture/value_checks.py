@@ -63,27 +63,26 @@ def passes(frame: FrameType) -> bool | None:
         return None
     positions = list(code.co_positions())
     place = positions[at // 2]
-    line, _, column, _ = place
-    if line is None or column is None:
-        return None
+    line, end, column, end_column = place
     for statement in _deciding(code.co_filename):
         test = statement.test
         # The position of a jump is the statement's, or from Python 3.12 on that of the operand.
         if (statement.lineno, statement.col_offset) == (line, column):
             jumps = [2 * i for i, p in enumerate(positions) if p == place and _is_jump(code, 2 * i)]
             signs = [sign for _, sign in _operands(test, True)]
-            which = jumps.index(at)
-        elif _spans(test, line, column):
-            operands = [*_operands(test, True)]
-            signs = [sign for _, sign in operands]
-            which = next((i for i, (e, _) in enumerate(operands) if _spans(e, line, column)), -1)
-            jumps = [0] * len(signs)
+            if len(jumps) != len(signs) or _branches(test):
+                return None
+            sign = signs[jumps.index(at)]
         else:
-            continue
+            spans = {
+                (e.lineno, e.end_lineno, e.col_offset, e.end_col_offset): sign
+                for e, sign in _operands(test, True)
+            }
+            if (line, end, column, end_column) not in spans:
+                continue
+            sign = spans[line, end, column, end_column]
         wanted = _wanted(statement)
-        if wanted is None or which < 0 or len(jumps) != len(signs):
-            return None
-        return wanted is signs[which]
+        return None if wanted is None else wanted is sign
     return None
 
 
@@ -102,9 +101,13 @@ def _deciding(file: str) -> tuple[ast.If | ast.Assert, ...]:
     return tuple(reversed(found))
 
 
-def _spans(test: ast.expr, line: int, column: int) -> bool:
-    end = (test.end_lineno or test.lineno, test.end_col_offset or test.col_offset)
-    return (test.lineno, test.col_offset) <= (line, column) < end
+def _branches(test: ast.expr) -> bool:
+    """Whether an operand of a test has jumps of its own."""
+    return any(
+        isinstance(node, ast.IfExp | ast.BoolOp) or (isinstance(node, ast.Compare) and node.ops[1:])
+        for operand, _ in _operands(test, True)
+        for node in ast.walk(operand)
+    )
 
 
 def _wanted(statement: ast.If | ast.Assert) -> bool | None:

@@ -146,7 +146,11 @@ def col2im(g, x, image_shape, block_shape, *, dilations=None, pads=None, strides
     image = g.constant(image_shape, "image_shape").tolist()
     block = g.constant(block_shape, "block_shape").tolist()
     rank = len(image)
-    pads, dilations, strides = pads or [0] * (2 * rank), dilations or [1] * rank, strides or [1] * rank
+    pads, dilations, strides = (
+        pads or [0] * (2 * rank),
+        dilations or [1] * rank,
+        strides or [1] * rank,
+    )
     padded = [n + pads[i] + pads[rank + i] for i, n in enumerate(image)]
     places = np.zeros((1, 1), np.int64)  # [elements of a block, blocks], in the padded image
     for n, k, d, s in zip(padded, block, dilations, strides, strict=True):

@@ -24,6 +24,7 @@ from ortrain.capture.fx.decompose import Covered, decompose, operators
 from ortrain.capture.fx.draws import number_draws
 from ortrain.capture.fx.functional import functionalise
 from ortrain.capture.fx.pieces import open_pieces_as_slices
+from ortrain.capture.fx.preconditions import assert_preconditions
 from ortrain.capture.fx.promote import promote
 from ortrain.capture.fx.regions import inline_regions
 from ortrain.capture.fx.scalars import scalars_as_vectors
@@ -57,6 +58,7 @@ def clean(exported: ExportedProgram, covered: Covered) -> Cleaned:
     inline_regions(module)
     number_draws(module)
     remove_checks(module)
+    assert_preconditions(module)
     explicit_statistics(module)
     refuse_second_device(exported)
     updated = functionalise(exported)

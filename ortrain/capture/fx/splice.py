@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import torch
 from torch import fx
 
 
@@ -19,6 +20,24 @@ def from_same_place(node: fx.Node, model: fx.Node) -> None:
     """Notes that a node comes from the same module and line as another."""
     for key in ("nn_module_stack", "stack_trace"):
         node.meta[key] = model.meta.get(key)
+
+
+class Emitter:
+    """Puts operators before a node, at its place in the user's code."""
+
+    def __init__(self, graph: fx.Graph, node: fx.Node) -> None:
+        self.graph, self.node = graph, node
+
+    def __call__(self, target: Any, *args: Any) -> fx.Node:
+        """A node for the call, with the fake tensors that it returns."""
+        result = self.graph.call_function(target, args)
+        values: Any = fx.node.map_arg(args, lambda n: n.meta["val"])
+        mode = torch._guards.detect_fake_mode(values)
+        assert mode is not None
+        with mode:
+            result.meta["val"] = target(*values)
+        from_same_place(result, self.node)
+        return result
 
 
 def splice(

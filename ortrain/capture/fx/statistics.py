@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ortrain.capture.fx.splice import from_same_place
+from ortrain.capture.fx.splice import Emitter, from_same_place
 from ortrain.capture.origin import captured_error
 
 aten = torch.ops.aten
@@ -28,31 +28,13 @@ def explicit_statistics(module: fx.GraphModule) -> None:
         if rewrite is None or (node.target is aten.batch_norm.default and not node.args[5]):
             continue
         with module.graph.inserting_before(node):
-            result = rewrite(_Emitter(module.graph, node), *node.args)
+            result = rewrite(Emitter(module.graph, node), *node.args)
         if result is not None:
             node.replace_all_uses_with(result)
             module.graph.erase_node(node)
 
 
-class _Emitter:
-    """Puts operators before a node, at its place in the user's code."""
-
-    def __init__(self, graph: fx.Graph, node: fx.Node) -> None:
-        self.graph, self.node = graph, node
-
-    def __call__(self, target: Any, *args: Any) -> fx.Node:
-        """A node for the call, with the fake tensors that it returns."""
-        result = self.graph.call_function(target, args)
-        values: Any = fx.node.map_arg(args, lambda n: n.meta["val"])
-        mode = torch._guards.detect_fake_mode(values)
-        assert mode is not None
-        with mode:
-            result.meta["val"] = target(*values)
-        from_same_place(result, self.node)
-        return result
-
-
-def _batch_norm(emit: _Emitter, *args: Any) -> fx.Node:
+def _batch_norm(emit: Emitter, *args: Any) -> fx.Node:
     """The functional form, whose last two results are the new running statistics."""
     input, weight, bias, mean, variance, _, momentum, eps = args[:8]
     if input.meta["val"].ndim < 2:
@@ -76,7 +58,7 @@ def _empty(value: torch.Tensor) -> bool:
     return any(isinstance(size, int) and size == 0 for size in value.shape)
 
 
-def _native_batch_norm(emit: _Emitter, *args: Any) -> None:
+def _native_batch_norm(emit: Emitter, *args: Any) -> None:
     raise captured_error(
         emit.node,
         f"{emit.node.target} cannot be captured",
@@ -86,7 +68,7 @@ def _native_batch_norm(emit: _Emitter, *args: Any) -> None:
     )
 
 
-def _instance_norm(emit: _Emitter, *args: Any) -> fx.Node | None:
+def _instance_norm(emit: Emitter, *args: Any) -> fx.Node | None:
     """``instance_norm`` takes the mean over the batch of each instance's own statistics."""
     input, weight, bias, mean, variance, own, momentum, eps, *rest = args
     if mean is None or variance is None:

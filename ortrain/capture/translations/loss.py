@@ -160,3 +160,27 @@ def binary_cross_entropy_with_logits(
     if weight is not None:
         rows = op.Mul(rows, weight)
     return reduced(op, rows, reduction)
+
+
+@translation(aten.binary_cross_entropy.default)
+def binary_cross_entropy(
+    op: Translator,
+    self: ir.Value,
+    target: ir.Value,
+    weight: ir.Value | None = None,
+    reduction: int = 1,
+) -> ir.Value:
+    """``-t log(x) - (1 - t) log(1 - x)``, no logarithm below -100.
+
+    Torch's derivative is not that of the bounded logarithms: it is ``(x - t) / (x (1 - x))``, the
+    divisor at least 1e-12, so that it is finite where ``x`` is 0 or 1.
+    """
+    x, t = (op.ours("StopGradient", value) for value in (self, target))
+    rest = op.Sub(1.0, x)
+    positive, negative = (op.Max(op.Log(value), -100.0) for value in (x, rest))
+    rows = op.Neg(op.Add(op.Mul(t, positive), op.Mul(op.Sub(1.0, t), negative)))
+    slope = op.Div(op.Sub(x, t), op.Max(op.Mul(rest, x), 1e-12))
+    # Zeros, with the gradients.
+    rows = op.Add(rows, op.Mul(op.Sub(self, x), slope))
+    rows = op.Add(rows, op.Mul(op.Sub(target, t), op.Sub(negative, positive)))
+    return reduced(op, rows if weight is None else op.Mul(rows, weight), reduction)
