@@ -473,7 +473,12 @@ class _Kept:
         self.step, self.users, self.call, self.caller = step, users, call, caller
         self.feeds = step.feeds(users)
         self.pointers = step.feeds.pointers
-        self.versions = [t._version for t in step.watched] + contents([*users])
+        try:
+            self.versions = [t._version for t in [*step.watched, *users]]
+        except RuntimeError:  # an argument was made in inference mode
+            self.versions = contents([*step.watched, *users])
+        self.stash: list[Any] = []
+        self.way: _Way | None = None
 
     def again(self, received: Received) -> tuple[Step, list[Any]]:
         """The step for gradients of these outputs, and what its forward saves.
