@@ -10,6 +10,7 @@ from ortrain.autodiff import rules as _rules  # noqa: F401  (registers every rul
 from ortrain.autodiff.broadcast import unbroadcast
 from ortrain.autodiff.decompose import DECOMPOSES, decompose
 from ortrain.autodiff.registry import Gradient, call, entry_of
+from ortrain.autodiff.steepness import steep_values
 from ortrain.errors import GradientError, NoGradientRule
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
@@ -54,7 +55,7 @@ def differentiate(
     reached = reachable(graph, sources)
     chosen = _outputs(result, outputs, reached)
 
-    walk = _Walk(graph, result.opset, reached)
+    walk = _Walk(graph, result.opset, reached, steep_values(graph, chosen))
     for value in chosen:
         kind = None if value.dtype is None else ir.TensorType(value.dtype)
         seed = ir.Value(name=f"{value.name}.gradient", shape=value.shape, type=kind)
@@ -132,8 +133,10 @@ def influences(graph: ir.Graph, outputs: Iterable[ir.Value]) -> set[ir.Value]:
 
 
 class _Walk:
-    def __init__(self, graph: ir.Graph, opset: int, reached: set[ir.Value]) -> None:
-        self.graph, self.opset, self.reached = graph, opset, reached
+    def __init__(
+        self, graph: ir.Graph, opset: int, reached: set[ir.Value], steep: set[ir.Value]
+    ) -> None:
+        self.graph, self.opset, self.reached, self.steep = graph, opset, reached, steep
         self.forward = list(graph)
         self.contributions: dict[ir.Value, list[ir.Value]] = {}
         self.constants: dict[tuple[object, ...], ir.Value] = {}
@@ -181,7 +184,7 @@ class _Walk:
         if entry.rule is None:
             return
         with self.builder(node, node.outputs[0].name or node.op_type) as op:
-            g = Gradient(node, dys, op, self.reached)
+            g = Gradient(node, dys, op, self.reached, node.outputs[0] in self.steep)
             gradients = call(entry.rule, g)
             for value, part in zip(node.inputs, gradients, strict=True):
                 if value is None or part is None or value not in self.reached:

@@ -56,6 +56,8 @@ def cross_entropy(
     if spread is not None:
         weighted = log_prob if weight is None else op.Mul(log_prob, weight)
         rows = op.Sub(rows, op.Mul(op.ReduceSum(weighted, [-1], keepdims=0), spread))
+    # A product would make no number of an infinite logarithm.
+    rows = op.Where(op.Equal(target, ignore_index), op.constant(0.0, rows.dtype), rows)
     if reduction == "none":
         return rows, log_prob
     total = op.ReduceSum(rows, keepdims=0)

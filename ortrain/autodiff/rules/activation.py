@@ -22,7 +22,7 @@ def tanh(g, x):
 @gradient("Relu")
 def relu(g, x):
     """dx = dy where y > 0"""
-    return g.dy * g.op.cast(g.op.Greater(g.y, 0), x.dtype)
+    return g.dy_where(g.op.Greater(g.y, 0))
 
 
 @gradient("LeakyRelu")
@@ -42,13 +42,13 @@ def prelu(g, x, slope):
 @gradient("ThresholdedRelu")
 def thresholded_relu(g, x, *, alpha=1.0):
     """dx = dy where x > alpha"""
-    return g.dy * g.op.cast(g.op.Greater(x, alpha), x.dtype)
+    return g.dy_where(g.op.Greater(x, alpha))
 
 
 @gradient("Shrink")
 def shrink(g, x, *, bias=0.0, lambd=0.5):
     """dx = dy where |x| > lambd"""
-    return g.dy * g.op.cast(g.op.Greater(g.op.Abs(x), lambd), x.dtype)
+    return g.dy_where(g.op.Greater(g.op.Abs(x), lambd))
 
 
 @gradient("Elu")

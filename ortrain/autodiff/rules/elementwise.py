@@ -51,7 +51,7 @@ def div(g, a, b):
 
 @gradient("Pow", broadcast=True)
 def pow(g, base, exponent):
-    """d base = dy * n * base^(n-1); d n = dy * y * ln(base), 0 where base is 0"""
+    """d base = dy * n * base^(n-1); d n = dy * y * ln(base), 0 for 0^n with n >= 0"""
     base_gradient = None
     if g.needs(0):
         known = shapes.constant(exponent)
@@ -63,9 +63,9 @@ def pow(g, base, exponent):
             base_gradient = g.dy * g.op.Where(g.op.Equal(n, 0), 0, slope)  # not 0 * 0^(-1)
     if not g.needs(1):
         return base_gradient, None
-    positive = g.op.Greater(base, 0)
-    log = g.op.Log(g.op.Where(positive, base, 1))
-    return base_gradient, g.op.cast(g.dy * g.y * log, exponent.dtype)
+    vanishing = g.op.And(g.op.Equal(base, 0), g.op.GreaterOrEqual(exponent, 0))
+    slope = g.y * g.op.Log(g.op.Where(vanishing, 1, base))
+    return base_gradient, g.op.cast(g.dy * slope, exponent.dtype)
 
 
 def _constant_power(g, base, n):
@@ -212,20 +212,23 @@ def clip(g, x, low=None, high=None):
         if g.needs(2):
             d_high = unbroadcast(g.op, g.op.Where(below, 0, g.dy), high, g.y)
         inside = below if inside is None else g.op.And(inside, below)
-    dx = g.dy if inside is None else g.dy * g.op.cast(inside, x.dtype)
+    dx = g.dy if inside is None else g.dy_where(inside)
     return dx, d_low, d_high
 
 
 @gradient("Max", "Min", broadcast=True)
 def extremum(g, *inputs):
     """dy goes to the operand that won, in equal parts to those that tie (as torch)"""
-    won = [g.op.cast(g.op.Equal(x, g.y), g.y.dtype) for x in inputs]
     if len(inputs) == 1:
         return (g.dy,)
+    winners = [g.op.Equal(x, g.y) for x in inputs]
+    won = [g.op.cast(each, g.y.dtype) for each in winners]
     count = won[0]
     for other in won[1:]:
         count = count + other
     share = g.dy / count
+    if g.steep:
+        return tuple(g.op.Where(each, share, g.op.constant(0, g.y.dtype)) for each in winners)
     return tuple(share * w for w in won)
 
 

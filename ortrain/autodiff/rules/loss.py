@@ -30,11 +30,13 @@ def cross_entropy(
     upstream = g.dy
     if reduction == "mean":
         upstream = upstream / normalizer(op, logits, target, weight, ignore_index=ignore_index)
-    picked = op.Unsqueeze(coefficient * upstream, [-1])
+    # Where all targets are ignored, the mean is 0 / 0; the gradient of what is ignored is none.
+    ignored, zero = op.Equal(target, ignore_index), op.constant(0, logits.dtype)
+    picked = op.Unsqueeze(op.Where(ignored, zero, coefficient * upstream), [-1])
     total = picked
     shared = None
     if spread is not None:
-        shared = op.Unsqueeze(spread * upstream, [-1])
+        shared = op.Unsqueeze(op.Where(ignored, zero, spread * upstream), [-1])
         if weight is None:
             total = picked + shared * op.cast(op.dim(logits, -1), logits.dtype)
         else:

@@ -106,8 +106,9 @@ def reduce_prod(g, x, axes=None, *, keepdims=1, noop_with_empty_axes=0):
     rest = g.op.Where(zero, 1, x)
     others = g.op.ReduceProd(rest, axes, **options) / rest
     mine = g.op.cast(zero, x.dtype)
-    alone = g.op.cast(g.op.Equal(g.op.ReduceSum(mine, axes, **options), mine), x.dtype)
-    return _kept(g, g.dy, x, axes, keepdims) * others * alone
+    alone = g.op.Equal(g.op.ReduceSum(mine, axes, **options), mine)
+    others = g.op.Where(alone, others, g.op.constant(0, x.dtype))  # which may have overflowed
+    return _kept(g, g.dy, x, axes, keepdims) * others
 
 
 @gradient("ReduceMax", "ReduceMin")

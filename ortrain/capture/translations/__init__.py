@@ -6,6 +6,7 @@ most graphs need no other and stay small.
 
 from ortrain.capture.translations import (
     arithmetic,
+    bends,
     conv,
     embedding_bag,
     index,

@@ -37,7 +37,6 @@ def _unary(op_type: str, *targets: Any) -> Function:
     return translate
 
 
-_binary("Mul", aten.mul.Tensor, aten.mul.Scalar)
 _binary("Div", aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 _binary("Equal", aten.eq.Tensor, aten.eq.Scalar)
 _binary("Greater", aten.gt.Tensor, aten.gt.Scalar)
@@ -69,7 +68,15 @@ _unary("Tanh", aten.tanh.default)
 
 @translation(aten.add.Tensor, aten.add.Scalar)
 def add(op: Translator, self: ir.Value, other: Scalar, alpha: Scalar = 1) -> ir.Value:
+    if self.dtype == ir.DataType.BOOL:  # a sum of truths
+        return op.Or(self, _times(op, op.beside(other, self), alpha))
     return op.Add(self, _times(op, op.beside(other, self), alpha))
+
+
+@translation(aten.mul.Tensor, aten.mul.Scalar)
+def mul(op: Translator, self: ir.Value, other: Scalar) -> ir.Value:
+    op_type = "And" if self.dtype == ir.DataType.BOOL else "Mul"
+    return op.node(op_type, (self, op.beside(other, self)))
 
 
 @translation(aten.sub.Tensor, aten.sub.Scalar)
@@ -86,7 +93,7 @@ def _times(op: Translator, value: Scalar, alpha: Scalar) -> Scalar:
     if not isinstance(alpha, ir.Value) and alpha == 1:
         return value
     if isinstance(value, ir.Value):
-        return op.Mul(value, op.beside(alpha, value))
+        return mul(op, value, alpha)
     return value * alpha
 
 
@@ -103,30 +110,6 @@ def pow(op: Translator, self: ir.Value, exponent: Scalar) -> ir.Value:
 @translation(aten.rsqrt.default)
 def rsqrt(op: Translator, self: ir.Value) -> ir.Value:
     return op.Reciprocal(op.Sqrt(self))
-
-
-@translation(aten.clamp.default)
-def clamp(
-    op: Translator, self: ir.Value, min: Scalar | None = None, max: Scalar | None = None
-) -> ir.Value:
-    if not isinstance(min, ir.Value) and not isinstance(max, ir.Value):
-        return op.Clip(self, min, max)
-    result = self
-    if min is not None:
-        result = op.Max(result, op.beside(min, self))
-    if max is not None:
-        result = op.Min(result, op.beside(max, self))
-    return result
-
-
-@translation(aten.clamp_min.default)
-def clamp_min(op: Translator, self: ir.Value, min: Scalar) -> ir.Value:
-    return clamp(op, self, min)
-
-
-@translation(aten.clamp_max.default)
-def clamp_max(op: Translator, self: ir.Value, max: Scalar) -> ir.Value:
-    return clamp(op, self, None, max)
 
 
 def _logical_or_bitwise(logical: str, bitwise: str, *targets: Any) -> None:

@@ -152,8 +152,7 @@ def binary_cross_entropy_with_logits(
     reduction: int = 1,
 ) -> ir.Value:
     """``(1 - t) x + w log(1 + exp(-x))`` with ``w = 1 + (pos_weight - 1) t``."""
-    # log(1 + exp(-x)) = log(1 + exp(-|x|)) + max(-x, 0): no overflow for large |x|.
-    soft = op.Add(op.Log(op.Add(op.Exp(op.Neg(op.Abs(self))), 1.0)), op.Relu(op.Neg(self)))
+    soft = op.Softplus(op.Neg(self))  # log(1 + exp(-x))
     if pos_weight is not None:
         soft = op.Mul(soft, op.Add(op.Mul(op.Sub(pos_weight, 1.0), target), 1.0))
     rows = op.Add(op.Mul(op.Sub(1.0, target), self), soft)

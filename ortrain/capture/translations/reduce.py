@@ -82,6 +82,12 @@ def _variance(
     return op.Div(total, op.Sub(op.cast(count, value.dtype), float(correction)))
 
 
+def _root(op: Translator, variance: ir.Value) -> ir.Value:
+    """The square root, of whose gradient torch makes zero where the variance is zero."""
+    flat, zero = op.Equal(variance, 0.0), op.constant(0.0, variance.dtype)
+    return op.Where(flat, zero, op.Sqrt(op.Where(flat, op.constant(1.0, variance.dtype), variance)))
+
+
 @translation(aten.var.correction)
 def var(
     op: Translator,
@@ -103,7 +109,7 @@ def std(
     correction: float | None = None,
     keepdim: bool = False,
 ) -> ir.Value:
-    return op.Sqrt(var(op, self, dim, correction=correction, keepdim=keepdim))
+    return _root(op, var(op, self, dim, correction=correction, keepdim=keepdim))
 
 
 @translation(aten.var.dim)
@@ -130,12 +136,12 @@ def std_dim(
     unbiased: bool = True,
     keepdim: bool = False,
 ) -> ir.Value:
-    return op.Sqrt(_variance(op, self, dim, int(unbiased), keepdim))
+    return _root(op, _variance(op, self, dim, int(unbiased), keepdim))
 
 
 @translation(aten.std.default)
 def std_all(op: Translator, self: ir.Value, unbiased: bool = True) -> ir.Value:
-    return op.Sqrt(_variance(op, self, None, int(unbiased), False))
+    return _root(op, _variance(op, self, None, int(unbiased), False))
 
 
 @translation(aten.var_mean.correction, aten.var_mean.dim, aten.var_mean.default)

@@ -1,0 +1,181 @@
+"""At zeros, ties, bounds and infinities, outputs and gradients are PyTorch's."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils import _pytree as pytree
+
+from ortrain import Options, ORTModule
+
+OPTIONS = Options(engine="onnxruntime", fallback="raise", certificate="off")
+INF, NAN = float("inf"), float("nan")
+VALUES = torch.tensor([0.0, -0.0, 1, -1, 0.5, -0.5, 2, -2, 3, -3, 6, 20, -20, 100, -100, 1e4, -1e4,
+                       1e-30, -1e-30, INF, -INF])  # fmt: skip
+FINITE = VALUES[VALUES.isfinite()]
+GRID = torch.tensor(list(itertools.product([0.0, -0.0, 1, -1, 0.5, 2, -2, 1e4, INF, -INF],
+                                           repeat=2)))  # fmt: skip
+PLAIN = GRID[GRID.isfinite().all(1)]
+ROWS = torch.tensor([[0.0, 0, 0], [1, 1, 1], [3, 3, 1], [1, 3, 3], [-1, -1, -2], [0, -0.0, 0],
+                     [2, 0, 3], [0, 0, 5]])  # fmt: skip
+EMPTY_ROWS = torch.tensor([[0.0, 1, -INF], [-INF, -INF, -INF], [INF, 1, 2],
+                           [torch.finfo().min] * 3])  # fmt: skip
+
+Case = tuple[Callable[..., Any], Sequence[Tensor]]
+
+
+def unary(values: Tensor, *functions: Callable[[Tensor], Any]) -> dict[str, Case]:
+    return {
+        f"{i} {function.__name__}": (function, [values]) for i, function in enumerate(functions)
+    }
+
+
+def binary(points: Tensor, *functions: Callable[[Tensor, Tensor], Any]) -> dict[str, Case]:
+    columns = [points[:, 0].contiguous(), points[:, 1].contiguous()]
+    return {f"{i} {function.__name__}": (function, columns) for i, function in enumerate(functions)}
+
+
+FAMILIES: dict[str, dict[str, Case]] = {
+    "bounds": unary(
+        VALUES,
+        F.relu6, F.hardtanh, lambda x: F.hardtanh(x, -3, 2), F.relu, F.leaky_relu, F.hardsigmoid,
+        F.hardswish, F.hardshrink, F.softshrink, lambda x: x.clamp(-1, 1), lambda x: x.clamp_min(0),
+        lambda x: x.clamp(max=0), lambda x: x.clamp(1, -1), lambda x: F.threshold(x, 0.5, -3),
+        lambda x: x.clamp(torch.tensor(-1.0), torch.tensor(1.0)),
+        lambda x: x.clamp(min=torch.tensor(2.0)), lambda x: x.clamp(max=torch.tensor(0.0)),
+        lambda x: x.clamp(torch.tensor(1.0), torch.tensor(-1.0)),
+    ),
+    "curves": unary(
+        VALUES,
+        F.softplus, F.elu, F.selu, F.celu, F.logsigmoid, F.tanhshrink, F.softsign, torch.sigmoid,
+        torch.tanh, torch.erf, torch.abs, torch.sign, torch.sqrt, torch.rsqrt, torch.log,
+        torch.log1p, torch.exp, torch.reciprocal, torch.square, torch.floor, torch.round,
+        torch.trunc, torch.frac, torch.atan, torch.isinf, torch.signbit,
+    ),
+    "powers": unary(
+        torch.cat([FINITE[:1], FINITE[2:]]),  # the slope of a root at -0.0 is minus infinity
+        *(lambda x, n=n: x**n for n in (0, 1, 2, 3, -1, 0.5, 1.5)),
+        *(lambda x, b=b: b**x for b in (0.0, 1.0, 2.0, -2.0)),
+    ),
+    "poles behind masks": unary(
+        VALUES,
+        lambda x: F.relu(x).sqrt(), lambda x: x.clamp(min=0).sqrt(), lambda x: F.relu6(x).log(),
+        lambda x: 1 / F.relu(x), lambda x: F.hardshrink(x).log(),
+        lambda x: (F.relu(x) * 2).sum().sqrt(), lambda x: F.threshold(x, 0.5, 0).rsqrt(),
+        lambda x: torch.where(x > 0, x.clamp(min=1e-6).log(), torch.zeros_like(x)),
+    ),
+    "pairs": binary(
+        GRID,
+        torch.maximum, torch.minimum, torch.add, torch.mul, torch.div,
+        lambda x, y: x.clamp(min=y), lambda x, y: x.clamp(max=y),
+        lambda x, y: x.clamp(y, y.flip(0)),
+        lambda x, y: torch.where(x > 0, x.sqrt(), y), lambda x, y: (x * y).masked_fill(x > 0, 0),
+    ),
+    "finite pairs": binary(
+        PLAIN,
+        torch.atan2, torch.pow, torch.sub, torch.logaddexp, torch.logaddexp2,
+        lambda x, y: F.binary_cross_entropy_with_logits(x, y, reduction="none"),
+        lambda x, y: F.l1_loss(x, y, reduction="none"),
+        lambda x, y: F.smooth_l1_loss(x, y, reduction="none"),
+        lambda x, y: F.huber_loss(x, y, reduction="none"),
+    ),
+    "rows": unary(
+        ROWS,
+        lambda x: x.max(1), lambda x: x.min(1), lambda x: x.amax(1), lambda x: x.amin(1),
+        lambda x: x.max(), lambda x: x.min(), lambda x: x.prod(1), lambda x: x.prod(),
+        lambda x: x.std(1), lambda x: x.std(1, correction=0), lambda x: x.var(1),
+        lambda x: x.norm(dim=1), lambda x: x.norm(3, dim=1), lambda x: x.norm(1, dim=1),
+        lambda x: x.norm(INF, dim=1), lambda x: F.normalize(x), lambda x: x.cumsum(1),
+        lambda x: (x * 0).norm(), lambda x: (x * 0).std(), lambda x: x[:, :1].std(1, correction=0),
+        lambda x: torch.dist(x, x.detach()), lambda x: F.pairwise_distance(x, x.detach()),
+        lambda x: F.layer_norm(x, (3,)), lambda x: torch.sinc(x),
+    ),
+    "softmax": unary(
+        EMPTY_ROWS,
+        lambda x: x.softmax(1), lambda x: x.log_softmax(1), lambda x: x.logsumexp(1),
+        lambda x: x.masked_fill(x < 0, -INF).softmax(1),
+        lambda x: x.masked_fill(x < 0, torch.finfo().min).softmax(1),
+    ),
+    "pools": unary(
+        torch.tensor([0.0, 0, 1, 1, 0, 0, 1, 0, 2, 2, 1, 1, 2, 2, 1, 1]).reshape(1, 1, 4, 4),
+        lambda x: F.max_pool2d(x, 2), lambda x: F.max_pool2d(x, 3, 1, 1),
+        lambda x: F.max_pool1d(x[0], 2), lambda x: F.avg_pool2d(x, 2),
+    ),
+}  # fmt: skip
+
+
+def cross_entropies() -> dict[str, Case]:
+    """Labels of which all, some or none are ignored, logits of which some are minus infinity."""
+    logits = torch.tensor([[1.0, 2, 3], [0, 0, 0], [-INF, 100, -100]])
+    found: dict[str, Case] = {}
+    for labels, smoothing, reduction in itertools.product(
+        ([-100, -100, -100], [1, -100, -100], [1, 0, 1]), (0.0, 0.1), ("mean", "sum", "none")
+    ):
+        if smoothing and labels[2] != -100:
+            continue  # minus infinity is among the classes of the mean
+
+        def loss(x: Tensor, y: Any = labels, s: float = smoothing, r: str = reduction) -> Tensor:
+            return F.cross_entropy(x, torch.tensor(y), label_smoothing=s, reduction=r)
+
+        found[f"{labels} {smoothing} {reduction}"] = (loss, [logits])
+    return found
+
+
+FAMILIES["cross entropy"] = cross_entropies()
+
+
+class Family(nn.Module):
+    """Each function of its own arguments."""
+
+    def __init__(self, cases: dict[str, Case]) -> None:
+        super().__init__()
+        self.functions = [function for function, _ in cases.values()]
+
+    def forward(self, groups: list[list[Tensor]]) -> list[Any]:
+        return [f(*group) for f, group in zip(self.functions, groups, strict=True)]
+
+
+def results(model: nn.Module, cases: dict[str, Case]) -> list[list[Tensor | None]]:
+    """Outputs of each function, then the gradients of its arguments."""
+    groups = [[t.clone().requires_grad_() for t in tensors] for _, tensors in cases.values()]
+    found: list[list[Tensor | None]] = []
+    generator = torch.Generator().manual_seed(2)
+    for output, group in zip(model(groups), groups, strict=True):
+        outputs = [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor)]
+        drawn = [torch.randn(t.shape, generator=generator) for t in outputs]
+        floats = [t.requires_grad for t in outputs]
+        pairs = [(t, d) for t, d, f in zip(outputs, drawn, floats, strict=True) if f]
+        gradients: list[Tensor | None] = [None] * len(group)
+        if pairs:
+            wanted, upstream = zip(*pairs, strict=True)
+            gradients = list(
+                torch.autograd.grad(wanted, group, upstream, retain_graph=True, allow_unused=True)
+            )
+        found.append([*(t.detach() for t in outputs), *gradients])
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_outputs_and_gradients_at_special_values_are_those_of_pytorch(family: str) -> None:
+    cases = FAMILIES[family]
+    want = results(Family(cases), cases)
+    got = results(ORTModule(Family(cases), options=OPTIONS), cases)
+    wrong = []
+    for (name, (_, tensors)), ours, theirs in zip(cases.items(), got, want, strict=True):
+        for i, (mine, its) in enumerate(zip(ours, theirs, strict=True)):
+            if mine is None or its is None:
+                assert mine is its, f"{name}: the gradient of one is none"
+                continue
+            assert mine.dtype == its.dtype, name
+            close = torch.isclose(mine.double(), its.double(), 1e-5, 1e-6, equal_nan=True)
+            if not close.all():
+                at = (~close).nonzero()[:4].tolist()
+                wrong.append(f"{name}[{i}] at {at}: {mine[~close][:4]}, not {its[~close][:4]}")
+                wrong[-1] += f" of {[t.shape for t in tensors]}"
+    assert not wrong, "\n".join(wrong)
