@@ -74,7 +74,7 @@ def passes(frame: FrameType) -> bool | None:
                 return None
             sign = signs[jumps.index(at)]
         else:
-            spans = {
+            spans: dict[tuple[int | None, ...], bool] = {
                 (e.lineno, e.end_lineno, e.col_offset, e.end_col_offset): sign
                 for e, sign in _operands(test, True)
             }

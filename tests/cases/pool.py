@@ -103,7 +103,8 @@ CASES = [
     OpCase("GlobalMaxPool", {"x": distinct(2, 3, 4, 2)}, tolerance="sums",
            torch=lambda x: F.adaptive_max_pool2d(x, 1)),
     *(
-        OpCase("Col2Im", {"x": normal(2, 8, count), "image": np.array([4, 5]), "block": np.array([2, 2])},
+        OpCase("Col2Im",
+               {"x": normal(2, 8, count), "image": np.array([4, 5]), "block": np.array([2, 2])},
                options, tolerance="sums", note=note, symbolic=False,
                torch=lambda x, image, block, fold=fold: F.fold(x, (4, 5), 2, **fold))
         for note, count, options, fold in (

@@ -231,7 +231,9 @@ def regression(network: nn.Module) -> Losses:
     optimizer = torch.optim.SGD(network.parameters(), lr=0.02)
     for number in range(STEPS):
         value = rows(8, 4, seed=number)
-        yield stepped((network(value) - value.sum(1, keepdim=True).sin()).square().mean(), optimizer)
+        yield stepped(
+            (network(value) - value.sum(1, keepdim=True).sin()).square().mean(), optimizer
+        )
 
 
 @pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")

@@ -1,4 +1,4 @@
-"""Numbers that change from call to call are inputs of one graph, unless the code branches on them."""
+"""Numbers that change from call to call are inputs of a graph, unless the code branches on them."""
 
 from __future__ import annotations
 
@@ -35,12 +35,16 @@ USES: dict[str, tuple[Any, list[Any], bool]] = {
     "exponent": (lambda h, n: h.sigmoid() ** n, [1.5, 2.5, 0.5, 3.0], True),
     "of a loss": (lambda h, n: h.square().mean() * n, [0.1, 0.2, 0.3, 0.4], True),
     "of integers": (lambda h, n: h + torch.arange(3) * n, [2, 3, 4, 5], True),
-    "nested": (lambda h, n: h * n["a"][0] + n["b"], [{"a": [i], "b": i / 2} for i in range(4)], True),
+    "nested": (
+        lambda h, n: h * n["a"][0] + n["b"], [{"a": [i], "b": i / 2} for i in range(4)], True
+    ),
     "branch": (lambda h, n: h if n > 0.25 else -h, [0.1, 0.2, 0.3, 0.4], False),
     "size": (lambda h, n: h[:, :n], [1, 2, 3, 2], False),
     "loop": (lambda h, n: sum(h * i for i in range(1, n)), [2, 3, 4, 5], False),
     "dimension": (lambda h, n: h.sum(n), [0, 1, 0, 1], False),
-    "dropout": (lambda h, n: nn.functional.dropout(h, n, h.requires_grad and n > 1), [0.1, 0.2] * 2, False),
+    "dropout": (
+        lambda h, n: nn.functional.dropout(h, n, h.requires_grad and n > 1), [0.1, 0.2] * 2, False
+    ),
     "by type": (lambda h, n: h * 2 if isinstance(n, float) else h * 3, [0.1, 0.2, 0.3, 0.4], False),
 }  # fmt: skip
 

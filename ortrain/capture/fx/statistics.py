@@ -47,8 +47,9 @@ def _batch_norm(emit: Emitter, *args: Any) -> fx.Node:
     both.meta["val"] = (value, channels, channels, channels, channels)
     from_same_place(both, emit.node)
     output = emit(operator.getitem, both, 0)
-    for old, index in ((mean, 3), (variance, 4)):
-        if old is not None and not _empty(value):
+    updated = () if _empty(value) else ((mean, 3), (variance, 4))
+    for old, index in updated:
+        if old is not None:
             emit(aten.copy_.default, old, emit(operator.getitem, both, index))
     return output
 

@@ -167,7 +167,8 @@ def _statistics(
     """Axes, correction and whether they stay, of any overload."""
     if len(args) == 1 and isinstance(args[0], bool):  # the overload without axes
         return None, int(args[0]), False
-    dim, unbiased, keepdim = (*args, *(dim, unbiased, keepdim)[len(args) :])
+    given: list[Any] = [*args, *(dim, unbiased, keepdim)[len(args) :]]
+    dim, unbiased, keepdim = given
     return dim, int(unbiased) if correction is None else correction, keepdim
 
 

@@ -217,7 +217,7 @@ def tile(op: Translator, self: ir.Value, dims: Sequence[Size]) -> ir.Value:
 def roll(
     op: Translator, self: ir.Value, shifts: Size | Sequence[Size], dims: int | Sequence[int] = ()
 ) -> ir.Value:
-    shifts = list(shifts) if isinstance(shifts, list | tuple) else [shifts]
+    shifts = [*shifts] if isinstance(shifts, Sequence) else [shifts]
     dims = [dims] if isinstance(dims, int) else list(dims)
     if not dims:  # of the elements in a row
         flat = roll(op, op.Reshape(self, [-1]), shifts, [0])
