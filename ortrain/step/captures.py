@@ -38,8 +38,8 @@ from ortrain.runtime.onnxruntime.executor import SMALL
 from ortrain.step.build import Plan, build, likely_upstream
 from ortrain.step.certificate import ENOUGH, Certificate, Trial, compare, refuted
 from ortrain.step.contest import Race
-from ortrain.step.replay import Original
 from ortrain.step.progress import progress
+from ortrain.step.replay import Original
 from ortrain.step.report import Report
 from ortrain.step.run import Received, Step
 

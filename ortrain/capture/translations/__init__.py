@@ -8,6 +8,7 @@ from ortrain.capture.translations import (
     arithmetic,
     conv,
     embedding_bag,
+    experts,
     index,
     loss,
     new,
