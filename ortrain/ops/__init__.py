@@ -14,6 +14,7 @@ from ortrain.ops import (
     cross_entropy,
     dropout,
     embedding,
+    grouped_matmul,
     random,
     stop_gradient,
 )

@@ -45,6 +45,12 @@ def mask(*shape):
     return draw
 
 
+def grouped(input, weight, ends):
+    starts = [0, *ends.tolist()[:-1]]
+    parts = zip(starts, ends.tolist(), weight, strict=True)
+    return torch.cat([input[a:b] @ w for a, b, w in parts])
+
+
 def batch_norm(input, weight=None, bias=None, eps=1e-5):
     return F.batch_norm(input, None, None, weight, bias, True, 0.1, eps)
 
@@ -99,6 +105,12 @@ CASES = [
            note="none"),
     OpCase("ortrain::Dropout", {"x": normal(2, 3), "seed": SEED}, {"ratio": 1.0, "stream": 3},
            note="all", flat=("x",)),
+    *(
+        OpCase("ortrain::GroupedMatMul",
+               {"input": normal(7, 3), "weight": normal(4, 3, 2), "ends": np.array(ends)},
+               torch=grouped, tolerance="sums", note=note, symbolic=False)
+        for note, ends in (("full", [2, 3, 5, 7]), ("empty-groups", [0, 4, 4, 7]))
+    ),
     attend("plain", {}),
     attend("causal", {"key": normal(2, 2, 3, 4), "value": normal(2, 2, 3, 3)}, causal=1),
     attend("bool-mask", {"mask": mask(2, 1, 3, 5)}),

@@ -40,8 +40,10 @@ def told(**values: Any) -> str:
                 "contest": Contest([1.0], [1.5], "graph"),
                 "certificate": "…",
             },
-            "90 of 100 forwards ran as a graph; "
-            "this was 1.50 times as fast as PyTorch; certificate: …",
+            (
+                "90 of 100 forwards ran as a graph; "
+                "this was 1.50 times as fast as PyTorch; certificate: …"
+            ),
         ),
         (
             {

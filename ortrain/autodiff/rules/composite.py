@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ortrain.autodiff.registry import gradient, no_gradient
 from ortrain.graph.scatter import rows_of_zeros
+from ortrain.ops.grouped_matmul import groups, matrices
 
 no_gradient("ortrain::StopGradient", reason="the user's program cut the gradient here")
 for _kind in ("Bits", "Uniform", "Normal", "Exponential", "Bernoulli"):
@@ -14,6 +15,26 @@ for _kind in ("Bits", "Uniform", "Normal", "Exponential", "Bernoulli"):
 def dropout(g, x, seed, index=None, *, ratio, stream):
     """dx = the same dropout of dy: the hash draws the same mask again, so none is saved"""
     return g.op.node("Dropout", (g.dy, seed, index), domain="ortrain", ratio=ratio, stream=stream)
+
+
+@gradient("ortrain::GroupedMatMul")
+def grouped_matmul(g, input, weight, ends):
+    """of each group: dx = dy wᵀ, dw = xᵀ dy"""
+    op = g.op
+    dys = groups(op, g.dy, weight, ends)
+    dx = dw = None
+    if g.needs(0):
+        dx = [
+            op.MatMul(dy, op.Transpose(w, perm=[1, 0]))
+            for dy, w in zip(dys, matrices(op, weight), strict=True)
+        ]
+        dx = dx[0] if len(dx) == 1 else op.Concat(*dx, axis=0)
+    if g.needs(1):
+        xs = groups(op, input, weight, ends)
+        dw = [op.MatMul(op.Transpose(x, perm=[1, 0]), dy) for x, dy in zip(xs, dys, strict=True)]
+        dw = [op.Unsqueeze(each, [0]) for each in dw]
+        dw = dw[0] if len(dw) == 1 else op.Concat(*dw, axis=0)
+    return dx, dw, None
 
 
 @gradient("ortrain::Embedding")

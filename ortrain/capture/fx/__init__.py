@@ -22,6 +22,7 @@ from ortrain.capture.fx.checks import (
 )
 from ortrain.capture.fx.decompose import Covered, decompose, operators
 from ortrain.capture.fx.draws import number_draws
+from ortrain.capture.fx.experts import recognise_experts
 from ortrain.capture.fx.functional import functionalise
 from ortrain.capture.fx.pieces import open_pieces_as_slices
 from ortrain.capture.fx.preconditions import assert_preconditions
@@ -57,6 +58,7 @@ def clean(exported: ExportedProgram, covered: Covered) -> Cleaned:
     module = exported.graph_module
     inline_regions(module)
     number_draws(module)
+    recognise_experts(module)
     remove_checks(module)
     assert_preconditions(module)
     explicit_statistics(module)

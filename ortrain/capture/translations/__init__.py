@@ -9,6 +9,7 @@ from ortrain.capture.translations import (
     bends,
     conv,
     embedding_bag,
+    experts,
     index,
     loss,
     new,

@@ -1,0 +1,17 @@
+"""Transformers' product of grouped rows is recognised."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from ortrain.capture.translations.experts import grouped_matmul
+
+# A custom operator, because its loop over the experts reads their numbers of tokens.
+OPERATOR = "transformers.grouped_mm_fallback.default"
+
+
+def recognise_experts(module: fx.GraphModule) -> None:
+    """Puts :func:`grouped_matmul` in the place of transformers' operator."""
+    for node in module.graph.nodes:
+        if node.op == "call_function" and str(node.target) == OPERATOR:
+            node.target = grouped_matmul
