@@ -139,7 +139,11 @@ class _Functional:
         written: Any = node.kwargs["out"]
         args: Any = fx.node.map_arg(node.args, lambda n: n.meta["val"])
         kwargs: dict[str, Any] = {k: v for k, v in node.kwargs.items() if k != "out"}
-        if plain is None or taken[-1] != "out" or any(isinstance(v, fx.Node) for v in kwargs.values()):
+        if (
+            plain is None
+            or taken[-1] != "out"
+            or any(isinstance(v, fx.Node) for v in kwargs.values())
+        ):
             raise captured_error(node, f"{operator_name(original)} cannot be captured")
         mode = torch._guards.detect_fake_mode(args)
         assert mode is not None
