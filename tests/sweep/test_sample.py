@@ -10,6 +10,7 @@ from torch import nn
 
 from tests.sweep import results
 from tests.sweep.agreement import difference, step
+from tests.sweep.page import page
 from tests.sweep.rows import Row, Sample, all_rows
 from tests.sweep.verdict import Outcome, of_row
 
@@ -29,7 +30,7 @@ SAMPLE = [
     "operator linalg.norm", "operator complex", "operator tril",
     "operator nn.functional.gelu", "operator nn.functional.layer_norm",
     "operator nn.functional.conv1d", "operator nn.functional.cross_entropy",
-    "module torch.nn.modules.linear.Linear",
+    "module nn.Linear",
 ]  # fmt: skip
 
 
@@ -69,3 +70,8 @@ class _Raising(nn.Module):
 def test_what_eager_refuses_is_not_compared() -> None:
     row = Row("module", "raising", lambda: iter([Sample(_Raising, (torch.ones(2),), {})]))
     assert of_row(row).outcome is Outcome.NOT_COMPARABLE
+
+
+def test_the_page_is_that_of_the_kept_results() -> None:
+    assert (DOCS / "coverage.md").read_text() == page(results.load())
+    assert {v.outcome for v in results.load().values()}.isdisjoint(BAD)

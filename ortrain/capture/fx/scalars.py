@@ -35,6 +35,8 @@ def scalars_as_vectors(module: fx.GraphModule) -> None:
             continue
         if not (node.args and _is_scalar(node.args[0])):
             continue
+        if "dims" in names and not node.args[names.index("dims")]:  # permuted by no axes
+            continue
         with graph.inserting_before(node):
             given = list(node.args)
             for i, (name, value) in enumerate(zip(names, given, strict=False)):
