@@ -105,7 +105,7 @@ CASES = [
     *(
         OpCase("Col2Im",
                {"x": normal(2, 8, count), "image": np.array([4, 5]), "block": np.array([2, 2])},
-               options, tolerance="sums", note=note, symbolic=False,
+               options, constants=("image", "block"), tolerance="sums", note=note, symbolic=False,
                torch=lambda x, image, block, fold=fold: F.fold(x, (4, 5), 2, **fold))
         for note, count, options, fold in (
             ("plain", 12, {}, {}),
