@@ -224,12 +224,3 @@ def scatter_reduce(
     each = op.Expand(one, op.shape(index))
     count = op.ScatterElements(start, index, each, axis=dim, reduction="add")
     return op.Div(total, count if include_self else op.Max(count, 1.0))
-
-
-@translation(aten.scatter.value)
-def scatter_value(
-    op: Translator, self: ir.Value, dim: int, index: ir.Value, value: Scalar
-) -> ir.Value:
-    assert self.dtype is not None
-    filled = op.Expand(op.constant(value, self.dtype), op.shape(index))
-    return op.ScatterElements(self, index, filled, axis=dim)
