@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from ortrain import ORTModule, Options
+from ortrain import Options, ORTModule
 
 CERTIFIED = Options(engine="onnxruntime", fallback="raise", certificate="first")
 SIZES = {
