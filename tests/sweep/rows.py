@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -66,7 +67,9 @@ class Row:
 @functools.cache
 def all_rows() -> dict[str, Row]:
     """Every row by its key, operators first."""
-    return {row.key: row for row in (*_operators(), *_modules())}
+    with warnings.catch_warnings():  # of packages that the tables can do without
+        warnings.simplefilter("ignore")
+        return {row.key: row for row in (*_operators(), *_modules())}
 
 
 class Operator(nn.Module):

@@ -167,9 +167,9 @@ def _statistics(
     """Axes, correction and whether they stay, of any overload."""
     if len(args) == 1 and isinstance(args[0], bool):  # the overload without axes
         return None, int(args[0]), False
-    given: list[Any] = [*args, *(dim, unbiased, keepdim)[len(args) :]]
-    dim, unbiased, keepdim = given
-    return dim, int(unbiased) if correction is None else correction, keepdim
+    given: tuple[Any, ...] = (*args, *(dim, unbiased, keepdim)[len(args) :])
+    axes, one_less, kept = given
+    return axes, int(one_less) if correction is None else correction, kept
 
 
 def _truth(reduction: str, *targets: Any) -> None:

@@ -217,12 +217,12 @@ def tile(op: Translator, self: ir.Value, dims: Sequence[Size]) -> ir.Value:
 def roll(
     op: Translator, self: ir.Value, shifts: Size | Sequence[Size], dims: int | Sequence[int] = ()
 ) -> ir.Value:
-    shifts = [*shifts] if isinstance(shifts, Sequence) else [shifts]
-    dims = [dims] if isinstance(dims, int) else list(dims)
-    if not dims:  # of the elements in a row
-        flat = roll(op, op.Reshape(self, [-1]), shifts, [0])
+    by = [shifts] if isinstance(shifts, int | ir.Value) else list(shifts)
+    axes = [dims] if isinstance(dims, int) else list(dims)
+    if not axes:  # of the elements in a row
+        flat = roll(op, op.Reshape(self, [-1]), by, [0])
         return op.Reshape(flat, op.shape(self))
-    for shift, dim in zip(shifts, dims, strict=True):
+    for shift, dim in zip(by, axes, strict=True):
         size = op.dim(self, dim)
         cut = op.Mod(op.Sub(size, op.index(shift)), op.Max(size, [1]))
         front = op.Slice(self, cut, [INT64_MAX], [dim], [1])
