@@ -482,7 +482,10 @@ ATTENTION: dict[str, tuple[Callable[[], nn.Module], tuple[Callable[[], Any], ...
         (floats(2, 4, 5, 4), *HEADS[:2]),
     ),
     "products-masked-row": (lambda: Products(), (*HEADS, given(~ROW))),
-    "products-infinite": (lambda: Products(), (*HEADS, given(torch.zeros(5, 5) - ROW / 0.0))),
+    "products-infinite": (
+        lambda: Products(),
+        (*HEADS, given(torch.zeros(5, 5).masked_fill(ROW, -torch.inf))),
+    ),
     "products-of-one-key": (
         lambda: Products(),
         (HEADS[0], floats(1, 2, 5, 4), floats(1, 2, 5, 4)),
@@ -512,7 +515,7 @@ def test_an_encoder_that_would_pack_its_input_runs_in_pytorch() -> None:
 
 LAZY = {
     "linear": lambda: nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2)),
-    "convolution": lambda: nn.Sequential(nn.LazyConv1d(4, 3), nn.LazyBatchNorm1d()),
+    "convolution": lambda: nn.Sequential(nn.LazyBatchNorm1d(), nn.LazyConv1d(4, 3)),
 }
 
 
