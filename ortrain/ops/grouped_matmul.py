@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import onnx_ir as ir
 
@@ -42,7 +44,7 @@ def groups(op: Builder, rows: ir.Value, weight: ir.Value, ends: ir.Value) -> lis
     """The rows of each group."""
     bounds = [op.constant(np.array([0], np.int64))]
     bounds += [op.Slice(ends, [e], [e + 1], [0]) for e in range(count(weight))]
-    return [op.Slice(rows, a, b, [0]) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [op.Slice(rows, a, b, [0]) for a, b in itertools.pairwise(bounds)]
 
 
 def matrices(op: Builder, weight: ir.Value) -> list[ir.Value]:
