@@ -57,6 +57,10 @@ RUN_AGAIN = "checkpointing around it runs it twice, and both times must be alike
 
 # Forms of call that are known in each state of the module; the oldest make way.
 MOST_FORMS = 64
+# Why a call runs in PyTorch whose tensors have no elements; those that have run as a graph.
+EMPTY = NotServed(
+    "a tensor of the call is empty, and ONNX reads a 0 in a shape as the size of another tensor"
+)
 # Why calls run in PyTorch whose numbers change and cannot be inputs.
 NUMBERS_CHANGE = (
     "its code branches on a number among the arguments that changes from call to call; "
@@ -150,6 +154,8 @@ class Runner:
         served = form.by_sizes.get(sizes)
         try:
             if served is None:
+                if any(0 in shape for shape in sizes) and self.options.falls_back(EMPTY):
+                    return self._eager(EMPTY.what, args, kwargs)
                 served = self.captures.find(state, form, flat, sizes)
                 if self._draws_apart(form, served):
                     form.reason = RUN_AGAIN

@@ -21,7 +21,7 @@ COST = {
     "LogSoftmax-axis-1": {"Exp": 1, "ReduceSum": 1, "Mul": 1, "Sub": 1},
     "LayerNormalization-last": {"Sub": 3, "Mul": 6, "ReduceSum": 2, "ReduceMean": 2},
     "Gelu": {"Mul": 4, "Erf": 1, "HardSigmoid": 1, "Exp": 1, "Div": 1, "Add": 1},
-    "Relu": {"Greater": 1, "Cast": 1, "Mul": 1},
+    "Relu": {"Greater": 1, "Where": 1},
     "Sigmoid": {"Mul": 2, "Sub": 1},
     "Tanh": {"Mul": 2, "Sub": 1},
     "MatMul-weight": {"MatMul": 2, "Transpose": 2, "Reshape": 2},

@@ -398,13 +398,18 @@ def test_deterministic_algorithms_are_another_graph(trio: Trio) -> None:
 def test_a_change_to_what_cannot_be_captured_runs_eagerly() -> None:
     trio = Trio(Options(engine="onnxruntime"))
     trio.check()
-    trio.change(_set("norm.momentum", None))  # an average whose factor is read out of a tensor
-    with pytest.warns(OrtrainWarning, match="a number out of a tensor"):
+    trio.change(_set("drop", Branching()))
+    with pytest.warns(OrtrainWarning, match="branches on the values"):
         trio.check()
     assert trio.graph.report.mode == "eager"
-    trio.change(_set("norm.momentum", 0.1))
+    trio.change(_set("drop", nn.Dropout(0.0)))
     trio.check()
     assert trio.graph.report.mode == "graph"
+
+
+class Branching(nn.Module):
+    def forward(self, value: Tensor) -> Tensor:
+        return value * 2 if value.sum() > 0 else value
 
 
 # --- modules that never stay the same -----------------------------------------------------------
