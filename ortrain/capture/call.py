@@ -272,7 +272,8 @@ def _alias(name: str, value: Any) -> Any:
                 f"argument {name!r} is a {type(value).__name__} of layout {value.layout}",
                 because="a graph takes ordinary strided tensors",
             )
-        return value.detach().requires_grad_(value.requires_grad)
+        # A graph gets contiguous tensors: no stride is to be a symbol of its own.
+        return value.detach().contiguous().requires_grad_(value.requires_grad)
     if isinstance(value, _CONSTANT):
         return value
     raise UnsupportedInput(

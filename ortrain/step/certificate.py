@@ -174,7 +174,31 @@ class Trial:
 
     def eager(self, dtype: torch.dtype | None = None) -> Evidence:
         """What the module makes of it; in another floating dtype where one is asked for."""
-        module, evidence = self.module, Evidence()
+        evidence = Evidence()
+        tensors, structure, leaves, buffers = self._forward(dtype)
+        evidence.buffers = {name: Digest.of(buffer) for name, buffer in buffers.items()}
+        strays = _strays(tensors, leaves.values()) if self.grad else []
+        if strays:
+            # What the forward has made itself, as transformers does for reentrant checkpointing,
+            # is another tensor the next time, and nobody sees its gradient.
+            again, _, others, _ = self._forward(dtype)
+            lasting = {id(stray) for stray in _strays(again, others.values())}
+            evidence.strays = [
+                f"a tensor of shape {[*stray.shape]} that is no parameter"
+                for stray in strays
+                if id(stray) in lasting
+            ]
+            del again, others
+        self._close(evidence, structure.names, tensors, leaves)
+        return evidence
+
+    def _forward(
+        self, dtype: torch.dtype | None
+    ) -> tuple[
+        list[torch.Tensor], OutputStructure, dict[str, torch.Tensor], dict[str, torch.Tensor]
+    ]:
+        """The module's outputs and their structure, the leaves that it was given, its buffers."""
+        module = self.module
         named = list(module.named_parameters())
         held = {n: _own_parameter(p, dtype, self.grad and p.requires_grad) for n, p in named}
         buffers = {n: _own(b, dtype, False) for n, b in module.named_buffers()}
@@ -186,12 +210,8 @@ class Trial:
             with replayed_draws(int(draw_seed())) if self.draws else contextlib.nullcontext():
                 output = torch.func.functional_call(module, everything, args, kwargs)
         tensors, structure = OutputStructure.from_output(output)
-        del output
-        evidence.buffers = {name: Digest.of(everything[name]) for name in buffers}
         leaves = dict(zip(self.names, users, strict=True)) | held
-        evidence.strays = _strays(tensors, leaves.values()) if self.grad else []
-        self._close(evidence, structure.names, tensors, leaves)
-        return evidence
+        return tensors, structure, leaves, {name: everything[name] for name in buffers}
 
     def graph(self, step: Step, tensors: dict[str, torch.Tensor], served: Any) -> Evidence:
         """What the graph makes of it.
@@ -384,16 +404,16 @@ def _names(outputs: dict[str, Any]) -> str:
     return listing(list(outputs)) or "none"
 
 
-def _strays(outputs: Sequence[torch.Tensor], leaves: Any) -> list[str]:
-    """Descriptions of the leaves of autograd's graph that are none of ours."""
+def _strays(outputs: Sequence[torch.Tensor], leaves: Any) -> list[torch.Tensor]:
+    """The leaves of autograd's graph that are none of ours."""
     known = {id(leaf) for leaf in leaves}
     stack = [t.grad_fn for t in outputs if t.grad_fn is not None]
-    seen, strays = set(stack), []
+    seen, strays = set(stack), list[torch.Tensor]()
     while stack:
         node = stack.pop()
         variable = getattr(node, "variable", None)
         if isinstance(variable, torch.Tensor) and id(variable) not in known:
-            strays.append(f"a tensor of shape {[*variable.shape]} that is no parameter")
+            strays.append(variable)
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from ortrain.errors import OrtrainWarning
 from ortrain.runtime.onnxruntime import Compiled
 from ortrain.step import contest
 from ortrain.step.contest import LEAST_STEPS, MOST_ROUNDS, MOST_STEPS, WARM_UP, Race
-from ortrain.step.runner import EAGER_SPELL
+from ortrain.step.runner import EAGER_SPELL, Runner
 from tests.models import MODELS
 from tests.module.agreement import GRAPH, RELATIVE, loss_of
 
@@ -185,17 +186,32 @@ def test_only_the_modules_own_time_counts(clock: Clock) -> None:
 
 
 class Timed(nn.Module):
-    """A network whose eager forward takes time on the clock."""
+    """A network whose eager forward takes time on the clock, which its own code does not see."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)
-        self.spend = lambda: setattr(clock, "now", clock.now + seconds)
+        SPENDING[self] = (clock, seconds)
 
     def forward(self, value: Tensor) -> Tensor:
-        self.spend()
         result: Tensor = self.layer(value).tanh()
         return result
+
+
+SPENDING: WeakKeyDictionary[nn.Module, tuple[Clock, float]] = WeakKeyDictionary()
+
+
+@pytest.fixture(autouse=True)
+def spends_time_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Runner._eager
+
+    def eager(self: Runner, *args: Any) -> Any:
+        if self.module in SPENDING:
+            clock, seconds = SPENDING[self.module]
+            clock.now += seconds
+        return original(self, *args)
+
+    monkeypatch.setattr(Runner, "_eager", eager)
 
 
 @pytest.fixture
