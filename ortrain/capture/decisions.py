@@ -42,6 +42,7 @@ aten = torch.ops.aten
 
 _MODULES = (f"{TORCH}nn/", f"{TORCH}distributions/")  # Python code as a user could have written it
 _DYNAMO = f"{TORCH}_dynamo/"
+_OWN = f"{Path(__file__).parent}/"  # what watches a trace
 _LOGGING = f"{Path(logging.__file__).parent}/"
 _STANDARD = f"{Path(contextlib.__file__).parent}/"
 _INSTALLED = (f"{_STANDARD}site-packages/", f"{_STANDARD}dist-packages/")
@@ -187,7 +188,7 @@ def _is_code(frame: FrameType | None) -> bool:
         if file.startswith(_LOGGING) or not (standard or file == "<string>"):  # of a dataclass
             break
         frame = frame.f_back
-    if file.startswith(_LOGGING):
+    if file.startswith((_LOGGING, _OWN)):
         return False
     return file.startswith(_MODULES) or not file.startswith(TORCH)
 

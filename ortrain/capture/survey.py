@@ -127,6 +127,7 @@ _OPAQUE_PACKAGES = {
     "_abc", "_thread", "accelerate", "deepspeed", "lightning", "ortrain", "pytorch_lightning",
     "threading", "typing",
 }  # fmt: skip
+_TRAINER = "transformers.trainer"
 # Nothing in them can change.
 _CONSTANT = (
     type(NotImplemented),
@@ -728,6 +729,8 @@ def _is_constant(value: Any) -> bool:
     """Whether an object holds no state, or none that a forward depends on."""
     if isinstance(value, (*_CONSTANT, *_OPAQUE)) or type(value) is object:
         return True
+    if any(kind.__module__ == _TRAINER for kind in type(value).__mro__):
+        return True  # the loop around the model, which a loss of its own is a method of
     source = type(value).__module__
     if _package(source) == "torch":
         return not source.startswith("torch.distributions")

@@ -81,7 +81,7 @@ class Branches(T5ForConditionalGeneration):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         tokens = kwargs.get("decoder_input_ids")
         if tokens is not None and tokens.max() > 1000:
-            raise AssertionError
+            return None
         return super().forward(*args, **kwargs)
 
 

@@ -273,10 +273,6 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[Callable[[], Any], ...]]]
     },
     "Upsample-to-a-size": (lambda: nn.Upsample((7, 5), mode="bilinear"), (floats(2, 3, 4, 3),)),
     "Upsample-down": (lambda: nn.Upsample((3, 2), mode="nearest"), (floats(2, 3, 7, 5),)),
-    "interpolate-antialiased": (
-        lambda: Function(lambda x: F.interpolate(x, (3, 2), mode="bilinear", antialias=True)),
-        (floats(2, 3, 7, 5),),
-    ),
     "interpolate-area": (
         lambda: Function(lambda x: F.interpolate(x, (3, 2), mode="area")),
         (floats(2, 3, 7, 5),),
@@ -396,6 +392,7 @@ ALL = {**LOSSES, **LAYERS}
 
 @pytest.mark.filterwarnings("ignore:Implicit dimension choice")
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`")
+@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides the total loss")
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_a_layer_and_its_gradients_are_eagers(name: str, training: bool) -> None:
