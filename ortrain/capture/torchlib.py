@@ -17,7 +17,7 @@ VERIFIED = frozenset({
     "atan2.default", "atanh.default", "atleast_1d.default", "atleast_2d.default",
     "atleast_3d.default", "avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default",
     "bilinear.default", "bincount.default", "bitwise_left_shift.Tensor",
-    "bitwise_right_shift.Tensor", "broadcast_to.default", "celu.default", "clamp.Tensor",
+    "bitwise_right_shift.Tensor", "broadcast_to.default", "celu.default",
     "clamp_max.Tensor", "clamp_min.Tensor", "constant_pad_nd.default", "convolution.default",
     "cosh.default", "cross.default", "deg2rad.default", "diagonal.default",
     "diagonal_copy.default", "div.Tensor_mode", "dot.default", "elu.default",
