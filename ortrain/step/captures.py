@@ -36,7 +36,7 @@ from ortrain.program import Program, Role
 from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
 from ortrain.runtime.onnxruntime.executor import SMALL
 from ortrain.step.build import Plan, build, likely_upstream
-from ortrain.step.certificate import ENOUGH, Certificate, Trial, compare, refuted
+from ortrain.step.certificate import ENOUGH, Certificate, Trial, compare, quiet_backward, refuted
 from ortrain.step.contest import Race
 from ortrain.step.progress import progress
 from ortrain.step.replay import Original
@@ -276,7 +276,7 @@ class Captures:
             torch.set_grad_enabled(form.grad),
             # What the trace saves for a backward that never runs is not for the caller's hooks:
             # checkpointing would count it.
-            torch.autograd.graph.saved_tensors_hooks(_itself, _itself),
+            quiet_backward(),
         ):
             place, args, kwargs = _distinct(flat)
             captured = capture(
@@ -521,10 +521,6 @@ def _no_bug(doing: str) -> Iterator[None]:
             because=f"{type(error).__name__}: {error}",
             help="please report it; the module runs in PyTorch meanwhile",
         ) from error
-
-
-def _itself(value: Any) -> Any:
-    return value
 
 
 def _distinct(flat: FlatCall) -> tuple[dict[int, int], tuple[Any, ...], dict[str, Any]]:

@@ -205,7 +205,7 @@ class Trial:
         everything = {**held, **buffers}
         users = self.tensors(dtype)
         args, kwargs = _replaced(self.call, users)
-        with untouched(module), _quiet_backward(), torch.set_grad_enabled(self.grad):
+        with untouched(module), quiet_backward(), torch.set_grad_enabled(self.grad):
             torch.manual_seed(self.seed)
             with replayed_draws(int(draw_seed())) if self.draws else contextlib.nullcontext():
                 output = torch.func.functional_call(module, everything, args, kwargs)
@@ -231,7 +231,7 @@ class Trial:
         buffers = {n: _own(t, None, False) for n, t in tensors.items() if n not in trained}
         bound = Step(step.plan, {**buffers, **parameters}, _no_other, step.original)
         users = self.tensors()
-        with random_states(), _quiet_backward(), torch.set_grad_enabled(self.grad):
+        with random_states(), quiet_backward(), torch.set_grad_enabled(self.grad):
             torch.manual_seed(self.seed)
             chosen = [users[i] for i in served.positions]
             trains = bool(step.plan.arguments)
@@ -279,7 +279,7 @@ class Trial:
 
         for name, leaf in waiting.items():
             leaf.register_post_accumulate_grad_hook(digested(name))
-        with _quiet_backward(), random_states():
+        with quiet_backward(), random_states():
             torch.autograd.backward(roots, cotangents)
 
 
@@ -469,8 +469,8 @@ def _no_other(received: Received) -> Step:
 
 
 @contextlib.contextmanager
-def _quiet_backward() -> Iterator[None]:
-    """What is saved for a trial's backward is not for the caller's hooks."""
+def quiet_backward() -> Iterator[None]:
+    """What is saved for a backward of our own, or none, is not for the caller's hooks."""
     with torch.autograd.graph.saved_tensors_hooks(_itself, _itself):
         yield
 

@@ -151,11 +151,6 @@ class Step:
         self.write_back(tensors)
         return tensors[: self.plan.outputs]
 
-    def try_out(self, users: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Runs the forward alone and updates no buffer."""
-        fetches = self.plan.forward.run_values(self.feeds(users))
-        return all_to_torch(fetches, self.plan.bools)[: self.plan.outputs]
-
     def train(
         self,
         users: Sequence[torch.Tensor],
