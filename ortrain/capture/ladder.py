@@ -28,6 +28,7 @@ from ortrain.capture.refusal import (
     seeding_itself,
     unseen,
 )
+from ortrain.capture.rehearsal import rehearsed
 from ortrain.capture.seeding import seeding_watched
 from ortrain.capture.untouched import Effects, Filling, call_aside, watched
 from ortrain.errors import CaptureError
@@ -117,6 +118,7 @@ def export(
             raise empty(leaf.name, tuple(leaf.value.shape))
     failed: list[str] = []
     refusals: list[Refusal] = []
+    fillings = rehearsed(module, call.args, call.kwargs)
     for rung in _rungs(call, axes, exact or axes is Axes.NONE):
         try:
             found = _attempt(module, call, rung)
@@ -137,6 +139,7 @@ def export(
             failed.append(f"{rung.name}: {found.refused_shape}")
             continue
         found.failed = tuple(failed)
+        found.fillings = (*fillings, *found.fillings)
         return found
     first, *others = refusals
     raise first.after(others, failed) from first.__cause__
@@ -148,7 +151,7 @@ def _attempt(module: torch.nn.Module, call: Call, rung: Rung) -> Exported:
     if effects.fillings:
         # What it found missing it now finds; if that changes nothing, the graph is that of both.
         again, later, _ = _trace(module, call, rung, example)
-        if later.fillings or again.graph_module.code != program.graph_module.code:
+        if later.fillings or not _alike(program, again):
             raise assigning([each.path for each in effects.fillings], module)
     if tensors := _differentiable(module, program):
         raise ending(tensors)
@@ -170,6 +173,21 @@ def _attempt(module: torch.nn.Module, call: Call, rung: Rung) -> Exported:
         constraints.why_not(shapes),
         ", ".join(fixed),
         fillings=tuple(effects.fillings),
+    )
+
+
+def _alike(one: ExportedProgram, two: ExportedProgram) -> bool:
+    """Whether two traces compute the same, with the same numbers written in them."""
+
+    def equal(value: Any, other: Any) -> bool:
+        if not (isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor)):
+            return value is other
+        return value.dtype == other.dtype and torch.equal(value, other)
+
+    return (
+        one.graph_module.code == two.graph_module.code
+        and one.constants.keys() == two.constants.keys()
+        and all(equal(value, two.constants[name]) for name, value in one.constants.items())
     )
 
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
+from ortrain.capture import exporter
+from ortrain.capture.export import capture
 from ortrain.config import Engine
 from ortrain.errors import CaptureError, OrtrainWarning
 from tests.module.agreement import GRAPH, Outcome, assert_agree, in_double
@@ -560,6 +562,57 @@ def test_a_setting_that_the_first_call_fills_in_is_part_of_the_state() -> None:
     for _ in range(3):
         model(torch.ones(2, 4), torch.ones(2, 4)).backward()
     assert model.report.captures == 1
+
+
+def test_a_setting_that_is_filled_in_costs_no_second_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    traced = []
+    export = exporter.export
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        traced.append(args)
+        return export(*args, **kwargs)
+
+    monkeypatch.setattr(exporter, "export", counted)
+    capture(Lazy(), (torch.ones(2, 4), torch.ones(2, 4)))
+    assert len(traced) == 1
+
+
+class Scaled(nn.Module):
+    """Finds a factor at its first call; at its sizes alone all calls do the same."""
+
+    def __init__(self, rule: Callable[[Tensor, Any], Tensor]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.config = SimpleNamespace(factor=None)
+        self.rule = rule
+
+    def forward(self, value: Tensor) -> Tensor:
+        result = self.layer(value)
+        result = self.rule(result, self.config.factor)
+        if self.config.factor is None:
+            self.config.factor = 4
+        return result
+
+
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda value, factor: value * (value.shape[0] if factor is None else factor),
+        lambda value, factor: value * (4 if factor is None else value.shape[0]),
+        lambda value, factor: value * (3 if factor is None else factor),
+        lambda value, factor: value * torch.tensor(3.0 if factor is None else 4.0),
+        lambda value, factor: value if factor is None else value.flatten(1),
+    ],
+)
+def test_what_a_first_call_fills_in_may_change_what_later_calls_compute(rule: Any) -> None:
+    eager = Scaled(rule)
+    model = ORTModule(copy.deepcopy(eager), options=Options(engine="onnxruntime"))
+    for rows in (4, 4, 5, 3, 4):
+        value = torch.randn(rows, 4)
+        torch.testing.assert_close(model(value), eager(value))
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "auto"])

@@ -1,0 +1,109 @@
+"""A forward that completes a configuration is rehearsed before it is traced.
+
+transformers' classifiers write ``config.problem_type`` at their first call with labels. A trace of
+that call says what the module does when it finds nothing there, and every later call finds
+something; a second trace, to learn whether that is the same, would double the time of the capture.
+Run on tensors without contents and at the call's sizes alone, a forward takes a tenth of a trace.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ortrain.capture.holder import Attributes
+from ortrain.capture.survey import Survey
+from ortrain.capture.untouched import Filling, untouched, watched
+
+
+def rehearsed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Filling]:
+    """What the forward puts where it finds nothing, which is there from now on.
+
+    The graph of what it then does is the graph of every later call, and of this one too: at its
+    sizes the operators were the same with and without. Where that cannot be said there are none,
+    and the module's state is as before: it is for the trace to find out.
+    """
+    if not _may_fill(module):
+        return []
+    try:
+        with untouched(module):
+            with watched(module) as effects:
+                first = _operators(module, args, kwargs)
+            with watched(module) as later:
+                alike = bool(effects.fillings) and first == _operators(module, args, kwargs)
+    except Exception:
+        return []
+    if not alike or later.fillings:
+        return []
+    for filling in effects.fillings:
+        filling.apply()
+    return effects.fillings
+
+
+def _may_fill(module: nn.Module) -> bool:
+    """Whether a forward's own code sets an attribute that an object of the module lacks."""
+    stored = {name for each in module.modules() for name in _stored(inspect.unwrap(each.forward))}
+    holders = [h for h in Survey(module).holders if isinstance(h, Attributes)]
+    objects = [h.object for h in holders if not isinstance(h.object, nn.Module)]
+    return any(getattr(each, name, None) is None for each in objects for name in stored)
+
+
+def _stored(function: Any) -> Iterator[str]:
+    """The names of the attributes that a function's code sets."""
+    codes = [function.__code__] if hasattr(function, "__code__") else []
+    for code in codes:
+        codes.extend(each for each in code.co_consts if isinstance(each, CodeType))
+        for instruction in dis.get_instructions(code):
+            if instruction.opname == "STORE_ATTR":
+                yield instruction.argval
+
+
+def _operators(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The operators that a call runs, in order, with what each is given."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    state, args, kwargs = pytree.tree_map_only(Tensor, mode.from_tensor, (state, args, kwargs))
+    with mode, _Log() as log:
+        torch.func.functional_call(module, state, args, kwargs)
+    return log.operators
+
+
+class _Log(TorchDispatchMode):
+    """Writes down each operator; tensors are numbered as they come, and kept for their ids' sake.
+
+    Attributes:
+        operators: of each its name, its arguments and its results.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[Any] = []
+        self.tensors: dict[int, tuple[Tensor, Any]] = {}
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = pytree.tree_flatten((args, kwargs or {}))
+        results = operator(*args, **(kwargs or {}))
+        leaves = [*given[0], *pytree.tree_leaves(results)]
+        self.operators.append((str(operator), given[1], [self._shown(leaf) for leaf in leaves]))
+        return results
+
+    def _shown(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return type(leaf), str(leaf)
+        if id(leaf) not in self.tensors:
+            written = leaf.constant if isinstance(leaf, FakeTensor) else leaf
+            value = None if written is None else written.tolist()
+            shown = (len(self.tensors), leaf.dtype, leaf.shape, leaf.stride(), str(value))
+            self.tensors[id(leaf)] = leaf, shown
+        return self.tensors[id(leaf)][1]
