@@ -391,7 +391,8 @@ class Captures:
             ParityError: they do not agree.
         """
         start = time.perf_counter()
-        certificate = self.certify(state, served, flat, step)
+        with uncollected():
+            certificate = self.certify(state, served, flat, step)
         report = self.described(is_grad_enabled())
         report.stages["certificate"] = time.perf_counter() - start
         report.certificate, self.certificate = str(certificate), certificate
