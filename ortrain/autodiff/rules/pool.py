@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -13,6 +14,11 @@ from ortrain.autodiff.rules.conv import Frame, numbers
 from ortrain.autodiff.rules.reduce import reduce_extremum, reduced_count
 from ortrain.autodiff.rules.shape import scatter_flat
 from ortrain.graph import shapes
+
+# Places of a window that are compared one by one.
+MOST_PLACES = 16
+# Elements of the windows of ones, one for each channel; above, the channels share one.
+MOST_ONES = 1 << 20
 
 
 @gradient("MaxPool")
@@ -30,6 +36,7 @@ def max_pool(
     steps, window = list(frame.strides), list(kernel_shape)
     sizes = g.dims(x)[2:]
     tiles = steps == window and not any(frame.flat_pads()) and set(frame.dilations) == {1}
+    tiles = tiles and math.prod(window) <= MOST_PLACES
     if tiles and all(isinstance(n, int) and n % k == 0 for n, k in zip(sizes, window, strict=True)):
         return _tiled(g, x, window)
     if storage_order:
@@ -85,35 +92,45 @@ def average_pool(
     if (any(frame.flat_pads()) and not count_include_pad) or ceil_mode:
         dy = dy / _counts(g, x, frame, count_include_pad)
         area = 1
-    channels = g.dims(x)[1]
-    group = channels if isinstance(channels, int) else 1
+    # What of a window never meets the image is not spread: of 1280 x 1280 over 2 x 2, four places.
+    frame.kernel = [
+        min(k, (size + low - 1) // d + 1) if isinstance(size, int) else k
+        for k, d, size, (low, _) in zip(
+            frame.kernel, frame.dilations, g.dims(x)[2:], frame.pads, strict=True
+        )
+    ]
+    channels, ones = g.dims(x)[1], math.prod(frame.kernel)
+    group = channels if isinstance(channels, int) and channels * ones <= MOST_ONES else 1
     if group == 1:  # every channel an image of its own
         dy = op.Reshape(dy, op.Concat([-1, 1], frame.sizes(g.y), axis=0))
         dy.shape = ir.Shape([None, 1, *g.y.shape[2:]])
-    ones = op.constant(np.full((group, 1, *kernel_shape), 1 / area, x.dtype.numpy()))
+    ones = op.constant(np.full((group, 1, *frame.kernel), 1 / area, x.dtype.numpy()))
     dx = frame.transposed(dy, ones, x, group)
     return dx if group > 1 else op.Reshape(dx, op.shape(x))
 
 
 def _counts(g, x, frame, count_include_pad):
-    """How many elements each window averages, [1, 1, positions]: a convolution of ones."""
+    """How many elements each window averages, [1, 1, positions]."""
     op, rank = g.op, frame.rank
+    sizes, counts = (numbers((shapes.dims(v) or (None,) * 3)[2:]) for v in (x, g.y))
+    if sizes is not None and counts is not None:
+        each = []
+        for i, (low, high) in enumerate(frame.pads):
+            starts = np.arange(counts[i]) * frame.strides[i] - low
+            places = starts[:, None] + np.arange(frame.kernel[i]) * frame.dilations[i]
+            # In ceil mode the last window hangs over the end, where nothing is counted.
+            begin, end = (-low, sizes[i] + high) if count_include_pad else (0, sizes[i])
+            each.append(np.sum((begin <= places) & (places < end), axis=1))
+        product = functools.reduce(np.multiply.outer, each)
+        return op.constant(product.astype(x.dtype.numpy())[None, None])
+    if any(s > 1 for s in frame.strides) and bool(g.node.attributes.get("ceil_mode")):
+        g.unsupported("ceil_mode over sizes that are known at run time only")
+    # A convolution of ones.
     ones = op.Expand(op.constant(1, x.dtype), op.Concat([1, 1], frame.sizes(x), axis=0))
     pads = frame.flat_pads()
     if count_include_pad and any(pads):
         ones = op.Pad(ones, [0, 0, *pads[:rank], 0, 0, *pads[rank:]], 1)
         pads = [0] * (2 * rank)
-    sizes, counts = (numbers((shapes.dims(v) or (None,) * 3)[2:]) for v in (x, g.y))
-    if sizes is not None and counts is not None:
-        for i, (k, s, d) in enumerate(
-            zip(frame.kernel, frame.strides, frame.dilations, strict=True)
-        ):
-            reach = (counts[i] - 1) * s + (k - 1) * d + 1
-            low, high = frame.pads[i]
-            # In ceil mode the last window hangs over the end, where nothing is counted.
-            pads[rank + i] += max(0, reach - sizes[i] - low - high)
-    elif any(s > 1 for s in frame.strides) and bool(g.node.attributes.get("ceil_mode")):
-        g.unsupported("ceil_mode over sizes that are known at run time only")
     window = op.constant(np.ones((1, 1, *frame.kernel), x.dtype.numpy()))
     return op.Conv(ones, window, pads=pads, **frame.steps())
 

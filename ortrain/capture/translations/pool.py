@@ -149,6 +149,12 @@ def _average_pool(count: int) -> Callable[..., ir.Value]:
         kernel = spread(kernel_size, count)
         strides = spread(stride, count) if stride else kernel
         padded = spread(padding, count)
+        if ceil_mode:  # one window, larger than the axis
+            known = (shapes.dims(self) or ())[-count:]
+            kernel = [
+                min(k, size + 2 * p) if isinstance(size, int) else k
+                for k, size, p in zip(kernel, known, padded, strict=True)
+            ]
         over = _overhang(self, kernel, strides, padded) if ceil_mode else [0] * count
         form = {"kernel_shape": kernel, "strides": strides}
         pads = padded * 2
