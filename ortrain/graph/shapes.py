@@ -92,7 +92,12 @@ def constant(value: ir.Value | None) -> np.ndarray | None:
     """The value of an initializer or ``Constant`` node; None for anything computed or fed."""
     if value is None:
         return None
-    tensor = ir.convenience.get_const_tensor(value)
+    tensor = value.const_value
+    if tensor is None:
+        producer = value.producer()
+        if producer is None or producer.op_type != "Constant":
+            return None
+        tensor = ir.convenience.get_const_tensor(value)
     if tensor is None or value.is_graph_input():
         return None
     return tensor.numpy()

@@ -56,7 +56,7 @@ def _settle(program: Program) -> bool:
 def _sweep(context: Context) -> bool:
     """Visits every node once, in order."""
     graph = context.program.graph
-    seen: dict[Any, ir.Node] = {}
+    seen: dict[Any, list[ir.Node]] = {}
     changed = False
     for node in list(graph):
         if not node.outputs or node.graph is not graph:
@@ -128,25 +128,34 @@ def _fold(context: Context, node: ir.Node) -> bool:
     return True
 
 
-def _merge(graph: ir.Graph, node: ir.Node, seen: dict[Any, ir.Node]) -> bool:
+def _merge(graph: ir.Graph, node: ir.Node, seen: dict[Any, list[ir.Node]]) -> bool:
     """Common sub-expressions: one node for those that compute the same in the same phase."""
-    if node.op_type in RANDOM or _has_graph(node):
+    if node.op_type in RANDOM:
         return False
-    key = (
-        node.domain,
-        node.op_type,
-        phase_of(node),
-        len(node.outputs),
-        tuple(id(v) for v in node.inputs),
-        tuple(sorted((a.name, _plain(a)) for a in node.attributes.values())),
-    )
-    known = seen.setdefault(key, node)
-    if known is node or any(v.is_graph_output() for v in node.outputs):
+    # Few have the inputs of another: only theirs are looked at more closely.
+    others = seen.setdefault((node.op_type, *map(id, node.inputs)), [])
+    known = next((each for each in others if _computes_the_same(node, each)), None)
+    if known is None:
+        others.append(node)
+        return False
+    if any(v.is_graph_output() for v in node.outputs):
         return False
     if region_of(known) != region_of(node):  # of use outside of its region as well
         known.metadata_props.pop(REGION, None)
     _replace(graph, node, list(known.outputs))
     return True
+
+
+def _computes_the_same(one: ir.Node, two: ir.Node) -> bool:
+    """Of nodes with the same operator name and inputs."""
+    return (
+        one.domain == two.domain
+        and len(one.outputs) == len(two.outputs)
+        and one.attributes.keys() == two.attributes.keys()
+        and phase_of(one) == phase_of(two)
+        and not _has_graph(one)
+        and all(_plain(a) == _plain(two.attributes[n]) for n, a in one.attributes.items())
+    )
 
 
 def _plain(attribute: ir.Attr) -> str:

@@ -76,9 +76,10 @@ def fold(node: ir.Node) -> np.ndarray | None:
     """A node's value where all its inputs are constants; None where that is not so or not cheap."""
     if node.domain or not node.inputs or None in node.inputs:
         return None
-    arrays = [shapes.constant(value) for value in node.inputs]
-    if any(array is None or array.size > LIMIT for array in arrays):
-        return None
+    for value in node.inputs:
+        array = shapes.constant(value)
+        if array is None or array.size > LIMIT:
+            return None
     if math.prod(shapes.static(node.outputs[0]) or [1]) > LIMIT:
         return None
     result = _evaluate(node)
