@@ -42,8 +42,8 @@ FLOOR = 1e-3
 SLACK = 6.0
 # What counts as equal to float64 in any case, relative as above; and where there is no float64.
 ROUNDING, LOOSE = 1e-5, 1e-3
-# What is zero but for roundings, such as the mean of a normalized tensor, has no digits at all: it is
-# below so many of the typical parameter's or input's, in float64 and in the graph.
+# What is zero but for roundings, such as the mean of a normalized tensor, has no digits at all: in
+# float64 and in both engines it is below so many of the typical parameter or input.
 NOISE = 16 * torch.finfo(torch.float32).eps
 # Multiplications of the forward above which a batch's first rows stand for it: four layers of
 # BERT-base are 3.6e9 for a row of 128 tokens, and 0.15 s forward and backward.
