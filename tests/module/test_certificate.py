@@ -57,6 +57,29 @@ def test_a_wrong_gradient_rule_is_found(monkeypatch: pytest.MonkeyPatch, factor:
         model(rows())
 
 
+class Normalized(nn.Module):
+    """Its loss, and the mean that its buffer follows, are zero but for roundings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.BatchNorm1d(64) for _ in range(2))
+        self.layer = nn.Linear(64, 64, bias=False)
+
+    def forward(self, value: Tensor) -> Tensor:
+        first, second = self.norms
+        return second(self.layer(first(value))).mean()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_zero_but_for_roundings_agrees(seed: int) -> None:
+    torch.manual_seed(seed)
+    model = ORTModule(Normalized(), options=GRAPH)
+    model(torch.randn(300, 64) * 10 + 3).backward()
+    shown = model.report.certificate
+    assert "inf" not in shown
+    assert "e+" not in shown
+
+
 def test_a_wrong_graph_leaves_the_module_to_pytorch_with_one_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -169,6 +169,10 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[Callable[[], Any], ...]]]
     ),
     "AvgPool1d": (lambda: nn.AvgPool1d(3, 2, 1, ceil_mode=True), (floats(2, 4, 8),)),
     "AvgPool2d": (lambda: nn.AvgPool2d(3, 2, 1, count_include_pad=False), (floats(2, 4, 7, 6),)),
+    "AvgPool2d-vast": (
+        lambda: nn.AvgPool2d(1280, ceil_mode=True),
+        (floats(2, 1280, 2, 3),),
+    ),
     "AvgPool2d-ceil": (
         lambda: nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False),
         (floats(2, 4, 8, 6),),

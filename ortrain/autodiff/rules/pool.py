@@ -96,7 +96,7 @@ def average_pool(
     frame.kernel = [
         min(k, (size + low - 1) // d + 1) if isinstance(size, int) else k
         for k, d, size, (low, _) in zip(
-            frame.kernel, frame.dilations, g.dims(x)[2:], frame.pads, strict=True
+            kernel_shape, frame.dilations, g.dims(x)[2:], frame.pads, strict=True
         )
     ]
     channels, ones = g.dims(x)[1], math.prod(frame.kernel)
