@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils import _pytree as pytree
 
 SAMPLES = 3
@@ -132,7 +133,17 @@ def _module_samples(info: Any) -> Iterator[Sample]:
     for sample in itertools.islice(found, SAMPLES):
         call, constructor = sample.forward_input, sample.constructor_input
         make = functools.partial(_module, info.module_cls, constructor.args, constructor.kwargs)
+        if issubclass(info.module_cls, LazyModuleMixin):
+            make = functools.partial(_initialised, make, call)
         yield Sample(make, tuple(call.args), dict(call.kwargs))
+
+
+def _initialised(make: Callable[[], nn.Module], call: Any) -> nn.Module:
+    """A lazy module after the call that gives its parameters their sizes and draws them."""
+    module = make()
+    with torch.no_grad():
+        module(*call.args, **call.kwargs)
+    return module
 
 
 def _module(cls: type[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:

@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 
 from ortrain import Options, ORTModule
 from ortrain.capture import exporter
+from ortrain.step.runner import EMPTY
 from tests.sweep.agreement import Step, difference, in_float64, step
 from tests.sweep.rows import UNINITIALISED, Row, Sample
 
@@ -112,7 +113,7 @@ def of_sample(sample: Sample) -> Verdict:
         return Verdict(Outcome.NOT_COMPARABLE, f"random; as a graph: {report.mode == 'graph'}")
     if report.mode == "graph":
         return Verdict(Outcome.GRAPH, upstream=tuple(sorted(upstream)))
-    if " is empty: " in report.reason:  # which says nothing about the operator
+    if EMPTY.what in report.reason:  # which says nothing about the operator
         return Verdict(Outcome.NOT_COMPARABLE, "an empty tensor, which runs in PyTorch")
     return Verdict(Outcome.EAGER, in_one_line(report.reason))
 

@@ -106,6 +106,8 @@ class _Functional:
             same = layout(source)[0] == layout(written)[0]
             target = aten.clone.default if same else aten.expand_as.default
             args = (source,) if same else (source, written)
+            if _is_computed(written):
+                target, args = aten.copy.default, (written, source)
         elif name in ("fill_", "zero_"):
             # What was there gets a gradient of zeros, if it was computed.
             target = aten.full_like.default if _is_blank(written) else aten.fill.Scalar
@@ -354,6 +356,23 @@ class _Functional:
 
 
 _WITHOUT_GRADIENT = {InputKind.BUFFER, InputKind.CONSTANT_TENSOR}
+
+
+def _is_computed(node: fx.Node) -> bool:
+    """Whether a tensor may have a gradient: it comes from an input that is not detached."""
+    stack, seen = [node], {node}
+    while stack:
+        each = stack.pop()
+        value = each.meta.get("val")
+        if isinstance(value, torch.Tensor) and not value.is_floating_point():
+            continue
+        if each.op == "placeholder":
+            return True
+        if not _is_blank(each) and each.target is not aten.detach.default:
+            new = [n for n in each.all_input_nodes if n not in seen]
+            seen.update(new)
+            stack += new
+    return False
 
 
 def _is_blank(node: fx.Node) -> bool:

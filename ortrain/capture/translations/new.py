@@ -127,8 +127,19 @@ def fill(op: Translator, self: ir.Value, value: Scalar) -> ir.Value:
     assert self.dtype is not None
     scalar = op.beside(value, self)
     scalar = scalar if isinstance(scalar, ir.Value) else op.constant(scalar, self.dtype)
-    kept = op.Expand(op.constant(False), op.shape(self))
-    return op.Where(kept, self, scalar)
+    return _in_the_place_of(op, self, scalar)
+
+
+@translation(aten.copy.default)
+def copy(op: Translator, self: ir.Value, src: ir.Value, non_blocking: bool = False) -> ir.Value:
+    """What was there receives a gradient of zeros, as in torch, and not None."""
+    assert self.dtype is not None
+    return _in_the_place_of(op, self, op.cast(src, self.dtype))
+
+
+def _in_the_place_of(op: Translator, old: ir.Value, new: ir.Value) -> ir.Value:
+    none = op.Expand(op.constant(False), op.shape(old))
+    return op.Where(none, old, new)
 
 
 @translation(aten.zeros_like.default, aten.empty_like.default)
