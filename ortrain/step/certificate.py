@@ -266,8 +266,11 @@ class Trial:
         leaves: dict[str, torch.Tensor],
     ) -> None:
         """Digests the outputs, then each gradient as it comes."""
+        known = {id(leaf) for leaf in leaves.values()}
         for name, tensor in zip(names, outputs, strict=True):
-            evidence.outputs[name] = (Digest.of(tensor), tensor.requires_grad)
+            # A view made under no_grad says that it requires a gradient, and passes none on.
+            requires = any(id(leaf) in known for leaf in _leaves([tensor]))
+            evidence.outputs[name] = (Digest.of(tensor), requires)
         if not self.grad:
             return
         roots = [
@@ -437,18 +440,23 @@ def _names(outputs: dict[str, Any]) -> str:
 def _strays(outputs: Sequence[torch.Tensor], leaves: Any) -> list[torch.Tensor]:
     """The leaves of autograd's graph that are none of ours."""
     known = {id(leaf) for leaf in leaves}
+    return [leaf for leaf in _leaves(outputs) if id(leaf) not in known]
+
+
+def _leaves(outputs: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The leaves that autograd's graph of these outputs ends in."""
+    yield from (tensor for tensor in outputs if tensor.requires_grad and tensor.is_leaf)
     stack = [t.grad_fn for t in outputs if t.grad_fn is not None]
-    seen, strays = set(stack), list[torch.Tensor]()
+    seen = set(stack)
     while stack:
         node = stack.pop()
         variable = getattr(node, "variable", None)
-        if isinstance(variable, torch.Tensor) and id(variable) not in known:
-            strays.append(variable)
+        if isinstance(variable, torch.Tensor):
+            yield variable
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
                 stack.append(following)
-    return strays
 
 
 def _replaced(flat: FlatCall, tensors: Sequence[torch.Tensor]) -> tuple[Any, dict[str, Any]]:

@@ -17,7 +17,7 @@ from torch import nn
 
 from ortrain import ORTModule
 from ortrain.capture.export import capture
-from ortrain.errors import CaptureError, ParityError
+from ortrain.errors import CaptureError
 from tests.module.agreement import GRAPH, SAME
 
 PROGRAMS = 32
@@ -123,7 +123,7 @@ def test_programs_of_writes_and_views_agree_or_are_refused() -> None:
             continue
         try:
             got = step(ours, ORTModule(ours, options=GRAPH))
-        except (CaptureError, ParityError):  # the second before anything has used the graph
+        except CaptureError:
             refused += 1
             continue
         for mine, its in zip(got, want, strict=True):
