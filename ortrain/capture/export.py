@@ -25,6 +25,7 @@ from ortrain.capture import exporter, fx, ladder, lift
 from ortrain.capture.call import Axes, Call, example_call, step_name
 from ortrain.capture.constraints import Constraints, Shapes
 from ortrain.capture.fingerprint import parts_of
+from ortrain.capture.key_value_cache import closed
 from ortrain.capture.layers import traceable_layers
 from ortrain.capture.origin import BESIDE, captured_error, operator_name, origin
 from ortrain.capture.refusal import first_line, located, named
@@ -110,7 +111,7 @@ class Captured:
             leaf.constant if leaf.output is None else outputs[leaf.output]
             for leaf in self.output_leaves
         ]
-        return pytree.tree_unflatten(leaves, self.output_spec)
+        return closed(pytree.tree_unflatten(leaves, self.output_spec))
 
 
 def capture(

@@ -171,7 +171,9 @@ def _oblivious() -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """What the exporter logs on the way to an error is in the error too."""
-    loggers = [logging.getLogger(name) for name in ("torch", "torch.export", "torch.onnx")]
+    loggers = [
+        logging.getLogger(name) for name in ("torch", "torch.export", "torch.onnx", "onnx_ir")
+    ]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,12 +1,132 @@
-"""Key-value caches of transformers' decoders, which neither training nor a plain forward needs."""
+"""Key-value caches of transformers' decoders.
+
+Neither training nor a plain forward needs them, but a decoder returns one wherever it is not told
+otherwise. A trace knows tuples, lists and dicts; so a cache is taken apart where the traced forward
+ends, and made anew, an object of the same class with the same attributes, from what the graph
+returns.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
+from torch.utils import _pytree as pytree
+
+from ortrain.errors import UnsupportedOutput
+
+_FILE = "transformers.cache_utils"
+
+
+def is_cache(value: object) -> bool:
+    """Whether it is a cache of transformers, or a layer of one."""
+    return any(kind.__module__ == _FILE for kind in type(value).__mro__[:-1])
+
+
+@dataclass
+class _Opened:
+    """A cache in parts that torch.export can tell apart.
+
+    Attributes:
+        kind: class of the cache.
+        names: of all its attributes.
+        tensors: values of those that hold tensors, each by its name.
+        others: the other attributes, which are the same at every call.
+    """
+
+    kind: type
+    names: tuple[str, ...]
+    tensors: dict[str, Any]
+    others: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def of(cls, cache: object) -> _Opened:
+        tensors: dict[str, Any] = {}
+        others: list[tuple[str, Any]] = []
+        for name, value in vars(cache).items():
+            parts = opened(value)
+            leaves = pytree.tree_leaves(parts)
+            if any(isinstance(leaf, _SIZES) for leaf in leaves):
+                raise UnsupportedOutput(
+                    f"the output holds a key-value cache whose {name} follows the input's size",
+                    because="past_key_values counts tokens beside its tensors, and training has no "
+                    "use for it",
+                    help="set model.config.use_cache = False, or call the model with "
+                    "use_cache=False",
+                )
+            if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+                tensors[name] = parts
+            else:
+                others.append((name, value))
+        return cls(type(cache), tuple(vars(cache)), tensors, tuple(others))
+
+    def closed(self) -> object:
+        """A cache of these parts."""
+        values = {**dict(self.others), **{n: closed(parts) for n, parts in self.tensors.items()}}
+        cache: Any = object.__new__(self.kind)
+        cache.__dict__.update({name: values[name] for name in self.names})
+        return cache
+
+
+_SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def _flatten(opened: _Opened) -> tuple[list[Any], Any]:
+    context = opened.kind, opened.names, tuple(opened.tensors), opened.others
+    return list(opened.tensors.values()), context
+
+
+def _flatten_with_keys(opened: _Opened) -> tuple[list[tuple[Any, Any]], Any]:
+    parts, context = _flatten(opened)
+    return [(pytree.GetAttrKey(n), p) for n, p in zip(opened.tensors, parts, strict=True)], context
+
+
+def _unflatten(parts: Iterable[Any], context: Any) -> _Opened:
+    kind, names, held, others = context
+    return _Opened(kind, names, dict(zip(held, parts, strict=True)), others)
+
+
+pytree.register_pytree_node(
+    _Opened,
+    _flatten,
+    _unflatten,
+    serialized_type_name=f"{__name__}._Opened",
+    flatten_with_keys_fn=_flatten_with_keys,
+)
+
+
+def opened(output: Any) -> Any:
+    """The same output with its caches in parts.
+
+    Raises:
+        UnsupportedOutput: one of them holds what no graph returns.
+    """
+    return pytree.tree_map(
+        lambda leaf: _Opened.of(leaf) if is_cache(leaf) else leaf, output, is_leaf=is_cache
+    )
+
+
+def closed(output: Any) -> Any:
+    """The same output with caches made of their parts."""
+    return pytree.tree_map(
+        lambda leaf: leaf.closed() if isinstance(leaf, _Opened) else leaf,
+        output,
+        is_leaf=lambda leaf: isinstance(leaf, _Opened),
+    )
+
+
+@contextmanager
+def opened_caches(module: nn.Module) -> Iterator[None]:
+    """A forward that is traced inside returns its caches in parts."""
+    handle = module.register_forward_hook(lambda module, args, output: opened(output))
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def caching_configs(module: nn.Module) -> list[Any]:

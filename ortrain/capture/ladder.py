@@ -14,6 +14,7 @@ from ortrain.capture import exporter
 from ortrain.capture.call import Axes, Call, explicit_signature
 from ortrain.capture.constraints import Constraints, constraints_of
 from ortrain.capture.decisions import Asked, asked, decided, strided_inputs
+from ortrain.capture.key_value_cache import opened_caches
 from ortrain.capture.recurrent import no_packed_sequences
 from ortrain.capture.refusal import (
     Refusal,
@@ -211,6 +212,7 @@ def _trace(
             asked() as questions,
             seeding as seeds,
             explicit_signature(module, call),
+            opened_caches(module) if not rung.strict else contextlib.nullcontext(),
             no_packed_sequences(),
         ):
             if effects.unwatched:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from ortrain.capture.key_value_cache import is_cache
 from ortrain.errors import UnsupportedInput, UnsupportedOutput
 
 Path: TypeAlias = tuple[Hashable, ...]
@@ -349,6 +350,8 @@ class _Compiler:
             return self._dataclass(value, path)
         if value is None:
             return _none
+        if is_cache(value):
+            return self._object(value, path)
         try:
             _constant(value)
         except _NotALeaf:
@@ -446,6 +449,18 @@ class _Compiler:
             new = object.__new__(kind)
             for name, child in zip(names, gather(tensors), strict=False):
                 set_attribute(new, name, child)
+            return new
+
+        return build
+
+    def _object(self, value: Any, path: Path) -> Builder:
+        """An object that is all in its attributes."""
+        kind, attributes = type(value), vars(value)
+        names, gather = tuple(attributes), self._gather(attributes.items(), path)
+
+        def build(tensors: Sequence[Tensor]) -> Any:
+            new = object.__new__(kind)
+            new.__dict__.update(zip(names, gather(tensors), strict=False))
             return new
 
         return build
