@@ -1,9 +1,10 @@
-"""A forward that completes a configuration is rehearsed before it is traced.
+"""A forward that sets attributes is rehearsed before it is traced.
 
-transformers' classifiers write ``config.problem_type`` at their first call with labels. A trace of
-that call says what the module does when it finds nothing there, and every later call finds
-something; a second trace, to learn whether that is the same, would double the time of the capture.
-Run on tensors without contents and at the call's sizes alone, a forward takes a tenth of a trace.
+transformers' classifiers write ``config.problem_type`` at their first call with labels, Swin's
+layers write ``shift_size`` where the image is not larger than a window; every later call finds what
+they have written, and does the same. A trace of the first call says what the module does when it
+finds something else. Run on tensors without contents and at the call's sizes alone, a forward takes
+a tenth of a trace; so it is run twice, until nothing changes, and traced as it is then.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import dis
 import inspect
 from collections.abc import Iterator
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -26,45 +27,59 @@ from ortrain.capture.untouched import Filling, untouched, watched
 
 
 def rehearsed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Filling]:
-    """What the forward puts where it finds nothing, which is there from now on.
+    """What the forward sets at its first call, which is so from now on, and is set now.
 
-    The graph of what it then does is the graph of every later call, and of this one too: at its
-    sizes the operators were the same with and without. Where that cannot be said there are none,
-    and the module's state is as before: it is for the trace to find out.
+    The graph of what the module does then is the graph of every later call, and of this one too: at
+    its sizes the operators were the same before and after. Where that cannot be said there are
+    none, and the module's state is as before: it is for the trace to find out.
     """
-    if not _may_fill(module):
+    if not _may_set(module):
         return []
     try:
         with untouched(module):
             with watched(module) as effects:
                 first = _operators(module, args, kwargs)
+            settings = effects.lasting
+            if not settings:
+                return []
             with watched(module) as later:
-                alike = bool(effects.fillings) and first == _operators(module, args, kwargs)
+                alike = first == _operators(module, args, kwargs)
     except Exception:
         return []
-    if not alike or later.fillings:
+    if not alike or not later.none:
         return []
-    for filling in effects.fillings:
-        filling.apply()
-    return effects.fillings
+    for setting in settings:
+        setting.apply()
+    return settings
 
 
-def _may_fill(module: nn.Module) -> bool:
-    """Whether a forward's own code sets an attribute that an object of the module lacks."""
-    stored = {name for each in module.modules() for name in _stored(inspect.unwrap(each.forward))}
+def _may_set(module: nn.Module) -> bool:
+    """Whether a forward's own code sets an attribute of its module, or one that another lacks."""
+    stored: set[str] = set()
+    for kind in {type(each) for each in module.modules()}:
+        names = set(_stored(kind))
+        stored |= names
+        if any(names & vars(each).keys() for each in module.modules() if type(each) is kind):
+            return True
     holders = [h for h in Survey(module).holders if isinstance(h, Attributes)]
     objects = [h.object for h in holders if not isinstance(h.object, nn.Module)]
     return any(getattr(each, name, None) is None for each in objects for name in stored)
 
 
-def _stored(function: Any) -> Iterator[str]:
-    """The names of the attributes that a function's code sets."""
-    codes = [function.__code__] if hasattr(function, "__code__") else []
-    for code in codes:
-        codes.extend(each for each in code.co_consts if isinstance(each, CodeType))
-        for instruction in dis.get_instructions(code):
-            if instruction.opname == "STORE_ATTR":
-                yield instruction.argval
+def _stored(kind: type[nn.Module]) -> Iterator[str]:
+    """The names of the attributes that a forward sets, and the methods that it names."""
+    names, known = ["forward"], {"forward"}
+    for name in names:
+        function = inspect.unwrap(getattr(kind, name))
+        codes = [function.__code__] if isinstance(function, FunctionType) else []
+        for code in codes:
+            codes.extend(each for each in code.co_consts if isinstance(each, CodeType))
+            methods = {n for n in code.co_names if n in vars(kind)} - known
+            known |= methods
+            names.extend(n for n in methods if isinstance(vars(kind)[n], FunctionType))
+            for instruction in dis.get_instructions(code):
+                if instruction.opname == "STORE_ATTR":
+                    yield instruction.argval
 
 
 def _operators(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

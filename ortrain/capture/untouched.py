@@ -63,7 +63,7 @@ def call_aside(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
 
 @dataclass(frozen=True)
 class Filling:
-    """A value that a forward puts where it found none, as transformers' ``problem_type``.
+    """A value that a forward puts into an attribute, as transformers' ``problem_type``.
 
     Attributes:
         path: what a message calls it.
@@ -90,6 +90,7 @@ class Effects:
         assigned: paths of the attributes, globals and free variables that hold another value now.
         filled: paths of the lists, dicts, sets, tensors and memos that hold something else now.
         fillings: what it put where it found nothing, which is not among ``assigned``.
+        settings: of what is among ``assigned``, the attributes that hold a constant now.
         recast: paths of the buffers that are now of another shape or dtype.
         drawn: names of the generators, Python's and numpy's, that it drew random numbers from.
         unwatched: paths of what its code names and nothing can watch, each with the reason.
@@ -98,9 +99,25 @@ class Effects:
     assigned: list[str] = field(default_factory=list)
     filled: list[str] = field(default_factory=list)
     fillings: list[Filling] = field(default_factory=list)
+    settings: list[Filling] = field(default_factory=list)
     recast: list[str] = field(default_factory=list)
     drawn: list[str] = field(default_factory=list)
     unwatched: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def lasting(self) -> list[Filling]:
+        """The attributes that a forward has set to constants, if it has done nothing else."""
+        others = self.filled or self.recast or self.drawn or self.unwatched
+        return (
+            []
+            if others or len(self.settings) < len(self.assigned)
+            else [*self.fillings, *self.settings]
+        )
+
+    @property
+    def none(self) -> bool:
+        """Whether it has done nothing besides computing its outputs."""
+        return not any(vars(self).values())
 
 
 @contextlib.contextmanager
@@ -178,6 +195,8 @@ def _compare(holder: Holder, before: Any, effects: Effects) -> None:
             effects.fillings.append(Filling(path, holder, name, new))
         else:
             effects.assigned.append(path)
+            if isinstance(holder, Attributes) and frozen(new) is not MIXED:
+                effects.settings.append(Filling(path, holder, name, new))
 
 
 @dataclass(frozen=True)

@@ -615,6 +615,58 @@ def test_what_a_first_call_fills_in_may_change_what_later_calls_compute(rule: An
         torch.testing.assert_close(model(value), eager(value))
 
 
+class Windowed(nn.Module):
+    """Gives up its shift where a window covers all, as Swin's layers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.window, self.shift = 4, 2
+
+    def set_window(self, size: int) -> None:
+        if size <= self.window:
+            self.shift = 0
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.set_window(value.shape[0])
+        return torch.roll(self.layer(value), self.shift, 0)
+
+
+def test_a_setting_that_the_first_call_makes_is_part_of_the_state() -> None:
+    eager = Windowed()
+    model = ORTModule(copy.deepcopy(eager), options=Options(engine="onnxruntime", fallback="raise"))
+    for rows in (8, 6, 4, 4, 8, 3):
+        value = torch.randn(rows, 4)
+        torch.testing.assert_close(model(value), eager(value))
+        assert model.shift == eager.shift
+    assert model.report.graph_calls == 6
+
+
+class Turning(nn.Module):
+    """Sets an attribute that is another at each call."""
+
+    def __init__(self, turns: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.turn, self.turns = 0, turns
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.turn = (self.turn + 1) % self.turns
+        return self.layer(value) * (1 if self.turn < 2 else 2)
+
+
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize("turns", [1, 2, 3, 100])
+def test_a_setting_that_does_not_come_to_rest_is_pytorchs(turns: int) -> None:
+    eager = Turning(turns)
+    model = ORTModule(copy.deepcopy(eager), options=Options(engine="onnxruntime"))
+    for _ in range(6):
+        value = torch.randn(3, 4)
+        torch.testing.assert_close(model(value), eager(value))
+        assert model.turn == eager.turn
+    assert (model.report.graph_calls > 0) == (turns == 1)
+
+
 @pytest.mark.parametrize("engine", ["onnxruntime", "auto"])
 def test_captures_made_before_a_setting_was_filled_in_are_not_used_after(engine: Engine) -> None:
     eager = Lazy()

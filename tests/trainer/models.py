@@ -25,7 +25,7 @@ WORDS, LABELS = 60, 3
 SIZES: dict[str, Any] = {
     "vocab_size": WORDS,
     "hidden_size": 16,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 2,
 }
 

@@ -54,7 +54,7 @@ INSIDE = {"use_module_with_loss": True}
 
 ENCODER = {
     "hidden_size": 16,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "intermediate_size": 32,
     "max_position_embeddings": 32,
@@ -63,7 +63,7 @@ ENCODER = {
 }
 DISTILBERT = {
     "dim": 16,
-    "n_layers": 2,
+    "n_layers": 1,
     "n_heads": 2,
     "hidden_dim": 32,
     "max_position_embeddings": 32,
