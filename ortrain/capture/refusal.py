@@ -183,6 +183,11 @@ def refusal(module: torch.nn.Module, error: BaseException) -> Refusal:
         result.final = True
         return result
     if known := named(_evidence(chain), where):
+        if _guesses_its_problem(module):
+            known.help = (
+                'set model.config.problem_type, such as "single_label_classification", without '
+                f"which it looks at the labels; or {known.help}"
+            )
         return known
     raised = chain[-1]
     return Refusal(
@@ -191,6 +196,13 @@ def refusal(module: torch.nn.Module, error: BaseException) -> Refusal:
         because=f"{first_line(raised)} (it is traced with tensors that have no values)",
         help=f"change what the forward does there; or {BESIDE}",
     )
+
+
+def _guesses_its_problem(module: torch.nn.Module) -> bool:
+    """Whether a classifier of transformers tells from its labels what they are, at every call."""
+    names = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    unset = getattr(getattr(module, "config", None), "problem_type", "none") is None
+    return unset and names is not None and "problem_type" in names.co_names
 
 
 def named(evidence: str, where: str) -> Refusal | None:
