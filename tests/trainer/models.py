@@ -46,7 +46,7 @@ def gpt2() -> Any:
 
 def t5() -> Any:
     torch.manual_seed(0)
-    sizes = {**SIZES, "num_decoder_layers": 2, "d_kv": 8, "d_ff": 32}
+    sizes = {**SIZES, "num_decoder_layers": 1, "d_kv": 8, "d_ff": 32}
     return T5ForConditionalGeneration(T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0))
 
 

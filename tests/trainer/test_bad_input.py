@@ -478,12 +478,12 @@ def test_a_checkpoint_of_a_wider_model_is_refused_with_names_and_shapes(
     ("make", "match"),
     [
         (
-            lambda: BertForSequenceClassification(small(BertConfig, num_hidden_layers=3)),
-            r"only the model has bert.encoder.layer.2.attention.self.query.weight, .* and 13 more",
+            lambda: BertForSequenceClassification(small(BertConfig, num_hidden_layers=2)),
+            r"only the model has bert.encoder.layer.1.attention.self.query.weight, .* and 13 more",
         ),
         (
-            lambda: BertForSequenceClassification(small(BertConfig, num_hidden_layers=1)),
-            r"only the checkpoint has bert.encoder.layer.1",
+            lambda: BertForSequenceClassification(small(BertConfig, num_hidden_layers=0)),
+            r"only the checkpoint has bert.encoder.layer.0",
         ),
         (gpt2, "does not fit this GPT2LMHeadModel: it is of a BertForSequenceClassification"),
         (lora, "does not fit this PeftModel: it is of a BertForSequenceClassification"),
