@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
-
-from ortrain.errors import UnsupportedOutput
 
 _FILE = "transformers.cache_utils"
 
@@ -25,6 +23,13 @@ _FILE = "transformers.cache_utils"
 def is_cache(value: object) -> bool:
     """Whether it is a cache of transformers, or a layer of one."""
     return any(kind.__module__ == _FILE for kind in type(value).__mro__[:-1])
+
+
+@dataclass
+class Count:
+    """A number that follows from the input's size, as a graph returns it: int64, 0-dim."""
+
+    tensor: torch.Tensor
 
 
 @dataclass
@@ -48,16 +53,10 @@ class _Opened:
         tensors: dict[str, Any] = {}
         others: list[tuple[str, Any]] = []
         for name, value in vars(cache).items():
+            if isinstance(value, torch.SymInt):  # a sliding window counts the tokens
+                value = Count(torch.scalar_tensor(cast(Any, value), dtype=torch.int64))
             parts = opened(value)
             leaves = pytree.tree_leaves(parts)
-            if any(isinstance(leaf, _SIZES) for leaf in leaves):
-                raise UnsupportedOutput(
-                    f"the output holds a key-value cache whose {name} follows the input's size",
-                    because="past_key_values counts tokens beside its tensors, and training has no "
-                    "use for it",
-                    help="set model.config.use_cache = False, or call the model with "
-                    "use_cache=False",
-                )
             if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
                 tensors[name] = parts
             else:
@@ -70,9 +69,6 @@ class _Opened:
         cache: Any = object.__new__(self.kind)
         cache.__dict__.update({name: values[name] for name in self.names})
         return cache
-
-
-_SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _flatten(opened: _Opened) -> tuple[list[Any], Any]:
@@ -91,6 +87,13 @@ def _unflatten(parts: Iterable[Any], context: Any) -> _Opened:
 
 
 pytree.register_pytree_node(
+    Count,
+    lambda count: ([count.tensor], None),
+    lambda parts, _: Count(*parts),
+    serialized_type_name=f"{__name__}.Count",
+    flatten_with_keys_fn=lambda count: ([(pytree.GetAttrKey("count"), count.tensor)], None),
+)
+pytree.register_pytree_node(
     _Opened,
     _flatten,
     _unflatten,
@@ -100,18 +103,14 @@ pytree.register_pytree_node(
 
 
 def opened(output: Any) -> Any:
-    """The same output with its caches in parts.
-
-    Raises:
-        UnsupportedOutput: one of them holds what no graph returns.
-    """
+    """The same output with its caches in parts."""
     return pytree.tree_map(
         lambda leaf: _Opened.of(leaf) if is_cache(leaf) else leaf, output, is_leaf=is_cache
     )
 
 
 def closed(output: Any) -> Any:
-    """The same output with caches made of their parts."""
+    """The same output with caches made of their parts, in which a number is a ``Count`` yet."""
     return pytree.tree_map(
         lambda leaf: leaf.closed() if isinstance(leaf, _Opened) else leaf,
         output,

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ortrain.capture.key_value_cache import is_cache
+from ortrain.capture.key_value_cache import Count, is_cache
 from ortrain.errors import UnsupportedInput, UnsupportedOutput
 
 Path: TypeAlias = tuple[Hashable, ...]
@@ -338,6 +338,10 @@ class _Compiler:
             self.tensors.append(value)
             self.names.append(".".join(map(str, path)) or "output")
             return len(self.tensors) - 1
+        if isinstance(value, Count):
+            index = self.compile(value.tensor, path)
+            assert isinstance(index, int)
+            return lambda tensors: int(tensors[index])
         kind = type(value)
         if isinstance(value, tuple):
             return self._tuple(value, path)

@@ -54,9 +54,12 @@ class Original:
         self.module, self.changed = module, changed
         self.training = [(part, part.training) for part in module.modules()]
         self.dtype = torch.get_default_dtype()
-        stand_ins = [torch.empty(()) for _ in range(outputs)]
+        stand_ins = [torch.zeros(()) for _ in range(outputs)]
         found, _ = OutputStructure.from_output(rebuild(stand_ins))
-        self.places = [next(i for i, t in enumerate(found) if t is each) for each in stand_ins]
+        # Where each output of the program stands among the module's; None where it is a number.
+        self.places = [
+            next((i for i, t in enumerate(found) if t is each), None) for each in stand_ins
+        ]
 
     def gradients(
         self,
@@ -104,7 +107,7 @@ class Original:
             pairs = [
                 (found[place], gradient)
                 for place, gradient in zip(self.places, upstream, strict=True)
-                if gradient is not None and found[place].requires_grad
+                if gradient is not None and place is not None and found[place].requires_grad
             ]
             total: dict[int, Tensor | None] = dict.fromkeys(views)
             if pairs:

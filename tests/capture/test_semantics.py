@@ -445,18 +445,6 @@ def test_numbers_that_no_trace_sees_drawn_are_refused_and_not_used_up(draw: Any,
     assert after == states
 
 
-def test_a_key_value_cache_in_the_output_that_counts_tokens_is_refused_with_the_remedy() -> None:
-    from transformers import MistralConfig, MistralForCausalLM
-
-    config = MistralConfig(
-        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        intermediate_size=8, vocab_size=16, sliding_window=4,
-    )  # fmt: skip
-    error = refused(MistralForCausalLM(config), input_ids=torch.arange(12).view(2, 6))
-    assert "key-value cache" in error.what
-    assert "use_cache=False" in error.help
-
-
 def test_attribute_assigned_in_forward_is_refused() -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:

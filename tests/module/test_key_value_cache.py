@@ -32,6 +32,11 @@ def llama() -> nn.Module:
     return transformers.LlamaForCausalLM(config)
 
 
+def mistral() -> nn.Module:
+    config = transformers.MistralConfig(**SMALL, num_key_value_heads=1, sliding_window=5)
+    return transformers.MistralForCausalLM(config)
+
+
 def t5() -> nn.Module:
     config = transformers.T5Config(  # type: ignore[call-arg]
         d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=32, dropout_rate=0,
@@ -51,7 +56,7 @@ def parts(cache: Any) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("make", [gpt2, llama, t5])
+@pytest.mark.parametrize("make", [gpt2, llama, mistral, t5])
 @pytest.mark.parametrize("grad", [True, False])
 def test_the_cache_is_eagers(make: Any, grad: bool) -> None:
     eager = make()
