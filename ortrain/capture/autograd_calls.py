@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import graph
-from torch.nn.utils import stateless
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
 from ortrain.capture.custom_function import checked_custom_functions
+from ortrain.capture.untouched import call_without_contents
 from ortrain.errors import CaptureError
 from ortrain.exclusive import this_thread
 
@@ -90,16 +89,7 @@ def check_autograd_calls(module: nn.Module, args: tuple[Any, ...], kwargs: dict[
     Raises:
         CaptureError: it asks for what no graph has.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    fakes: dict[str, Tensor] = {name: mode.from_tensor(tensor) for name, tensor in tensors.items()}
-    args, kwargs = pytree.tree_map_only(Tensor, mode.from_tensor, (args, kwargs))
-    with (
-        mode,
-        stateless._reparametrize_module(module, fakes, tie_weights=True),
-        checked_autograd_calls(module),
-    ):
-        module(*args, **kwargs)
+    call_without_contents(module, args, kwargs, checked_autograd_calls(module))
 
 
 class _Refusing(TorchFunctionMode):

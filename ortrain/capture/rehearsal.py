@@ -15,15 +15,14 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.capture.holder import Attributes
 from ortrain.capture.survey import Survey
-from ortrain.capture.untouched import Filling, untouched, watched
+from ortrain.capture.untouched import Filling, call_without_contents, untouched, watched
 
 
 def rehearsed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Filling]:
@@ -61,6 +60,8 @@ def _may_set(module: nn.Module) -> bool:
         stored |= names
         if any(names & vars(each).keys() for each in module.modules() if type(each) is kind):
             return True
+    if not stored:
+        return False
     holders = [h for h in Survey(module).holders if isinstance(h, Attributes)]
     objects = [h.object for h in holders if not isinstance(h.object, nn.Module)]
     return any(getattr(each, name, None) is None for each in objects for name in stored)
@@ -84,11 +85,8 @@ def _stored(kind: type[nn.Module]) -> Iterator[str]:
 
 def _operators(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The operators that a call runs, in order, with what each is given."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    state, args, kwargs = pytree.tree_map_only(Tensor, mode.from_tensor, (state, args, kwargs))
-    with mode, _Log() as log:
-        torch.func.functional_call(module, state, args, kwargs)
+    log = _Log()
+    call_without_contents(module, args, kwargs, log)
     return log.operators
 
 

@@ -355,7 +355,7 @@ class _Compiler:
         if value is None:
             return _none
         if is_cache(value):
-            return self._object(value, path)
+            return self._object(value, vars(value), path)
         try:
             _constant(value)
         except _NotALeaf:
@@ -441,11 +441,15 @@ class _Compiler:
         return build
 
     def _dataclass(self, value: Any, path: Path) -> Builder:
-        kind = type(value)
         fields = [field.name for field in dataclasses.fields(value)]
         # Whatever else __post_init__ left on the object comes back as well, without running it.
         extra = [name for name in getattr(value, "__dict__", ()) if name not in fields]
         names = [name for name in [*fields, *extra] if hasattr(value, name)]
+        return self._object(value, names, path)
+
+    def _object(self, value: Any, names: Iterable[str], path: Path) -> Builder:
+        """An object that is all in these attributes, made without its constructor."""
+        kind, names = type(value), tuple(names)
         gather = self._gather([(name, getattr(value, name)) for name in names], path)
         set_attribute = object.__setattr__  # works for frozen and for slotted classes
 
@@ -453,18 +457,6 @@ class _Compiler:
             new = object.__new__(kind)
             for name, child in zip(names, gather(tensors), strict=False):
                 set_attribute(new, name, child)
-            return new
-
-        return build
-
-    def _object(self, value: Any, path: Path) -> Builder:
-        """An object that is all in its attributes."""
-        kind, attributes = type(value), vars(value)
-        names, gather = tuple(attributes), self._gather(attributes.items(), path)
-
-        def build(tensors: Sequence[Tensor]) -> Any:
-            new = object.__new__(kind)
-            new.__dict__.update(zip(names, gather(tensors), strict=False))
             return new
 
         return build

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 from ortrain.capture.holder import Attributes, Elements, Holder, Named
 from ortrain.capture.survey import AROUND, HOOKS, Survey, plain, untraced_hooks
@@ -61,6 +63,22 @@ def call_aside(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
         return torch.func.functional_call(module, buffers, args, kwargs)
 
 
+def call_without_contents(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    watching: contextlib.AbstractContextManager[Any],
+) -> None:
+    """Calls a module on tensors that have sizes and no values, inside of what watches the call."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    state, args, kwargs = pytree.tree_map_only(
+        torch.Tensor, mode.from_tensor, (state, args, kwargs)
+    )
+    with mode, watching:
+        torch.func.functional_call(module, state, args, kwargs)
+
+
 @dataclass(frozen=True)
 class Filling:
     """A value that a forward puts into an attribute, as transformers' ``problem_type``.
@@ -108,11 +126,9 @@ class Effects:
     def lasting(self) -> list[Filling]:
         """The attributes that a forward has set to constants, if it has done nothing else."""
         others = self.filled or self.recast or self.drawn or self.unwatched
-        return (
-            []
-            if others or len(self.settings) < len(self.assigned)
-            else [*self.fillings, *self.settings]
-        )
+        if others or len(self.settings) < len(self.assigned):
+            return []
+        return [*self.fillings, *self.settings]
 
     @property
     def none(self) -> bool:
