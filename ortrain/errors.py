@@ -12,7 +12,7 @@
     │   └── UnsupportedGradient  a rule exists, but not for this form of the operator
     ├── GraphError            a graph breaks a contract of the stage that made it
     ├── ExecutionError        a runtime refuses or fails to run a graph
-    │   └── CheckFailed       a call with values at which the module raises an error
+    │   └── CheckFailed       values at which the module's code goes another way than the graph
     ├── StateError            a call at the wrong time (a second backward, a pickled session)
     ├── InputError            data or a checkpoint that cannot be trained on      (also ValueError)
     ├── MissingPackage    an extra of ortrain is not installed        (also ModuleNotFoundError)
@@ -95,7 +95,13 @@ class ExecutionError(OrtrainError, RuntimeError):
 
 
 class CheckFailed(ExecutionError):
-    """A call has values at which the module's own code raises an error."""
+    """A call has values at which the module's code goes another way than the graph, or raises.
+
+    Attributes:
+        seed: of the random numbers that the graph drew, where the way depends on them.
+    """
+
+    seed: int | None = None
 
 
 class StateError(OrtrainError, RuntimeError):

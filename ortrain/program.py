@@ -43,7 +43,7 @@ class Role(StrEnum):
     UPDATED_BUFFER = "updated_buffer"
     UPDATED_PARAMETER = "updated_parameter"
     UPDATED_STATE = "updated_state"
-    CHECK = "check"  # counts the values that the module would raise at
+    CHECK = "check"  # counts the branches that the module goes another way
     # both: an output of one piece of a cut program, or of the training step, and an input of a
     # later one, or of the optimizer's
     SAVED = "saved"

@@ -122,6 +122,7 @@ def capture(
     opset: int = 21,
     exact: bool = False,
     still: bool = False,
+    branches: bool = False,
     cache: Cache | None = None,
 ) -> Captured:
     """Captures a module's forward, in its present mode, as an ONNX program.
@@ -143,6 +144,8 @@ def capture(
         still: take the sizes of images for constants. Strides and windows make expressions of them
             that grow from layer to layer: Swin is captured in 5 s of processor time so, else in
             130 s. A module with an example of its own says itself what varies.
+        branches: go the example's way at branches on values, as a check of the program says; else
+            only those are taken of which the other way raises.
         cache: of programs by their exported graphs: the export runs always, its translation only
             where the cache does not know the result.
 
@@ -171,7 +174,7 @@ def capture(
         # Fewer, where a translation needs a size that was of use as a symbol.
         for axes in [a for a in Axes if a is not (Axes.ALL if still else Axes.STILL)]:
             try:
-                found = ladder.export(module, call, axes=axes, exact=exact)
+                found = ladder.export(module, call, axes, exact, branches)
                 watch.lap("export")
                 program = program_of(found.program)
                 break
@@ -267,7 +270,7 @@ class _Translated:
     model: ir.Model
     seed: ir.Value | None
     updated: dict[str, str]  # buffer → name of the value that updates it
-    violations: str | None  # name of the value that counts what the module would raise at
+    violations: str | None  # name of the value that counts the branches gone another way
 
 
 def _translate(

@@ -37,7 +37,7 @@ from ortrain.capture.checkpointing import marked_checkpoints
 from ortrain.capture.origin import is_users
 from ortrain.capture.recurrent import whole_recurrences
 from ortrain.capture.torchlib import is_verified
-from ortrain.capture.value_checks import value_checks
+from ortrain.capture.value_checks import Ways, value_checks
 from ortrain.errors import CaptureError
 
 TESTED = ("2.13",)
@@ -65,6 +65,7 @@ def export(
     *,
     strict: bool = False,
     oblivious: bool = False,
+    ways: Ways | None = None,
 ) -> ExportedProgram:
     """``torch.export.export`` without its warnings and log lines.
 
@@ -75,13 +76,14 @@ def export(
         dynamic_shapes: as torch.export takes it, one entry for args and one for kwargs.
         strict: trace with Dynamo instead of running the Python code.
         oblivious: do not let a size of 1 decide anything.
+        ways: at branches on values; None refuses them. Dynamo has no use for them.
     """
     sizes = _oblivious() if oblivious else contextlib.nullcontext()
     if strict:  # Dynamo does not run the code
         with _quiet():
             check_autograd_calls(module, args, kwargs)
     watching = contextlib.nullcontext() if strict else checked_autograd_calls(module)
-    checking = contextlib.nullcontext() if strict else value_checks()
+    checking = contextlib.nullcontext() if strict else _branches(module, ways)
     # torch prints the partial graph of a failure; the error has what matters of it.
     with (
         sizes,
@@ -97,6 +99,18 @@ def export(
         return torch.export.export(
             module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
         )
+
+
+@contextlib.contextmanager
+def _branches(module: torch.nn.Module, ways: Ways | None) -> Iterator[None]:
+    """Branches on values in a trace, which runs the forward more than once."""
+    hook = None if ways is None else module.register_forward_pre_hook(ways.begin)
+    try:
+        with value_checks(ways):
+            yield
+    finally:
+        if hook is not None:
+            hook.remove()
 
 
 @contextlib.contextmanager

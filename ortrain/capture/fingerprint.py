@@ -19,7 +19,7 @@ def parts_of(exported: ExportedProgram, state: State, opset: int) -> Iterator[ob
         state: names of the module's parameters and buffers, ties included.
         opset: of the translation.
     """
-    yield opset
+    yield opset, torch.is_grad_enabled()
     yield repr(exported.graph_signature)
     yield sorted(state.first.items())
     yield {str(k): str(v) for k, v in exported.range_constraints.items()}

@@ -32,6 +32,7 @@ from ortrain.capture.refusal import (
 from ortrain.capture.rehearsal import rehearsed
 from ortrain.capture.seeding import seeding_watched
 from ortrain.capture.untouched import Effects, Filling, call_aside, watched
+from ortrain.capture.value_checks import Ways
 from ortrain.errors import CaptureError
 
 
@@ -104,7 +105,11 @@ def _rungs(call: Call, axes: Axes, exact: bool) -> list[Rung]:
 
 
 def export(
-    module: torch.nn.Module, call: Call, axes: Axes = Axes.ALL, exact: bool = False
+    module: torch.nn.Module,
+    call: Call,
+    axes: Axes = Axes.ALL,
+    exact: bool = False,
+    branches: bool = False,
 ) -> Exported:
     """The first export whose graph can serve the call.
 
@@ -113,6 +118,7 @@ def export(
         call: the example.
         axes: which dimensions become symbols.
         exact: sizes of 1 become constants.
+        branches: go the example's way at branches on values.
     """
     for leaf in call.tensors:
         if not leaf.value.numel():
@@ -122,7 +128,7 @@ def export(
     fillings = rehearsed(module, call.args, call.kwargs)
     for rung in _rungs(call, axes, exact or axes is Axes.NONE):
         try:
-            found = _attempt(module, call, rung)
+            found = _attempt(module, call, rung, branches)
         except Refusal as error:
             failed.append(f"{rung.name}: {error.because}")
             refusals.append(error)
@@ -132,7 +138,7 @@ def export(
         if found.fixes_batch and not rung.strict:
             # Python such as len(tensor) turns a size into a number; Dynamo sees through it.
             with contextlib.suppress(Refusal):
-                other = _attempt(module, call, replace(rung, name="strict", strict=True))
+                other = _attempt(module, call, replace(rung, name="strict", strict=True), branches)
                 if other.refused_shape == "" and not other.fixes_batch:
                     failed.append(f"{rung.name}: it would fix {found.fixes_batch}")
                     found = other
@@ -146,12 +152,20 @@ def export(
     raise first.after(others, failed) from first.__cause__
 
 
-def _attempt(module: torch.nn.Module, call: Call, rung: Rung) -> Exported:
+def _attempt(module: torch.nn.Module, call: Call, rung: Rung, branches: bool) -> Exported:
     example = call.replaced() if rung.own else call.grown(rung.grown)
-    program, effects, questions = _trace(module, call, rung, example)
+    ways = Ways() if branches and not rung.strict else None
+    try:
+        program, effects, questions = _trace(module, call, rung, example, ways)
+    except Refusal:
+        if ways is None or not ways.missed:
+            raise
+        with ways.noted():
+            call_aside(module, example.args, example.kwargs)
+        program, effects, questions = _trace(module, call, rung, example, ways)
     if effects.fillings:
         # What it found missing it now finds; if that changes nothing, the graph is that of both.
-        again, later, _ = _trace(module, call, rung, example)
+        again, later, _ = _trace(module, call, rung, example, ways)
         if later.fillings or not _alike(program, again):
             raise assigning([each.path for each in effects.fillings], module)
     if tensors := _differentiable(module, program):
@@ -193,7 +207,7 @@ def _alike(one: ExportedProgram, two: ExportedProgram) -> bool:
 
 
 def _trace(
-    module: torch.nn.Module, call: Call, rung: Rung, example: Any
+    module: torch.nn.Module, call: Call, rung: Rung, example: Any, ways: Ways | None
 ) -> tuple[ExportedProgram, Effects, Asked]:
     """The exported program, what the forward did besides, and what it asked about sizes.
 
@@ -224,6 +238,7 @@ def _trace(
                 call.dynamic_shapes(rung.dims),
                 strict=rung.strict,
                 oblivious=rung.oblivious,
+                ways=ways,
             )
         if rung.strict:
             with watched(module, traced=False) as effects:

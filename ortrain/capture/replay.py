@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from ortrain.ops.random import drawn
@@ -52,7 +53,7 @@ def replay(
         if kind == "uniform" and dtype is not None:
             digits = min(digits, 1 - round(math.log2(torch.finfo(dtype).eps)))
         array = drawn(kind, tuple(shape), seed=seed, stream=stream, chance=chance, digits=digits)
-        return torch.from_numpy(array).to(dtype)
+        return torch.from_numpy(np.asarray(array)).to(dtype)
 
     return function(numbers, *args, **kwargs)
 

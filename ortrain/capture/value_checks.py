@@ -1,20 +1,25 @@
-"""Checks of values in a trace: ``if (variance < 0).any(): raise ValueError(...)``.
+"""Branches on values in a trace: ``if (variance < 0).any(): raise ValueError(...)``.
 
-A trace has no values, and code that branches on them cannot become a graph. Where one of the ways
-does nothing but raise, the graph takes the other one, and the condition becomes a check: an output
-of the program (:attr:`ortrain.program.Role.CHECK`) that counts what the code would raise at. A call
-for which it is not 0 runs in PyTorch, which raises the module's own error.
+A trace has no values, so that it does not know which way such code goes. The graph takes one of
+them, and the condition becomes a check: an output of the program
+(:attr:`ortrain.program.Role.CHECK`) that counts the branches at which the code would go another
+way. A call for which it is not 0 runs in PyTorch.
+
+Where one of the ways does nothing but raise, the graph takes the other one. Anywhere else it takes
+the way that the code goes with the example's own values (:class:`Ways`):
+``if not torch.isfinite(hidden).all(): hidden = hidden.clamp(...)``.
 """
 
 from __future__ import annotations
 
 import ast
+import collections
 import contextlib
 import dis
 import functools
 import linecache
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
@@ -26,29 +31,103 @@ from ortrain.exclusive import this_thread
 _class: Any = Tensor
 
 
+class Ways:
+    """Which way a module's code goes at its branches on values, in a call with values.
+
+    Attributes:
+        missed: whether a trace came to a branch of which this is not known.
+    """
+
+    def __init__(self) -> None:
+        self._noted: dict[_Place, list[bool]] = {}
+        self._passed: collections.Counter[_Place] = collections.Counter()
+        self.missed = False
+
+    @property
+    def known(self) -> bool:
+        """Whether a call was watched that came to any branch."""
+        return bool(self._noted)
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Notes the ways of the one call inside."""
+
+        def note(own: Callable[[Tensor], Any], tensor: Tensor, frame: FrameType) -> Any:
+            value = own(tensor)
+            self._noted.setdefault(_place(frame), []).append(bool(value))
+            return value
+
+        with _truth(note):
+            yield
+
+    def begin(self, *_: object) -> None:
+        """A forward is traced from its beginning."""
+        self._passed.clear()
+
+    def at(self, frame: FrameType) -> bool | None:
+        """The way at the branch that a frame has come to; None where it is not known."""
+        place = _place(frame)
+        noted, count = self._noted.get(place, []), self._passed[place]
+        if count == len(noted):
+            self.missed = True
+            return None
+        self._passed[place] += 1
+        return noted[count]
+
+
+_Place = tuple[CodeType, int]
+
+
+def _place(frame: FrameType) -> _Place:
+    return frame.f_code, frame.f_lasti
+
+
 @contextlib.contextmanager
-def value_checks() -> Iterator[None]:
-    """Answers a tensor's ``bool()`` in a trace, where it decides only whether to raise."""
-    own, here = _class.__bool__, this_thread()
+def value_checks(ways: Ways | None = None) -> Iterator[None]:
+    """Answers what a trace asks of a tensor's truth, and makes a check of each answer.
 
-    def answer(tensor: Tensor) -> bool:
-        passing = passes(sys._getframe(1)) if here() and _is_unknown(tensor) else None
-        if passing is None:
-            known: bool = own(tensor)
-            return known
-        torch._assert_async(tensor != 0 if passing else tensor == 0, "a check of values")
-        return passing
+    Args:
+        ways: at branches of which neither way raises; None refuses them.
+    """
 
-    _class.__bool__ = answer
+    def answer(own: Callable[[Tensor], Any], tensor: Tensor, frame: FrameType) -> Any:
+        if not _is_unknown(tensor):
+            return own(tensor)
+        way = passes(frame)
+        if way is None and ways is not None:
+            way = ways.at(frame)
+        if way is None:
+            return own(tensor)
+        torch._assert_async(tensor != 0 if way else tensor == 0, "a branch on values")
+        return way
+
+    with _truth(answer):
+        yield
+
+
+@contextlib.contextmanager
+def _truth(answer: Callable[[Callable[[Tensor], Any], Tensor, FrameType], Any]) -> Iterator[None]:
+    """Puts a question between code and the truth of a tensor: ``bool()``, ``item()`` of a bool."""
+    own_bool, own_item, here = _class.__bool__, _class.item, this_thread()
+
+    def ask_bool(tensor: Tensor) -> Any:
+        return answer(own_bool, tensor, sys._getframe(1)) if here() else own_bool(tensor)
+
+    def ask_item(tensor: Tensor) -> Any:
+        asked = here() and tensor.dtype is torch.bool
+        return answer(own_item, tensor, sys._getframe(1)) if asked else own_item(tensor)
+
+    _class.__bool__, _class.item = ask_bool, ask_item
     try:
         yield
     finally:
-        del _class.__bool__  # it was inherited
+        del _class.__bool__, _class.item  # they were inherited
 
 
 def _is_unknown(value: Tensor) -> bool:
     """Whether a trace does not know the value of a tensor of one element."""
-    return value.ndim == 0 and getattr(value, "constant", None) is None
+    single = all(type(size) is int and size == 1 for size in value.shape)
+    return single and getattr(value, "constant", None) is None
 
 
 def passes(frame: FrameType) -> bool | None:

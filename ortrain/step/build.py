@@ -16,6 +16,7 @@ from ortrain.autodiff.registry import foreign_rules
 from ortrain.cache import Cache
 from ortrain.errors import CheckFailed
 from ortrain.graph import shapes
+from ortrain.graph.walk import dependencies
 from ortrain.passes import PIPELINES, rewrite
 from ortrain.program import Program, Role, role_of, target_of
 
@@ -104,26 +105,35 @@ class Plan:
 
 @dataclass(frozen=True)
 class Checked:
-    """A forward session one of whose outputs counts what the module would raise at.
+    """A forward session one of whose outputs counts the branches that the module goes another way.
 
     Attributes:
         compiled: the session.
         position: of that output.
+        seed: where the seed is among the feeds; None where the output does not depend on it.
     """
 
     compiled: Any
     position: int
+    seed: int | None
 
     def run_values(self, feeds: Any) -> Any:
         """Runs on values in input order.
 
         Raises:
-            CheckFailed: the module would raise.
+            CheckFailed: the module goes another way, or raises.
             ExecutionError: the runtime refused or failed.
         """
         fetches = self.compiled.run_values(feeds)
         if fetches[self.position].numpy():
-            raise CheckFailed("the module raises an error at values of this call")
+            error = CheckFailed(
+                "the graph does not hold for values of this call",
+                because="the module branches on them or raises an error, or an operator treats "
+                "them apart",
+            )
+            if self.seed is not None:
+                error.seed = int(feeds[self.seed].numpy())
+            raise error
         return fetches
 
 
@@ -282,9 +292,8 @@ def _plan(
         pieces[i] = replace(piece, frees=tuple(index for index, at in last.items() if at == i))
     read = {t.index for p in pieces for t in p.takes if t.kind == "feed"}
     fetched = {t.index for p in pieces for t in p.takes if t.kind == "fetch"}
-    checks = [i for i, v in enumerate(outs) if role_of(v) is Role.CHECK]
     return Plan(
-        forward=Checked(compiled[0], checks[0]) if checks else compiled[0],
+        forward=_checked(compiled[0], lowered[0].graph),
         feeds=feeds,
         outputs=len(users),
         reachable=reachable,
@@ -303,6 +312,17 @@ def _plan(
         lowered=tuple(lowered),
         seconds=seconds,
     )
+
+
+def _checked(compiled: Any, graph: ir.Graph) -> Any:
+    """A forward session that raises where its check does not hold, if it has one."""
+    for position, value in enumerate(graph.outputs):
+        if role_of(value) is Role.CHECK:
+            depends = dependencies(graph, [value])
+            seeds = (i for i, v in enumerate(graph.inputs) if role_of(v) is Role.SEED)
+            seed = next((i for i in seeds if graph.inputs[i] in depends), None)
+            return Checked(compiled, position, seed)
+    return compiled
 
 
 def likely_upstream(program: Program) -> list[str]:

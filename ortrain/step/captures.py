@@ -29,7 +29,7 @@ from ortrain.capture.refusal import located
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.capture.untouched import uncollected
 from ortrain.config import DebugOptions, LogLevel, Options
-from ortrain.errors import CaptureError, OrtrainError
+from ortrain.errors import CaptureError, CheckFailed, OrtrainError
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.graph.cost import Multiplications
 from ortrain.program import Program, Role
@@ -45,6 +45,12 @@ from ortrain.step.run import Received, Step
 
 # Captures of one form of call that differ in sizes which the module's code depends on.
 MOST_SHAPES = 8
+# Calls in a row at whose values the code goes another way than the graph, until it is captured
+# anew, the way of the next call; how often that is done; and how many such calls there must be, at
+# a quarter of all, to leave the form to PyTorch.
+STRAYS_IN_A_ROW, MOST_WAYS, ENOUGH_STRAYS = 3, 4, 8
+# Comparisons of one capture, each with other random numbers, until one goes the graph's way.
+MOST_TRIALS = 4
 # Sizes of calls that are remembered with the capture that serves them.
 MOST_SIZES = 4096
 
@@ -88,6 +94,9 @@ class Served:
         variants: steps by what is trainable.
         ones: which patterns of sizes of 1 were compared with the module, and whether they agree.
         threads: of the steps.
+        strays: calls at whose values the code went another way than the graph.
+        in_a_row: of them, the last without a call of the graph between.
+        since: calls of the graph when it was captured, and at the last stray.
     """
 
     captured: Captured
@@ -99,6 +108,21 @@ class Served:
     variants: dict[tuple[bool, ...], Variants] = field(default_factory=dict)
     ones: dict[tuple[Any, ...], bool] = field(default_factory=dict)
     threads: int = 0
+    strays: int = 0
+    in_a_row: int = 0
+    since: tuple[int, int] = (0, 0)
+
+    def stray(self, calls: int) -> bool:
+        """Notes a call that went another way; whether that is too many in all.
+
+        Args:
+            calls: of the graph until now.
+        """
+        first, last = self.since if self.strays else (calls, calls)
+        self.in_a_row = self.in_a_row + 1 if calls == last else 1
+        self.strays += 1
+        self.since = first, calls
+        return self.strays >= max(ENOUGH_STRAYS, (calls - first) / 3)
 
 
 @dataclass
@@ -116,6 +140,7 @@ class Form:
         refused: sizes for which there is no capture, and why; there is one for others.
         recover: notes a backward that failed, and says whether PyTorch may answer it.
         seen: of the calls that differ from these in numbers only; None where there are no numbers.
+        ways: how often a capture was dropped because the code went another way.
     """
 
     grad: bool
@@ -128,6 +153,23 @@ class Form:
     refused: dict[Sizes, str] = field(default_factory=dict)
     recover: Callable[[Form, OrtrainError, FlatCall], bool] = field(default=lambda *_: False)
     seen: Seen | None = None
+    ways: int = 0
+
+    def went_astray(self, served: Served | None) -> None:
+        """Learns from a call at whose values the code went another way than the graph.
+
+        Args:
+            served: the capture; None where it was about to be compared with the module.
+        """
+        served = served or self.served[-1]
+        self.report.astray += 1
+        if served.stray(self.report.graph_calls):
+            self.reason = str(too_many_ways())
+        elif served.in_a_row == STRAYS_IN_A_ROW:
+            self.ways += 1
+            self.drop()
+            if self.ways == MOST_WAYS:
+                self.reason = str(too_many_ways())
 
     def differentiated_again(self) -> None:
         """Its next calls run in PyTorch: a graph has first derivatives only."""
@@ -147,6 +189,15 @@ class Form:
     def drop(self) -> None:
         """Forgets all captures."""
         self.served, self.by_sizes, self.refused = [], {}, {}
+
+
+def too_many_ways() -> CaptureError:
+    """Why a form of call runs in PyTorch whose code goes one way and then another."""
+    return CaptureError(
+        "the forward branches on the values of a tensor",
+        because="it goes another way so often that no graph pays",
+        help="compute both ways and choose with torch.where, or leave this to eager",
+    )
 
 
 @dataclass(eq=False)
@@ -287,6 +338,7 @@ class Captures:
                 exact=exact,
                 # Images are of one size, mostly; once they are not, of any.
                 still=not form.served,
+                branches=True,
                 cache=self.cache,
             )
         for rewrite in self.rewrites:
@@ -332,11 +384,11 @@ class Captures:
         names = [""] * len(flat.tensors)
         for place, tensor in zip(served.order, served.captured.tensors, strict=True):
             names[place] = tensor.name
-        for rows in (self._rows(served, flat), {}):
-            trial = Trial.of(self.module, flat, names, step.plan, grad, rows)
+        rows, number = self._rows(served, flat), 0
+        while True:
+            trial = Trial.of(self.module, flat, names, step.plan, grad, rows, number)
             try:
                 eager = trial.eager()
-                break
             except Exception as error:
                 if not rows:
                     raise CaptureError(
@@ -344,7 +396,16 @@ class Captures:
                         because=f"run aside it raises {type(error).__name__}: {error}",
                         help='Options(certificate="off") uses the graph without a comparison',
                     ) from error
-        return compare(eager, trial.graph(step, state.tensors, served), trial)
+                rows = {}
+                continue
+            try:
+                return compare(eager, trial.graph(step, state.tensors, served), trial)
+            except CheckFailed as error:
+                # Fewer rows than the call has, or its random numbers, may lead another way.
+                number += 1
+                if not rows and (error.seed is None or number == MOST_TRIALS):
+                    raise
+                rows = {}
 
     def _rows(self, served: Served, flat: FlatCall) -> dict[int, int]:
         """Of each tensor of a large batch, how many rows a comparison takes; {} takes all."""

@@ -144,6 +144,7 @@ class Trial:
         plan: Plan,
         grad: bool,
         rows: dict[int, int] | None = None,
+        number: int = 0,
     ) -> Trial:
         """A trial of a user's call.
 
@@ -154,6 +155,7 @@ class Trial:
             plan: of the graph.
             grad: whether gradients are enabled.
             rows: tensor → how many of its first rows take part; all where it is not here.
+            number: another draws other random numbers.
         """
         rows = rows or {}
         leaves, spec = pytree.tree_flatten((flat.args, flat.kwargs))
@@ -168,7 +170,7 @@ class Trial:
         with torch.inference_mode(False):
             args, kwargs = pytree.tree_unflatten([own(leaf) for leaf in leaves], spec)
             call = flat.rebuilt(args, kwargs)
-        seed = int(torch.initial_seed() & 0x7FFFFFFF)
+        seed = int(torch.initial_seed() + number & 0x7FFFFFFF)
         draws = any(role is Role.SEED for role, _ in plan.feeds)
         return cls(module, call, tuple(names), grad, plan.upstream, seed, draws)
 

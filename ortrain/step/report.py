@@ -52,6 +52,7 @@ class Report:
         engine: what runs the graph, for example ``"onnxruntime CPUExecutionProvider"``.
         graph_calls: calls that ran the compiled graph.
         eager_calls: calls that ran in PyTorch.
+        astray: calls among them at whose values the code went another way than the graph.
         recovered: backwards that PyTorch ran because the graph's had failed.
         captures: how many times the module was captured.
         nodes: nodes of each program before and after lowering, by name of the program.
@@ -68,6 +69,7 @@ class Report:
     engine: str = ""
     graph_calls: int = 0
     eager_calls: int = 0
+    astray: int = 0
     recovered: int = 0
     captures: int = 0
     nodes: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -91,6 +93,8 @@ class Report:
         if not self.mode:
             return []
         rows = [f"  calls     {self.graph_calls} as a graph, {self.eager_calls} in PyTorch"]
+        if self.astray:
+            rows.append(f"  astray    {self.astray} of them by branches on values")
         if self.recovered:
             rows.append(f"  recovered {self.recovered} backwards of the graph, in PyTorch")
         return rows + self.rows()

@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -38,8 +38,17 @@ from ortrain.errors import (
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.program import Role
 from ortrain.step import contest
-from ortrain.step.captures import MOST_SHAPES, Captures, Form, Served, Sizes, State
+from ortrain.step.captures import (
+    MOST_SHAPES,
+    Captures,
+    Form,
+    Served,
+    Sizes,
+    State,
+    too_many_ways,
+)
 from ortrain.step.contest import Race
+from ortrain.step.draws import replayed_draws
 from ortrain.step.report import Report
 
 _saving_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
@@ -173,8 +182,7 @@ class Runner:
             trains = bool(step.plan.arguments)
             outputs = step.train(users, flat, form) if trains else step.infer(users)
         except CheckFailed as error:
-            with _alone(error):
-                return self._eager(str(error), flat.args, flat.kwargs)
+            return self._astray(form, served, flat, error)
         except OrtrainError as error:
             if isinstance(flat, WithNumbers):
                 return self._with_constants(form, flat)
@@ -381,6 +389,23 @@ class Runner:
             output = self._eager(str(error), flat.args, flat.kwargs)
         self._warn(str(error))
         self._note(form, sizes, error)
+        return output
+
+    def _astray(self, form: Form, served: Served | None, flat: FlatCall, error: CheckFailed) -> Any:
+        """Runs a call in PyTorch at whose values the code goes another way than the graph.
+
+        Where the random numbers that the graph drew have led it there, PyTorch takes the same:
+        others would make some ways more likely than they are.
+        """
+        draws = nullcontext() if error.seed is None else replayed_draws(error.seed)
+        with _alone(error), draws:
+            output = self._eager(str(error), flat.args, flat.kwargs)
+        form.went_astray(served)
+        if form.reason:
+            refused = too_many_ways()
+            if not self.options.falls_back(refused):
+                raise refused
+            self._warn(form.reason)
         return output
 
     def _recovers(self, form: Form, error: OrtrainError, flat: FlatCall) -> bool:

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ortrain import Options, ORTModule
+from ortrain import ORTModule
 from ortrain.capture.value_checks import passes
-from ortrain.errors import CaptureError
 from tests.module.agreement import GRAPH, SAME
 from tests.module.checked import CHECKED, plain
 
@@ -61,17 +60,6 @@ def test_a_first_call_that_raises_is_eagers_and_the_next_is_a_graph() -> None:
         model(torch.full((4, 3), 1e4).sign() * 1e9 * model.layer.weight[0].sign())
     model(torch.randn(4, 3))
     assert model.report.mode == "graph"
-
-
-def test_a_branch_that_computes_is_refused() -> None:
-    def branching(x: Tensor) -> Tensor:
-        if (x > 50).any():
-            return x.abs()
-        return x.square()
-
-    model = ORTModule(Module(branching), options=Options(engine="onnxruntime", fallback="raise"))
-    with pytest.raises(CaptureError, match="branches on the values of a tensor"):
-        model(torch.randn(4, 3))
 
 
 def test_an_answer_that_is_not_the_tests_own_is_unknown() -> None:

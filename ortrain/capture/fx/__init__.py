@@ -41,7 +41,7 @@ class Cleaned:
 
     Attributes:
         updated: the buffers that it updates, with the node of each one's new value.
-        violations: counts the values that the module would raise at; None without such checks.
+        violations: counts the branches that the module goes another way; None without any.
     """
 
     updated: dict[str, fx.Node]

@@ -1,0 +1,218 @@
+"""Code that branches on values: the graph goes the example's way, and PyTorch all others."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ortrain import Options, ORTModule
+from ortrain.errors import CaptureError
+from ortrain.ondevice import LossType, generate_artifacts
+from ortrain.step import captures
+from tests.module.agreement import GRAPH, SAME
+
+pytestmark = pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+
+ANY = Options(engine="onnxruntime", fallback="torch")
+
+# Statements on a tensor ``h`` with branches; each question is about values.
+QUESTIONS = (
+    "h.sum() > {c}", "(h > {c}).any()", "not (h.abs() < {c} + 2).all()", "(h > {c}).any().item()",
+    "bool(h[0, 0] > {c})", "h.mean() > {c} and h.amax() > {c}", "h[0].sum() > {c} or n > 4",
+    "(h > {c}).sum() > 3", "(h[:1, :1] > {c})", "not bool((h.sum() < {c}).item())",
+    "torch.isfinite(h).all()", "any([h.amin() > {c}, h.amax() > {c}])",
+)  # fmt: skip
+STATEMENTS = (
+    "if {q}:\n    h = h * 2\nelse:\n    h = h - 1",
+    "if {q}:\n    h = h.clamp(-1, 1)",
+    "h = h.abs() if {q} else h.square()",
+    "h = h * (2.0 if {q} else 3.0)",
+    "for _ in range(3):\n    if {q}:\n        h = h + 0.5",
+    "if {q}:\n    self.seen.add_(1)",
+    "h = h * max(h[0, 0], h[1, 1])",
+    "n = 0\nwhile (h.abs() > 1).any() and n < 4:\n    h, n = h * 0.5, n + 1",
+    "if {q}:\n    return h.tanh() * self.scale",
+    "if {q}:\n    if h.sum() > 1:\n        h = h.exp()\n    else:\n        h = h.sigmoid()",
+)
+
+
+class Branching(nn.Module):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(3, 3), nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("seen", torch.zeros(()))
+        self.text, made = text, {}
+        exec(text, {"torch": torch}, made)  # noqa: S102  (a program that this file has drawn)
+        self.body: Callable[[Any, Tensor], Tensor] = made["forward"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self, self.layer(x))
+
+
+def program(draw: random.Random) -> str:
+    """The source of a forward with one to three branches."""
+    lines = ["n = h.shape[0]"]
+    for _ in range(draw.randint(1, 3)):
+        question = draw.choice(QUESTIONS).format(c=round(draw.uniform(-1, 1), 2))
+        lines += draw.choice(STATEMENTS).format(q=question).splitlines()
+    lines.append("return h * self.scale")
+    return "def forward(self, h):\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def step(module: nn.Module, model: nn.Module, x: Tensor) -> list[Tensor]:
+    module.zero_grad()
+    x = x.clone().requires_grad_()
+    output = model(x)
+    output.square().sum().backward()
+    gradients = [x.grad, *[p.grad for p in module.parameters()]]
+    return [output.detach(), *[torch.zeros(()) if g is None else g.clone() for g in gradients]]
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_programs_that_branch_on_values_agree_on_every_way(seed: int) -> None:
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    eager = Branching(program(draw))
+    ours = copy.deepcopy(eager)
+    model = ORTModule(ours, options=ANY)
+    graph = 0
+    for _ in range(9):
+        x = torch.randn(draw.choice([4, 4, 6]), 3) * draw.choice([0.3, 1, 3])
+        for mine, its in zip(step(ours, model, x), step(eager, eager, x), strict=True):
+            torch.testing.assert_close(mine, its, rtol=SAME, atol=SAME * its.abs().max().item())
+        assert torch.equal(ours.seen, eager.seen)
+        graph += model.report.mode == "graph"
+    report = model.report
+    assert report.graph_calls == graph, str(report)
+    assert graph + report.eager_calls == 9, str(report)
+    assert report.eager_calls == report.astray or report.reason, str(report)
+
+
+class Clamped(nn.Module):
+    """As DETR's encoder: values that are not finite are clamped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        if not torch.isfinite(h).all():
+            h = h.clamp(-10, 10).nan_to_num()
+        return h.tanh()
+
+
+def test_one_call_astray_is_counted_and_the_graph_goes_on() -> None:
+    model = ORTModule(Clamped(), options=ANY)
+    for value in (1.0, 2.0, float("inf"), 3.0):
+        x = torch.full((2, 3), value)
+        torch.testing.assert_close(model(x), model.module(x))
+    assert (model.report.graph_calls, model.report.astray, model.report.captures) == (3, 1, 1)
+    assert "1 of them by branches on values" in str(model.report)
+
+
+def test_without_a_fallback_too_many_calls_astray_are_an_error() -> None:
+    model = ORTModule(Clamped(), options=GRAPH)
+    for value in (1.0, float("inf"), 1.0):
+        model(torch.full((2, 3), value))
+    assert (model.report.graph_calls, model.report.astray) == (2, 1)
+    for value in [float("inf"), 1.0] * 6:
+        model(torch.full((2, 3), value))
+    with pytest.raises(CaptureError, match="goes another way so often"):
+        model(torch.full((2, 3), float("inf")))
+
+
+def test_the_way_of_the_next_calls_is_learned() -> None:
+    def forward(self: Any, h: Tensor) -> Tensor:
+        return h * self.scale if h.sum() > 0 else h - self.scale
+
+    module = Branching("def forward(self, h): return h")
+    module.body = forward
+    nn.init.eye_(module.layer.weight)
+    nn.init.zeros_(module.layer.bias)
+    model = ORTModule(module, options=ANY)
+    for sign in [1, 1, *[-1] * 8]:
+        x = sign * torch.ones(2, 3)
+        torch.testing.assert_close(model(x), module(x))
+    assert (model.report.captures, model.report.astray, model.report.graph_calls) == (2, 3, 7)
+
+
+def test_a_way_that_changes_at_every_call_is_left_to_pytorch() -> None:
+    module = Branching("def forward(self, h): return h * (2 if h.sum() > 0 else 3) * self.scale")
+    model = ORTModule(module, options=ANY)
+    for call in range(60):
+        x = (-1) ** call * torch.ones(2, 3) * 50
+        torch.testing.assert_close(model(x), module(x))
+    assert "goes another way so often" in model.report.reason
+    assert model.report.captures == 1
+    assert model.report.astray < 20
+
+
+@torch.no_grad()
+def test_ways_that_are_drawn_are_as_likely_as_in_pytorch(monkeypatch: Any) -> None:
+    """Layer dropout: a call that the graph does not serve takes the same numbers in PyTorch."""
+    module = Branching(
+        "def forward(self, h):\n"
+        "    if torch.rand(()) < 0.25:\n"
+        "        return h * 0 + self.scale * 0\n"
+        "    return h * 0 + self.scale / self.scale + 0 * torch.rand(3)"
+    )
+    model = ORTModule(module, options=Options(engine="onnxruntime", certificate="off"))
+    torch.manual_seed(0)
+    monkeypatch.setattr(captures, "ENOUGH_STRAYS", 10**6)
+    monkeypatch.setattr(captures, "STRAYS_IN_A_ROW", 10**6)
+    dropped = sum(model(torch.ones(2, 3)).sum().item() == 0 for _ in range(800))
+    assert model.report.graph_calls > 300
+    assert model.report.astray > 100
+    assert 150 < dropped < 250  # 200 ± 4 standard deviations
+
+
+def test_a_device_has_no_pytorch_for_the_other_way(tmp_path: Any) -> None:
+    with pytest.raises(CaptureError, match="branches on the values of a tensor"):
+        generate_artifacts(
+            Clamped(),
+            example_inputs={"x": torch.ones(2, 3)},
+            loss=LossType.MSELoss,
+            artifact_directory=tmp_path,
+        )
+
+
+class Attending(nn.Module):
+    """Attention under a mask that is added to its scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(4, 12)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(
+            *self.project(x)[:, None].chunk(3, -1), mask
+        )
+
+
+@pytest.mark.parametrize("bias", [0.0, -1e4, -1e9, torch.finfo(torch.float32).min, -torch.inf])
+def test_rows_of_attention_that_are_masked_have_pytorchs_gradients(bias: float) -> None:
+    """The fused kernel of PyTorch has no normalizer left of a row whose scores are that low."""
+    eager = Attending()
+    ours = copy.deepcopy(eager)
+    model = ORTModule(ours, options=ANY)
+    for masked in (False, True, False):
+        x, mask = torch.randn(2, 5, 4), torch.zeros(2, 1, 5, 5)
+        mask[0, :, :, 3:] = bias
+        if masked:
+            mask[1, :, 2] = bias
+        for module, run in ((eager, eager), (ours, model)):
+            module.zero_grad()
+            run(x, mask).square().sum().backward()
+        for mine, its in zip(ours.parameters(), eager.parameters(), strict=True):
+            assert mine.grad is not None
+            assert its.grad is not None
+            torch.testing.assert_close(mine.grad, its.grad, rtol=1e-3, atol=1e-3)
+    unsure = -torch.inf < bias < -1e5
+    assert (model.report.graph_calls, model.report.astray) == ((2, 1) if unsure else (3, 0))
