@@ -29,7 +29,7 @@ SAME_SHAPE = ["{a}", "{a}.detach()", "{a}.data", "{a}.to(torch.float32)", "{a}.c
               "{a}[...]", "{a}.view_as({a})"]  # fmt: skip
 WRITES = ["{a}.mul_(0.5)", "{a}.add_({b})", "{a}.zero_()", "{a}.fill_(0.7)", "{a}.clamp_(0.0)",
           "{a}.copy_({b} * 2)", "{a}.masked_fill_({b} > 0, 0.3)", "{a}.tanh_()", "{a}.sub_({b})",
-          "{a}.gt_(0.1)", "{a} += 1.5", "{a} *= {b}", "{a}[{a} > 0.5] = 0.1"]  # fmt: skip
+          "{a}.gt_(0.1)", "{a}.le_({b})", "{a} += 1.5", "{a} *= {b}", "{a}[{a} > 0.5] = 0.1"]  # fmt: skip
 ROW_WRITES = ["{a}[0] = 0.2", "{a}[1:] = 0.4", "{a}[0] = {b}[1]", "{a}[..., 0] *= 3"]
 MATRIX_WRITES = ["{a}.detach().mul_(2)", "{a}.data.add_(0.1)", "{a}.t().add_(1)",
                  "{a}.view(-1)[:3].mul_(3)", "{a}.unsqueeze_(0).squeeze_(0)"]  # fmt: skip
@@ -184,3 +184,26 @@ def test_what_a_region_without_gradients_returns_unchanged_keeps_its_gradient() 
     want, got = step(eager, eager), step(ours, ORTModule(ours, options=GRAPH))
     for mine, its in zip(got, want, strict=True):
         torch.testing.assert_close(mine, its)
+
+
+OVERWRITES = [
+    "y.gt_(0.5)", "y.le_(z)", "y.ne_(z[0])", "y.uniform_()", "y.normal_()", "y.exponential_()",
+    "y.bernoulli_(0.5)", "y.bernoulli_(z.sigmoid())", "y.geometric_(0.5)", "y.log_normal_()",
+    "y.cauchy_()", "y.copy_(z)", "y.fill_(2.0)", "y.fill_(z.sum())", "y.zero_()", "y.sign_()",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("write", OVERWRITES)
+def test_what_is_overwritten_has_a_gradient_of_zeros_and_not_none(write: str) -> None:
+    text = f"{HEAD}    z = x.detach().exp() * x.new_ones(4)\n    {write}\n    return [y * 2]\n"
+    eager, ours = Written(text), Written(text)
+    model = ORTModule(ours, options=GRAPH)
+    gradients = []
+    for module, run in ((eager, eager), (ours, model)):
+        x = torch.randn(4, 4, requires_grad=True)
+        run(x)[0].sum().backward()
+        gradients.append([x.grad, module.weight.grad])
+    for mine, its in zip(*gradients, strict=True):
+        assert mine is not None
+        assert torch.equal(mine, its)
+        assert not mine.any()

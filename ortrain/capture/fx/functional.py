@@ -38,6 +38,9 @@ _DETACHES = {aten.detach.default, aten.detach_.default}
 _RENAMES = {"squeeze_", "unsqueeze_", "transpose_", "t_", "swapaxes_", "swapdims_", "detach_"}
 _COMPARES = {"eq_", "ne_", "ge_", "gt_", "le_", "lt_", "logical_and_", "logical_or_",
              "logical_xor_", "logical_not_"}  # fmt: skip
+# They put random numbers in the place of what was there.
+_FILLS = {"bernoulli_", "uniform_", "normal_", "random_", "exponential_", "geometric_",
+          "log_normal_", "cauchy_"}  # fmt: skip
 
 
 def functionalise(exported: ExportedProgram) -> dict[str, fx.Node]:
@@ -126,7 +129,23 @@ class _Functional:
             new.meta["val"] = known.new_empty(known.shape, dtype=torch.bool)
             new = self._cast(new, written)
             new.meta[FRESH] = True
+        if name in _COMPARES or name in _FILLS:
+            for given in (a for a in args if isinstance(a, fx.Node)):
+                new = self._overwriting(given, written, new)
         return new
+
+    def _overwriting(self, given: fx.Node, written: fx.Node, new: fx.Node) -> fx.Node:
+        """A value that what was given does not influence, and that gives it a gradient of zeros."""
+        if not _is_computed(given):
+            return new
+        given = self._cast(given, written)
+        if layout(given)[0] != layout(written)[0]:
+            meta = given.meta
+            given = self.graph.call_function(aten.expand_as.default, (given, written))
+            given.meta = {**meta, "val": written.meta["val"]}
+        node = self.graph.call_function(aten.copy.default, (given, new))
+        node.meta = dict(new.meta)
+        return node
 
     def returned(self, node: fx.Node) -> fx.Node:
         """The node that returns what an operator with ``out=`` puts there."""
