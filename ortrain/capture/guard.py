@@ -21,7 +21,7 @@ not.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from itertools import chain
 from operator import is_
 from typing import Any, NamedTuple
@@ -40,7 +40,9 @@ from torch._C import (
 from torch.autograd import forward_ad
 from torch.nn.modules import module as global_hooks
 
+from ortrain.capture.attributes import Attribute, Moving
 from ortrain.capture.holder import cell_value, memo_state, slot_value, slots_of
+from ortrain.capture.numbers import is_number
 from ortrain.capture.survey import (
     AROUND,
     HOOKS,
@@ -53,7 +55,7 @@ from ortrain.capture.survey import (
     untraced_hooks,
     value_fact,
 )
-from ortrain.capture.value import ABSENT
+from ortrain.capture.value import ABSENT, same
 
 _transforms = _functorch.peek_interpreter_stack
 _saving_hooks: Callable[[bool], Any] = _autograd._top_saved_tensors_default_hooks
@@ -136,6 +138,10 @@ class Guard:
     identity, dtype, shape and device of every tensor. Of parameters and buffers the contents are
     not, as they are inputs of a graph. Nor is ``requires_grad`` of parameters where no code reads
     it, see `trainable`.
+
+    Args:
+        module: the module.
+        moving: numbers that are inputs of its graphs, whose values do not count.
     """
 
     __slots__ = (
@@ -161,6 +167,7 @@ class Guard:
         "_memos",
         "_module",
         "_modules",
+        "_moving",
         "_owner_versions",
         "_owners",
         "_parameters",
@@ -178,8 +185,11 @@ class Guard:
         "_values",
     )
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, moving: Collection[Attribute] = ()) -> None:
         self._module = module
+        self._moving: dict[int, set[str]] = {}
+        for each in moving:
+            self._moving.setdefault(id(each.owner), set()).add(each.name)
         self._arm(Survey(module))
 
     def changed(self) -> str | None:
@@ -218,6 +228,28 @@ class Guard:
         ):
             return None
         return self._diagnose()
+
+    def numbers_changed(self) -> set[Attribute] | None:
+        """The numbers in which the module differs from this state; None where more is different."""
+        names = {id(each): name for name, each in self._module.named_modules()}
+        found: dict[Attribute, Any] = {}
+        for owner, frozen in zip(self._owners, self._values, strict=False):
+            live = owner.__dict__
+            if id(owner) not in names or live.keys() != frozen.keys():
+                continue
+            for name, then in frozen.items():
+                now = live[name]
+                if not same(now, then) and _another_number(now, then):
+                    found[Attribute(owner, names[id(owner)], name)] = now
+        if not all(each.movable for each in found):
+            return None
+        with Moving(found, wide=False).at([self._then(each) for each in found]):
+            return None if self.changed() is not None else set(found)
+
+    def _then(self, attribute: Attribute) -> Any:
+        """What an attribute was."""
+        place = next(i for i, owner in enumerate(self._owners) if owner is attribute.owner)
+        return self._values[place][attribute.name]
 
     def trainable(self) -> tuple[bool, ...]:
         """``requires_grad`` of every parameter, in the order of ``named_parameters``.
@@ -339,12 +371,26 @@ class Guard:
         pairs = zip(self._live_dicts(), self._values, [*owners, *dicts], before, strict=True)
         for index, (live, frozen, now, then) in enumerate(pairs):
             if now != then and not (
-                live.keys() == frozen.keys() and all(map(is_, live.values(), frozen.values()))
+                live.keys() == frozen.keys()
+                and (
+                    all(map(is_, live.values(), frozen.values()))
+                    or (self._moving and self._only_moved(index, live, frozen))
+                )
             ):
                 self._suspect = index
                 return False
         self._owner_versions, self._dict_versions = owners, dicts
         return True
+
+    def _only_moved(self, index: int, live: dict[str, Any], frozen: dict[str, Any]) -> bool:
+        """Whether numbers that are inputs have other values, and nothing else has."""
+        if index >= len(self._owners):
+            return False
+        moving = self._moving.get(id(self._owners[index]), ())
+        return all(
+            now is frozen[name] or (name in moving and _another_number(now, frozen[name]))
+            for name, now in live.items()
+        )
 
     def _same_exact_layouts(self) -> bool:
         """Compare without ``requires_grad`` of parameters, on which the fast check also fails."""
@@ -363,12 +409,18 @@ class Guard:
             return sentence(key, self._facts, {key: fact}, root)
         survey = Survey(self._module)
         before, now = self._facts, survey.facts
+        moved = {
+            (path, name)
+            for path, owner, held in zip(self._paths, self._owners, self._values, strict=False)
+            for name in self._moving.get(id(owner), ())
+            if _another_number(owner.__dict__.get(name), held[name])
+        }
         different = [
             key
             for key in (*before, *(key for key in now if key not in before))
             if (old := before.get(key)) is None
             or (new := now.get(key)) is None
-            or not old.equals(new)
+            or not (old.equals(new) or key in moved)
         ]
         if different:  # what the code reaches around a module may follow from what is in it
             key = next((k for k in different if not k[0].startswith(AROUND)), different[0])
@@ -384,14 +436,20 @@ class Guard:
         """
         if self._suspect >= len(self._owners):
             return None
-        path, live = self._paths[self._suspect], self._owners[self._suspect].__dict__
+        path, owner = self._paths[self._suspect], self._owners[self._suspect]
+        moving = self._moving.get(id(owner), ())
         for name, then in self._values[self._suspect].items():
-            now = live.get(name, then)
-            if now is not then:
+            now = owner.__dict__.get(name, then)
+            if now is not then and name not in moving:
                 old, new = self._facts.get((path, name)), value_fact(now)
                 if old is not None and new is not None and not old.equals(new):
                     return (path, name), new
         return None
+
+
+def _another_number(now: Any, then: Any) -> bool:
+    """Whether both are numbers that a graph can take, of one type."""
+    return type(now) is type(then) and is_number(now) and is_number(then)
 
 
 # --- two fast checks from torch, which its compiler stands on -----------------------------------

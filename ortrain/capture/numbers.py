@@ -19,7 +19,7 @@ from ortrain.capture.structure import FlatCall, Path, flatten_call, leaves_of_ca
 
 # Values of one number that get graphs of their own where the code branches on it.
 MOST_VALUES = 8
-_LARGEST = 2**63 - 1
+LARGEST = 2**63 - 1
 
 
 class WithNumbers(FlatCall):
@@ -59,15 +59,30 @@ def with_numbers(
 def _replaced(tree: Any, path: Path, wide: bool) -> Any:
     """The tree with a tensor at the end of a path."""
     if not path:
-        if isinstance(tree, int):
-            return torch.tensor(tree, dtype=torch.int64)
-        return torch.tensor(tree, dtype=torch.float64 if wide else torch.get_default_dtype())
+        return number(tree, wide)
     first: Any = path[0]
     if isinstance(tree, dict):
         return {**tree, first: _replaced(tree[first], path[1:], wide)}
     items = list(tree)
     items[first] = _replaced(items[first], path[1:], wide)
     return type(tree)(items)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value can be an input of a graph: a float, or an int that fits into 64 bits."""
+    return type(value) is float or (type(value) is int and abs(value) <= LARGEST)
+
+
+def number(value: int | float, wide: bool) -> torch.Tensor:
+    """A number as an input of a graph.
+
+    Args:
+        value: it.
+        wide: whether floats are float64.
+    """
+    if isinstance(value, int):
+        return torch.tensor(value, dtype=torch.int64)
+    return torch.tensor(value, dtype=torch.float64 if wide else torch.get_default_dtype())
 
 
 @dataclass
@@ -106,9 +121,7 @@ class Numbers:
             modes: whatever else distinguishes calls.
         """
         numbers = {
-            path: leaf
-            for path, leaf in leaves_of_call(flat.args, flat.kwargs)
-            if type(leaf) in (int, float) and (type(leaf) is float or abs(leaf) <= _LARGEST)
+            path: leaf for path, leaf in leaves_of_call(flat.args, flat.kwargs) if is_number(leaf)
         }
         if not numbers:
             return flat, None

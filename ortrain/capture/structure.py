@@ -11,6 +11,7 @@ Both run before and after every step, so both have a short way for the common ca
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 from collections import OrderedDict, defaultdict
@@ -54,6 +55,10 @@ class FlatCall(NamedTuple):
     def rebuilt(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall:
         """Another call of the same form."""
         return flatten_call(args, kwargs)
+
+    def as_it_was(self) -> contextlib.AbstractContextManager[None]:
+        """What of the module was an input of the call is as it was."""
+        return contextlib.nullcontext()
 
 
 # Keyword arguments in the order of a call, to the same names sorted: sorting afresh costs 0.2 us a

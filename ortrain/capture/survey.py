@@ -151,6 +151,8 @@ _CONSTANT = (
 )
 # What the code reads of a tensor that depends on which parameters are trained.
 _TRAINABLE = {"requires_grad", "grad_fn", "is_leaf"}
+# What the code asks the class of a value with.
+_CLASS = {"type", "__class__"}
 # With these the code comes to every attribute of an object.
 _WHOLE = {"__dict__", "vars", "asdict", "astuple", "__slots__"}
 _CLOCKS = {
@@ -234,6 +236,7 @@ class Survey:
         holders: all that can be put back.
         unwatched: what the code names and what cannot be watched, each with the reason.
         reads_trainable: whether the code reads ``requires_grad``, or what follows from it.
+        asks_class: whether the code may ask of which class a value is.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -281,6 +284,7 @@ class Survey:
         for value, note in self._named:
             if id(value) in named:
                 note()
+        self.asks_class = not self._names.isdisjoint(_CLASS)
         self.reads_trainable = not self._names.isdisjoint(_TRAINABLE)
         if self.reads_trainable:
             self._trainable(module)

@@ -21,11 +21,13 @@ from torch.utils import _pytree as pytree
 from ortrain.autodiff.engine import influences
 from ortrain.autodiff.partition import saved_bytes
 from ortrain.cache import Cache
+from ortrain.capture.attributes import Attribute, Moving, WithAttributes
 from ortrain.capture.export import Captured, capture
 from ortrain.capture.guard import Guard
-from ortrain.capture.numbers import Numbers, Seen
+from ortrain.capture.numbers import Numbers, Seen, WithNumbers
 from ortrain.capture.records import records_registered
 from ortrain.capture.refusal import located
+from ortrain.capture.stand_ins import stand_ins_watched
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.capture.untouched import uncollected
 from ortrain.config import DebugOptions, LogLevel, Options
@@ -208,16 +210,21 @@ class State:
         guard: tells whether the module is still in it.
         tensors: parameters and buffers by name.
         forms: of calls, by their structure and the ambient modes.
+        attributes: numbers that are inputs.
         numbers: which numbers among the arguments are inputs.
+        moving: adds the attributes to a call; None where there are none.
     """
 
     guard: Guard
     tensors: dict[str, torch.Tensor]
     forms: dict[Any, Form] = field(default_factory=dict)
+    attributes: frozenset[Attribute] = frozenset()
     numbers: Numbers = field(init=False)
+    moving: Moving | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.numbers = Numbers(self.tensors)
+        self.moving = Moving(self.attributes, self.numbers.wide) if self.attributes else None
 
     def settle(self, module: nn.Module, form: Form) -> None:
         """Takes what a first call has changed in the module as part of this state.
@@ -234,14 +241,23 @@ class State:
             return
         for other in self.forms.values():
             other.drop()
-        self.guard = Guard(module)
+        self.guard = Guard(module, self.attributes)
+
+    def retire(self) -> None:
+        """Drops all that was captured in it."""
+        for form in self.forms.values():
+            form.retire()
 
     @classmethod
-    def of(cls, module: nn.Module) -> State:
-        """The state that the module is in now."""
-        return cls(
-            Guard(module), {**dict(module.named_buffers()), **dict(module.named_parameters())}
-        )
+    def of(cls, module: nn.Module, attributes: frozenset[Attribute] = frozenset()) -> State:
+        """The state that the module is in now.
+
+        Args:
+            module: the module.
+            attributes: of it that are inputs of its graphs.
+        """
+        tensors = {**dict(module.named_buffers()), **dict(module.named_parameters())}
+        return cls(Guard(module, attributes), tensors, attributes=attributes)
 
 
 class Captures:
@@ -328,6 +344,7 @@ class Captures:
             # What the trace saves for a backward that never runs is not for the caller's hooks:
             # checkpointing would count it.
             quiet_backward(),
+            self._numbers_as_tensors(state, flat),
         ):
             place, args, kwargs = _distinct(flat)
             captured = capture(
@@ -341,12 +358,15 @@ class Captures:
                 branches=True,
                 cache=self.cache,
             )
+        positions = [place[t.position] for t in captured.inputs]
+        if state.moving:
+            first = len(flat.tensors) - len(state.attributes)
+            positions += [first + i for i in state.moving.enter(captured.program)]
         for rewrite in self.rewrites:
             rewrite(captured.program)
         form.report.stages = {"capture": time.perf_counter() - start}
         self.report.captures += 1
         state.settle(self.module, form)
-        positions = [place[t.position] for t in captured.inputs]
         return Served(
             captured,
             [place[t.position] for t in captured.tensors],
@@ -355,6 +375,20 @@ class Captures:
             _axes(captured.program, positions),
             Multiplications(captured.program.graph),
         )
+
+    @contextlib.contextmanager
+    def _numbers_as_tensors(self, state: State, flat: FlatCall) -> Iterator[None]:
+        """Tensors are where the module's code has numbers that are inputs of its graph."""
+        moving, plain = state.moving, flat.plain if isinstance(flat, WithAttributes) else flat
+        if moving is None and not isinstance(plain, WithNumbers):
+            yield
+            return
+        held = moving.stand_ins if moving else list
+        with (
+            moving.as_buffers() if moving else contextlib.nullcontext(),
+            stand_ins_watched(self.module, held),
+        ):
+            yield
 
     def _holds(
         self, state: State, served: Served, flat: FlatCall, sizes: Sequence[torch.Size]

@@ -94,7 +94,7 @@ class Original:
             CaptureError: PyTorch cannot draw the same random numbers.
             UnsupportedGradient: the module reads parameters that are not its own.
         """
-        with self._as_captured(), torch.enable_grad():
+        with self._as_captured(), call.as_it_was(), torch.enable_grad():
             views = {id(tensor): _view(tensor) for tensor in wrt}
             given, structure = OutputStructure.from_output((call.args, call.kwargs))
             args, kwargs = structure.rebuild([_instead(t, views) for t in given])

@@ -19,6 +19,7 @@ from torch import is_grad_enabled, nn
 from torch.autograd import forward_ad
 from torch.utils import checkpoint
 
+from ortrain.capture.attributes import Attribute, WithAttributes
 from ortrain.capture.guard import Ambient, ambient, inner_hooks
 from ortrain.capture.lift import uninitialized
 from ortrain.capture.numbers import MOST_VALUES, WithNumbers
@@ -54,6 +55,8 @@ from ortrain.step.report import Report
 _saving_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 _transforms = torch._C._functorch.peek_interpreter_stack
 
+# Values of a number that the module holds which have graphs of their own; then it is an input.
+MOST_CONSTANTS = 2
 # Module states whose captures are kept: training and evaluation, adapters on and off, …
 MOST_STATES = 8
 # So many new states of the module within so many calls, and captures will never pay.
@@ -72,7 +75,7 @@ EMPTY = NotServed(
 )
 # Why calls run in PyTorch whose numbers change and cannot be inputs.
 NUMBERS_CHANGE = (
-    "its code branches on a number among the arguments that changes from call to call; "
+    "its code needs a number among the arguments itself, which changes from call to call; "
     "pass it as a tensor, and choose with torch.where"
 )
 
@@ -107,6 +110,8 @@ class Runner:
         self.captures.use(options)
         self.states: list[State] = []
         self.state: State | None = None
+        # Numbers that the module holds and that cannot be inputs of its graph.
+        self.fixed: frozenset[Attribute] = frozenset()
         # So many steps of the graph, and it is compared with the module once more.
         every = options.certificate
         self.due = self.report.graph_calls + every if type(every) is int else sys.maxsize
@@ -151,6 +156,8 @@ class Runner:
             elif form.race is not None or form.served:
                 form.retire()  # its last backward has given the reason
             return self._eager(form.reason, args, kwargs)
+        if state.moving is not None:
+            flat = state.moving.added_to(flat)
         race, sample = form.race, None
         if race is not None:
             if race.next() == "eager":
@@ -184,6 +191,8 @@ class Runner:
         except CheckFailed as error:
             return self._astray(form, served, flat, error)
         except OrtrainError as error:
+            if isinstance(flat, WithAttributes):
+                return self._with_constant_attributes(state, flat)
             if isinstance(flat, WithNumbers):
                 return self._with_constants(form, flat)
             return self._refused(form, flat, sizes, error)
@@ -205,6 +214,16 @@ class Runner:
         assert form.seen is not None
         form.seen.fixed = True
         form.retire()
+        return self(flat.args, flat.kwargs)
+
+    def _with_constant_attributes(self, state: State, flat: WithAttributes) -> Any:
+        """Runs a call whose attributes cannot be inputs: each value is another state."""
+        with EXCLUSIVE:
+            self.fixed |= state.attributes
+            if state in self.states:  # another thread may have come here before
+                state.retire()
+                self.states.remove(state)
+            self.state = None
         return self(flat.args, flat.kwargs)
 
     # -- states and forms -----------------------------------------------------------------------
@@ -233,11 +252,26 @@ class Runner:
             ):
                 self._give_up(change or "")
                 return None
-            state = State.of(self.module)
+            state = State.of(self.module, self._moving_attributes())
         self.states.append(state)
         del self.states[:-MOST_STATES]
         self.state = state
         return state
+
+    def _moving_attributes(self) -> frozenset[Attribute]:
+        """The numbers that the module holds and that make up the difference to two states or more.
+
+        They become inputs, and those states are dropped.
+        """
+        different = [(state, state.guard.numbers_changed()) for state in self.states]
+        near = [(s, found) for s, found in different if found and not found & self.fixed]
+        moving = frozenset().union(*(s.attributes for s, _ in near))
+        if len(near) >= MOST_CONSTANTS:
+            moving = moving.union(*(found for _, found in near))
+            for state, _ in near:
+                state.retire()
+                self.states.remove(state)
+        return moving - self.fixed
 
     def _give_up(self, change: str) -> None:
         """Runs the module eagerly from now on: each of its states is new.

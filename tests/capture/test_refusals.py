@@ -70,7 +70,7 @@ def module_of(forward: Any) -> type[nn.Module]:
 BRANCH, NUMBER = "branches on the values of a tensor", "needs a number out of a tensor"
 
 
-@refused(BRANCH)
+@served
 def a_branch(self: Any, x: torch.Tensor) -> Any:
     y = self.linear(x)
     if y.sum() > 0:  # here
@@ -78,7 +78,7 @@ def a_branch(self: Any, x: torch.Tensor) -> Any:
     return -y
 
 
-@refused(BRANCH)
+@served
 def a_loop_until(self: Any, x: torch.Tensor) -> Any:
     y = self.linear(x)
     while y.norm() > 1:  # here
@@ -106,7 +106,7 @@ def a_comparison_up_to_rounding(self: Any, x: torch.Tensor) -> Any:
     return x if torch.allclose(x, y) else y  # here
 
 
-@refused(BRANCH)
+@served
 def a_sorted_list(self: Any, x: torch.Tensor) -> Any:
     y = self.linear(x)
     return torch.stack(sorted(y.unbind(), key=lambda row: row.sum()))  # here
@@ -149,7 +149,7 @@ def a_slice_up_to_a_value(self: Any, x: torch.Tensor) -> Any:
     return self.linear(x)[: x[0, 0].abs().long()]  # here
 
 
-@refused("catches an error of the trace")
+@served
 def a_caught_branch(self: Any, x: torch.Tensor) -> Any:
     y = self.linear(x)
     with contextlib.suppress(ValueError):

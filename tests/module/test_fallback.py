@@ -24,8 +24,8 @@ from tests.module.agreement import GRAPH, loss_of
 EAGER_IF_NEEDED = Options(engine="onnxruntime")
 
 
-class Branches(nn.Module):
-    """Its inner layer branches on the values of a tensor."""
+class Scaled(nn.Module):
+    """Its inner layer takes a number out of a tensor."""
 
     class Inner(nn.Module):
         def __init__(self) -> None:
@@ -34,13 +34,11 @@ class Branches(nn.Module):
 
         def forward(self, value: Tensor) -> Tensor:
             hidden: Tensor = self.layer(value)
-            if hidden.sum() > 0:
-                return hidden * 2
-            return hidden
+            return hidden * float(hidden.sum())
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = Branches.Inner()
+        self.inner = Scaled.Inner()
 
     def forward(self, value: Tensor) -> Tensor:
         result: Tensor = self.inner(value)
@@ -95,14 +93,14 @@ def assert_eager_step(model: ORTModule, eager: nn.Module, *args: Any) -> None:
 
 
 def test_the_module_runs_eagerly_with_one_warning_that_says_why() -> None:
-    eager = Branches()
+    eager = Scaled()
     model = ORTModule(copy.deepcopy(eager), options=EAGER_IF_NEEDED)
-    with pytest.warns(OrtrainWarning, match="runs Branches in PyTorch") as caught:
+    with pytest.warns(OrtrainWarning, match="runs Scaled in PyTorch") as caught:
         output = model(rows())
     assert torch.equal(output, eager(rows()))
     assert len(caught) == 1
     assert caught[0].filename == __file__, "the warning points at the call"
-    assert "branches on the values of a tensor" in model.report.reason
+    assert "needs a number out of a tensor" in model.report.reason
     assert_eager_step(model, eager, rows())
     model.eval()
     with torch.no_grad():
@@ -121,7 +119,7 @@ def test_a_module_whose_parameters_another_library_partitions_runs_eagerly() -> 
 def test_two_modules_warn_each() -> None:
     for _ in range(2):
         with pytest.warns(OrtrainWarning):
-            ORTModule(Branches(), options=EAGER_IF_NEEDED)(rows())
+            ORTModule(Scaled(), options=EAGER_IF_NEEDED)(rows())
 
 
 def test_an_operator_without_a_translation_runs_eagerly() -> None:
@@ -214,7 +212,7 @@ def test_a_sparse_input_runs_eagerly() -> None:
 
 def test_a_log_level_above_warning_keeps_quiet() -> None:
     debug = DebugOptions(log_level=LogLevel.ERROR)
-    model = ORTModule(Branches(), debug, options=EAGER_IF_NEEDED)
+    model = ORTModule(Scaled(), debug, options=EAGER_IF_NEEDED)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(rows())
@@ -233,7 +231,7 @@ def test_a_failed_capture_is_not_repeated_unless_asked_for(
     monkeypatch.setattr("ortrain.step.captures.capture", counted)
     for retry in (False, True):
         tries.clear()
-        model = ORTModule(Branches(), options=Options(engine="onnxruntime", retry=retry))
+        model = ORTModule(Scaled(), options=Options(engine="onnxruntime", retry=retry))
         with pytest.warns(OrtrainWarning):
             model(rows())
         model(rows())
@@ -251,12 +249,12 @@ def test_the_error_names_operator_module_and_source() -> None:
     assert f"{Path(__file__).name}:" in str(caught.value)
 
 
-def test_the_error_names_the_module_path_of_a_branch() -> None:
-    model = ORTModule(Branches(), options=GRAPH)
+def test_the_error_names_the_module_path() -> None:
+    model = ORTModule(Scaled(), options=GRAPH)
     with pytest.raises(CaptureError, match="inner") as caught:
         model(rows())
     assert f"{Path(__file__).name}:" in caught.value.where
-    assert "torch.where" in caught.value.help
+    assert ".item()" in caught.value.help
 
 
 def test_the_error_of_an_argument_names_it() -> None:
@@ -305,7 +303,7 @@ def test_the_policy_in_the_environment_decides(
 ) -> None:
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", policy)
     assert Options().fallback == fallback
-    model = ORTModule(Branches(), options=Options(engine="onnxruntime"))
+    model = ORTModule(Scaled(), options=Options(engine="onnxruntime"))
     if fallback == "raise":
         with pytest.raises(CaptureError):
             model(rows())
@@ -318,7 +316,7 @@ def test_a_policy_for_one_kind_of_error_lets_the_others_through(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_DATA")
-    model = ORTModule(Branches(), options=Options(engine="onnxruntime"))
+    model = ORTModule(Scaled(), options=Options(engine="onnxruntime"))
     with pytest.raises(CaptureError):
         model(rows())
 
@@ -482,8 +480,8 @@ def test_explain_shows_stages_graphs_and_parity() -> None:
 
 
 def test_explain_says_why_a_module_is_no_graph() -> None:
-    explanation = explain(Branches(), rows())
-    assert "branches on the values" in explanation.reason
+    explanation = explain(Scaled(), rows())
+    assert "needs a number" in explanation.reason
     assert "everything in PyTorch" in str(explanation)
 
 

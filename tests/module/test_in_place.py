@@ -29,7 +29,8 @@ SAME_SHAPE = ["{a}", "{a}.detach()", "{a}.data", "{a}.to(torch.float32)", "{a}.c
               "{a}[...]", "{a}.view_as({a})"]  # fmt: skip
 WRITES = ["{a}.mul_(0.5)", "{a}.add_({b})", "{a}.zero_()", "{a}.fill_(0.7)", "{a}.clamp_(0.0)",
           "{a}.copy_({b} * 2)", "{a}.masked_fill_({b} > 0, 0.3)", "{a}.tanh_()", "{a}.sub_({b})",
-          "{a}.gt_(0.1)", "{a}.le_({b})", "{a} += 1.5", "{a} *= {b}", "{a}[{a} > 0.5] = 0.1"]  # fmt: skip
+          "{a}.gt_(0.1)", "{a}.le_({b})", "{a} += 1.5", "{a} *= {b}",
+          "{a}[{a} > 0.5] = 0.1"]  # fmt: skip
 ROW_WRITES = ["{a}[0] = 0.2", "{a}[1:] = 0.4", "{a}[0] = {b}[1]", "{a}[..., 0] *= 3"]
 MATRIX_WRITES = ["{a}.detach().mul_(2)", "{a}.data.add_(0.1)", "{a}.t().add_(1)",
                  "{a}.view(-1)[:3].mul_(3)", "{a}.unsqueeze_(0).squeeze_(0)"]  # fmt: skip

@@ -269,6 +269,16 @@ def test_ten_changes_in_ten_steps_of_a_long_run_are_followed(trio: Trio) -> None
         for _ in range(3):
             trio.check()
     assert trio.graph.report.mode == "graph"
+    assert trio.graph.report.captures == 3, "from the third value on it is an input"
+
+
+def test_ten_changes_of_what_can_be_no_input_are_followed(trio: Trio) -> None:
+    for number in range(10):
+        trio.change(_set("gain", 1.0 + number))
+        trio.change(_set("note", str(number)))
+        for _ in range(3):
+            trio.check()
+    assert trio.graph.report.mode == "graph"
     assert trio.graph.report.captures == 10
 
 
@@ -400,8 +410,8 @@ def test_deterministic_algorithms_are_another_graph(trio: Trio) -> None:
 def test_a_change_to_what_cannot_be_captured_runs_eagerly() -> None:
     trio = Trio(Options(engine="onnxruntime"))
     trio.check()
-    trio.change(_set("drop", Branching()))
-    with pytest.warns(OrtrainWarning, match="branches on the values"):
+    trio.change(_set("drop", ByItsSum()))
+    with pytest.warns(OrtrainWarning, match="needs a number out of a tensor"):
         trio.check()
     assert trio.graph.report.mode == "eager"
     trio.change(_set("drop", nn.Dropout(0.0)))
@@ -409,9 +419,9 @@ def test_a_change_to_what_cannot_be_captured_runs_eagerly() -> None:
     assert trio.graph.report.mode == "graph"
 
 
-class Branching(nn.Module):
+class ByItsSum(nn.Module):
     def forward(self, value: Tensor) -> Tensor:
-        return value * 2 if value.sum() > 0 else value
+        return value * float(value.sum())
 
 
 # --- modules that never stay the same -----------------------------------------------------------
@@ -507,7 +517,7 @@ def test_a_module_changed_before_every_call_is_given_up_with_the_reason() -> Non
 
     def train() -> None:
         for number in range(30):
-            model.temperature = plain.temperature = 1.0 + number
+            model.temperature = plain.temperature = [1.0 + number]
             torch.testing.assert_close(model(torch.ones(2, 4)), plain(torch.ones(2, 4)))
 
     with pytest.warns(OrtrainWarning, match="changes at nearly every call"):
@@ -522,7 +532,7 @@ def test_a_module_changed_before_every_call_raises_where_no_fallback_is_allowed(
 
     def train() -> None:
         for number in range(30):
-            model.temperature = 1.0 + number
+            model.temperature = [1.0 + number]
             model(torch.ones(2, 4))
 
     with pytest.raises(CaptureError, match="changes at nearly every call"):
@@ -533,10 +543,10 @@ class _Scheduled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)
-        self.temperature = 1.0
+        self.temperature = [1.0]
 
     def forward(self, value: Tensor) -> Tensor:
-        result: Tensor = self.layer(value) / self.temperature
+        result: Tensor = self.layer(value) / self.temperature[0]
         return result
 
 
