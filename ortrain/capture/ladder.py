@@ -20,13 +20,11 @@ from ortrain.capture.refusal import (
     Refusal,
     asking_for_layout,
     assigning,
-    drawing,
     empty,
     ending,
-    filling,
-    recasting,
     refusal,
     seeding_itself,
+    side_effects,
     unseen,
 )
 from ortrain.capture.rehearsal import rehearsed
@@ -245,16 +243,8 @@ def _trace(
                 call_aside(module, example.args, example.kwargs)
     except Exception as error:
         raise refusal(module, error) from error
-    if effects.unwatched:
-        raise unseen(effects.unwatched)
-    if effects.assigned:
-        raise assigning(effects.assigned, module)
-    if effects.filled:
-        raise filling(effects.filled, module)
-    if effects.recast:
-        raise recasting(effects.recast, module)
-    if effects.drawn:
-        raise drawing(effects.drawn, module)
+    if found := side_effects(effects, module):
+        raise found
     if seeds:
         raise seeding_itself()
     for layout in (*questions.layouts, *strided_inputs(program)):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ortrain.capture.origin import BESIDE, FRAME, TORCH, is_users, place
+from ortrain.capture.untouched import Effects
 from ortrain.errors import CaptureError, OrtrainError, UnsupportedOutput, listing
 
 _LINE = re.compile(r":\d+\)")
@@ -26,10 +27,12 @@ class Refusal(CaptureError):
 
     Attributes:
         final: whether another way of exporting would fail in the same way.
+        by_value: whether it needs the value of a tensor.
         failed: what was tried, each with its reason.
     """
 
     final: bool = False
+    by_value: bool = False
     failed: tuple[str, ...] = ()
 
     def after(self, others: list[Refusal], failed: list[str]) -> Refusal:
@@ -212,7 +215,7 @@ def named(evidence: str, where: str) -> Refusal | None:
             groups = [group for group in match.groups() if group]
             what = known.what.format(*groups) if groups else known.what
             result = known.kind(what, where=where, because=known.because, help=known.help)
-            result.final = known.final
+            result.final, result.by_value = known.final, known.because is _VALUES
             return result
     return None
 
@@ -297,6 +300,19 @@ def empty(name: str, shape: tuple[int, ...]) -> Refusal:
     )
     result.final = True
     return result
+
+
+def side_effects(effects: Effects, module: torch.nn.Module) -> Refusal | None:
+    """The refusal of a forward that does something besides computing; None where it does not."""
+    if effects.unwatched:
+        return unseen(effects.unwatched)
+    if effects.assigned:
+        return assigning(effects.assigned, module)
+    if effects.filled:
+        return filling(effects.filled, module)
+    if effects.recast:
+        return recasting(effects.recast, module)
+    return drawing(effects.drawn, module) if effects.drawn else None
 
 
 def seeding_itself() -> Refusal:

@@ -1,10 +1,14 @@
-"""A forward that sets attributes is rehearsed before it is traced.
+"""A forward is rehearsed: run on tensors without contents, in a tenth of the time of a trace.
+
+A number that only values decide, or an attribute that is written, shows in it, so that a module of
+which no graph can be made says so at its first call (:func:`foretold`).
+
+A forward that sets attributes is rehearsed before it is traced (:func:`rehearsed`).
 
 transformers' classifiers write ``config.problem_type`` at their first call with labels, Swin's
 layers write ``shift_size`` where the image is not larger than a window; every later call finds what
 they have written, and does the same. A trace of the first call says what the module does when it
-finds something else. Run on tensors without contents and at the call's sizes alone, a forward takes
-a tenth of a trace; so it is run twice, until nothing changes, and traced as it is then.
+finds something else. So it is run twice, until nothing changes, and traced as it is then.
 """
 
 from __future__ import annotations
@@ -20,9 +24,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ortrain.capture.autograd_calls import checked_autograd_calls
 from ortrain.capture.holder import Attributes
+from ortrain.capture.layers import traceable_layers
+from ortrain.capture.recurrent import no_packed_sequences
+from ortrain.capture.refusal import refusal, side_effects
 from ortrain.capture.survey import Survey
-from ortrain.capture.untouched import Filling, call_without_contents, untouched, watched
+from ortrain.capture.untouched import Effects, Filling, call_without_contents, untouched, watched
+from ortrain.capture.value_checks import Ways, value_checks
+from ortrain.errors import CaptureError
 
 
 def rehearsed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Filling]:
@@ -50,6 +60,35 @@ def rehearsed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     for setting in settings:
         setting.apply()
     return settings
+
+
+def foretold(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> CaptureError | None:
+    """Why no graph of a module can be made, if its forward tells so without a trace.
+
+    Nothing of the module is changed. Where it comes to a branch on values there is no telling.
+    """
+    ways = Ways()
+    try:
+        with untouched(module), traceable_layers():
+            effects = _effects(module, args, kwargs, ways)
+            if effects.lasting:  # what it sets at its first call it may find at the next
+                effects = _effects(module, args, kwargs, ways)
+    except Exception as error:
+        found = refusal(module, error)
+        sure = found.by_value or isinstance(error, CaptureError)
+        return found if sure and not ways.missed else None
+    return None if ways.missed else side_effects(effects, module)
+
+
+def _effects(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ways: Ways
+) -> Effects:
+    """What a call does besides computing its outputs."""
+    with watched(module) as effects, checked_autograd_calls(module), no_packed_sequences():
+        call_without_contents(module, args, kwargs, value_checks(ways))
+    return effects
 
 
 def _may_set(module: nn.Module) -> bool:

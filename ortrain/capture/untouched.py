@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from ortrain.capture.holder import Attributes, Elements, Holder, Named
@@ -69,8 +70,11 @@ def call_without_contents(
     kwargs: dict[str, Any],
     watching: contextlib.AbstractContextManager[Any],
 ) -> None:
-    """Calls a module on tensors that have sizes and no values, inside of what watches the call."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    """Calls a module on tensors that have sizes and no values, inside of what watches the call.
+
+    As in a trace, a number out of a tensor is a symbol.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     state, args, kwargs = pytree.tree_map_only(
         torch.Tensor, mode.from_tensor, (state, args, kwargs)

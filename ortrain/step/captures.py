@@ -143,6 +143,7 @@ class Form:
         recover: notes a backward that failed, and says whether PyTorch may answer it.
         seen: of the calls that differ from these in numbers only; None where there are no numbers.
         ways: how often a capture was dropped because the code went another way.
+        asked: whether it was asked if a graph can be made at all, before one is.
     """
 
     grad: bool
@@ -156,6 +157,7 @@ class Form:
     recover: Callable[[Form, OrtrainError, FlatCall], bool] = field(default=lambda *_: False)
     seen: Seen | None = None
     ways: int = 0
+    asked: bool = False
 
     def went_astray(self, served: Served | None) -> None:
         """Learns from a call at whose values the code went another way than the graph.

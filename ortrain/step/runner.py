@@ -23,8 +23,9 @@ from ortrain.capture.attributes import Attribute, WithAttributes
 from ortrain.capture.guard import Ambient, ambient, inner_hooks
 from ortrain.capture.lift import uninitialized
 from ortrain.capture.numbers import MOST_VALUES, WithNumbers
+from ortrain.capture.rehearsal import foretold
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
-from ortrain.capture.untouched import call_aside
+from ortrain.capture.untouched import call_aside, uncollected
 from ortrain.config import DebugOptions, LogLevel, Options
 from ortrain.errors import (
     CaptureError,
@@ -477,12 +478,38 @@ class Runner:
         state.settle(self.module, form)
         held: list[torch.Tensor] = [*self.module.parameters(), *flat.tensors]
         leaves = [t for t in held if t.requires_grad]
+        tensors: list[torch.Tensor] = []
+        refused = None
         try:
             tensors, _ = OutputStructure.from_output(output)
-        except CaptureError:  # which the graph's turn will report
-            tensors = []
+        except CaptureError as error:
+            refused = error
         sample.forward_done(tensors, leaves, is_grad_enabled() and bool(leaves))
+        if not form.asked:
+            self._foretell(form, flat, refused)
         return output
+
+    def _foretell(self, form: Form, flat: FlatCall, error: CaptureError | None) -> None:
+        """Says behind the first call of a form, and not when its graph is due, that there is none.
+
+        The first call itself may be another than the next ones: it fills in what it finds missing.
+
+        Args:
+            form: of the call.
+            flat: the call.
+            error: why a graph cannot return what it returned; None where it can.
+        """
+        form.asked = True
+        if not form.grad and self.captures.trains:
+            return
+        with EXCLUSIVE, uncollected():
+            error = error or foretold(self.module, flat.args, flat.kwargs)
+        if error is None:
+            return
+        if not self.options.falls_back(error):
+            raise error
+        self._warn(str(error))
+        form.reason = form.report.reason = str(error)
 
     def _begin_spell(self) -> None:
         self.spell = EAGER_SPELL

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import random
+import warnings
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ortrain import ORTModule
-from ortrain.errors import OrtrainWarning
+from ortrain import Options, ORTModule
+from ortrain.errors import CaptureError, OrtrainWarning
 from ortrain.runtime.onnxruntime import Compiled
 from ortrain.step import contest
 from ortrain.step.contest import LEAST_STEPS, MOST_ROUNDS, MOST_STEPS, WARM_UP, Race
@@ -297,7 +300,7 @@ def test_after_eager_has_won_a_change_of_the_module_is_right(
         assert torch.equal(model(value), model.module(value))
 
 
-def test_a_module_that_cannot_be_captured_warns_when_its_turn_comes() -> None:
+def test_a_module_that_cannot_be_captured_warns_once() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -305,7 +308,7 @@ def test_a_module_that_cannot_be_captured_warns_when_its_turn_comes() -> None:
 
         def forward(self, value: Tensor) -> Tensor:
             hidden: Tensor = self.layer(value)
-            return hidden * float(hidden.sum())
+            return hidden * float(hidden.detach().sum())
 
     model = ORTModule(Scaled())
     with pytest.warns(OrtrainWarning, match="needs a number out of a tensor") as caught:
@@ -327,7 +330,8 @@ def test_an_output_that_cannot_be_rebuilt_is_returned_all_the_same() -> None:
             return self.layer(value), Cache()
 
     model = ORTModule(Returns())
-    output, cache = model(torch.randn(3, 4))
+    with pytest.warns(OrtrainWarning, match="cannot be rebuilt"):
+        output, cache = model(torch.randn(3, 4))
     output.sum().backward()
     assert isinstance(cache, Cache)
     assert model.layer.weight.grad is not None
@@ -383,3 +387,65 @@ def test_the_forced_engine_holds_no_contest() -> None:
     train(model, 3)
     assert model.report.contest is None
     assert model.report.mode == "graph"
+
+
+class Refused(nn.Module):
+    """Does what no graph can, in one way."""
+
+    def __init__(self, use: Callable[[nn.Module, Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.use, self.calls = nn.Linear(4, 4), use, 0
+
+    def forward(self, value: Tensor) -> Any:
+        return self.use(self, self.layer(value))
+
+
+def _count(module: Any, hidden: Tensor) -> Tensor:
+    module.calls += 1
+    return hidden
+
+
+def _calibrate(module: Any, hidden: Tensor) -> Tensor:
+    """Takes a number out of a tensor at its first call, and never again."""
+    if not module.calls:
+        module.calls = float(hidden.detach().std())
+    return hidden / module.calls
+
+
+FORETOLD: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
+    "a number": (lambda m, h: h * float(h.detach().sum()), "needs a number out of a tensor"),
+    "a size": (
+        lambda m, h: h[: int(h.detach().abs().sum())],
+        "needs a number|sizes of the inputs alone",
+    ),
+    "numpy": (lambda m, h: h + h.detach().numpy().sum(), "turns a tensor into a numpy array"),
+    "a gradient": (lambda m, h: torch.autograd.grad(h.sum(), m.layer.weight)[0], "gradients"),
+    "an object": (lambda m, h: (h, object()), "is of type object"),
+    "a counter": (_count, "assigns 'calls'"),
+    "Python's generator": (lambda m, h: h * random.random(), "draws random numbers"),
+}
+
+
+@pytest.mark.parametrize("name", FORETOLD)
+def test_what_cannot_be_a_graph_says_so_at_its_first_call(name: str) -> None:
+    use, message = FORETOLD[name]
+    model = ORTModule(Refused(use))
+    with pytest.warns(OrtrainWarning, match=message):
+        model(torch.randn(3, 4))
+    assert model.report.eager_calls == 1
+    assert model.report.contest is None or not model.report.contest.winner
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(torch.randn(3, 4))
+    strict = ORTModule(Refused(use), options=Options(fallback="raise"))
+    with pytest.raises(CaptureError, match=message):
+        strict(torch.randn(3, 4))
+
+
+def test_what_only_the_first_call_does_is_no_reason() -> None:
+    model = ORTModule(Refused(_calibrate))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, ENOUGH)
+    assert model.report.captures == 1
+    assert model.report.contest is not None
