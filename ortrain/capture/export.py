@@ -84,6 +84,7 @@ class Captured:
             module``, ``strict``.
         failed: what was tried before, and why it did not work.
         seconds: what each part took.
+        branches: whether the program goes the example's way at branches on values.
     """
 
     program: Program
@@ -96,6 +97,7 @@ class Captured:
     rung: str
     failed: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
+    branches: bool = False
 
     def accepts(self, shapes: Shapes) -> bool:
         """Whether a call with these shapes, one for each of :attr:`tensors`, may use the program.
@@ -201,6 +203,7 @@ def capture(
         rung=found.rung,
         failed=found.failed,
         seconds=watch.laps,
+        branches=found.branches,
     )
 
 

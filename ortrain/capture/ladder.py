@@ -67,6 +67,7 @@ class Exported:
         fixes_batch: the leading dimensions that became constants.
         failed: what was tried before.
         fillings: what the forward put where it found nothing.
+        branches: whether it goes the example's way at branches on values.
     """
 
     program: ExportedProgram
@@ -76,6 +77,7 @@ class Exported:
     fixes_batch: str
     failed: tuple[str, ...] = ()
     fillings: tuple[Filling, ...] = ()
+    branches: bool = False
 
 
 def _rungs(call: Call, axes: Axes, exact: bool) -> list[Rung]:
@@ -186,6 +188,7 @@ def _attempt(module: torch.nn.Module, call: Call, rung: Rung, branches: bool) ->
         constraints.why_not(shapes),
         ", ".join(fixed),
         fillings=tuple(effects.fillings),
+        branches=ways is not None and ways.known,
     )
 
 

@@ -169,7 +169,7 @@ class Form:
         self.report.astray += 1
         if served.stray(self.report.graph_calls):
             self.reason = str(too_many_ways())
-        elif served.in_a_row == STRAYS_IN_A_ROW:
+        elif served.in_a_row == STRAYS_IN_A_ROW and served.captured.branches:
             self.ways += 1
             self.drop()
             if self.ways == MOST_WAYS:
@@ -196,10 +196,10 @@ class Form:
 
 
 def too_many_ways() -> CaptureError:
-    """Why a form of call runs in PyTorch whose code goes one way and then another."""
+    """Why a form of call runs in PyTorch whose values are none for a graph, too often to pay."""
     return CaptureError(
-        "the forward branches on the values of a tensor",
-        because="it goes another way so often that no graph pays",
+        "the graph does not hold for the values of too many calls",
+        because="the forward branches on them, or an operator treats them apart (NaN, infinity)",
         help="compute both ways and choose with torch.where, or leave this to eager",
     )
 

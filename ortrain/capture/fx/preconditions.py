@@ -16,19 +16,73 @@ aten = torch.ops.aten
 LOWEST_BIAS = -2e4
 
 
+_POOLS = (
+    aten.max_pool1d, aten.max_pool2d, aten.max_pool3d, aten.max_pool2d_with_indices,
+    aten.max_pool3d_with_indices, aten.adaptive_max_pool1d, aten.adaptive_max_pool2d,
+    aten.adaptive_max_pool3d,
+)  # fmt: skip
+# To PyTorch a NaN is larger than every number, and whatever has one is NaN; onnxruntime leaves NaNs
+# out, or puts the lowest number in their place. A loss that has become NaN must not look as if it
+# were none.
+_ORDERING = (
+    *_POOLS, aten.max, aten.min, aten.argmax, aten.argmin, aten.amax, aten.amin, aten.aminmax,
+    aten.topk, aten.sort, aten.argsort, aten.msort, aten.quantile, aten.scatter_reduce,
+    aten.index_reduce,
+)  # fmt: skip
+
+
 def assert_preconditions(module: fx.GraphModule) -> None:
     """Asserts, before an operator, what a graph of it depends on.
 
-    PyTorch raises an error inside of an operator, or its gradient loses what a graph's keeps.
+    PyTorch raises an error inside of an operator, or its gradient loses what a graph's keeps, or a
+    NaN comes out where a graph's is lost.
     """
+    summed: set[fx.Node] = set()
     for node in list(module.graph.nodes):
+        packet = getattr(node.target, "overloadpacket", None)
         with module.graph.inserting_before(node):
             if node.target is aten.binary_cross_entropy.default:
                 _probabilities(module.graph, node)
-            elif (
-                node.target is aten.scaled_dot_product_attention.default and torch.is_grad_enabled()
-            ):
+            elif packet is aten.scaled_dot_product_attention and torch.is_grad_enabled():
                 _open_rows(module.graph, node)
+            elif packet in _ORDERING:
+                _numbers(module.graph, node, summed)
+        if packet in _POOLS:
+            _above_lowest(module.graph, node)
+
+
+def _numbers(graph: fx.Graph, node: fx.Node, summed: set[fx.Node]) -> None:
+    """Asserts that there is no NaN, by sums: one pass each, and nothing is written."""
+    for given in node.all_input_nodes:
+        value = given.meta["val"]
+        tensor = isinstance(value, torch.Tensor) and value.is_floating_point()
+        if not tensor or given in summed or _counts(node):
+            continue
+        summed.add(given)
+        emit = Emitter(graph, node)
+        total = emit(aten.sum.default, given)
+        number = emit(aten.logical_not.default, emit(aten.isnan.default, total))
+        graph.call_function(aten._assert_async.msg, (number, "a number"))
+
+
+def _counts(node: fx.Node) -> bool:
+    """Whether a reduction into places adds up, and does not order."""
+    return any(kind in node.args for kind in ("sum", "mean", "prod"))
+
+
+def _above_lowest(graph: fx.Graph, node: fx.Node) -> None:
+    """Asserts that no window of a pool has nothing but minus infinity: the lowest number comes."""
+    pooled = node
+    if not isinstance(node.meta["val"], torch.Tensor):
+        pooled = next((user for user in node.users if user.args[1] == 0), node)
+        if pooled is node:
+            return
+    value = pooled.meta["val"]
+    with graph.inserting_before(pooled.next):
+        emit = Emitter(graph, pooled)
+        lowest = emit(aten.amin.default, pooled, [*range(value.ndim)])
+        above = emit(aten.gt.Scalar, lowest, torch.finfo(value.dtype).min)
+        graph.call_function(aten._assert_async.msg, (above, "a number"))
 
 
 def _probabilities(graph: fx.Graph, node: fx.Node) -> None:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import torch
 
 from ortrain.capture.translations.base import (
+    FLOATING,
     Function,
     Scalar,
     Translator,
@@ -55,15 +56,23 @@ _unary("Erf", aten.erf.default)
 _unary("Exp", aten.exp.default)
 _unary("Floor", aten.floor.default)
 _unary("Identity", aten.contiguous.default, aten.alias.default, aten.lift_fresh_copy.default)
+_unary("IsNaN", aten.isnan.default)
 _unary("Log", aten.log.default)
 _unary("Neg", aten.neg.default)
 _unary("Not", aten.logical_not.default)
 _unary("Reciprocal", aten.reciprocal.default)
 _unary("Sigmoid", aten.sigmoid.default)
-_unary("Sign", aten.sign.default)
 _unary("Sin", aten.sin.default)
 _unary("Sqrt", aten.sqrt.default)
 _unary("Tanh", aten.tanh.default)
+
+
+@translation(aten.sign.default)
+def sign(op: Translator, self: ir.Value) -> ir.Value:
+    """A NaN has sign 0 in torch."""
+    if self.dtype not in FLOATING:
+        return op.Sign(self)
+    return op.Where(op.Equal(self, self), op.Sign(self), op.constant(0.0, self.dtype))
 
 
 @translation(aten.add.Tensor, aten.add.Scalar)

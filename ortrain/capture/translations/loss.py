@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ortrain.capture.translations.base import Translator, aten, refuse, translation
+from ortrain.capture.translations.base import FLOATING, Translator, aten, refuse, translation
 from ortrain.graph import shapes
 from ortrain.graph.indices import from_the_start
 
 REDUCTIONS = ("none", "mean", "sum")
-FLOATING = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
 
 @translation(aten.cross_entropy_loss.default)
