@@ -29,6 +29,7 @@ from ortrain.capture.key_value_cache import closed
 from ortrain.capture.layers import traceable_layers
 from ortrain.capture.origin import BESIDE, captured_error, operator_name, origin
 from ortrain.capture.refusal import first_line, located, named
+from ortrain.capture.returned import Source, sources_of
 from ortrain.capture.translations import TRANSLATIONS, recorded, translating
 from ortrain.capture.translations.base import SymbolicSize, symbolic
 from ortrain.capture.untouched import uncollected, untouched
@@ -85,6 +86,7 @@ class Captured:
         failed: what was tried before, and why it did not work.
         seconds: what each part took.
         branches: whether the program goes the example's way at branches on values.
+        returned: the user outputs that the module returns no new tensors for.
     """
 
     program: Program
@@ -98,6 +100,7 @@ class Captured:
     failed: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     branches: bool = False
+    returned: dict[int, Source] = field(default_factory=dict)
 
     def accepts(self, shapes: Shapes) -> bool:
         """Whether a call with these shapes, one for each of :attr:`tensors`, may use the program.
@@ -178,6 +181,7 @@ def capture(
             try:
                 found = ladder.export(module, call, axes, exact, branches)
                 watch.lap("export")
+                returned = sources_of(found.program, [leaf.position for leaf in call.leaves])
                 program = program_of(found.program)
                 break
             except SymbolicSize as error:
@@ -204,6 +208,7 @@ def capture(
         failed=found.failed,
         seconds=watch.laps,
         branches=found.branches,
+        returned=returned,
     )
 
 

@@ -121,7 +121,7 @@ def lift(
         value.const_value = None
         kept = held.setdefault(state.first[name], value)
         if kept is not value:  # tied: one input for all names
-            ir.convenience.replace_all_uses_with(value, kept)
+            ir.convenience.replace_all_uses_with(value, kept, replace_graph_outputs=True)
     new_buffers = {state.first[name]: values[value] for name, value in updated.items()}
 
     graph.inputs.clear()

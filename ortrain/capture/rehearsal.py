@@ -13,6 +13,7 @@ finds something else. So it is run twice, until nothing changes, and traced as i
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import inspect
 from collections.abc import Iterator
@@ -86,9 +87,15 @@ def _effects(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ways: Ways
 ) -> Effects:
     """What a call does besides computing its outputs."""
-    with watched(module) as effects, checked_autograd_calls(module), no_packed_sequences():
-        call_without_contents(module, args, kwargs, value_checks(ways))
+    with watched(module) as effects:
+        call_without_contents(module, args, kwargs, _refusing(module, ways))
     return effects
+
+
+@contextlib.contextmanager
+def _refusing(module: nn.Module, ways: Ways) -> Iterator[None]:
+    with value_checks(ways), checked_autograd_calls(module), no_packed_sequences():
+        yield
 
 
 def _may_set(module: nn.Module) -> bool:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from ortrain.capture.guard import Guard
 from ortrain.capture.numbers import Numbers, Seen, WithNumbers
 from ortrain.capture.records import records_registered
 from ortrain.capture.refusal import located
+from ortrain.capture.returned import Source
 from ortrain.capture.stand_ins import stand_ins_watched
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.capture.untouched import uncollected
@@ -99,6 +100,7 @@ class Served:
         strays: calls at whose values the code went another way than the graph.
         in_a_row: of them, the last without a call of the graph between.
         since: calls of the graph when it was captured, and at the last stray.
+        returned: the outputs that are no new tensors; arguments by their places in the call.
     """
 
     captured: Captured
@@ -113,6 +115,7 @@ class Served:
     strays: int = 0
     in_a_row: int = 0
     since: tuple[int, int] = (0, 0)
+    returned: dict[int, Source] = field(default_factory=dict)
 
     def stray(self, calls: int) -> bool:
         """Notes a call that went another way; whether that is too many in all.
@@ -376,6 +379,10 @@ class Captures:
             _structure(captured),
             _axes(captured.program, positions),
             Multiplications(captured.program.graph),
+            returned={
+                i: _placed(source, place, self.module, state.tensors)
+                for i, source in captured.returned.items()
+            },
         )
 
     @contextlib.contextmanager
@@ -536,7 +543,9 @@ class Captures:
                 variants.patience *= 2
             return step
 
+        own = {outputs[i] for i in served.returned}
         upstream = tuple(likely_upstream(program))
+        upstream = tuple(name for name in upstream if name not in own) or upstream
         step = make(upstream)
         variants = Variants(step, {upstream: step})
         return variants
@@ -653,6 +662,20 @@ def _structure(captured: Captured) -> OutputStructure:
         rebuild = structure.rebuild
         structure.rebuild = lambda outputs: rebuild([outputs[i] for i in order])
     return structure
+
+
+def _placed(
+    source: Source, place: Mapping[int, int], module: nn.Module, tensors: Mapping[str, torch.Tensor]
+) -> Source:
+    """A source with an argument's place in the call, or the first of the names of what is held."""
+    if source.kind == "argument":
+        return replace(source, index=place[source.index])
+    if source.kind == "held":
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        every = parameters | dict(module.named_buffers(remove_duplicate=False))
+        held = every[source.name]
+        return replace(source, name=next(n for n, t in tensors.items() if t is held))
+    return source
 
 
 def _users(program: Program) -> list[str]:

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ortrain.capture.returned import instead
 from ortrain.capture.structure import FlatCall, OutputStructure
 from ortrain.capture.untouched import random_states, untouched
 from ortrain.errors import OrtrainError, ParityError, listing
@@ -253,7 +254,8 @@ class Trial:
             chosen = [users[i] for i in served.positions]
             trains = bool(step.plan.arguments)
             outputs = bound.train(chosen, self.call, _Nobody()) if trains else bound.infer(chosen)
-        found, structure = OutputStructure.from_output(served.structure.rebuild(list(outputs)))
+        outputs = instead(outputs, served.returned, users, {**buffers, **parameters})
+        found, structure = OutputStructure.from_output(served.structure.rebuild(outputs))
         del outputs
         evidence.buffers = {name: Digest.of(buffer) for name, buffer in buffers.items()}
         leaves = dict(zip(self.names, users, strict=True)) | parameters

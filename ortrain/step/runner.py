@@ -24,6 +24,7 @@ from ortrain.capture.guard import Ambient, ambient, inner_hooks
 from ortrain.capture.lift import uninitialized
 from ortrain.capture.numbers import MOST_VALUES, WithNumbers
 from ortrain.capture.rehearsal import foretold
+from ortrain.capture.returned import instead
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.capture.untouched import call_aside, uncollected
 from ortrain.config import DebugOptions, LogLevel, Options
@@ -208,6 +209,8 @@ class Runner:
         if sample is not None:
             leaves = [t for i in step.inputs if (t := users[i]).requires_grad] + step.leaves
             sample.forward_done(outputs, leaves, trains)
+        if served.returned:
+            outputs = instead(outputs, served.returned, tensors, state.tensors)
         return served.structure.rebuild(outputs)
 
     def _with_constants(self, form: Form, flat: WithNumbers) -> Any:

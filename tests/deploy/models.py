@@ -80,7 +80,7 @@ class Branches(T5ForConditionalGeneration):
     @functools.wraps(T5ForConditionalGeneration.forward)
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         tokens = kwargs.get("decoder_input_ids")
-        if tokens is not None and tokens.max() > 1000:
+        if tokens is not None and tokens.max().item() > 1000:
             return None
         return super().forward(*args, **kwargs)
 

@@ -60,7 +60,7 @@ def test_a_module_given_up_in_evaluation_is_so_in_training() -> None:
 
     def evaluate() -> None:
         for number in range(RESTLESS_STATES + 1):
-            module.scale = number  # type: ignore[assignment]
+            module.scale = str(number)  # type: ignore[assignment]
             call(model, grad=False)
 
     with pytest.warns(OrtrainWarning, match="changes at nearly every call"):

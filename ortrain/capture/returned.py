@@ -1,0 +1,103 @@
+"""Outputs that are no new tensors: an argument, a parameter, a buffer, or another output.
+
+A graph returns a copy of each. For who only reads, that is the same; but ``output is x`` is another
+answer then, and a write to an output is no write to the argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
+
+
+@dataclass(frozen=True)
+class Source:
+    """What an output is.
+
+    Attributes:
+        kind: ``"argument"``, ``"held"`` or ``"output"``.
+        index: the place among the tensors of the call, or among the outputs.
+        name: of the parameter or buffer.
+    """
+
+    kind: str
+    index: int = -1
+    name: str = ""
+
+
+def sources_of(exported: ExportedProgram, positions: Sequence[int]) -> dict[int, Source]:
+    """The user outputs, counted among those that are tensors, that are no new ones.
+
+    Args:
+        exported: as it was traced: later on, writes in place make new tensors.
+        positions: of the leaves of the call, in the order of the trace.
+
+    Returns:
+        Sources whose indices of arguments are positions.
+    """
+    nodes = {node.name: node for node in exported.graph.nodes}
+    arguments = [s for s in exported.graph_signature.input_specs if s.kind is InputKind.USER_INPUT]
+    place = {
+        spec.arg.name: position
+        for spec, position in zip(arguments, positions, strict=True)
+        if hasattr(spec.arg, "name")
+    }
+    held = {
+        spec.arg.name: spec.target or ""
+        for spec in exported.graph_signature.input_specs
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and hasattr(spec.arg, "name")
+    }
+    outputs = [
+        _written(nodes[spec.arg.name])
+        for spec in exported.graph_signature.output_specs
+        if spec.kind is OutputKind.USER_OUTPUT and isinstance(spec.arg, TensorArgument)
+    ]
+    found: dict[int, Source] = {}
+    for i, node in enumerate(outputs):
+        if node.name in place:
+            found[i] = Source("argument", index=place[node.name])
+        elif node.name in held:
+            found[i] = Source("held", name=held[node.name])
+        elif (first := outputs.index(node)) < i:
+            found[i] = Source("output", index=first)
+    return found
+
+
+def instead(
+    outputs: Sequence[Tensor],
+    sources: Mapping[int, Source],
+    arguments: Sequence[Tensor],
+    held: Mapping[str, Tensor],
+) -> list[Tensor]:
+    """The outputs of a graph, with the tensors in their places that the module returns.
+
+    Args:
+        outputs: of the graph.
+        sources: which of them are what.
+        arguments: tensors of the call.
+        held: parameters and buffers by name.
+    """
+    result = list(outputs)
+    for i, source in sources.items():
+        if source.kind == "argument":
+            result[i] = arguments[source.index]
+        elif source.kind == "held":
+            result[i] = held[source.name]
+        else:
+            result[i] = result[source.index]
+    return result
+
+
+def _written(node: fx.Node) -> fx.Node:
+    """The tensor that an operator in place writes to, and returns."""
+    while isinstance(node.target, torch._ops.OpOverload) and isinstance(node.args[0], fx.Node):
+        name = node.target._schema.name
+        if not node.target._schema.is_mutable or not name.endswith("_") or name.endswith("__"):
+            break
+        node = node.args[0]
+    return node
