@@ -41,17 +41,10 @@ from ortrain.errors import (
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.program import Role
 from ortrain.step import contest
-from ortrain.step.captures import (
-    MOST_SHAPES,
-    Captures,
-    Form,
-    Served,
-    Sizes,
-    State,
-    too_many_ways,
-)
+from ortrain.step.captures import MOST_SHAPES, Captures
 from ortrain.step.contest import Race
 from ortrain.step.draws import replayed_draws
+from ortrain.step.forms import Form, Served, Sizes, State, too_many_ways
 from ortrain.step.report import Report
 
 _saving_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad, functional
 
 from ortrain import Options, ORTModule
 from ortrain.errors import NotServed, OrtrainWarning, UnsupportedGradient
-from ortrain.step.captures import DIFFERENTIATED_AGAIN
+from ortrain.step.forms import DIFFERENTIATED_AGAIN
 from tests.module.agreement import GRAPH
 
 # Two orders of summation, of gradients of gradients as well, relative to the largest value.

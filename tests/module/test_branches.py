@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ortrain import Options, ORTModule
 from ortrain.errors import CaptureError
 from ortrain.ondevice import LossType, generate_artifacts
-from ortrain.step import captures
+from ortrain.step import forms
 from tests.module.agreement import GRAPH, SAME
 
 pytestmark = pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
@@ -165,8 +165,8 @@ def test_ways_that_are_drawn_are_as_likely_as_in_pytorch(monkeypatch: Any) -> No
     )
     model = ORTModule(module, options=Options(engine="onnxruntime", certificate="off"))
     torch.manual_seed(0)
-    monkeypatch.setattr(captures, "ENOUGH_STRAYS", 10**6)
-    monkeypatch.setattr(captures, "STRAYS_IN_A_ROW", 10**6)
+    monkeypatch.setattr(forms, "ENOUGH_STRAYS", 10**6)
+    monkeypatch.setattr(forms, "STRAYS_IN_A_ROW", 10**6)
     dropped = sum(model(torch.ones(2, 3)).sum().item() == 0 for _ in range(800))
     assert model.report.graph_calls > 300
     assert model.report.astray > 100

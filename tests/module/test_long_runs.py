@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ortrain import ORTModule
-from ortrain.step.captures import DIFFERENTIATED_AGAIN
+from ortrain.step.forms import DIFFERENTIATED_AGAIN
 
 STEPS = 300
 # What two orders of summation make of a loss after three hundred steps of gradient descent.

@@ -1,0 +1,238 @@
+"""What is known of the calls of a module: states of it, forms of call, captures and their steps.
+
+A :class:`Form` is all calls that differ in sizes and values only. It has a capture for every group
+of sizes that the module's code treats alike (one, nearly always), a capture has a step for every
+set of trainable parameters, and a step may have siblings for other outputs that receive a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ortrain.capture.attributes import Attribute, Moving
+from ortrain.capture.export import Captured
+from ortrain.capture.guard import Guard
+from ortrain.capture.numbers import Numbers, Seen
+from ortrain.capture.returned import Source
+from ortrain.capture.structure import FlatCall, OutputStructure
+from ortrain.errors import CaptureError, OrtrainError
+from ortrain.graph.cost import Multiplications
+from ortrain.step.contest import Race
+from ortrain.step.report import Report
+from ortrain.step.run import Step
+
+# Calls in a row at whose values the code goes another way than the graph, until it is captured
+# anew, the way of the next call; how often that is done; and how many such calls there must be, at
+# a quarter of all, to leave the form to PyTorch.
+STRAYS_IN_A_ROW, MOST_WAYS, ENOUGH_STRAYS = 3, 4, 8
+
+# Why a form of call runs in PyTorch whose gradients were asked for with create_graph=True.
+DIFFERENTIATED_AGAIN = "its gradients are differentiated again, which PyTorch does"
+
+Sizes = tuple[torch.Size, ...]
+"""The shapes of a call's tensors."""
+
+
+@dataclass
+class Variants:
+    """The steps of one capture that differ in the outputs which receive a gradient.
+
+    Attributes:
+        step: the one that the next forward runs.
+        by_outputs: all that were built.
+        misses: backwards that came for other outputs, since the last change of ``step``.
+        patience: how many it takes to change ``step``; doubles each time, so that a loop which
+            alternates settles.
+    """
+
+    step: Step
+    by_outputs: dict[tuple[str, ...], Step]
+    misses: int = 0
+    patience: int = 1
+
+
+@dataclass
+class Served:
+    """One capture, ready to run.
+
+    Attributes:
+        captured: the capture.
+        order: for each tensor of the capture its place among the call's tensors.
+        positions: for each user input of the program its place among the call's tensors.
+        structure: rebuilds the module's output.
+        axes: symbolic dimensions, each with a tensor of the call and its axis that has this size.
+        cost: of the program.
+        variants: steps by what is trainable.
+        ones: which patterns of sizes of 1 were compared with the module, and whether they agree.
+        threads: of the steps.
+        strays: calls at whose values the code went another way than the graph.
+        in_a_row: of them, the last without a call of the graph between.
+        since: calls of the graph when it was captured, and at the last stray.
+        returned: the outputs that are no new tensors; arguments by their places in the call.
+    """
+
+    captured: Captured
+    order: list[int]
+    positions: list[int]
+    structure: OutputStructure
+    axes: list[tuple[str, int, int]]
+    cost: Multiplications
+    variants: dict[tuple[bool, ...], Variants] = field(default_factory=dict)
+    ones: dict[tuple[Any, ...], bool] = field(default_factory=dict)
+    threads: int = 0
+    strays: int = 0
+    in_a_row: int = 0
+    since: tuple[int, int] = (0, 0)
+    returned: dict[int, Source] = field(default_factory=dict)
+
+    def stray(self, calls: int) -> bool:
+        """Notes a call that went another way; whether that is too many in all.
+
+        Args:
+            calls: of the graph until now.
+        """
+        first, last = self.since if self.strays else (calls, calls)
+        self.in_a_row = self.in_a_row + 1 if calls == last else 1
+        self.strays += 1
+        self.since = first, calls
+        return self.strays >= max(ENOUGH_STRAYS, (calls - first) / 3)
+
+
+@dataclass
+class Form:
+    """All that is known of one form of call in one state of the module.
+
+    Attributes:
+        grad: whether gradients are enabled.
+        report: that its calls are counted in.
+        reason: why calls of this form run in PyTorch; empty where they do not.
+        lost: whether that is because eager is faster.
+        race: the contest with eager, until it is decided.
+        served: captures.
+        by_sizes: the capture that serves calls of these sizes.
+        refused: sizes for which there is no capture, and why; there is one for others.
+        recover: notes a backward that failed, and says whether PyTorch may answer it.
+        seen: of the calls that differ from these in numbers only; None where there are no numbers.
+        ways: how often a capture was dropped because the code went another way.
+        asked: whether it was asked if a graph can be made at all, before one is.
+    """
+
+    grad: bool
+    report: Report
+    reason: str = ""
+    lost: bool = False
+    race: Race | None = None
+    served: list[Served] = field(default_factory=list)
+    by_sizes: dict[Sizes, Served] = field(default_factory=dict)
+    refused: dict[Sizes, str] = field(default_factory=dict)
+    recover: Callable[[Form, OrtrainError, FlatCall], bool] = field(default=lambda *_: False)
+    seen: Seen | None = None
+    ways: int = 0
+    asked: bool = False
+
+    def went_astray(self, served: Served | None) -> None:
+        """Learns from a call at whose values the code went another way than the graph.
+
+        Args:
+            served: the capture; None where it was about to be compared with the module.
+        """
+        served = served or self.served[-1]
+        self.report.astray += 1
+        if served.stray(self.report.graph_calls):
+            self.reason = str(too_many_ways())
+        elif served.in_a_row == STRAYS_IN_A_ROW and served.captured.branches:
+            self.ways += 1
+            self.drop()
+            if self.ways == MOST_WAYS:
+                self.reason = str(too_many_ways())
+
+    def differentiated_again(self) -> None:
+        """Its next calls run in PyTorch: a graph has first derivatives only."""
+        self.reason = DIFFERENTIATED_AGAIN
+
+    def recovers(self, error: OrtrainError, call: FlatCall) -> bool:
+        """Whether PyTorch may answer a backward that failed in the graph; it is counted then."""
+        return self.recover(self, error, call)
+
+    def retire(self) -> None:
+        """Drops what only a graph needs; not while a backward runs, which has its hooks."""
+        if self.race is not None:
+            self.race.close()
+            self.race = None
+        self.drop()
+
+    def drop(self) -> None:
+        """Forgets all captures."""
+        self.served, self.by_sizes, self.refused = [], {}, {}
+
+
+def too_many_ways() -> CaptureError:
+    """Why a form of call runs in PyTorch whose values are none for a graph, too often to pay."""
+    return CaptureError(
+        "the graph does not hold for the values of too many calls",
+        because="the forward branches on them, or an operator treats them apart (NaN, infinity)",
+        help="compute both ways and choose with torch.where, or leave this to eager",
+    )
+
+
+@dataclass(eq=False)
+class State:
+    """A state of the module, with what was captured in it.
+
+    Attributes:
+        guard: tells whether the module is still in it.
+        tensors: parameters and buffers by name.
+        forms: of calls, by their structure and the ambient modes.
+        attributes: numbers that are inputs.
+        numbers: which numbers among the arguments are inputs.
+        moving: adds the attributes to a call; None where there are none.
+    """
+
+    guard: Guard
+    tensors: dict[str, torch.Tensor]
+    forms: dict[Any, Form] = field(default_factory=dict)
+    attributes: frozenset[Attribute] = frozenset()
+    numbers: Numbers = field(init=False)
+    moving: Moving | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.numbers = Numbers(self.tensors)
+        self.moving = Moving(self.attributes, self.numbers.wide) if self.attributes else None
+
+    def settle(self, module: nn.Module, form: Form) -> None:
+        """Takes what a first call has changed in the module as part of this state.
+
+        Its code may fill in what it finds missing: transformers writes `config.problem_type`.
+        Captures made before that are dropped, since they may depend on it; where they are of the
+        same form, the change counts as one of state.
+
+        Args:
+            module: the module.
+            form: of the call that was just traced, or run in PyTorch.
+        """
+        if form.served or self.guard.changed() is None:
+            return
+        for other in self.forms.values():
+            other.drop()
+        self.guard = Guard(module, self.attributes)
+
+    def retire(self) -> None:
+        """Drops all that was captured in it."""
+        for form in self.forms.values():
+            form.retire()
+
+    @classmethod
+    def of(cls, module: nn.Module, attributes: frozenset[Attribute] = frozenset()) -> State:
+        """The state that the module is in now.
+
+        Args:
+            module: the module.
+            attributes: of it that are inputs of its graphs.
+        """
+        tensors = {**dict(module.named_buffers()), **dict(module.named_parameters())}
+        return cls(Guard(module, attributes), tensors, attributes=attributes)
