@@ -36,6 +36,7 @@ from ortrain.capture.autograd_calls import check_autograd_calls, checked_autogra
 from ortrain.capture.checkpointing import marked_checkpoints
 from ortrain.capture.origin import is_users
 from ortrain.capture.recurrent import whole_recurrences
+from ortrain.capture.stand_ins import stand_ins_watched
 from ortrain.capture.torchlib import is_verified
 from ortrain.capture.value_checks import Ways, value_checks
 from ortrain.errors import CaptureError
@@ -104,13 +105,18 @@ def export(
 @contextlib.contextmanager
 def _branches(module: torch.nn.Module, ways: Ways | None) -> Iterator[None]:
     """Branches on values in a trace, which runs the forward more than once."""
-    hook = None if ways is None else module.register_forward_pre_hook(ways.begin)
+    if ways is None:
+        with value_checks():
+            yield
+        return
+    hook = module.register_forward_pre_hook(ways.begin)
+    # What `item()` returns stands in for numbers once the ways are known.
+    numbers = stand_ins_watched(module, lambda: ways.numbers)
     try:
-        with value_checks(ways):
+        with value_checks(ways), numbers if ways.known else contextlib.nullcontext():
             yield
     finally:
-        if hook is not None:
-            hook.remove()
+        hook.remove()
 
 
 @contextlib.contextmanager

@@ -157,12 +157,15 @@ def _attempt(module: torch.nn.Module, call: Call, rung: Rung, branches: bool) ->
     ways = Ways() if branches and not rung.strict else None
     try:
         program, effects, questions = _trace(module, call, rung, example, ways)
-    except Refusal:
-        if ways is None or not ways.missed:
+    except Refusal as error:
+        if ways is None or not (ways.missed or error.by_value):
             raise
-        with ways.noted():
+        with contextlib.suppress(Exception), ways.noted():
             call_aside(module, example.args, example.kwargs)
-        program, effects, questions = _trace(module, call, rung, example, ways)
+        try:
+            program, effects, questions = _trace(module, call, rung, example, ways)
+        except Refusal:
+            raise error from error.__cause__
     if effects.fillings:
         # What it found missing it now finds; if that changes nothing, the graph is that of both.
         again, later, _ = _trace(module, call, rung, example, ways)

@@ -7,7 +7,8 @@ way. A call for which it is not 0 runs in PyTorch.
 
 Where one of the ways does nothing but raise, the graph takes the other one. Anywhere else it takes
 the way that the code goes with the example's own values (:class:`Ways`):
-``if not torch.isfinite(hidden).all(): hidden = hidden.clamp(...)``.
+``if not torch.isfinite(hidden).all(): hidden = hidden.clamp(...)``. For that, ``item()`` returns a
+tensor: ``if mask.sum().item() == 0`` is a branch on a value as well.
 """
 
 from __future__ import annotations
@@ -36,17 +37,15 @@ class Ways:
 
     Attributes:
         missed: whether a trace came to a branch of which this is not known.
+        known: whether a call was watched.
+        numbers: what ``item()`` returned, in the place of numbers.
     """
 
     def __init__(self) -> None:
         self._noted: dict[_Place, list[bool]] = {}
         self._passed: collections.Counter[_Place] = collections.Counter()
-        self.missed = False
-
-    @property
-    def known(self) -> bool:
-        """Whether a call was watched that came to any branch."""
-        return bool(self._noted)
+        self.missed = self.known = False
+        self.numbers: list[Tensor] = []
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -57,12 +56,20 @@ class Ways:
             self._noted.setdefault(_place(frame), []).append(bool(value))
             return value
 
-        with _truth(note):
+        self.known = True
+        with _truth(note, self.number):
             yield
 
     def begin(self, *_: object) -> None:
         """A forward is traced from its beginning."""
         self._passed.clear()
+
+    def number(self, tensor: Tensor) -> Tensor:
+        """A number out of a tensor, as a tensor: exactly, as Python's floats are."""
+        wide = torch.float64 if tensor.is_floating_point() else torch.int64
+        number = tensor.detach().reshape(()).to(wide)
+        self.numbers.append(number)
+        return number
 
     def at(self, frame: FrameType) -> bool | None:
         """The way at the branch that a frame has come to; None where it is not known."""
@@ -101,21 +108,37 @@ def value_checks(ways: Ways | None = None) -> Iterator[None]:
         torch._assert_async(tensor != 0 if way else tensor == 0, "a branch on values")
         return way
 
-    with _truth(answer):
+    def number(tensor: Tensor) -> Any:
+        known = ways is None or not ways.known or not _is_unknown(tensor) or tensor.is_complex()
+        return own_item(tensor) if known or ways is None else ways.number(tensor)
+
+    own_item = _class.item
+    with _truth(answer, number):
         yield
 
 
 @contextlib.contextmanager
-def _truth(answer: Callable[[Callable[[Tensor], Any], Tensor, FrameType], Any]) -> Iterator[None]:
-    """Puts a question between code and the truth of a tensor: ``bool()``, ``item()`` of a bool."""
+def _truth(
+    answer: Callable[[Callable[[Tensor], Any], Tensor, FrameType], Any],
+    number: Callable[[Tensor], Any],
+) -> Iterator[None]:
+    """Puts questions between code and values: ``bool()``, ``item()``.
+
+    Args:
+        answer: says what a tensor's truth is.
+        number: says what ``item()`` of another tensor than a bool is.
+    """
     own_bool, own_item, here = _class.__bool__, _class.item, this_thread()
 
     def ask_bool(tensor: Tensor) -> Any:
         return answer(own_bool, tensor, sys._getframe(1)) if here() else own_bool(tensor)
 
     def ask_item(tensor: Tensor) -> Any:
-        asked = here() and tensor.dtype is torch.bool
-        return answer(own_item, tensor, sys._getframe(1)) if asked else own_item(tensor)
+        if not here():
+            return own_item(tensor)
+        if tensor.dtype is not torch.bool:
+            return number(tensor)
+        return answer(own_item, tensor, sys._getframe(1))
 
     _class.__bool__, _class.item = ask_bool, ask_item
     try:
