@@ -42,12 +42,11 @@ aten = torch.ops.aten
 
 _MODULES = (f"{TORCH}nn/", f"{TORCH}distributions/")  # Python code as a user could have written it
 _DYNAMO = f"{TORCH}_dynamo/"
-_OWN = f"{Path(__file__).parent}/"  # what watches a trace
 _LOGGING = f"{Path(logging.__file__).parent}/"
 _STANDARD = f"{Path(contextlib.__file__).parent}/"
 _INSTALLED = (f"{_STANDARD}site-packages/", f"{_STANDARD}dist-packages/")
-_PLUMBING = (f"{TORCH}__init__.py", f"{TORCH}fx/experimental/")
 _OWN = f"{Path(__file__).resolve().parent.parent}/"
+_PLUMBING = (f"{TORCH}__init__.py", f"{TORCH}fx/experimental/", f"{_OWN}capture/symbols.py")
 _LARGEST = 2**62  # the shape environment has bounds near 2**63 that only stand for "none"
 
 

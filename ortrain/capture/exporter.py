@@ -37,6 +37,7 @@ from ortrain.capture.checkpointing import marked_checkpoints
 from ortrain.capture.origin import is_users
 from ortrain.capture.recurrent import whole_recurrences
 from ortrain.capture.stand_ins import stand_ins_watched
+from ortrain.capture.symbols import symbols_as_numbers
 from ortrain.capture.torchlib import is_verified
 from ortrain.capture.value_checks import Ways, value_checks
 from ortrain.errors import CaptureError
@@ -85,12 +86,14 @@ def export(
             check_autograd_calls(module, args, kwargs)
     watching = contextlib.nullcontext() if strict else checked_autograd_calls(module)
     checking = contextlib.nullcontext() if strict else _branches(module, ways)
+    numbers = contextlib.nullcontext() if strict else symbols_as_numbers(module)
     # torch prints the partial graph of a failure; the error has what matters of it.
     with (
         sizes,
         _quiet(),
         watching,
         checking,
+        numbers,
         marked_checkpoints(),
         whole_recurrences(),
         _nothing_swallowed(),

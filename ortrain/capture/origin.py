@@ -7,6 +7,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
@@ -17,14 +18,25 @@ TORCH = f"{Path(torch.__file__).parent}/"
 _OWN = f"{Path(__file__).resolve().parent.parent}/"
 # The way out where the code itself has to stay.
 BESIDE = "wrap the sub-modules beside it, or leave this module to PyTorch"
+_SYMBOLIC = f"{Path(sympy.__file__).parent}/"
 _STANDARD = f"{sysconfig.get_path('stdlib')}/"
 
 
 def is_users(file: str) -> bool:
     """Whether a file is neither torch's, nor ours, nor Python's own."""
-    if file.startswith(_STANDARD) and "site-packages" not in file:
-        return False
-    return not file.startswith((TORCH, _OWN, "<"))
+    return not is_standard(file) and not is_library(file) and not file.startswith("<")
+
+
+def is_standard(file: str) -> bool:
+    """Whether a file is Python's own."""
+    return file.startswith("<frozen") or (
+        file.startswith(_STANDARD) and "site-packages" not in file
+    )
+
+
+def is_library(file: str) -> bool:
+    """Whether a file is torch's, with what it computes symbols with, or ours."""
+    return file.startswith((TORCH, _SYMBOLIC, _OWN, "<eval_with_key>"))
 
 
 def place(path: str, line: str) -> str:

@@ -104,7 +104,7 @@ _KNOWN = (
     ),
     _known(
         r"data-dependent expression|DataDependentOutputException|DynamicOutputShapeException"
-        r"|Sym(?:Float|Int|Bool) is not JSON|'?Sym(?:Float|Int|Bool)'? object",
+        r"|Object of type (?:float|int|bool) is not JSON|'?Sym(?:Float|Int|Bool)'? object",
         "the forward needs a number out of a tensor",
         _VALUES,
         f"keep the computation in tensors, without .item(), int(), float(); or {BESIDE}",

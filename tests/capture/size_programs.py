@@ -50,7 +50,9 @@ QUESTIONS = (
     "{x}.shape == {y}.shape", "{n} < {m} < 9", "bool({n} - 3)", "f'{{{n}}}' == '4'",
     "str({n}) < '5'", "{{4: 1}}.get({n}, 0)", "any(s == 4 for s in {x}.shape)", "{n} / 2 > {m} / 3",
     "{n} * 0.5 > 2", "tuple({x}.shape) > (3, 4)", "{n} == 1 and {m} > 3", "max({n}, {m}) == {n}",
-    "{n} or {m} > 3", "math.sqrt({n}) > 2",
+    "{n} or {m} > 3", "math.sqrt({n}) > 2", "isinstance({n}, int) and {n} > 3",
+    "type({n}) is int and {n} % 2 == 0", "isinstance({n} / 2, float) and {n} == 4",
+    "isinstance({n} == {m}, bool) and {n} != {m}", "isinstance({n}, float) or {m} == 4",
 )  # fmt: skip
 FACTORS = (
     "{n}", "1.0 / ({n} + 1)", "math.sqrt({m} + 1)", "(2.0 if {q} else 3.0)", "self.table[{n} % 8]",

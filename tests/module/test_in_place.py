@@ -208,3 +208,21 @@ def test_what_is_overwritten_has_a_gradient_of_zeros_and_not_none(write: str) ->
         assert mine is not None
         assert torch.equal(mine, its)
         assert not mine.any()
+
+
+BOTH = ["y.gt_(0.1)", "y.zero_()", "y.copy_(z)", "y.eq_(z)", "y.mul_(2)"]
+SEEN = ["y.view_as(y)", "y[...]", "y.t()", "y[1]", "y[:, 1:]", "y.reshape(-1)", "y.unsqueeze(0)"]
+
+
+@pytest.mark.parametrize("view", SEEN)
+@pytest.mark.parametrize("first", BOTH)
+def test_a_view_shows_what_is_written_and_what_is_written_to_it(first: str, view: str) -> None:
+    for second in ("v.le_(0.3)", "v.mul_(3)", "v.fill_(0.2)"):
+        text = (
+            f"{HEAD}    z = x.exp()\n    v = {view}\n    {first}\n    {second}\n"
+            "    return [y * 1.5, v * 1.5]\n"
+        )
+        eager, ours = Written(text), Written(text)
+        want, got = step(eager, eager), step(ours, ORTModule(ours, options=GRAPH))
+        for mine, its in zip(got, want, strict=True):
+            torch.testing.assert_close(mine, its)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
+import numbers
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -135,3 +138,58 @@ class Padded(Layered):
 
 def test_padding_tables_and_rounding_up() -> None:
     assert_same_steps(Padded(), *((torch.randn(n, 4),) for n in (4, 5, 7, 8, 3, 1, 9, 12)))
+
+
+class Asks(Layered):
+    """Asks what a size is, besides how large."""
+
+    def __init__(self, question: Callable[[Tensor], bool]) -> None:
+        super().__init__()
+        self.question = question
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.layer(x)
+        return hidden * 3 if self.question(x) else hidden
+
+
+def _matches(x: Tensor) -> bool:
+    match x.shape[0]:
+        case int() as rows if rows == 7:
+            return True
+        case _:
+            return False
+
+
+@functools.singledispatch
+def _kind(value: object) -> str:
+    return "another"
+
+
+@_kind.register
+def _(value: int) -> str:
+    return "whole"
+
+
+KINDS: dict[str, Callable[[Tensor], bool]] = {
+    "isinstance": lambda x: isinstance(x.shape[0], int) and x.shape[0] == 7,
+    "isinstance of a sum": lambda x: isinstance(x.shape[0] + 1, int | float) and x.shape[0] == 7,
+    "a float": lambda x: isinstance(x.shape[0] / 2, float) and x.shape[0] == 7,
+    "a number": lambda x: isinstance(x.numel(), numbers.Number) and x.numel() == 28,
+    "a truth": lambda x: isinstance(x.shape[0] == 7, bool) and x.shape[0] == 7,
+    "type": lambda x: type(x.shape[0]) is int and x.shape[0] == 7,
+    "a subclass": lambda x: issubclass(type(x.shape[0]), int) and x.shape[0] == 7,
+    "a table of types": lambda x: {int: 7, float: 8}.get(type(x.shape[0])) == x.shape[0],
+    "match": _matches,
+    "singledispatch": lambda x: _kind(x.shape[0]) == "whole" and x.shape[0] == 7,
+    "an attribute": lambda x: hasattr(x.shape[0], "bit_length") and x.shape[0] == 7,
+    "of a value": lambda x: isinstance(x.sum().item(), float) and x.shape[0] == 7,
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_to_the_code_a_size_is_a_number(name: str) -> None:
+    model = assert_same_steps(Asks(KINDS[name]), *((torch.randn(n, 4),) for n in (4, 5, 7, 9, 7)))
+    assert model.report.graph_calls >= 3
+    assert type(torch.SymInt.__eq__).__name__ == "function"
+    assert "__class__" not in vars(torch.SymInt)
+    assert "type" not in globals()

@@ -128,10 +128,11 @@ class _Functional:
             known = written.meta["val"]
             new.meta["val"] = known.new_empty(known.shape, dtype=torch.bool)
             new = self._cast(new, written)
-            new.meta[FRESH] = True
         if name in _COMPARES or name in _FILLS:
             for given in (a for a in args if isinstance(a, fx.Node)):
                 new = self._overwriting(given, written, new)
+        # What views are of, the memory of these values tells: it is what was written to.
+        new.meta = {**new.meta, "val": written.meta["val"], FRESH: True}
         return new
 
     def _overwriting(self, given: fx.Node, written: fx.Node, new: fx.Node) -> fx.Node:

@@ -1,0 +1,142 @@
+"""Sizes answer code as numbers do while a module is traced.
+
+A trace has symbols in the place of sizes, of classes of their own: ``isinstance(x.shape[0], int)``
+would be false, ``type(n) is int`` too, and ``(n == 7) is True`` for every n. No condition would be
+left of such a question, and the graph would go another way than the module at other sizes. So code
+that is not PyTorch's gets the answers of numbers: symbols say that they are ints, floats and bools,
+and comparing them decides.
+
+``__class__`` of an existing class can only be written past its metaclass, into its dictionary.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import gc
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from ortrain.capture.origin import is_library, is_standard
+from ortrain.capture.survey import Survey
+from ortrain.exclusive import this_thread
+
+_NUMBERS: dict[Any, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+_COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
+
+
+@contextlib.contextmanager
+def symbols_as_numbers(module: nn.Module) -> Iterator[None]:
+    """Answers code of other files than PyTorch's and ours, in this thread.
+
+    Args:
+        module: that is traced inside; its files get a ``type`` that knows symbols while its forward
+            runs.
+    """
+    here = this_thread()
+
+    def asks(frame: FrameType | None) -> bool:
+        """Whether the code that a frame runs is answered as with numbers."""
+        while frame is not None and is_standard(frame.f_code.co_filename):  # abc, functools
+            frame = frame.f_back
+        return here() and frame is not None and not is_library(frame.f_code.co_filename)
+
+    def class_of(kind: type) -> property:
+        number = _NUMBERS[kind]
+        return property(lambda symbol: number if asks(sys._getframe(1)) else kind)
+
+    def deciding(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def decide(symbol: Any, other: Any) -> Any:
+            answer = compare(symbol, other)
+            if type(answer) is not torch.SymBool or not asks(sys._getframe(1)):
+                return answer
+            # Of what values decide, ``torch._check`` may say later what is to hold.
+            return answer if free_unbacked_symbols(answer) else bool(answer)
+
+        return decide
+
+    compared = [
+        (kind, name, vars(kind)[name])
+        for kind in _NUMBERS
+        for name in _COMPARISONS
+        if name in vars(kind)
+    ]
+    files = _files(module)
+
+    def begin(*_: object) -> None:
+        for file in files:
+            file["type"] = _Type()
+
+    def end(*_: object) -> None:
+        for file in files:
+            file.pop("type", None)
+
+    hooks = [
+        module.register_forward_pre_hook(begin, prepend=True),  # before effects are watched
+        module.register_forward_hook(end, always_call=True),
+    ]
+    for kind in _NUMBERS:
+        _write(kind, "__class__", class_of(kind))
+    for kind, name, method in compared:
+        setattr(kind, name, deciding(method))
+    try:
+        yield
+    finally:
+        for kind in _NUMBERS:
+            _write(kind, "__class__", None)
+        for kind, name, method in compared:
+            setattr(kind, name, method)
+        for hook in hooks:
+            hook.remove()
+        end()
+
+
+class _Type:
+    """``type``, to which a symbol is a number."""
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        found = builtins.type(*args, **keywords)
+        return _NUMBERS.get(found, found) if len(args) == 1 else found
+
+    def __instancecheck__(self, value: Any) -> bool:
+        return isinstance(value, builtins.type)
+
+    def __subclasscheck__(self, value: Any) -> bool:
+        return issubclass(value, builtins.type)
+
+    def __mro_entries__(self, bases: Any) -> tuple[Any, ...]:
+        return (builtins.type,)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(builtins.type, name)
+
+
+def _files(module: nn.Module) -> list[dict[str, Any]]:
+    """The globals of the files that the module's code is written in."""
+    found: dict[int, dict[str, Any]] = {}
+    forwards = [inspect.unwrap(type(each).forward) for each in module.modules()]
+    for function in (*forwards, *Survey(module).functions):
+        space, code = getattr(function, "__globals__", {}), getattr(function, "__code__", None)
+        if code is None or "type" in space:
+            continue
+        if not is_library(code.co_filename) and not is_standard(code.co_filename):
+            found[id(space)] = space
+    return list(found.values())
+
+
+def _write(kind: type, name: str, value: Any) -> None:
+    """Writes an attribute of a class past its metaclass; None removes it."""
+    namespace: Any = next(d for d in gc.get_referents(kind.__dict__) if type(d) is dict)
+    if value is None:
+        namespace.pop(name, None)
+    else:
+        namespace[name] = value
+    kind._ortrain_written = None  # type: ignore[attr-defined]  # has the interpreter look again
+    del kind._ortrain_written  # type: ignore[attr-defined]
