@@ -114,7 +114,7 @@ def _branches(module: torch.nn.Module, ways: Ways | None) -> Iterator[None]:
         return
     hook = module.register_forward_pre_hook(ways.begin)
     # What `item()` returns stands in for numbers once the ways are known.
-    numbers = stand_ins_watched(module, lambda: ways.numbers)
+    numbers = stand_ins_watched(module, lambda: ways.numbers, arguments_too=False)
     try:
         with value_checks(ways), numbers if ways.known else contextlib.nullcontext():
             yield

@@ -47,6 +47,12 @@ def global_names(code: CodeType) -> frozenset[tuple[str, str]]:
     return frozenset(found)
 
 
+def asks_class(code: CodeType) -> bool:
+    """Whether code calls ``type``, or reads a ``__class__`` by name."""
+    called = any(name == "type" for name, _ in global_names(code))
+    return called or any("__class__" in each.co_names for each in _codes(code))
+
+
 def _codes(code: CodeType) -> Iterator[CodeType]:
     yield code
     for constant in code.co_consts:

@@ -28,20 +28,21 @@ _METHODS = {"__hash__": "a dictionary or a set", "__format__": "text", "__repr__
 
 
 @contextlib.contextmanager
-def stand_ins_watched(module: nn.Module, held: Callable[[], Collection[Any]]) -> Iterator[None]:
+def stand_ins_watched(
+    module: nn.Module, held: Callable[[], Collection[Any]], *, arguments_too: bool
+) -> Iterator[None]:
     """Watches a trace.
 
     Args:
         module: that is traced.
-        held: the tensors in the places of the module's own numbers; those among the arguments are
+        held: the tensors in the places of numbers that the code does not get as arguments.
+        arguments_too: whether tensors among the arguments may stand in for numbers; which ones is
             found as the forward gets them.
 
     Raises:
-        CaptureError: in the trace, code asks what a stand-in is; at once, where it names ``type``,
-            which cannot be watched.
+        CaptureError: in the trace, code asks what a stand-in is; at its end, where there was one
+            and the code names ``type``, which cannot be watched.
     """
-    if Survey(module).asks_class:
-        raise _told_apart("type()")
     here = this_thread()
     arguments: list[Tensor] = []
 
@@ -74,7 +75,7 @@ def stand_ins_watched(module: nn.Module, held: Callable[[], Collection[Any]]) ->
     own = builtins.isinstance
     kinds: tuple[Any, ...] = (Tensor, FakeTensor, FunctionalTensor)
     methods = [(k, n, vars(k)[n]) for k in kinds for n in _METHODS if n in vars(k)]
-    hook = module.register_forward_pre_hook(begin, with_kwargs=True)
+    hook = module.register_forward_pre_hook(begin, with_kwargs=True) if arguments_too else None
     for kind, name, method in methods:
         setattr(kind, name, asked(method, _METHODS[name]))
     builtins.isinstance = ask
@@ -84,7 +85,10 @@ def stand_ins_watched(module: nn.Module, held: Callable[[], Collection[Any]]) ->
         builtins.isinstance = own
         for kind, name, method in methods:
             setattr(kind, name, method)
-        hook.remove()
+        if hook is not None:
+            hook.remove()
+    if (arguments_too or held()) and Survey(module).asks_class:
+        raise _told_apart("type()")
 
 
 def _told_apart(by: str) -> CaptureError:

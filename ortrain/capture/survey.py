@@ -151,8 +151,6 @@ _CONSTANT = (
 )
 # What the code reads of a tensor that depends on which parameters are trained.
 _TRAINABLE = {"requires_grad", "grad_fn", "is_leaf"}
-# What the code asks the class of a value with.
-_CLASS = {"type", "__class__"}
 # With these the code comes to every attribute of an object.
 _WHOLE = {"__dict__", "vars", "asdict", "astuple", "__slots__"}
 _CLOCKS = {
@@ -236,10 +234,11 @@ class Survey:
         holders: all that can be put back.
         unwatched: what the code names and what cannot be watched, each with the reason.
         reads_trainable: whether the code reads ``requires_grad``, or what follows from it.
-        asks_class: whether the code may ask of which class a value is.
+        asks_class: whether the code may ask of which class a value is, other than by isinstance.
     """
 
     def __init__(self, module: nn.Module) -> None:
+        self.asks_class = False
         self.facts: dict[Key, Fact] = {}
         self.modules: list[nn.Module] = []
         self.owners: list[Any] = []
@@ -284,7 +283,6 @@ class Survey:
         for value, note in self._named:
             if id(value) in named:
                 note()
-        self.asks_class = not self._names.isdisjoint(_CLASS)
         self.reads_trainable = not self._names.isdisjoint(_TRAINABLE)
         if self.reads_trainable:
             self._trainable(module)
@@ -628,6 +626,7 @@ class Survey:
             return
         self._names |= reach.names(code)
         self._names_all |= not reach.names(code).isdisjoint(_WHOLE)
+        self.asks_class |= reach.asks_class(code)
         path = self._numbered(f"function {function.__qualname__}")
         self.functions.append(function)
         self.holders.append(Signature(path, function))

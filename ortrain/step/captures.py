@@ -180,7 +180,7 @@ class Captures:
         held = moving.stand_ins if moving else list
         with (
             moving.as_buffers() if moving else contextlib.nullcontext(),
-            stand_ins_watched(self.module, held),
+            stand_ins_watched(self.module, held, arguments_too=isinstance(plain, WithNumbers)),
         ):
             yield
 

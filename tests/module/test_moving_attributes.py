@@ -169,3 +169,40 @@ def test_in_float64_an_attribute_keeps_its_digits() -> None:
         x = torch.randn(5, 4, dtype=torch.float64)
         torch.testing.assert_close(model(x), eager(x), rtol=1e-14, atol=1e-14)
     assert model.report.captures == 3
+
+
+# Uses of a number that a tensor in its place would answer otherwise, at 5 alone.
+TOLD_APART: dict[str, Callable[[Any], float]] = {
+    "isinstance": lambda n: 2.0 if isinstance(n, int) and n == 5 else 1.0,
+    "is_tensor": lambda n: 2.0 if not torch.is_tensor(n) and n == 5 else 1.0,
+    "a dictionary": lambda n: {5: 2.0}.get(n, 1.0),
+    "a set": lambda n: 2.0 if n in {5, 9} else 1.0,
+    "text": lambda n: 2.0 if f"{n}" == "5" else 1.0,
+    "its name": lambda n: len(repr(n)) * (2.0 if str(n) == "5" else 1.0),
+    "type": lambda n: 2.0 if type(n) is int and n == 5 else 1.0,
+    "a class": lambda n: 2.0 if n.__class__ is int and n == 5 else 1.0,
+    "an index": lambda n: [1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 1.0, 1.0][n],
+}
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["held", "an argument"])
+@pytest.mark.parametrize("name", TOLD_APART)
+def test_what_tells_a_number_from_a_tensor_has_the_number(name: str, held: bool) -> None:
+    factor = TOLD_APART[name]
+
+    class Asks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.number = nn.Linear(4, 3), 0
+
+        def forward(self, x: Tensor, number: int | None = None) -> Tensor:
+            value = self.number if number is None else number
+            return self.layer(x) * value * factor(value)
+
+    module = Asks()
+    model = ORTModule(module, options=FALLBACK)
+    for number in range(8):
+        x = torch.randn(5, 4)
+        module.number = number
+        given = (x,) if held else (x, number)
+        torch.testing.assert_close(model(*given), module(*given), rtol=SAME, atol=SAME)
