@@ -15,7 +15,6 @@ aten = torch.ops.aten
 # number with the row's largest score, nothing is left for the gradient of PyTorch's fused kernel.
 LOWEST_BIAS = -2e4
 
-
 _POOLS = (
     aten.max_pool1d, aten.max_pool2d, aten.max_pool3d, aten.max_pool2d_with_indices,
     aten.max_pool3d_with_indices, aten.adaptive_max_pool1d, aten.adaptive_max_pool2d,
@@ -29,6 +28,7 @@ _ORDERING = (
     aten.topk, aten.sort, aten.argsort, aten.msort, aten.quantile, aten.scatter_reduce,
     aten.index_reduce,
 )  # fmt: skip
+_ELEMENTWISE = (aten.max.other, aten.min.other)  # which know NaN
 
 
 def assert_preconditions(module: fx.GraphModule) -> None:
@@ -37,7 +37,6 @@ def assert_preconditions(module: fx.GraphModule) -> None:
     PyTorch raises an error inside of an operator, or its gradient loses what a graph's keeps, or a
     NaN comes out where a graph's is lost.
     """
-    summed: set[fx.Node] = set()
     for node in list(module.graph.nodes):
         packet = getattr(node.target, "overloadpacket", None)
         with module.graph.inserting_before(node):
@@ -45,20 +44,19 @@ def assert_preconditions(module: fx.GraphModule) -> None:
                 _probabilities(module.graph, node)
             elif packet is aten.scaled_dot_product_attention and torch.is_grad_enabled():
                 _open_rows(module.graph, node)
-            elif packet in _ORDERING:
-                _numbers(module.graph, node, summed)
+            elif packet in _ORDERING and node.target not in _ELEMENTWISE:
+                _numbers(module.graph, node)
         if packet in _POOLS:
             _above_lowest(module.graph, node)
 
 
-def _numbers(graph: fx.Graph, node: fx.Node, summed: set[fx.Node]) -> None:
+def _numbers(graph: fx.Graph, node: fx.Node) -> None:
     """Asserts that there is no NaN, by sums: one pass each, and nothing is written."""
     for given in node.all_input_nodes:
         value = given.meta["val"]
         tensor = isinstance(value, torch.Tensor) and value.is_floating_point()
-        if not tensor or given in summed or _counts(node):
+        if not tensor or _counts(node):
             continue
-        summed.add(given)
         emit = Emitter(graph, node)
         total = emit(aten.sum.default, given)
         number = emit(aten.logical_not.default, emit(aten.isnan.default, total))
