@@ -71,6 +71,7 @@ def foretold(
     Nothing of the module is changed. Where it comes to a branch on values there is no telling.
     """
     ways = Ways()
+    ways.known = True  # so that `item()` is no reason yet
     try:
         with untouched(module), traceable_layers():
             effects = _effects(module, args, kwargs, ways)

@@ -442,6 +442,23 @@ def test_what_cannot_be_a_graph_says_so_at_its_first_call(name: str) -> None:
         strict(torch.randn(3, 4))
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda m, h: h * 2 if h.detach().sum().item() > 0 else h,
+        lambda m, h: h * 2 if (h > 50).any() else h,
+        lambda m, h: h * h.detach().sum().item(),
+    ],
+    ids=["a branch on item()", "a branch", "a factor"],
+)
+def test_what_may_be_a_graph_is_not_given_up_at_its_first_call(use: Any) -> None:
+    model = ORTModule(Refused(use))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(torch.randn(3, 4))
+    assert "contest" in model.report.reason
+
+
 def test_what_only_the_first_call_does_is_no_reason() -> None:
     model = ORTModule(Refused(_calibrate))
     with warnings.catch_warnings():
