@@ -12,6 +12,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Iterable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
 from ortrain.capture.custom_function import checked_custom_functions
+from ortrain.capture.origin import TORCH
 from ortrain.capture.untouched import call_without_contents
 from ortrain.errors import CaptureError
 from ortrain.exclusive import this_thread
@@ -113,7 +115,7 @@ class _Refusing(TorchFunctionMode):
                 because="a graph's parameters are those that the module has before the call",
                 help="make sub-modules and parameters in __init__",
             )
-        if func in _REFUSED:
+        if func in _REFUSED and not _stands_in(sys._getframe(1)):
             raise _refusal(*_REFUSED[func])
         if func in _FLAGS:
             tensor, wanted = args[0], (*args[1:], *kwargs.values(), True)[0]
@@ -122,6 +124,11 @@ class _Refusing(TorchFunctionMode):
         if func == _DATA:  # a trace takes it for a constant
             return args[0].detach()
         return func(*args, **kwargs)
+
+
+def _stands_in(frame: FrameType) -> bool:
+    """Whether PyTorch makes a stand-in of a tensor there, for which it looks at all of it."""
+    return frame.f_code.co_filename.startswith(f"{TORCH}_subclasses/")
 
 
 @contextlib.contextmanager

@@ -395,9 +395,25 @@ class Refused(nn.Module):
     def __init__(self, use: Callable[[nn.Module, Tensor], Any]) -> None:
         super().__init__()
         self.layer, self.use, self.calls = nn.Linear(4, 4), use, 0
+        self.held = torch.randn(4)
+        self.held.grad = torch.ones(4)
 
     def forward(self, value: Tensor) -> Any:
         return self.use(self, self.layer(value))
+
+
+class Cube(torch.autograd.Function):
+    """Whose backward is its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        ctx.save_for_backward(value)
+        return value**3
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Tensor:  # type: ignore[override]
+        (value,) = ctx.saved_tensors
+        return 3 * value**2 * upstream
 
 
 def _count(module: Any, hidden: Tensor) -> Tensor:
@@ -448,8 +464,10 @@ def test_what_cannot_be_a_graph_says_so_at_its_first_call(name: str) -> None:
         lambda m, h: h * 2 if h.detach().sum().item() > 0 else h,
         lambda m, h: h * 2 if (h > 50).any() else h,
         lambda m, h: h * h.detach().sum().item(),
+        lambda m, h: Cube.apply(h),
+        lambda m, h: h * m.held,
     ],
-    ids=["a branch on item()", "a branch", "a factor"],
+    ids=["a branch on item()", "a branch", "a factor", "a custom function", "a held tensor"],
 )
 def test_what_may_be_a_graph_is_not_given_up_at_its_first_call(use: Any) -> None:
     model = ORTModule(Refused(use))

@@ -668,7 +668,7 @@ def test_a_refusal_of_a_call_that_pytorch_takes_is_still_told(tmp_path: Path) ->
 
         def forward(self, x: torch.Tensor) -> Any:
             hidden = self.inner(x)
-            return {"loss": hidden.square().mean() * (2 if hidden.sum().item() > 0 else 1)}
+            return {"loss": hidden.square().mean() * float(hidden.detach().sum())}
 
     settings = {"ort_engine": "onnxruntime", "ort_fallback": "raise"}
     more = {"data_collator": default_data_collator, **settings}
