@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import gc
 import inspect
 import sys
@@ -29,6 +30,8 @@ from ortrain.capture.survey import Survey
 from ortrain.exclusive import this_thread
 
 _NUMBERS: dict[Any, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+# Asked 170,000 times in a trace of four layers of BERT: 0.15 s of 3.6.
+_is_standard, _is_library = functools.cache(is_standard), functools.cache(is_library)
 _COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 
 
@@ -44,9 +47,9 @@ def symbols_as_numbers(module: nn.Module) -> Iterator[None]:
 
     def asks(frame: FrameType | None) -> bool:
         """Whether the code that a frame runs is answered as with numbers."""
-        while frame is not None and is_standard(frame.f_code.co_filename):  # abc, functools
+        while frame is not None and _is_standard(frame.f_code.co_filename):  # abc, functools
             frame = frame.f_back
-        return here() and frame is not None and not is_library(frame.f_code.co_filename)
+        return frame is not None and not _is_library(frame.f_code.co_filename) and here()
 
     def class_of(kind: type) -> property:
         number = _NUMBERS[kind]
