@@ -208,7 +208,10 @@ class Captures:
         Raises:
             CaptureError: the module cannot be run aside.
         """
-        grad = bool(step.plan.arguments)
+        # Not asked of the graph, which may know of no gradient where there is one.
+        grad = is_grad_enabled() and any(
+            t.requires_grad for t in (*flat.tensors, *self.module.parameters())
+        )
         names = [""] * len(flat.tensors)
         for place, tensor in zip(served.order, served.captured.tensors, strict=True):
             names[place] = tensor.name

@@ -322,3 +322,13 @@ def test_a_large_batch_is_compared_by_its_first_rows(
         model(rows(64, 4)).sum().backward()
     assert len(seen) == 1
     assert 2 <= seen[0] <= 10, "48 multiplications a row"
+
+
+def test_a_graph_that_knows_of_no_gradient_at_all_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ortrain.step.captures.influences", lambda *_: set())
+    model = ORTModule(nn.Linear(3, 2), options=Options(engine="onnxruntime"))
+    with pytest.warns(OrtrainWarning, match="requires a gradient in PyTorch only"):
+        model(torch.randn(4, 3)).sum().backward()
+    assert model.module.weight.grad is not None
