@@ -179,7 +179,9 @@ def test_what_a_region_without_gradients_returns_unchanged_keeps_its_gradient() 
     text = (
         f"{HEAD}    with torch.no_grad():\n"
         "        z = y.contiguous()\n        v = y.float()\n        u = y * 2\n"
-        "    return [z * y, v * 3, u * y]\n"
+        "    a = y.float()\n    with torch.no_grad():\n"
+        "        b = a.float().contiguous()\n        c = y.to(torch.float32)\n"
+        "    return [z * y, v * 3, u * y, a * 2, b * 5, c * 7]\n"
     )
     eager, ours = Written(text), Written(text)
     want, got = step(eager, eager), step(ours, ORTModule(ours, options=GRAPH))

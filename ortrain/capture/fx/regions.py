@@ -56,7 +56,8 @@ def _inline(
         if barrier:
             for operation in made:
                 operation.meta[_CONSTANT] = True
-            same = {operation: _itself(operation) for operation in made}
+            inside = set(made)
+            same = {operation: _itself(operation, inside) for operation in made}
             if isinstance(results, list | tuple):
                 results = [_detached(module.graph, same.get(r, r), args) for r in results]
             else:
@@ -77,10 +78,11 @@ _ITSELF = {
 }  # fmt: skip
 
 
-def _itself(node: fx.Node) -> fx.Node:
-    """The node that returned the very tensor which this one returns."""
+def _itself(node: fx.Node, region: set[fx.Node]) -> fx.Node:
+    """The node that returned the very tensor which this one returns; the first outside a region."""
     while (
-        isinstance(node.target, torch._ops.OpOverload)
+        node in region
+        and isinstance(node.target, torch._ops.OpOverload)
         and node.target._schema.name in _ITSELF
         and isinstance(source := node.args[0], fx.Node)
         and memory(source) == memory(node)
