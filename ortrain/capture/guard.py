@@ -240,16 +240,11 @@ class Guard:
             for name, then in frozen.items():
                 now = live[name]
                 if not same(now, then) and _another_number(now, then):
-                    found[Attribute(owner, names[id(owner)], name)] = now
+                    found[Attribute(owner, names[id(owner)], name)] = then
         if not all(each.movable for each in found):
             return None
-        with Moving(found, wide=False).at([self._then(each) for each in found]):
+        with Moving(found, wide=False).at([*found.values()]):
             return None if self.changed() is not None else set(found)
-
-    def _then(self, attribute: Attribute) -> Any:
-        """What an attribute was."""
-        place = next(i for i, owner in enumerate(self._owners) if owner is attribute.owner)
-        return self._values[place][attribute.name]
 
     def trainable(self) -> tuple[bool, ...]:
         """``requires_grad`` of every parameter, in the order of ``named_parameters``.

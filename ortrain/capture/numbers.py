@@ -19,7 +19,7 @@ from ortrain.capture.structure import FlatCall, Path, flatten_call, leaves_of_ca
 
 # Values of one number that get graphs of their own where the code branches on it.
 MOST_VALUES = 8
-LARGEST = 2**63 - 1
+_LARGEST = 2**63 - 1
 
 
 class WithNumbers(FlatCall):
@@ -70,7 +70,7 @@ def _replaced(tree: Any, path: Path, wide: bool) -> Any:
 
 def is_number(value: Any) -> bool:
     """Whether a value can be an input of a graph: a float, or an int that fits into 64 bits."""
-    return type(value) is float or (type(value) is int and abs(value) <= LARGEST)
+    return type(value) is float or (type(value) is int and abs(value) <= _LARGEST)
 
 
 def number(value: int | float, wide: bool) -> torch.Tensor:

@@ -109,8 +109,9 @@ def value_checks(ways: Ways | None = None) -> Iterator[None]:
         return way
 
     def number(tensor: Tensor) -> Any:
-        known = ways is None or not ways.known or not _is_unknown(tensor) or tensor.is_complex()
-        return own_item(tensor) if known or ways is None else ways.number(tensor)
+        if ways is None or not ways.known or not _is_unknown(tensor) or tensor.is_complex():
+            return own_item(tensor)
+        return ways.number(tensor)
 
     own_item = _class.item
     with _truth(answer, number):

@@ -72,7 +72,7 @@ class Served:
         threads: of the steps.
         strays: calls at whose values the code went another way than the graph.
         in_a_row: of them, the last without a call of the graph between.
-        since: calls of the graph when it was captured, and at the last stray.
+        since: calls of the graph at the first stray, and at the last one.
         returned: the outputs that are no new tensors; arguments by their places in the call.
     """
 
