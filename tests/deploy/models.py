@@ -74,15 +74,27 @@ def t5() -> Any:
     return restless(T5ForConditionalGeneration(config), 5)
 
 
-class Branches(T5ForConditionalGeneration):
-    """Whose forward asks for the values of its tokens, so that no capture is possible."""
+class Peeks(T5ForConditionalGeneration):
+    """Whose forward reads its tokens as an array, so that no capture is possible."""
 
     @functools.wraps(T5ForConditionalGeneration.forward)
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         tokens = kwargs.get("decoder_input_ids")
-        if tokens is not None and tokens.max().item() > 1000:
+        if tokens is not None and tokens.numpy().max() > 1000:
             return None
         return super().forward(*args, **kwargs)
+
+
+class Branches(T5ForConditionalGeneration):
+    """Whose forward goes another way at some of its tokens."""
+
+    @functools.wraps(T5ForConditionalGeneration.forward)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().forward(*args, **kwargs)
+        tokens = kwargs.get("decoder_input_ids")
+        if tokens is not None and (tokens > 40).any():
+            outputs.logits = -outputs.logits
+        return outputs
 
 
 def bart() -> Any:

@@ -17,7 +17,7 @@ from transformers import LogitsProcessorList
 from ortrain import Options, ORTModule, OrtrainWarning
 from ortrain.deploy.generation import ORTGenerator
 from ortrain.errors import CaptureError, NotServed
-from tests.deploy.models import TEXT_MODELS, Branches, batch, gpt2, mistral, t5, whisper
+from tests.deploy.models import TEXT_MODELS, Branches, Peeks, batch, gpt2, mistral, t5, whisper
 
 STRICT = Options(fallback="raise")
 NEW = 14
@@ -86,6 +86,7 @@ def test_each_search_gives_pytorchs_tokens(served: tuple[Any, ORTGenerator], sea
 def test_the_tokens_of_these_tests_vary(served: tuple[Any, ORTGenerator]) -> None:
     model, _ = served
     for search in SEARCHES.values():
+        torch.manual_seed(7)
         found = model.generate(**batch(model, 4, 6), **{"max_new_tokens": NEW, **search})
         rows = [row[-NEW:] for row in found.tolist()]
         assert len({tuple(row) for row in rows}) == len(rows)
@@ -392,20 +393,36 @@ def test_a_cache_of_windows_is_left_to_pytorch() -> None:
 def test_a_model_that_cannot_be_captured_generates_in_pytorch_with_one_warning() -> None:
     plain = t5()
     model = copy.deepcopy(plain)
-    model.__class__ = Branches
+    model.__class__ = Peeks
     generator = ORTGenerator(model)
     arguments = {"do_sample": True, "num_beams": 2, "max_new_tokens": 6}
     with pytest.warns(OrtrainWarning) as caught:
         expected, found = both(plain, generator, **batch(plain, 2, 5), **arguments)
     assert torch.equal(found, expected)
     assert len(caught) == 1
-    assert "Branches in PyTorch: the forward branches on the values" in str(caught[0].message)
+    assert "Peeks in PyTorch: the forward turns a tensor into" in str(caught[0].message)
     assert torch.equal(*both(plain, generator, **batch(plain, 3, 4), **arguments))
     report = generator.report
     assert (report.graph_calls, report.fallback_calls) == (0, 2)
     assert (report.encoder_runs, report.decoder_runs, report.torch_runs) == (2, 0, 12)
-    with pytest.raises(CaptureError, match="branches on the values"):
+    with pytest.raises(CaptureError, match="turns a tensor into"):
         ORTGenerator(model, options=STRICT).generate(**batch(model, 2, 5), max_new_tokens=6)
+
+
+# Each run that goes another way may be PyTorch's, also where no fallback is allowed: the graph is
+# of one way.
+@pytest.mark.filterwarnings("ignore:ORTGenerator generates with Branches in PyTorch")
+def test_a_model_that_goes_another_way_at_some_tokens_generates_pytorchs() -> None:
+    plain = t5()
+    plain.__class__ = Branches
+    generator = ORTGenerator(copy.deepcopy(plain), options=STRICT)
+    arguments = {"do_sample": True, "num_beams": 2, "max_new_tokens": 12, "min_new_tokens": 12}
+    for rows in (2, 3):
+        assert torch.equal(*both(plain, generator, **batch(plain, rows, 5), **arguments))
+    report = generator.report
+    assert (report.graph_calls, report.fallback_calls) == (0, 2)
+    assert report.torch_runs == report.decoder.astray > 0
+    assert report.decoder_runs == 24 - report.torch_runs > 0
 
 
 def test_hooks_of_the_model_are_called_as_often_as_in_pytorch() -> None:

@@ -13,7 +13,7 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from ortrain import OrtrainWarning, ORTSeq2SeqTrainer, ORTSeq2SeqTrainingArguments
 from ortrain.errors import NotServed
-from tests.deploy.models import Branches, restless
+from tests.deploy.models import Peeks, restless
 from tests.trainer.models import arguments, collate, t5, texts
 
 
@@ -133,10 +133,10 @@ def test_a_model_that_cannot_be_captured_generates_in_pytorch_with_a_warning(
 ) -> None:
     expected = trainer(tmp_path / "plain", Seq2SeqTrainer).predict(texts(6, "copy"))
     model = varied()
-    model.__class__ = Branches
+    model.__class__ = Peeks
     settings = {"ort_fallback": "torch", "remove_unused_columns": False}
     ours = trainer(tmp_path / "ours", model=model, **settings)
-    with pytest.warns(OrtrainWarning, match="ORTGenerator generates with Branches in PyTorch"):
+    with pytest.warns(OrtrainWarning, match="ORTGenerator generates with Peeks in PyTorch"):
         found = ours.predict(texts(6, "copy"))
     np.testing.assert_array_equal(found.predictions, expected.predictions)
     report = ours.ort_report.generation
