@@ -24,9 +24,7 @@ def parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
 def give_gradients(targets: Sequence[nn.Parameter]) -> None:
     for target in targets:
         # Some so small that eps, and where it is added, matters.
-        target.grad = (torch.randn(target.shape) * 10.0 ** torch.randint(-6, 1, ())).to(
-            target.dtype
-        )
+        target.grad = (torch.randn(target.shape) * 10.0 ** torch.randint(-6, 1, ())).to(target)
 
 
 class Reference:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -11,6 +14,7 @@ from tests.optim.followed import Reference, give_gradients, parameters
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
 ]
 
 
@@ -19,12 +23,18 @@ def on_device() -> list[torch.nn.Parameter]:
 
 
 def step_with_gradients(optimizer: torch.optim.Optimizer, reference: Reference) -> None:
-    targets = optimizer.param_groups[0]["params"]
-    give_gradients(targets)
-    for target in targets:
-        target.grad = target.grad.cuda()
+    give_gradients(optimizer.param_groups[0]["params"])
     reference.step()
     optimizer.step()
+
+
+@contextmanager
+def waiting_is_an_error() -> Iterator[None]:
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("bias_correction", [True, False])
@@ -48,12 +58,9 @@ def test_the_torch_mode_waits_for_nothing() -> None:
     optimizer = FusedAdam(on_device(), 0.05, adam_w_mode=AdamWMode.ADAMW_TORCH)
     reference = Reference(optimizer, AdamWMode.ADAMW_TORCH)
     step_with_gradients(optimizer, reference)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_is_an_error():
         optimizer.step()
         optimizer.clip_and_step(0.1)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_lamb_updates_without_waiting() -> None:
@@ -61,10 +68,7 @@ def test_lamb_updates_without_waiting() -> None:
     for target in optimizer.param_groups[0]["params"]:
         target.grad = torch.ones_like(target)
     before = [target.detach().clone() for target in optimizer.param_groups[0]["params"]]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_is_an_error():
         optimizer.step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     for target, value in zip(optimizer.param_groups[0]["params"], before, strict=True):
         assert not value.numel() or not torch.equal(target.detach(), value)

@@ -4,6 +4,7 @@
 
     python -m tests.sweep                          # all rows, an hour of one core
     python -m tests.sweep --only 'operator scatter' --jobs 1
+    python -m tests.sweep --dtype int64 --samples 8        # wider; kept nowhere
     python -m tests.sweep --page > docs/coverage.md
 """
 
@@ -15,7 +16,7 @@ import sys
 
 from tests.sweep import results
 from tests.sweep.page import page
-from tests.sweep.rows import all_rows
+from tests.sweep.rows import SAMPLES, all_rows
 from tests.sweep.worker import judged
 
 
@@ -28,7 +29,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes at the same time")
     parser.add_argument("--page", action="store_true", help="print the page of the last results")
     parser.add_argument("--dry", action="store_true", help="keep results.json as it is")
+    parser.add_argument("--samples", type=int, help="of a row, at most")
+    parser.add_argument("--dtype", help="of the samples, in place of the first that a row takes")
     options = parser.parse_args()
+    wider = ()
+    if options.samples or options.dtype:
+        wider = (str(options.samples or SAMPLES), options.dtype or "float32")
     known = results.load()
     if options.page:
         sys.stdout.write(page(known))
@@ -38,15 +44,15 @@ def main() -> None:
         keys = [k for k in keys if k in known and known[k].outcome == options.again]
     first, step = map(int, options.slice.split("/"))
     keys = keys[first::step]
-    for i, (key, verdict, seconds) in enumerate(judged(keys, options.jobs), 1):
+    for i, (key, verdict, seconds) in enumerate(judged(keys, options.jobs, wider), 1):
         before = known.get(key)
         mark = " " if before == verdict else "*"
         row = f"{i:4}/{len(keys)} {seconds:5.1f} s {mark} {verdict.outcome:<14} {key}"
         print(f"{row}: {verdict.reason}" if verdict.reason else row, flush=True)
         known[key] = verdict
-        if not options.dry and (i % 20 == 0 or i == len(keys)):
+        if not (options.dry or wider) and (i % 20 == 0 or i == len(keys)):
             results.save(known)
-    print(results.totals(known))
+    print(results.totals({key: known[key] for key in keys} if wider else known))
 
 
 if __name__ == "__main__":

@@ -12,14 +12,14 @@ from torch.utils import _pytree as pytree
 
 from ortrain.testing import TOLERANCES
 
-# Relative to the tensor's largest value. Where float32 itself is further from float64, eager's own
-# distance counts, times SLACK: two orders of summation differ from each other as much as each does
-# from the truth.
-RELATIVE = TOLERANCES["sums"].single
+# Relative to the tensor's largest value, in roundings of the dtype. Where eager itself is further
+# from float64, its own distance counts, times SLACK: two orders of summation differ from each other
+# as much as each does from the truth.
+RELATIVE = TOLERANCES["sums"].single / torch.finfo(torch.float32).eps
 SLACK = 4.0
 # A few roundings of a number near 1: a tensor of one small element, the tail of a sigmoid, has no
 # larger value beside it that would tell the scale at which it was computed.
-ROUNDING = 4 * torch.finfo(torch.float32).eps
+ROUNDINGS = 4
 
 
 @dataclass
@@ -91,7 +91,7 @@ def difference(ours: Step, eager: Step, truth: Step | None) -> str:
 
     Args:
         ours: of the graph.
-        eager: of eager in float32.
+        eager: of eager.
         truth: of eager in float64, as far as the module runs so.
     """
     values = not eager.drew
@@ -141,7 +141,8 @@ def _apart(ours: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) -> str:
     error = (ours[known].double() - truth[known]).abs().max()
     own = (eager[known].double() - truth[known]).abs().max()
     scale = truth[known].abs().max()
-    if error <= max(RELATIVE * scale, SLACK * own, ROUNDING):
+    eps = torch.finfo(eager.dtype).eps
+    if error <= max(RELATIVE * eps * scale, SLACK * own, ROUNDINGS * eps):
         return ""
     return f"{float(error):.2e} from float64, eager {float(own):.2e}, of {float(scale):.2e}"
 

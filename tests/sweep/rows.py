@@ -2,7 +2,7 @@
 
 ``torch.testing._internal`` holds what PyTorch tests itself with: each operator and each module with
 sample arguments that cover its forms. A row becomes up to three samples, each a module and the
-arguments of one call.
+arguments of one call; a wider sweep takes more of them, or those of another dtype.
 """
 
 from __future__ import annotations
@@ -52,12 +52,13 @@ class Row:
     Attributes:
         kind: ``"operator"`` or ``"module"``.
         name: in PyTorch's table; a variant of an operator follows a dot.
-        samples: makes the samples, the same at each call.
+        samples: makes the samples, the same at each call: at most so many, of the dtype that is
+            named, or else of the first that the row takes.
     """
 
     kind: str
     name: str
-    samples: Callable[[], Iterator[Sample]]
+    samples: Callable[[int, torch.dtype | None], Iterator[Sample]]
 
     @property
     def key(self) -> str:
@@ -106,12 +107,15 @@ def _operators() -> Iterator[Row]:
         yield Row("operator", name, functools.partial(_operator_samples, info))
 
 
-def _operator_samples(info: Any) -> Iterator[Sample]:
-    dtype = next(d for d in DTYPES if info.supports_dtype(d, "cpu"))
+def _operator_samples(info: Any, most: int, dtype: torch.dtype | None) -> Iterator[Sample]:
+    if dtype is None:
+        dtype = next(d for d in DTYPES if info.supports_dtype(d, "cpu"))
+    elif not info.supports_dtype(dtype, "cpu"):
+        return
     differentiable = dtype in info.supported_backward_dtypes("cpu") and info.supports_autograd
     torch.manual_seed(20)
     found = info.sample_inputs("cpu", dtype, requires_grad=differentiable)
-    for sample in itertools.islice(found, SAMPLES):
+    for sample in itertools.islice(found, most):
         arguments = ((sample.input, *sample.args), sample.kwargs)
         leaves = pytree.tree_leaves(arguments)
         tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
@@ -125,14 +129,20 @@ def _modules() -> Iterator[Row]:
         yield Row("module", info.name, functools.partial(_module_samples, info))
 
 
-def _module_samples(info: Any) -> Iterator[Sample]:
+def _module_samples(info: Any, most: int, dtype: torch.dtype | None) -> Iterator[Sample]:
+    dtype = dtype or torch.float32
+    if not dtype.is_floating_point:
+        return
     torch.manual_seed(20)
     found = info.module_inputs_func(
-        info, device="cpu", dtype=torch.float32, requires_grad=True, training=True
+        info, device="cpu", dtype=dtype, requires_grad=True, training=True
     )
-    for sample in itertools.islice(found, SAMPLES):
+    for sample in itertools.islice(found, most):
         call, constructor = sample.forward_input, sample.constructor_input
-        make = functools.partial(_module, info.module_cls, constructor.args, constructor.kwargs)
+        more = {"device": "cpu", "dtype": dtype, **constructor.kwargs}
+        make = functools.partial(
+            _module, info.module_cls, constructor.args, constructor.kwargs, more
+        )
         if issubclass(info.module_cls, LazyModuleMixin):
             make = functools.partial(_initialised, make, call)
         yield Sample(make, tuple(call.args), dict(call.kwargs))
@@ -146,8 +156,11 @@ def _initialised(make: Callable[[], nn.Module], call: Any) -> nn.Module:
     return module
 
 
-def _module(cls: type[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:
+def _module(
+    cls: type[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any], more: dict[str, Any]
+) -> nn.Module:
+    """The module; where its class takes them, with more arguments."""
     torch.manual_seed(21)
     with contextlib.suppress(TypeError):
-        return cls(*args, **{"device": "cpu", "dtype": torch.float32, **kwargs}).train()
+        return cls(*args, **more).train()
     return cls(*args, **kwargs).train()

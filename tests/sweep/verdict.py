@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import torch
 from torch.export import ExportedProgram
 
 from ortrain import Options, ORTModule
 from ortrain.capture import exporter
 from ortrain.step.runner import EMPTY
 from tests.sweep.agreement import Step, difference, in_float64, step
-from tests.sweep.rows import UNINITIALISED, Row, Sample
+from tests.sweep.rows import SAMPLES, UNINITIALISED, Row, Sample
 
 # The graph wherever there is one, and eager where there is none. The certificate would put eager
 # in the place of a wrong graph: the sweep is to find it.
@@ -61,12 +62,12 @@ class Verdict:
         return cls(**{**fields, "outcome": outcome, "upstream": upstream})
 
 
-def of_row(row: Row) -> Verdict:
-    """Runs the samples of a row."""
+def of_row(row: Row, most: int = SAMPLES, dtype: torch.dtype | None = None) -> Verdict:
+    """Runs the samples of a row, as many as asked for."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            samples = list(row.samples())
+            samples = list(row.samples(most, dtype))
         except Exception as error:
             return Verdict(Outcome.NOT_COMPARABLE, f"no samples: {_in_short(error)}")
         if row.name in UNINITIALISED:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,13 +27,17 @@ ROWS = 60
 
 
 class Worker:
-    """The parent's end of a process that judges rows."""
+    """The parent's end of a process that judges rows.
 
-    def __init__(self) -> None:
+    Args:
+        wider: how many samples of a row, and of which dtype; nothing for those of a plain sweep.
+    """
+
+    def __init__(self, wider: Sequence[str] = ()) -> None:
         reading, writing = os.pipe()
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.sweep.worker", str(writing)],
+            [sys.executable, "-m", "tests.sweep.worker", str(writing), *wider],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -71,12 +75,15 @@ class Worker:
         return ended
 
 
-def judged(keys: list[str], jobs: int) -> Iterator[tuple[str, Verdict, float]]:
+def judged(
+    keys: list[str], jobs: int, wider: Sequence[str] = ()
+) -> Iterator[tuple[str, Verdict, float]]:
     """Each row with its verdict and the seconds that it took, as they come.
 
     Args:
         keys: of the rows.
         jobs: how many processes judge at the same time.
+        wider: how many samples of a row, and of which dtype; nothing for those of a plain sweep.
     """
     todo = list(reversed(keys))
     done: list[tuple[str, Verdict, float]] = []
@@ -89,7 +96,7 @@ def judged(keys: list[str], jobs: int) -> Iterator[tuple[str, Verdict, float]]:
                 if not todo:
                     break
                 key = todo.pop()
-            worker = worker or Worker()
+            worker = worker or Worker(wider)
             start = time.monotonic()
             verdict = worker.judge(key)
             if verdict is None:
@@ -119,7 +126,8 @@ def judged(keys: list[str], jobs: int) -> Iterator[tuple[str, Verdict, float]]:
 
 def main() -> None:
     """Reads keys of rows from the standard input, writes verdicts to the pipe that is named."""
-    answers = os.fdopen(int(sys.argv[1]), "w")
+    pipe, *wider = sys.argv[1:]
+    answers = os.fdopen(int(pipe), "w")
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     import torch
 
@@ -127,8 +135,9 @@ def main() -> None:
     from tests.sweep.verdict import of_row
 
     torch.set_num_threads(1)
+    asked = (int(wider[0]), getattr(torch, wider[1])) if wider else ()
     for line in sys.stdin:
-        verdict = of_row(all_rows()[line.strip()])
+        verdict = of_row(all_rows()[line.strip()], *asked)
         print(json.dumps(asdict(verdict)), file=answers, flush=True)
 
 
