@@ -18,13 +18,6 @@ from ortrain.graph.walk import reads
 from ortrain.ops.base import DOMAIN, expand_node
 from ortrain.program import Phase, Program, Role, origin_of, region_of, set_role
 
-FLOATING = {
-    ir.DataType.FLOAT,
-    ir.DataType.DOUBLE,
-    ir.DataType.FLOAT16,
-    ir.DataType.BFLOAT16,
-}
-
 
 def differentiate(
     program: Program, wrt: Iterable[str], outputs: Iterable[str] | None = None
@@ -118,7 +111,7 @@ def reachable(graph: ir.Graph, sources: Sequence[ir.Value]) -> set[ir.Value]:
         if entry is not None and entry.rule is None:
             continue
         if any(v in reached for v in reads(node)):
-            reached.update(v for v in node.outputs if v.dtype in FLOATING or v.dtype is None)
+            reached.update(v for v in node.outputs if v.dtype in shapes.FLOATING or v.dtype is None)
     return reached
 
 

@@ -24,6 +24,7 @@ from ortrain.cache import Cache
 from ortrain.capture import exporter, fx, ladder, lift
 from ortrain.capture.call import Axes, Call, example_call, step_name
 from ortrain.capture.constraints import Constraints, Shapes
+from ortrain.capture.doubles import refuse_rounded
 from ortrain.capture.fingerprint import parts_of
 from ortrain.capture.key_value_cache import closed
 from ortrain.capture.layers import traceable_layers
@@ -286,22 +287,19 @@ def _translate(
 ) -> _Translated:
     cleaned = fx.clean(exported, registry.covers)
     watch.lap("clean-up of the ATen graph")
-    targets = fx.operators(exported.graph_module)
-    missing = targets - registry.covers(targets)
-    for node in exported.graph.nodes:
-        if node.op == "call_function" and node.target in missing:
-            name = operator_name(node.target)
-            if refused := named(name, origin(node, full=True)):
-                raise refused
-            if not isinstance(node.target, torch._ops.OpOverload):
-                raise symbolic(name)
-            raise captured_error(
-                node,
-                f"no translation to ONNX for {name}",
-                because="ortrain has none, and uses those of PyTorch's exporter only where they "
-                "were seen to agree with PyTorch, gradients included",
-                help=f"replace the operator by others; or {BESIDE}",
-            )
+    for node in fx.missing(exported.graph_module, registry.covers):
+        name = operator_name(node.target)
+        if refused := named(name, origin(node, full=True)):
+            raise refused
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise symbolic(name)
+        raise captured_error(
+            node,
+            f"no translation to ONNX for {name}",
+            because="ortrain has none, and uses those of PyTorch's exporter only where they were "
+            "seen to agree with PyTorch, gradients included",
+            help=f"replace the operator by others; or {BESIDE}",
+        )
     with translating() as context:
         try:
             model = registry.translate(exported)
@@ -309,6 +307,7 @@ def _translate(
             raise _translation_error(exported, error) from error
     exporter.make_standard(model, registry.opset)
     model.ir_version = IR_VERSION
+    refuse_rounded(model)
     lift.finish_nodes(model)
     watch.lap("translation")
     updated = {buffer: node.name for buffer, node in cleaned.updated.items()}

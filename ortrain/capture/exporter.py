@@ -26,6 +26,7 @@ import onnx_ir as ir
 import onnxscript.evaluator
 import torch
 from onnx_ir.passes.common import InlinePass
+from torch import fx
 from torch._subclasses import fake_tensor
 from torch.export import ExportedProgram
 from torch.fx.experimental import _config as symbolic_config
@@ -246,11 +247,11 @@ class Registry:
         self._enter(registry)
         return registry
 
-    def covers(self, targets: set[Any]) -> set[Any]:
-        """Those of the targets that have a translation."""
-        found = {t for t in targets if self.ours.is_registered(t)}
-        verified = {t for t in targets - found if is_verified(t)}
-        return found | {t for t in verified if self.everything.is_registered(t)}
+    def covers(self, call: fx.Node) -> bool:
+        """Whether a call has a translation."""
+        return self.ours.is_registered(call.target) or (
+            is_verified(call) and self.everything.is_registered(call.target)
+        )
 
     def translate(self, exported: ExportedProgram) -> ir.Model:
         """The ONNX model of a program all of whose operators are covered.

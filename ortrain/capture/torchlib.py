@@ -5,9 +5,20 @@ digits, or is wrong for layouts, sizes or options that a test of outputs does no
 translation is used only where the sweep (``make sweep``) has seen a graph with it agree with eager
 PyTorch, gradients included, in every row of PyTorch's tables that needs it. An operator that is not
 listed is taken apart into others, or the module runs in PyTorch.
+
+Numbers are float32 in these translations, be the tensors float64 or not: an attribute of ONNX's can
+be nothing else, and a constant is made so and cast. Such calls are taken apart, too.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
 
 # Overloads of aten; `tests/sweep/test_torchlib.py` compares them with the results of the sweep.
 VERIFIED = frozenset({
@@ -18,12 +29,12 @@ VERIFIED = frozenset({
     "bitwise_right_shift.Tensor", "broadcast_to.default", "celu.default", "constant_pad_nd.default",
     "convolution.default", "cosh.default", "cross.default", "deg2rad.default", "diagonal.default",
     "diagonal_copy.default", "div.Tensor_mode", "dot.default", "elu.default", "erfc.default",
-    "exp2.default", "expm1.default", "flip.default", "floor_divide.default", "fmod.Tensor",
+    "expm1.default", "flip.default", "floor_divide.default", "fmod.Tensor",
     "frac.default", "glu.default", "hardsigmoid.default", "hardswish.default", "heaviside.default",
     "histc.default", "index_put.default", "instance_norm.default", "isclose.default",
     "isfinite.default", "isinf.default", "isneginf.default", "isposinf.default",
     "leaky_relu.default", "lerp.Scalar", "linalg_cross.default", "linspace.default",
-    "log10.default", "log1p.default", "log2.default", "logit.default", "logsumexp.default",
+    "log1p.default", "logit.default", "logsumexp.default",
     "masked_scatter.default", "max.default", "min.default", "mish.default", "mv.default",
     "native_group_norm.default", "pixel_shuffle.default", "pixel_unshuffle.default", "pow.Scalar",
     "prelu.default", "prod.default", "prod.dim_int", "rad2deg.default", "remainder.Scalar",
@@ -36,6 +47,36 @@ VERIFIED = frozenset({
 })  # fmt: skip
 
 
-def is_verified(target: object) -> bool:
-    """Whether torchlib's translation of an operator of the graph may be used."""
-    return str(target).removeprefix("aten.") in VERIFIED
+# Of these, what computes with numbers that are not among its arguments.
+WITH_NUMBERS = frozenset({
+    "deg2rad.default", "hardsigmoid.default", "hardswish.default", "rad2deg.default",
+    "selu.default",
+})  # fmt: skip
+
+
+def is_verified(call: fx.Node) -> bool:
+    """Whether torchlib's translation of the operator of a call may be used for it."""
+    name = str(call.target).removeprefix("aten.")
+    if name not in VERIFIED:
+        return False
+    in_double = any(_tensors(call, torch.float64))
+    return not in_double or not (name in WITH_NUMBERS or any(map(_is_rounded, _numbers(call))))
+
+
+def _tensors(call: fx.Node, dtype: torch.dtype) -> Iterator[bool]:
+    """Of each tensor that an operator takes or returns, whether it is of a dtype."""
+    for node in (call, *call.all_input_nodes):
+        for value in pytree.tree_leaves(node.meta.get("val")):
+            yield isinstance(value, torch.Tensor) and value.dtype == dtype
+
+
+def _numbers(call: fx.Node) -> Iterator[Any]:
+    """What a call passes, and what its operator takes where nothing is passed."""
+    yield from pytree.tree_leaves((call.args, call.kwargs))
+    for argument in call.target._schema.arguments[len(call.args) :]:
+        if argument.name not in call.kwargs:
+            yield argument.default_value
+
+
+def _is_rounded(number: Any) -> bool:
+    return isinstance(number, float) and number == number and float(np.float32(number)) != number

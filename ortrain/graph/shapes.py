@@ -15,6 +15,10 @@ import onnx_ir as ir
 
 Dim = int | str | None
 
+FLOATING = frozenset(
+    {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
+)
+
 # Typing of operators outside the standard domain, entered by whoever defines them.
 OPERATORS: dict[tuple[str, str], Callable[[ir.Node], None]] = {}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ortrain.autodiff.engine import FLOATING, differentiate, reachable
+from ortrain.autodiff.engine import differentiate, reachable
 from ortrain.autodiff.partition import partition, saved_bytes
 from ortrain.autodiff.registry import foreign_rules
 from ortrain.cache import Cache
@@ -331,7 +331,7 @@ def likely_upstream(program: Program) -> list[str]:
     A floating scalar in the first place is taken for a loss. The guess costs nothing but time: a
     backward with other gradients builds its own step.
     """
-    floats = [v for v in program.outputs(Role.USER_OUTPUT, Role.LOSS) if v.dtype in FLOATING]
+    floats = [v for v in program.outputs(Role.USER_OUTPUT, Role.LOSS) if v.dtype in shapes.FLOATING]
     if floats and floats[0].shape is not None and len(floats[0].shape) == 0:
         floats = floats[:1]
     return [v.name or "" for v in floats]

@@ -14,7 +14,7 @@ from ortrain.testing import TOLERANCES
 
 # Relative to the tensor's largest value, in roundings of the dtype. Where eager itself is further
 # from float64, its own distance counts, times SLACK: two orders of summation differ from each other
-# as much as each does from the truth.
+# as much as each does from the truth. What it is in float64 is told by float32, in roundings.
 RELATIVE = TOLERANCES["sums"].single / torch.finfo(torch.float32).eps
 SLACK = 4.0
 # A few roundings of a number near 1: a tensor of one small element, the tail of a sigmoid, has no
@@ -77,14 +77,25 @@ def step(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> St
     )
 
 
-def in_float64(value: Any) -> Any:
-    """A module, or arguments, in float64."""
+def in_another_precision(value: Any, dtype: torch.dtype) -> Any:
+    """A module, or arguments, in float32 if they are in float64, and else in that."""
+    narrow = dtype in (torch.float64, torch.complex128)
     if isinstance(value, nn.Module):
-        return copy.deepcopy(value).double()
-    return pytree.tree_map_only(torch.Tensor, _wide, value)
+        return copy.deepcopy(value).to(torch.float32 if narrow else torch.float64)
+
+    def converted(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_complex():
+            other = tensor.detach().to(torch.complex64 if narrow else torch.complex128)
+        elif tensor.is_floating_point():
+            other = tensor.detach().to(torch.float32 if narrow else torch.float64)
+        else:
+            return tensor
+        return other.requires_grad_(tensor.requires_grad)
+
+    return pytree.tree_map_only(torch.Tensor, converted, value)
 
 
-def difference(ours: Step, eager: Step, truth: Step | None) -> str:
+def difference(ours: Step, eager: Step, other: Step | None) -> str:
     """What of a step is wrong, in a few words; empty where all agrees.
 
     Of a step that drew random numbers only structure, dtypes, shapes and None are compared.
@@ -92,24 +103,24 @@ def difference(ours: Step, eager: Step, truth: Step | None) -> str:
     Args:
         ours: of the graph.
         eager: of eager.
-        truth: of eager in float64, as far as the module runs so.
+        other: of eager in another precision, as far as the module runs so.
     """
     values = not eager.drew
     if ours.structure != eager.structure:
         return f"the output is {ours.structure} instead of {eager.structure}"
-    exact = truth or eager
+    further = other or eager
     for kind in ("outputs", "gradients", "buffers"):
-        mine, want, true = (getattr(s, kind) for s in (ours, eager, exact))
+        mine, want, more = (getattr(s, kind) for s in (ours, eager, further))
         if mine.keys() != want.keys():
             return f"{kind} of {sorted(mine)} instead of {sorted(want)}"
         for name, value in mine.items():
-            found = _different(value, want[name], true.get(name), values)
+            found = _different(value, want[name], more.get(name), values)
             if found:
                 return f"{'gradient of ' if kind == 'gradients' else ''}{name}: {found}"
     return ""
 
 
-def _different(ours: Any, eager: Any, truth: Any, values: bool) -> str:
+def _different(ours: Any, eager: Any, other: Any, values: bool) -> str:
     if not isinstance(ours, torch.Tensor) or not isinstance(eager, torch.Tensor):
         same = type(ours) is type(eager) and (ours == eager or ours is None or ours != ours)
         return "" if same else f"{_word(ours)} instead of {_word(eager)}"
@@ -122,26 +133,28 @@ def _different(ours: Any, eager: Any, truth: Any, values: bool) -> str:
     if not eager.is_floating_point() and not eager.is_complex():
         wrong = int((ours != eager).sum())
         return f"{wrong} of {eager.numel()} elements are wrong" if wrong else ""
-    if not isinstance(truth, torch.Tensor) or truth.shape != eager.shape:
-        truth = eager
+    if not isinstance(other, torch.Tensor) or other.shape != eager.shape:
+        other = eager
     if eager.is_complex():
-        ours, eager, truth = (torch.view_as_real(t.resolve_conj()) for t in (ours, eager, truth))
-    return _apart(ours.detach(), eager.detach(), truth.detach().double())
+        ours, eager, other = (torch.view_as_real(t.resolve_conj()) for t in (ours, eager, other))
+    return _apart(ours.detach(), eager.detach(), other.detach())
 
 
-def _apart(ours: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) -> str:
+def _apart(ours: torch.Tensor, eager: torch.Tensor, other: torch.Tensor) -> str:
+    eps = torch.finfo(eager.dtype).eps
+    lost = torch.finfo(other.dtype).eps / eps if other.is_floating_point() else 1.0
+    truth = eager.double() if lost > 1 else other.double()
     same = (ours == eager) | (ours.isnan() & eager.isnan())
     wrong = ~same & ~(ours.isfinite() & eager.isfinite())
     if wrong.any():
         place = tuple(int(i) for i in wrong.nonzero()[0])
         return f"{float(ours[place]):.3g} instead of {float(eager[place]):.3g} at {place}"
-    known = eager.isfinite() & truth.isfinite()
+    known = eager.isfinite() & other.isfinite()
     if not known.any():
         return ""
     error = (ours[known].double() - truth[known]).abs().max()
-    own = (eager[known].double() - truth[known]).abs().max()
+    own = (eager[known].double() - other[known].double()).abs().max() / max(lost, 1.0)
     scale = truth[known].abs().max()
-    eps = torch.finfo(eager.dtype).eps
     if error <= max(RELATIVE * eps * scale, SLACK * own, ROUNDINGS * eps):
         return ""
     return f"{float(error):.2e} from float64, eager {float(own):.2e}, of {float(scale):.2e}"
@@ -155,16 +168,6 @@ def _own(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return copy.deepcopy(leaf) if isinstance(leaf, torch.Generator) else leaf
     return leaf.detach().clone().requires_grad_(leaf.requires_grad)
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.dtype == torch.complex64:
-        wide = tensor.detach().to(torch.complex128)
-    elif tensor.is_floating_point():
-        wide = tensor.detach().double()
-    else:
-        return tensor
-    return wide.requires_grad_(tensor.requires_grad)
 
 
 def _learns(value: Any) -> bool:

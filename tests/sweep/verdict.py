@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from ortrain import Options, ORTModule
 from ortrain.capture import exporter
 from ortrain.step.runner import EMPTY
-from tests.sweep.agreement import Step, difference, in_float64, step
+from tests.sweep.agreement import Step, difference, in_another_precision, step
 from tests.sweep.rows import SAMPLES, UNINITIALISED, Row, Sample
 
 # The graph wherever there is one, and eager where there is none. The certificate would put eager
@@ -91,19 +92,14 @@ def of_sample(sample: Sample) -> Verdict:
         return Verdict(Outcome.NOT_COMPARABLE, f"eager raises {_in_short(error)}")
     if not eager.tensors:
         return Verdict(Outcome.NOT_COMPARABLE, "no tensor among the outputs")
-    try:
-        truth: Step | None = step(
-            in_float64(sample.module()), *in_float64((sample.args, sample.kwargs))
-        )
-    except Exception:
-        truth = None
+    other = _step_in_another_precision(sample)
     model = ORTModule(sample.module(), options=FORCED)
     try:
         with _translated_upstream() as upstream:
             ours = step(model, sample.args, sample.kwargs)
     except Exception as error:
         return Verdict(Outcome.RAISES, _in_short(error))
-    wrong = difference(ours, eager, truth)
+    wrong = difference(ours, eager, other)
     report = model.report
     if wrong:
         reason = f"{report.mode}: {wrong}"
@@ -117,6 +113,19 @@ def of_sample(sample: Sample) -> Verdict:
     if EMPTY.what in report.reason:  # which says nothing about the operator
         return Verdict(Outcome.NOT_COMPARABLE, "an empty tensor, which runs in PyTorch")
     return Verdict(Outcome.EAGER, in_one_line(report.reason))
+
+
+def _step_in_another_precision(sample: Sample) -> Step | None:
+    """Of eager; None where it does not run so."""
+    module = sample.module()
+    held = [*module.parameters(), *pytree.tree_leaves((sample.args, sample.kwargs))]
+    dtypes = {t.dtype for t in held if isinstance(t, torch.Tensor)}
+    dtype = next((d for d in dtypes if d.is_floating_point or d.is_complex), torch.float32)
+    try:
+        args, kwargs = in_another_precision((sample.args, sample.kwargs), dtype)
+        return step(in_another_precision(module, dtype), args, kwargs)
+    except Exception:
+        return None
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from ortrain.capture.fx.checks import (
     remove_checks,
     violations,
 )
-from ortrain.capture.fx.decompose import Covered, decompose, operators
+from ortrain.capture.fx.decompose import Covered, decompose, missing
 from ortrain.capture.fx.draws import number_draws
 from ortrain.capture.fx.experts import recognise_experts
 from ortrain.capture.fx.functional import functionalise
@@ -32,7 +32,7 @@ from ortrain.capture.fx.scalars import scalars_as_vectors
 from ortrain.capture.fx.settle import settle
 from ortrain.capture.fx.statistics import explicit_statistics
 
-__all__ = ["Cleaned", "clean", "operators"]
+__all__ = ["Cleaned", "clean", "missing"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def clean(exported: ExportedProgram, covered: Covered) -> Cleaned:
 
     Args:
         exported: its graph is changed in place.
-        covered: tells which of some operators have a translation.
+        covered: tells whether a call has a translation.
     """
     module = exported.graph_module
     inline_regions(module)

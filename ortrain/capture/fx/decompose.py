@@ -16,7 +16,7 @@ from ortrain.capture.fx.splice import from_same_place, splice, substitute
 from ortrain.capture.origin import captured_error
 from ortrain.errors import CaptureError
 
-Covered = Callable[[set[Any]], set[Any]]
+Covered = Callable[[fx.Node], bool]
 
 
 def decompose(module: fx.GraphModule, covered: Covered) -> None:
@@ -26,18 +26,15 @@ def decompose(module: fx.GraphModule, covered: Covered) -> None:
     takes apart what should stay whole.
     """
     for _ in range(8):  # a decomposition may need another
-        found = operators(module)
-        missing = found - covered(found)
-        nodes = [n for n in module.graph.nodes if n.target in missing]
-        replaced = [_decompose(module, node) for node in nodes]
+        replaced = [_decompose(module, node) for node in missing(module, covered)]
         if not any(replaced):
             return
 
 
-def operators(module: fx.GraphModule) -> set[Any]:
-    """What the graph calls, ``getitem`` apart."""
-    calls = {n.target for n in module.graph.nodes if n.op == "call_function"}
-    return calls - {operator.getitem}
+def missing(module: fx.GraphModule, covered: Covered) -> list[fx.Node]:
+    """The calls of the graph that have no translation; ``getitem`` needs none."""
+    calls = [n for n in module.graph.nodes if n.op == "call_function"]
+    return [n for n in calls if n.target is not operator.getitem and not covered(n)]
 
 
 def _decomposition(target: Any) -> Callable[..., Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -10,7 +11,6 @@ import onnx_ir as ir
 import torch
 
 from ortrain.capture.translations.base import (
-    FLOATING,
     Function,
     Scalar,
     Translator,
@@ -67,10 +67,35 @@ _unary("Sqrt", aten.sqrt.default)
 _unary("Tanh", aten.tanh.default)
 
 
+@translation(aten.log2.default)
+def log2(op: Translator, self: ir.Value) -> ir.Value:
+    return _log_of_base(op, self, 2.0)
+
+
+@translation(aten.log10.default)
+def log10(op: Translator, self: ir.Value) -> ir.Value:
+    return _log_of_base(op, self, 10.0)
+
+
+def _log_of_base(op: Translator, x: ir.Value, base: float) -> ir.Value:
+    """``ln x / ln base``, and a whole number where x is such a power: it may be rounded down."""
+    result = op.Div(op.Log(x), math.log(base))
+    whole = op.Round(result)
+    is_power = op.Equal(op.Pow(op.constant(base, x.dtype), whole), x)
+    is_power = op.And(is_power, op.Not(op.IsInf(whole)))
+    correction = op.Where(is_power, op.Sub(whole, result), op.constant(0, x.dtype))
+    return op.Add(result, op.ours("StopGradient", correction))
+
+
+@translation(aten.exp2.default)
+def exp2(op: Translator, self: ir.Value) -> ir.Value:
+    return op.Pow(op.constant(2, self.dtype), self)
+
+
 @translation(aten.sign.default)
 def sign(op: Translator, self: ir.Value) -> ir.Value:
     """A NaN has sign 0 in torch."""
-    if self.dtype not in FLOATING:
+    if self.dtype not in shapes.FLOATING:
         return op.Sign(self)
     return op.Where(op.Equal(self, self), op.Sign(self), op.constant(0.0, self.dtype))
 

@@ -28,7 +28,6 @@ aten = torch.ops.aten
 INT64_MAX = 2**63 - 1
 
 Size = int | ir.Value
-FLOATING = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 Scalar = int | float | bool | ir.Value
 
 

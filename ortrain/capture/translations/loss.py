@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ortrain.capture.translations.base import FLOATING, Translator, aten, refuse, translation
+from ortrain.capture.translations.base import Translator, aten, refuse, translation
 from ortrain.graph import shapes
 from ortrain.graph.indices import from_the_start
 
@@ -23,7 +23,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
 ) -> ir.Value:
     logits = classes_last(op, self)
-    if target.dtype in FLOATING:
+    if target.dtype in shapes.FLOATING:
         return _of_probabilities(
             op, logits, classes_last(op, target), weight, reduction, label_smoothing
         )

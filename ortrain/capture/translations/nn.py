@@ -24,7 +24,7 @@ from ortrain.graph import shapes
 def linear(
     op: Translator, input: ir.Value, weight: ir.Value, bias: ir.Value | None = None
 ) -> ir.Value:
-    if shapes.rank(input) == 2:
+    if shapes.rank(input) == 2 and input.dtype in shapes.FLOATING:
         return op.Gemm(input, weight, bias, transB=1)
     result = op.MatMul(input, op.Transpose(weight, perm=[1, 0]))
     return result if bias is None else op.Add(result, bias)
@@ -76,7 +76,11 @@ def addmm(
     beta: Scalar = 1,
     alpha: Scalar = 1,
 ) -> ir.Value:
-    if shapes.rank(first) == 2 and not any(isinstance(v, ir.Value) for v in (alpha, beta)):
+    # Gemm takes floating-point tensors alone, and keeps its factors as float32.
+    fixed = not any(isinstance(v, ir.Value) for v in (alpha, beta))
+    if fixed and first.dtype == ir.DataType.DOUBLE:
+        fixed = all(float(np.float32(v)) == v for v in (alpha, beta))
+    if fixed and first.dtype in shapes.FLOATING and shapes.rank(first) == 2:
         scales: dict[str, Any] = {
             name: float(v)  # type: ignore[arg-type]
             for name, v in (("alpha", alpha), ("beta", beta))
@@ -120,7 +124,7 @@ def in_dtype(op: Translator, value: ir.Value, dtype: Any) -> ir.Value:
 
 @translation(aten.gelu.default)
 def gelu(op: Translator, self: ir.Value, *, approximate: str = "none") -> ir.Value:
-    if op.opset >= 20:
+    if op.opset >= 20 and self.dtype != ir.DataType.DOUBLE:  # its function's numbers are float32
         return op.Gelu(self, approximate=approximate)
     if approximate == "tanh":
         inner = op.Mul(op.Add(self, op.Mul(op.Pow(self, 3.0), 0.044715)), float(np.sqrt(2 / np.pi)))

@@ -1,4 +1,8 @@
-"""Normalization."""
+"""Normalization.
+
+ONNX's own operators take ``epsilon`` as a float32, and are defined to compute mean and variance in
+float32 whatever they are given. In float64 their formulas are written out.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,9 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> ir.Value:
     assert input.dtype is not None
+    if input.dtype == ir.DataType.DOUBLE:
+        axes = list(range(-len(normalized_shape), 0))
+        return _scaled(op, _normal(op, input, axes, eps), weight, bias)
     if weight is None:
         weight = op.constant(np.ones(tuple(normalized_shape)), input.dtype)
     return op.LayerNormalization(
@@ -65,6 +72,11 @@ def group_norm(
         raise symbolic("group_norm")
     length = shapes.rank(input)
     assert length is not None
+    column = [channels] + [1] * (length - 2)
+    if input.dtype == ir.DataType.DOUBLE:
+        grouped = _normal(op, op.Reshape(input, [0, num_groups, -1]), [2], eps)
+        columns = [None if v is None else op.Reshape(v, column) for v in (weight, bias)]
+        return _scaled(op, op.Reshape(grouped, op.Shape(input)), *columns)
     if op.opset >= 21:
         if weight is None:
             weight = op.constant(np.ones(channels), input.dtype)
@@ -77,10 +89,24 @@ def group_norm(
     normal = op.Reshape(
         op.InstanceNormalization(grouped, unit, zero, epsilon=float(eps)), op.Shape(input)
     )
-    column = [channels] + [1] * (length - 2)
+    columns = [None if v is None else op.Reshape(v, column) for v in (weight, bias)]
+    return _scaled(op, normal, *columns)
+
+
+def _normal(op: Translator, x: ir.Value, axes: Sequence[int], eps: float) -> ir.Value:
+    """``(x - mean) / sqrt(variance + eps)`` over some axes."""
+    centred = op.Sub(x, op.ReduceMean(x, [*axes], keepdims=1))
+    variance = op.ReduceMean(op.Mul(centred, centred), [*axes], keepdims=1)
+    return op.Div(centred, op.Sqrt(op.Add(variance, float(eps))))
+
+
+def _scaled(
+    op: Translator, x: ir.Value, weight: ir.Value | None, bias: ir.Value | None
+) -> ir.Value:
+    """``x * weight + bias``, as far as there are such."""
     if weight is not None:
-        normal = op.Mul(normal, op.Reshape(weight, column))
-    return normal if bias is None else op.Add(normal, op.Reshape(bias, column))
+        x = op.Mul(x, weight)
+    return x if bias is None else op.Add(x, bias)
 
 
 @translation(aten._native_batch_norm_legit_functional.default)
@@ -127,6 +153,14 @@ def batch_norm(
     assert input.dtype is not None
     if (shapes.rank(input) or 0) < 2:
         raise refuse("batch_norm of a vector")
+    if input.dtype == ir.DataType.DOUBLE:
+        assert running_var is not None
+        column = [-1] + [1] * ((shapes.rank(input) or 0) - 2)
+        mean, deviation, *affine = (
+            None if v is None else op.Reshape(v, column)
+            for v in (running_mean, op.Sqrt(op.Add(running_var, float(eps))), weight, bias)
+        )
+        return _scaled(op, op.Div(op.Sub(input, mean), deviation), *affine)
     if weight is None:
         weight = op.Expand(op.constant(1, input.dtype), op.shape(running_mean))
     if bias is None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime
 from onnxruntime.capi import _pybind_state as native
 
@@ -143,7 +144,7 @@ class OnnxRuntimeExecutor:
         try:
             session = onnxruntime.InferenceSession(
                 program.serialize(),
-                self.session_options(),
+                self._options_for(program),
                 providers=[self.provider],
                 disabled_optimizers=DISABLED,
             )
@@ -159,6 +160,13 @@ class OnnxRuntimeExecutor:
         outputs = [v.name or "" for v in program.graph.outputs]
         cpu = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(), 0)
         return Compiled(session, inputs, outputs, [cpu] * len(outputs))
+
+    def _options_for(self, program: Program) -> onnxruntime.SessionOptions:
+        options = self.session_options()
+        if any(v.dtype == ir.DataType.DOUBLE for n in program.graph.all_nodes() for v in n.outputs):
+            # What onnxruntime fuses has its factors and epsilons as float32.
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        return options
 
     def session_options(self) -> onnxruntime.SessionOptions:
         """The options of a session."""

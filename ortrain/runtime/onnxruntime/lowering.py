@@ -7,7 +7,9 @@ and a constant factor before or after a product becomes its ``alpha``::
     s = MatMul(q, t)                 →    y = com.microsoft.FusedMatMul<transB=1, alpha=0.125>(q, k)
     y = Mul(s, 0.125)
 
-A transpose of the product itself is absorbed too, by exchanging the operands.
+A transpose of the product itself is absorbed too, by exchanging the operands. ``FusedMatMul`` takes
+floating-point tensors alone, and its ``alpha`` is a float32: a factor that this would round stays
+where a product of float64 has it.
 """
 
 from __future__ import annotations
@@ -152,6 +154,8 @@ def _large(size: shapes.Dim) -> bool:
 
 
 def _fuse(graph: ir.Graph, node: ir.Node) -> bool:
+    if node.inputs[0] is None or node.inputs[0].dtype not in shapes.FLOATING:
+        return False
     alpha, transposed = 1.0, [0, 0]
     operands: list[ir.Value] = []
     # onnxruntime passes over transA and transB where the other operand is a vector.
@@ -182,6 +186,8 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> bool:
         output = reader.outputs[0]
         absorbed.append(reader)
     if alpha == 1.0 and not any(transposed) and len(absorbed) == 1:
+        return False
+    if node.inputs[0].dtype == ir.DataType.DOUBLE and float(np.float32(alpha)) != alpha:
         return False
     fused = ir.Node(
         MICROSOFT,
@@ -225,7 +231,9 @@ def _factor(node: ir.Node) -> tuple[float, ir.Value] | None:
     for i in (0, 1):
         known = shapes.constant(node.inputs[i])
         other = node.inputs[1 - i]
-        if known is not None and known.size == 1 and known.ndim == 0 and other is not None:
+        if known is None or known.ndim or other is None:
+            continue
+        if known.dtype != np.float64 or np.float32(known) == known:
             return float(known), other
     return None
 
