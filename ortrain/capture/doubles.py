@@ -12,9 +12,11 @@ import functools
 import numpy as np
 import onnx
 import onnx_ir as ir
+import torch
 from torch import fx
 
 from ortrain.capture.origin import BESIDE, origin
+from ortrain.capture.torchlib import has_tensor
 from ortrain.errors import CaptureError
 
 # Whose definitions compute in float32: mean and variance, or with the numbers in their functions.
@@ -33,18 +35,25 @@ def refuse_rounded(model: ir.Model) -> None:
     """
     opset = model.opset_imports[""]
     for node in model.graph.all_nodes():
-        if node.domain or not any(
-            v is not None and v.dtype == ir.DataType.DOUBLE for v in (*node.inputs, *node.outputs)
-        ):
+        values = (*node.inputs, *node.outputs)
+        if node.domain or not any(v is not None and v.dtype == ir.DataType.DOUBLE for v in values):
             continue
-        if number := _rounded(node, opset):
-            source = node.meta.get("node")
+        source = node.meta.get("node")
+        if number := _narrowed(node, source) or _rounded(node, opset):
             raise CaptureError(
                 f"{node.op_type} of float64 has no exact graph",
                 where=origin(source, full=True) if isinstance(source, fx.Node) else "",
-                because=f"ONNX keeps its {number} as float32",
+                because=f"ONNX has its {number} in float32",
                 help=f"compute it in float32 or write it out; or {BESIDE}",
             )
+
+
+def _narrowed(node: ir.Node, source: fx.Node | None) -> str:
+    """What a translation casts to float32, where its operator has nothing to do with that."""
+    cast = node.op_type == "Cast" and node.outputs[0].dtype == ir.DataType.FLOAT
+    if not cast or source is None or has_tensor(source, torch.float32):
+        return ""
+    return "operands"
 
 
 def _rounded(node: ir.Node, opset: int) -> str:

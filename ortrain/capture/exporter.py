@@ -249,8 +249,9 @@ class Registry:
 
     def covers(self, call: fx.Node) -> bool:
         """Whether a call has a translation."""
-        return self.ours.is_registered(call.target) or (
-            is_verified(call) and self.everything.is_registered(call.target)
+        target: Any = call.target
+        return self.ours.is_registered(target) or (
+            is_verified(call) and self.everything.is_registered(target)
         )
 
     def translate(self, exported: ExportedProgram) -> ir.Model:

@@ -47,10 +47,10 @@ VERIFIED = frozenset({
 })  # fmt: skip
 
 
-# Of these, what computes with numbers that are not among its arguments.
+# Of these, what computes with numbers that are not among its arguments, or in float32.
 WITH_NUMBERS = frozenset({
-    "deg2rad.default", "hardsigmoid.default", "hardswish.default", "rad2deg.default",
-    "selu.default",
+    "celu.default", "deg2rad.default", "hardsigmoid.default", "hardswish.default",
+    "rad2deg.default", "selu.default",
 })  # fmt: skip
 
 
@@ -59,21 +59,23 @@ def is_verified(call: fx.Node) -> bool:
     name = str(call.target).removeprefix("aten.")
     if name not in VERIFIED:
         return False
-    in_double = any(_tensors(call, torch.float64))
-    return not in_double or not (name in WITH_NUMBERS or any(map(_is_rounded, _numbers(call))))
+    return not has_tensor(call, torch.float64) or not (
+        name in WITH_NUMBERS or any(map(_is_rounded, _numbers(call)))
+    )
 
 
-def _tensors(call: fx.Node, dtype: torch.dtype) -> Iterator[bool]:
-    """Of each tensor that an operator takes or returns, whether it is of a dtype."""
-    for node in (call, *call.all_input_nodes):
-        for value in pytree.tree_leaves(node.meta.get("val")):
-            yield isinstance(value, torch.Tensor) and value.dtype == dtype
+def has_tensor(call: fx.Node, dtype: torch.dtype) -> bool:
+    """Whether an operator takes or returns a tensor of a dtype."""
+    values = [n.meta.get("val") for n in (call, *call.all_input_nodes)]
+    tensors = [v for v in pytree.tree_leaves(values) if isinstance(v, torch.Tensor)]
+    return any(t.dtype == dtype for t in tensors)
 
 
 def _numbers(call: fx.Node) -> Iterator[Any]:
     """What a call passes, and what its operator takes where nothing is passed."""
+    target: Any = call.target
     yield from pytree.tree_leaves((call.args, call.kwargs))
-    for argument in call.target._schema.arguments[len(call.args) :]:
+    for argument in target._schema.arguments[len(call.args) :]:
         if argument.name not in call.kwargs:
             yield argument.default_value
 

@@ -41,11 +41,12 @@ FLOOR = 1e-3
 # Where that is exceeded, eager's own distance from float64 decides: the graph may be so many times
 # as far, of which a factor of two comes from estimating both distances.
 SLACK = 6.0
-# What counts as equal to float64 in any case, relative as above; and where there is no float64.
+# What counts as equal to float64 in any case, relative as above; and where there is no float64. A
+# module of float64 has nothing above it to be compared with, and no such excuse.
 ROUNDING, LOOSE = 1e-5, 1e-3
 # What is zero but for roundings, such as the mean of a normalized tensor, has no digits at all: in
-# float64 and in both engines it is below so many of the typical parameter or input.
-NOISE = 16 * torch.finfo(torch.float32).eps
+# float64 and in both engines it is below so many roundings of the typical parameter or input.
+NOISE = 16
 # Multiplications of the forward above which a batch's first rows stand for it: four layers of
 # BERT-base are 3.6e9 for a row of 128 tokens, and 0.15 s forward and backward.
 ENOUGH = 6 << 30
@@ -329,10 +330,10 @@ def compare(eager: Evidence, graph: Evidence, trial: Trial) -> Certificate:
     )
     faults += rows.faults
     if rows.doubtful:
-        truth, noise = _in_double(trial), NOISE * trial.typical()
+        truth, typical = _in_double(trial), trial.typical()
         differences = {"output": outputs, "gradient": gradients, "buffer": buffers}
         for row in rows.doubtful:
-            if row.is_noise(truth, noise):
+            if row.is_noise(truth, typical):
                 differences[row.kind][row.name] = 0.0
             elif not row.excused_by(truth):
                 faults.append(row.fault)
@@ -363,8 +364,10 @@ class _Row:
             return f"{label} has NaN or infinities in other places"
         return f"{label} differs by {self.difference:.1e}"
 
-    def is_noise(self, truth: Evidence | None, noise: float) -> bool:
+    def is_noise(self, truth: Evidence | None, typical: float) -> bool:
         """Whether it is zero but for roundings: nothing above the noise, in float64 neither."""
+        rounding = torch.float64 if self.eager.dtype == torch.float64 else torch.float32
+        noise = NOISE * torch.finfo(rounding).eps * typical
         exact = truth.tensors(self.kind).get(self.name) if truth is not None else None
         return (
             exact is not None
@@ -375,7 +378,10 @@ class _Row:
 
     def excused_by(self, truth: Evidence | None) -> bool:
         """Whether the graph is about as close to float64 as eager is."""
-        if not self.eager.dtype.is_floating_point or not self.eager.alike(self.graph):
+        dtype = self.eager.dtype
+        if not dtype.is_floating_point or dtype == torch.float64:
+            return False
+        if not self.eager.alike(self.graph):
             return False
         if truth is None:
             return self.difference <= LOOSE

@@ -76,23 +76,26 @@ def addmm(
     beta: Scalar = 1,
     alpha: Scalar = 1,
 ) -> ir.Value:
-    # Gemm takes floating-point tensors alone, and keeps its factors as float32.
-    fixed = not any(isinstance(v, ir.Value) for v in (alpha, beta))
-    if fixed and first.dtype == ir.DataType.DOUBLE:
-        fixed = all(float(np.float32(v)) == v for v in (alpha, beta))
-    if fixed and first.dtype in shapes.FLOATING and shapes.rank(first) == 2:
-        scales: dict[str, Any] = {
-            name: float(v)  # type: ignore[arg-type]
-            for name, v in (("alpha", alpha), ("beta", beta))
-            if v != 1
-        }
-        return op.Gemm(first, second, self if beta != 0 else None, **scales)
+    if first.dtype in shapes.FLOATING and shapes.rank(first) == 2:
+        scales = [_kept(v, first.dtype) for v in (alpha, beta)]
+        if None not in scales:
+            named = zip(("alpha", "beta"), scales, strict=True)
+            scaled = {name: v for name, v in named if v != 1}
+            return op.Gemm(first, second, self if beta != 0 else None, **scaled)
     product = op.MatMul(first, second)
     if alpha != 1:
         product = op.Mul(product, alpha)
     if beta == 0:
         return product
     return op.Add(self if beta == 1 else op.Mul(self, beta), product)
+
+
+def _kept(factor: Scalar, dtype: ir.DataType | None) -> float | None:
+    """A factor as an attribute holds it, which is a float32; None if that rounds it."""
+    if isinstance(factor, ir.Value):
+        return None
+    rounded = float(np.float32(factor))
+    return None if dtype == ir.DataType.DOUBLE and rounded != factor else float(factor)
 
 
 @translation(aten.softmax.int)
