@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ortrain.capture.fx.splice import arguments_of
 from ortrain.capture.origin import captured_error
 
 aten = torch.ops.aten
@@ -46,7 +47,7 @@ def draws_of(node: fx.Node) -> int:
     ):
         return 0
     name = target._schema.name.removeprefix("aten::")
-    given = _arguments(node)
+    given = arguments_of(node)
     if name in _NONE:
         return 0
     if name.removesuffix("_") in _DROPOUTS:
@@ -62,14 +63,6 @@ def draws_of(node: fx.Node) -> int:
     return 1
 
 
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    """The arguments of a call by name, defaults included."""
-    schema: Any = node.target._schema  # type: ignore[union-attr]
-    result = {argument.name: argument.default_value for argument in schema.arguments}
-    result.update(zip(result, node.args, strict=False))
-    return {("input" if k == "self" else k): v for k, v in {**result, **node.kwargs}.items()}
-
-
 def _is_empty(node: Any) -> bool:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     # In words: comparing a symbolic size with a number would add a condition.
@@ -77,7 +70,7 @@ def _is_empty(node: Any) -> bool:
 
 
 def _refuse_generator(node: fx.Node) -> None:
-    if _arguments(node).get("generator") is not None:
+    if arguments_of(node).get("generator") is not None:
         raise captured_error(
             node,
             f"{node.target} draws from a generator of its own",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import operator
 
 import torch
 from torch import fx
 
-from ortrain.capture.fx.splice import Emitter
+from ortrain.capture.fx.splice import Emitter, arguments_of
 
 aten = torch.ops.aten
+INT64_MAX = 2**63 - 1
 
 # Below this a score's spacing is above 1e-3: of the normalizer of a row of attention, kept as one
 # number with the row's largest score, nothing is left for the gradient of PyTorch's fused kernel.
@@ -29,13 +31,15 @@ _ORDERING = (
     aten.index_reduce,
 )  # fmt: skip
 _ELEMENTWISE = (aten.max.other, aten.min.other)  # which know NaN
+# In which order equals come is not defined, and PyTorch's is that of its algorithms.
+_SORTING = (aten.sort, aten.argsort, aten.msort, aten.quantile, aten.nanquantile)
 
 
 def assert_preconditions(module: fx.GraphModule) -> None:
     """Asserts, before an operator, what a graph of it depends on.
 
     PyTorch raises an error inside of an operator, or its gradient loses what a graph's keeps, or a
-    NaN comes out where a graph's is lost.
+    NaN comes out where a graph's is lost, or equals come in an order of its own.
     """
     for node in list(module.graph.nodes):
         packet = getattr(node.target, "overloadpacket", None)
@@ -48,6 +52,8 @@ def assert_preconditions(module: fx.GraphModule) -> None:
                 _numbers(module.graph, node)
         if packet in _POOLS:
             _above_lowest(module.graph, node)
+        elif packet in _SORTING or packet is aten.topk:
+            _unequal(module.graph, node)
 
 
 def _numbers(graph: fx.Graph, node: fx.Node) -> None:
@@ -77,11 +83,44 @@ def _above_lowest(graph: fx.Graph, node: fx.Node) -> None:
         if pooled is node:
             return
     value = pooled.meta["val"]
+    if not value.is_floating_point():
+        return
     with graph.inserting_before(pooled.next):
         emit = Emitter(graph, pooled)
         lowest = emit(aten.amin.default, pooled, [*range(value.ndim)])
         above = emit(aten.gt.Scalar, lowest, torch.finfo(value.dtype).min)
         graph.call_function(aten._assert_async.msg, (above, "a number"))
+
+
+def _unequal(graph: fx.Graph, node: fx.Node) -> None:
+    """Asserts that what is ordered has no equals, if places come out or gradients go back."""
+    named = arguments_of(node)
+    given, dim = named["input"], named.get("dim", 0)
+    value = given.meta["val"]
+    places = node.target in (aten.argsort.default, aten.argsort.stable) or any(
+        user.target is operator.getitem and user.args[1] == 1 for user in node.users
+    )
+    learns = torch.is_grad_enabled() and value.is_floating_point()
+    if named.get("stable") or not value.ndim or not (places or learns):
+        return
+    with graph.inserting_before(node.next):
+        emit = Emitter(graph, node)
+        if dim is None:
+            given, dim = emit(aten.flatten.using_ints, given), 0
+        is_topk = node.target is aten.topk.default
+        ordered = emit(
+            operator.getitem, node if is_topk else emit(aten.sort.default, given, dim), 0
+        )
+        later = emit(aten.slice.Tensor, ordered, dim, 1, INT64_MAX)
+        earlier = emit(aten.slice.Tensor, ordered, dim, 0, -1)
+        equal = emit(aten.any.default, emit(aten.eq.Tensor, later, earlier))
+        if is_topk:  # nor is the last that is in equal to one that is out
+            last = emit(aten.slice.Tensor, ordered, dim, -1, INT64_MAX)
+            reach = emit((aten.le, aten.ge)[named["largest"]].Tensor, given, last)
+            many = emit(aten.gt.Scalar, emit(aten.sum.dim_IntList, reach, [dim]), named["k"])
+            equal = emit(aten.logical_or.default, equal, emit(aten.any.default, many))
+        unequal = emit(aten.logical_not.default, equal)
+        graph.call_function(aten._assert_async.msg, (unequal, "no two equals"))
 
 
 def _probabilities(graph: fx.Graph, node: fx.Node) -> None:

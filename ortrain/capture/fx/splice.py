@@ -22,6 +22,14 @@ def from_same_place(node: fx.Node, model: fx.Node) -> None:
         node.meta[key] = model.meta.get(key)
 
 
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """The arguments of a call by name, defaults included; ``self`` is its ``input``."""
+    schema: Any = node.target._schema  # type: ignore[union-attr]
+    result = {argument.name: argument.default_value for argument in schema.arguments}
+    result.update(zip(result, node.args, strict=False))
+    return {("input" if k == "self" else k): v for k, v in {**result, **node.kwargs}.items()}
+
+
 class Emitter:
     """Puts operators before a node, at its place in the user's code."""
 

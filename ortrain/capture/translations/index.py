@@ -207,6 +207,8 @@ def scatter_reduce(
 ) -> ir.Value:
     if reduce not in _SCATTERED:
         raise refuse(f"scatter_reduce of a {reduce}")
+    if self.dtype not in shapes.FLOATING and (reduce == "mean" or not include_self):
+        raise refuse("scatter_reduce of whole numbers")
     assert self.dtype is not None
     if shapes.dims(index) != shapes.dims(src):  # torch reads the leading part of the source
         length = shapes.rank(index)
@@ -224,3 +226,22 @@ def scatter_reduce(
     each = op.Expand(one, op.shape(index))
     count = op.ScatterElements(start, index, each, axis=dim, reduction="add")
     return op.Div(total, count if include_self else op.Max(count, 1.0))
+
+
+@translation(aten.sort.default, aten.sort.stable)
+def sort(
+    op: Translator,
+    self: ir.Value,
+    dim: int = -1,
+    descending: bool = False,
+    *,
+    stable: bool | None = None,
+) -> tuple[ir.Value, ir.Value]:
+    """Of equals ``TopK`` takes the first one first, in either direction: it is stable."""
+    kind = self.dtype
+    known = kind in shapes.FLOATING or kind in (ir.DataType.INT32, ir.DataType.INT64)
+    ordered = self if known else op.cast(self, ir.DataType.INT32)
+    values, places = op.TopK(
+        ordered, op.dim(self, dim), outputs=2, axis=dim, largest=int(descending), sorted=1
+    )
+    return (values if known or kind is None else op.cast(values, kind)), places

@@ -40,6 +40,8 @@ def einsum(
     op: Translator, equation: str, tensors: Sequence[ir.Value], path: Sequence[int] | None = None
 ) -> ir.Value:
     """With the axes of an ellipsis spelled out, and without axes of size 1 that are broadcast."""
+    if any(value.dtype not in shapes.FLOATING for value in tensors):
+        raise refuse("einsum of whole numbers")  # whose sums are int64, sometimes
     left, arrow, result = equation.replace(" ", "").partition("->")
     dims = [shapes.dims(value) or () for value in tensors]
     terms = left.split(",")

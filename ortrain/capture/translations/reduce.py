@@ -182,7 +182,8 @@ def _truth(reduction: str, *targets: Any) -> None:
     ) -> ir.Value:
         truth = op.cast(op.cast(self, ir.DataType.BOOL), ir.DataType.INT32)
         reduced = op.node(reduction, (truth, *_axes(dim)), keepdims=int(keepdim))
-        return op.cast(reduced, ir.DataType.BOOL)
+        small = self.dtype == ir.DataType.UINT8  # the truth of such is one in torch
+        return op.cast(reduced, ir.DataType.UINT8 if small else ir.DataType.BOOL)
 
 
 _truth("ReduceMax", aten.any.default, aten.any.dim, aten.any.dims)
