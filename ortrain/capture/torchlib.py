@@ -61,12 +61,18 @@ WITH_NUMBERS = frozenset({
 def is_verified(call: fx.Node) -> bool:
     """Whether torchlib's translation of the operator of a call may be used for it."""
     name = str(call.target).removeprefix("aten.")
-    value: Any = call.meta.get("val")
-    if name not in VERIFIED or (name in FLOATING_ALONE and not value.is_floating_point()):
+    if name not in VERIFIED or is_of_whole_numbers(call):
         return False
     return not has_tensor(call, torch.float64) or not (
         name in WITH_NUMBERS or any(map(_is_rounded, _numbers(call)))
     )
+
+
+def is_of_whole_numbers(call: fx.Node) -> bool:
+    """Whether a call of what is for floating-point tensors alone is of others."""
+    value: Any = call.meta.get("val")
+    name = str(call.target).removeprefix("aten.")
+    return name in FLOATING_ALONE and not value.is_floating_point()
 
 
 def has_tensor(call: fx.Node, dtype: torch.dtype) -> bool:

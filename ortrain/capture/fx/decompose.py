@@ -14,6 +14,7 @@ from ortrain.capture.fx.checks import remove_checks
 from ortrain.capture.fx.functional import functionalise_composed
 from ortrain.capture.fx.splice import from_same_place, splice, substitute
 from ortrain.capture.origin import captured_error
+from ortrain.capture.torchlib import is_of_whole_numbers
 from ortrain.errors import CaptureError
 
 Covered = Callable[[fx.Node], bool]
@@ -47,6 +48,8 @@ def _decompose(module: fx.GraphModule, node: fx.Node) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return False
     if "stream" in node.kwargs:  # what it draws would be numbered anew
+        return False
+    if is_of_whole_numbers(node):  # of which PyTorch has another kernel
         return False
     if target._schema.name.endswith("_backward"):  # what it does not depend on gets zeros
         return False

@@ -207,7 +207,8 @@ def scatter_reduce(
 ) -> ir.Value:
     if reduce not in _SCATTERED:
         raise refuse(f"scatter_reduce of a {reduce}")
-    if self.dtype not in shapes.FLOATING and (reduce == "mean" or not include_self):
+    alone = reduce in ("amax", "amin") and not include_self
+    if self.dtype not in shapes.FLOATING and (reduce == "mean" or alone):
         raise refuse("scatter_reduce of whole numbers")
     assert self.dtype is not None
     if shapes.dims(index) != shapes.dims(src):  # torch reads the leading part of the source
