@@ -43,6 +43,9 @@ VIEWS: list[tuple[str, Callable[[Shape], Shape]]] = [
     ("{a}.reshape(-1)", lambda s: (s[0] * s[1],)),
     ("{a}.unsqueeze(1).squeeze(1)", lambda s: s),
     ("{a}.chunk(2, 0)[0]", lambda s: ((s[0] + 1) // 2, s[1])),
+    ("{a}.split([1, {a}.shape[0] - 1], 0)[1]", lambda s: (s[0] - 1, s[1])),
+    ("{a}.unbind(0)[-1]", lambda s: s[1:]),
+    ("{a}.tensor_split(2)[0]", lambda s: ((s[0] + 1) // 2, s[1])),
 ]
 
 
@@ -145,6 +148,7 @@ PAST_AUTOGRAD = {
     "a gradient into what has none": "z = torch.zeros(4, 4); z.detach().add_(y); y = z",
     "another view": "z = y.chunk(2, 0)[0]; z.data.add_(1)",
     "detach_": "with torch.no_grad(): y.detach_()",
+    "what was read": "z = torch.zeros(4, 4); y = y * z[0]; z.data.add_(1)",
 }
 
 
@@ -228,3 +232,22 @@ def test_a_view_shows_what_is_written_and_what_is_written_to_it(first: str, view
         want, got = step(eager, eager), step(ours, ORTModule(ours, options=GRAPH))
         for mine, its in zip(got, want, strict=True):
             torch.testing.assert_close(mine, its)
+
+
+PIECES = ["chunk(2, 0)[0]", "chunk(3, 1)[-1]", "split(3, 0)[1]", "split([1, 3], 1)[0]",
+          "unbind(0)[2]", "unbind(1)[-1]", "tensor_split(3)[0]", "tensor_split([1, 2])[1]",
+          "hsplit(2)[1]", "vsplit([1])[0]", "t().chunk(2)[1]", "chunk(2)[1].t()[1:]"]  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", PIECES)
+@pytest.mark.parametrize("written", ["self.buffer", "torch.zeros(4, 4)"])
+def test_what_is_written_into_a_piece_is_in_the_whole(written: str, piece: str) -> None:
+    lines = [f"z = {written}", "with torch.no_grad():", f"    z.{piece}.add_(1)", "return x * z"]
+    text = "def forward(self, x):\n" + "".join(f"    {line}\n" for line in lines)
+    eager, ours = Written(text), Written(text)
+    model = ORTModule(ours, options=GRAPH)
+    for _ in range(2):
+        for found, expected in zip(step(ours, model), step(eager, eager), strict=True):
+            torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(ours.buffer, eager.buffer)
+    assert model.report.eager_calls == 0

@@ -24,7 +24,7 @@ from ortrain.capture.fx.decompose import Covered, decompose, missing
 from ortrain.capture.fx.draws import number_draws
 from ortrain.capture.fx.experts import recognise_experts
 from ortrain.capture.fx.functional import functionalise
-from ortrain.capture.fx.pieces import open_pieces_as_slices
+from ortrain.capture.fx.pieces import open_pieces_as_slices, written_pieces_as_views
 from ortrain.capture.fx.preconditions import assert_preconditions
 from ortrain.capture.fx.promote import promote
 from ortrain.capture.fx.regions import inline_regions
@@ -63,6 +63,7 @@ def clean(exported: ExportedProgram, covered: Covered) -> Cleaned:
     assert_preconditions(module)
     explicit_statistics(module)
     refuse_second_device(exported)
+    written_pieces_as_views(module)
     updated = functionalise(exported)
     settle(module)  # behind what tells views by the memory that they share
     # Among the outputs, so that a pass which replaces one of these nodes replaces it here too.

@@ -277,11 +277,22 @@ class _Functional:
         if self._connected(base) or (detached and self._connected(new)):
             raise self._past_autograd(at)
         if detached:
+            if self._is_read_with_gradient(at, base):
+                raise self._past_autograd(at)
             return new
         with self.graph.inserting_before(at):
             constant = self.graph.call_function(aten.detach.default, (new,))
         constant.meta = dict(new.meta)
         return constant
+
+    def _is_read_with_gradient(self, at: fx.Node, base: fx.Node) -> bool:
+        """Whether something with a gradient has read a tensor, and may have saved it, before."""
+        shown = {base, *self._views(base)}
+        return any(
+            user not in shown and not self._behind(user, at) and self._connected(user)
+            for node in shown
+            for user in node.users
+        )
 
     def _past_autograd(self, at: fx.Node) -> CaptureError:
         return captured_error(
@@ -313,14 +324,14 @@ class _Functional:
     def _check_shared(self, at: fx.Node, base: fx.Node, views: list[fx.Node]) -> None:
         """Refuses memory that is shared in a way that :meth:`_views` does not see.
 
-        The pieces of ``chunk`` and ``split`` are such: each is a view, but of what the piece's
-        node does not say.
+        Of what has several results each may be a view, but of what its node does not say. Memory of
+        an input is to be written back to it, whether it is read later or not.
         """
-        shared, known = memory(base), {base, *views, at}
+        shared, known = memory(base), {base, *views, at, self.owner.get(base)}
         for node, order in list(self.order.items()):
             if node in known or order > self.order[at] or memory(node) != shared:
                 continue
-            if any(self._behind(user, at) for user in node.users):
+            if node.op == "placeholder" or any(self._behind(user, at) for user in node.users):
                 raise captured_error(
                     at,
                     f"{operator_name(at.target)} writes into memory that {node.name} shows as well",

@@ -1,23 +1,66 @@
-"""The pieces of a dimension that is open: slices."""
+"""The pieces of a dimension that is open, and those that are written into: slices."""
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from ortrain.capture.fx.splice import from_same_place
+from ortrain.capture.fx.memory import memory
+from ortrain.capture.fx.splice import arguments_of, from_same_place
 
 aten = torch.ops.aten
 
 Size = int | fx.Node
+Cut = tuple[Any, tuple[Any, ...]]
 
 _CHUNKS = {aten.chunk.default, aten.unsafe_chunk.default}
 _SPLITS = {aten.split.Tensor, aten.split.default, aten.unsafe_split.Tensor}
 _EVEN = {aten.tensor_split.sections}
+# Whose pieces have lengths of their own, with the axis of those that are not told one.
+_UNEVEN = {
+    aten.split_with_sizes.default: None, aten.split.sizes: None, aten.tensor_split.indices: None,
+    aten.hsplit.int: 1, aten.hsplit.array: 1, aten.vsplit.int: 0, aten.vsplit.array: 0,
+    aten.dsplit.int: 2, aten.dsplit.array: 2,
+}  # fmt: skip
+
+
+def written_pieces_as_views(module: fx.GraphModule) -> None:
+    """Takes pieces one by one where any tensor of their memory is written into.
+
+    Each is a view then, of a tensor that its node names.
+    """
+    graph = module.graph
+    calls = [n for n in graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+    written = {
+        memory(given)
+        for node in calls
+        if node.target._schema.is_mutable
+        for given in node.all_input_nodes
+    }
+    for node in calls:
+        if not node.args or not isinstance(node.meta.get("val"), list | tuple):
+            continue
+        source = node.args[0]
+        if not isinstance(source, fx.Node) or memory(source) not in written - {None}:
+            continue
+        count = len(node.meta["val"])
+        if node.target is aten.unbind.int:
+            dim = arguments_of(node)["dim"]
+            _replace(graph, node, [(aten.select.int, (source, dim, i)) for i in range(count)])
+        elif node.target in _CHUNKS | _SPLITS | _EVEN:
+            _replace_by_slices(graph, node)
+        elif node.target in _UNEVEN:
+            dim = arguments_of(node).get("dim", _UNEVEN[node.target])
+            dim = min(dim, source.meta["val"].ndim - 1)  # hsplit cuts a vector along its own axis
+            sizes = [piece.shape[dim] for piece in node.meta["val"]]
+            if all(isinstance(size, int) for size in sizes):
+                _replace(graph, node, _slices(source, dim, [0, *itertools.accumulate(sizes)]))
+    graph.eliminate_dead_code()
 
 
 def open_pieces_as_slices(module: fx.GraphModule) -> None:
@@ -31,26 +74,47 @@ def open_pieces_as_slices(module: fx.GraphModule) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target not in _CHUNKS | _SPLITS | _EVEN:
             continue
-        source, wanted, *rest = node.args
-        dim = node.kwargs.get("dim", rest[0] if rest else 0)
+        source, wanted, dim = _cut(node)
         known = source.meta["val"].shape[dim]
         if isinstance(known, int) and isinstance(wanted, int) and node.target not in _EVEN:
             continue
-        pieces = node.meta["val"]
-        with graph.inserting_before(node):
-            size = _size(graph, source, dim)
-            bounds = _bounds(node.target, _arithmetic(graph), size, wanted, len(pieces))
-            for user in list(node.users):
-                assert user.target is operator.getitem
-                index: Any = user.args[1]
-                start, end = bounds[index], bounds[index + 1]
-                piece = graph.call_function(aten.slice.Tensor, (source, dim, start, end))
-                piece.meta = {**user.meta, "val": pieces[index]}
-                from_same_place(piece, node)
-                user.replace_all_uses_with(piece)
-                graph.erase_node(user)
-        graph.erase_node(node)
+        _replace_by_slices(graph, node)
     graph.eliminate_dead_code()
+
+
+def _cut(node: fx.Node) -> tuple[fx.Node, Size, int]:
+    """What is cut, into how many pieces or of which length, and along which axis."""
+    source: Any
+    wanted: Any
+    source, wanted, *rest = node.args
+    dim: Any = node.kwargs.get("dim", rest[0] if rest else 0)
+    return source, wanted, dim
+
+
+def _replace_by_slices(graph: fx.Graph, node: fx.Node) -> None:
+    source, wanted, dim = _cut(node)
+    with graph.inserting_before(node):
+        size, count = _size(graph, source, dim), len(node.meta["val"])
+        bounds = _bounds(node.target, _arithmetic(graph), size, wanted, count)
+    _replace(graph, node, _slices(source, dim, bounds))
+
+
+def _slices(source: fx.Node, dim: int, bounds: Sequence[Size]) -> list[Cut]:
+    return [(aten.slice.Tensor, (source, dim, *ends)) for ends in itertools.pairwise(bounds)]
+
+
+def _replace(graph: fx.Graph, node: fx.Node, cuts: Sequence[Cut]) -> None:
+    """Puts a call in the place of each piece that is read."""
+    for user in list(node.users):
+        assert user.target is operator.getitem
+        index: Any = user.args[1]
+        with graph.inserting_before(node):
+            piece = graph.call_function(*cuts[index])
+        piece.meta = {**user.meta, "val": node.meta["val"][index]}
+        from_same_place(piece, node)
+        user.replace_all_uses_with(piece)
+        graph.erase_node(user)
+    graph.erase_node(node)
 
 
 Arithmetic = Callable[[Callable[[Any, Any], Any], Size, Size], Size]
