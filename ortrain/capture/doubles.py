@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
-from ortrain.capture.origin import BESIDE, origin
+from ortrain.capture.origin import BESIDE, operator_name, origin
 from ortrain.capture.torchlib import has_tensor
 from ortrain.errors import CaptureError
 
@@ -33,27 +33,26 @@ def refuse_rounded(model: ir.Model) -> None:
     Raises:
         CaptureError: naming the operator and its number.
     """
-    opset = model.opset_imports[""]
-    for node in model.graph.all_nodes():
-        values = (*node.inputs, *node.outputs)
-        if node.domain or not any(v is not None and v.dtype == ir.DataType.DOUBLE for v in values):
+    opset, nodes = model.opset_imports[""], list(model.graph.all_nodes())
+    if all(v.dtype != ir.DataType.DOUBLE for node in nodes for v in node.outputs):
+        return
+    for node in nodes:
+        source = node.meta.get("node")  # dtypes inside of a function of torchlib's are not known
+        if node.domain or source is None or not has_tensor(source, torch.float64):
             continue
-        source = node.meta.get("node")
         if number := _narrowed(node, source) or _rounded(node, opset):
             raise CaptureError(
-                f"{node.op_type} of float64 has no exact graph",
-                where=origin(source, full=True) if isinstance(source, fx.Node) else "",
-                because=f"ONNX has its {number} in float32",
+                f"{operator_name(source.target)} of float64 has no exact graph",
+                where=origin(source, full=True),
+                because=f"its {number} would be float32 in ONNX",
                 help=f"compute it in float32 or write it out; or {BESIDE}",
             )
 
 
-def _narrowed(node: ir.Node, source: fx.Node | None) -> str:
+def _narrowed(node: ir.Node, source: fx.Node) -> str:
     """What a translation casts to float32, where its operator has nothing to do with that."""
-    cast = node.op_type == "Cast" and node.outputs[0].dtype == ir.DataType.FLOAT
-    if not cast or source is None or has_tensor(source, torch.float32):
-        return ""
-    return "operands"
+    casts = node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.FLOAT
+    return "operands" if casts and not has_tensor(source, torch.float32) else ""
 
 
 def _rounded(node: ir.Node, opset: int) -> str:
