@@ -15,6 +15,7 @@ from ortrain.ops import (
     dropout,
     embedding,
     grouped_matmul,
+    precise,
     random,
     stop_gradient,
 )

@@ -91,6 +91,9 @@ CASES = [
                {"interleaved": interleaved}, tolerance="sums", note=f"interleaved{interleaved}")
         for interleaved in (0, 1)
     ),
+    OpCase("ortrain::Sigmoid", {"x": normal(4, 6)}, torch=lambda x: torch.sigmoid(x)),
+    OpCase("ortrain::Log1p", {"x": positive(4, 6)}, torch=lambda x: torch.log1p(x)),
+    OpCase("ortrain::Expm1", {"x": normal(4, 6)}, torch=lambda x: torch.expm1(x)),
     OpCase("ortrain::Embedding", {"weight": normal(5, 3), "indices": integers(5, 2, 4)},
            torch=lambda weight, indices: F.embedding(indices, weight), tolerance="sums"),
     OpCase("ortrain::Dropout", {"x": normal(4, 6), "seed": SEED}, {"ratio": 0.4, "stream": 3}),

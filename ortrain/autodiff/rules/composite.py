@@ -17,6 +17,24 @@ def dropout(g, x, seed, index=None, *, ratio, stream):
     return g.op.node("Dropout", (g.dy, seed, index), domain="ortrain", ratio=ratio, stream=stream)
 
 
+@gradient("ortrain::Sigmoid")
+def sigmoid(g, x):
+    """dx = dy y (1 - y)"""
+    return g.dy * (g.y * (1.0 - g.y))
+
+
+@gradient("ortrain::Log1p")
+def log1p(g, x):
+    """dx = dy / (1 + x)"""
+    return g.dy / (x + 1.0)
+
+
+@gradient("ortrain::Expm1")
+def expm1(g, x):
+    """dx = dy exp(x)"""
+    return g.dy * g.op.Exp(x)
+
+
 @gradient("ortrain::GroupedMatMul")
 def grouped_matmul(g, input, weight, ends):
     """of each group: dx = dy wᵀ, dw = xᵀ dy"""

@@ -8,6 +8,7 @@ import operator
 import torch
 from torch import fx
 
+from ortrain.capture.fx.experts import reaches_experts
 from ortrain.capture.fx.splice import Emitter, arguments_of
 
 aten = torch.ops.aten
@@ -103,6 +104,8 @@ def _unequal(graph: fx.Graph, node: fx.Node) -> None:
     learns = torch.is_grad_enabled() and value.is_floating_point()
     if named.get("stable") or not value.ndim or not (places or learns):
         return
+    if not value.is_floating_point() and reaches_experts(node):
+        return  # which put each row back where it was, whatever the order among those of an expert
     with graph.inserting_before(node.next):
         emit = Emitter(graph, node)
         if dim is None:
@@ -115,7 +118,7 @@ def _unequal(graph: fx.Graph, node: fx.Node) -> None:
         earlier = emit(aten.slice.Tensor, ordered, dim, 0, -1)
         equal = emit(aten.any.default, emit(aten.eq.Tensor, later, earlier))
         if is_topk:  # nor is the last that is in equal to one that is out
-            last = emit(aten.slice.Tensor, ordered, dim, -1, INT64_MAX)
+            last = emit((aten.amax, aten.amin)[named["largest"]].default, ordered, [dim], True)
             reach = emit((aten.le, aten.ge)[named["largest"]].Tensor, given, last)
             many = emit(aten.gt.Scalar, emit(aten.sum.dim_IntList, reach, [dim]), named["k"])
             equal = emit(aten.logical_or.default, equal, emit(aten.any.default, many))

@@ -16,6 +16,7 @@ from ortrain.capture.translations.base import (
     Translator,
     aten,
     dtype_or,
+    refuse,
     symbolic,
     translation,
 )
@@ -61,10 +62,29 @@ _unary("Log", aten.log.default)
 _unary("Neg", aten.neg.default)
 _unary("Not", aten.logical_not.default)
 _unary("Reciprocal", aten.reciprocal.default)
-_unary("Sigmoid", aten.sigmoid.default)
 _unary("Sin", aten.sin.default)
 _unary("Sqrt", aten.sqrt.default)
 _unary("Tanh", aten.tanh.default)
+
+
+@translation(aten.sigmoid.default)
+def sigmoid(op: Translator, self: ir.Value) -> ir.Value:
+    return op.ours("Sigmoid", self)
+
+
+@translation(aten.log1p.default)
+def log1p(op: Translator, self: ir.Value) -> ir.Value:
+    return op.ours("Log1p", self)
+
+
+@translation(aten.expm1.default)
+def expm1(op: Translator, self: ir.Value) -> ir.Value:
+    return op.ours("Expm1", self)
+
+
+@translation(aten.erfc.default)
+def erfc(op: Translator, self: ir.Value) -> ir.Value:
+    raise refuse("erfc", "1 - erf(x) has no digits left where x is large")
 
 
 @translation(aten.log2.default)
@@ -262,3 +282,25 @@ def _is_count(value: ir.Value) -> bool:
 @translation(operator.neg)
 def size_neg(op: Translator, a: ir.Value) -> ir.Value:
     return op.Neg(a)
+
+
+@translation(aten.remainder.Tensor, aten.remainder.Scalar)
+def remainder(op: Translator, self: ir.Value, other: Scalar) -> ir.Value:
+    """With the sign of the divisor, from C's ``fmod``, which is exact."""
+    divisor = _operand(op, other, self)
+    if self.dtype not in shapes.FLOATING:
+        return op.Mod(self, divisor)
+    rest = op.Mod(self, divisor, fmod=1)
+    other_side = op.Less(op.Mul(op.Sign(rest), op.Sign(divisor)), op.constant(0, self.dtype))
+    return op.Where(other_side, op.Add(rest, divisor), rest)
+
+
+@translation(aten.fmod.Tensor, aten.fmod.Scalar)
+def fmod(op: Translator, self: ir.Value, other: Scalar) -> ir.Value:
+    return op.Mod(self, _operand(op, other, self), fmod=1)
+
+
+def _operand(op: Translator, other: Scalar, value: ir.Value) -> ir.Value:
+    """A scalar or tensor as a tensor of the dtype of the value that it meets."""
+    met = op.beside(other, value)
+    return met if isinstance(met, ir.Value) else op.constant(met, value.dtype)

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortrain.capture.translations.base import Translator, aten, refuse, translation
+from ortrain.capture.translations.means import mean_of
 from ortrain.graph import shapes
 from ortrain.graph.indices import from_the_start
 
@@ -77,7 +78,7 @@ def reduced(op: Translator, rows: ir.Value, reduction: int) -> ir.Value:
     """``none``, ``mean`` or ``sum`` over everything."""
     if reduction == 0:
         return rows
-    return op.ReduceMean(rows, keepdims=0) if reduction == 1 else op.ReduceSum(rows, keepdims=0)
+    return mean_of(op, rows) if reduction == 1 else op.ReduceSum(rows, keepdims=0)
 
 
 @translation(aten.nll_loss_nd.default)

@@ -8,8 +8,8 @@ from typing import Any
 import onnx_ir as ir
 
 from ortrain.capture.translations.base import Scalar, Translator, aten, refuse, translation
+from ortrain.capture.translations.means import axes_of, count_of, mean_of
 from ortrain.capture.translations.nn import in_dtype
-from ortrain.graph import shapes
 
 _WHOLE = {ir.DataType.BOOL, ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32,
           ir.DataType.UINT8}  # fmt: skip
@@ -29,7 +29,7 @@ def sum(
     *,
     dtype: Any = None,
 ) -> ir.Value:
-    return op.ReduceSum(_summand(op, self, dtype), *_axes(dim), keepdims=int(keepdim))
+    return op.ReduceSum(_summand(op, self, dtype), *axes_of(dim), keepdims=int(keepdim))
 
 
 def _summand(op: Translator, value: ir.Value, dtype: Any) -> ir.Value:
@@ -41,7 +41,7 @@ def _summand(op: Translator, value: ir.Value, dtype: Any) -> ir.Value:
 
 @translation(aten.mean.default)
 def mean_all(op: Translator, self: ir.Value, *, dtype: Any = None) -> ir.Value:
-    return op.ReduceMean(in_dtype(op, self, dtype), keepdims=0)
+    return mean_of(op, in_dtype(op, self, dtype))
 
 
 @translation(aten.mean.dim)
@@ -53,33 +53,19 @@ def mean(
     *,
     dtype: Any = None,
 ) -> ir.Value:
-    return op.ReduceMean(in_dtype(op, self, dtype), *_axes(dim), keepdims=int(keepdim))
-
-
-def _axes(dim: int | Sequence[int] | None) -> list[list[int]]:
-    """The axes input; torch takes an empty list for all of them."""
-    if dim is None or dim == []:
-        return []
-    return [[dim] if isinstance(dim, int) else list(dim)]
+    return mean_of(op, in_dtype(op, self, dtype), dim, keepdim)
 
 
 def _variance(
     op: Translator, value: ir.Value, dim: Any, correction: float, keepdim: bool
 ) -> ir.Value:
-    axes = _axes(dim)
-    centred = op.Sub(value, op.ReduceMean(value, *axes, keepdims=1))
+    centred = op.Sub(value, mean_of(op, value, dim, keepdim=True))
     square = op.Mul(centred, centred)
     if correction == 0:
-        return op.ReduceMean(square, *axes, keepdims=int(keepdim))
-    total = op.ReduceSum(square, *axes, keepdims=int(keepdim))
-    length = shapes.rank(value)
-    assert length is not None
-    assert value.dtype is not None
-    reduced = [d % length for d in axes[0]] if axes else range(length)
-    count = op.constant(1, ir.DataType.INT64)
-    for axis in reduced:
-        count = op.Mul(count, op.Squeeze(op.dim(value, axis), [0]))
-    return op.Div(total, op.Sub(op.cast(count, value.dtype), float(correction)))
+        return mean_of(op, square, dim, keepdim)
+    total = op.ReduceSum(square, *axes_of(dim), keepdims=int(keepdim))
+    freedom = op.Sub(count_of(op, value, dim), float(correction))
+    return op.Div(total, op.Max(freedom, op.constant(0.0, value.dtype)))
 
 
 def _root(op: Translator, variance: ir.Value) -> ir.Value:
@@ -147,7 +133,7 @@ def std_all(op: Translator, self: ir.Value, unbiased: bool = True) -> ir.Value:
 @translation(aten.var_mean.correction, aten.var_mean.dim, aten.var_mean.default)
 def var_mean(op: Translator, self: ir.Value, *args: Any, **options: Any) -> Any:
     dim, correction, keepdim = _statistics(*args, **options)
-    mean = op.ReduceMean(self, *_axes(dim), keepdims=int(keepdim))
+    mean = mean_of(op, self, dim, keepdim)
     return _variance(op, self, dim, correction, keepdim), mean
 
 
@@ -172,7 +158,9 @@ def _statistics(
     return axes, int(one_less) if correction is None else correction, kept
 
 
-def _truth(reduction: str, *targets: Any) -> None:
+def _truth(*targets: Any, of_one: bool) -> None:
+    """Of one it is not the least of their opposites: the largest of nothing would be true."""
+
     @translation(*targets)
     def translate(
         op: Translator,
@@ -180,28 +168,34 @@ def _truth(reduction: str, *targets: Any) -> None:
         dim: int | Sequence[int] | None = None,
         keepdim: bool = False,
     ) -> ir.Value:
-        truth = op.cast(op.cast(self, ir.DataType.BOOL), ir.DataType.INT32)
-        reduced = op.node(reduction, (truth, *_axes(dim)), keepdims=int(keepdim))
-        small = self.dtype == ir.DataType.UINT8  # the truth of such is one in torch
-        return op.cast(reduced, ir.DataType.UINT8 if small else ir.DataType.BOOL)
+        truth = op.cast(self, ir.DataType.BOOL)
+        least = op.ReduceMin(
+            op.cast(op.Not(truth) if of_one else truth, ir.DataType.INT32),
+            *axes_of(dim),
+            keepdims=int(keepdim),
+        )
+        result = op.cast(least, ir.DataType.BOOL)
+        result = op.Not(result) if of_one else result
+        # The truth of small integers is such an integer in torch.
+        return op.cast(result, ir.DataType.UINT8) if self.dtype == ir.DataType.UINT8 else result
 
 
-_truth("ReduceMax", aten.any.default, aten.any.dim, aten.any.dims)
-_truth("ReduceMin", aten.all.default, aten.all.dim, aten.all.dims)
+_truth(aten.any.default, aten.any.dim, aten.any.dims, of_one=True)
+_truth(aten.all.default, aten.all.dim, aten.all.dims, of_one=False)
 
 
 @translation(aten.amax.default)
 def amax(
     op: Translator, self: ir.Value, dim: int | Sequence[int] = (), keepdim: bool = False
 ) -> ir.Value:
-    return op.ReduceMax(self, *_axes(dim or None), keepdims=int(keepdim))
+    return op.ReduceMax(self, *axes_of(dim or None), keepdims=int(keepdim))
 
 
 @translation(aten.amin.default)
 def amin(
     op: Translator, self: ir.Value, dim: int | Sequence[int] = (), keepdim: bool = False
 ) -> ir.Value:
-    return op.ReduceMin(self, *_axes(dim or None), keepdims=int(keepdim))
+    return op.ReduceMin(self, *axes_of(dim or None), keepdims=int(keepdim))
 
 
 @translation(aten.argmax.default)
@@ -265,7 +259,7 @@ def vector_norm(
     dtype: Any = None,
 ) -> ir.Value:
     value = in_dtype(op, self, dtype)
-    axes, keepdims = _axes(dim), int(keepdim)
+    axes, keepdims = axes_of(dim), int(keepdim)
     if ord == 2:
         return op.ReduceL2(value, *axes, keepdims=keepdims)
     if ord == 1:
