@@ -41,8 +41,8 @@ FLOOR = 1e-3
 # Where that is exceeded, eager's own distance from float64 decides: the graph may be so many times
 # as far, of which a factor of two comes from estimating both distances.
 SLACK = 6.0
-# What counts as equal to float64 in any case, relative as above; and where there is no float64. What
-# is of float64 itself has no such excuse, unless eager is further away, by parts in float32.
+# What counts as equal to float64 in any case, relative as above; and where there is no float64. Of
+# what is float64 itself it is CLOSE, unless eager is further away, by parts in float32.
 ROUNDING, LOOSE = 1e-5, 1e-3
 # What is zero but for roundings, such as the mean of a normalized tensor, has no digits at all: in
 # float64 and in both engines it is below so many roundings of the typical parameter or input.

@@ -21,26 +21,17 @@ def axes_of(dim: Axes) -> list[list[int]]:
 
 def mean_of(op: Translator, value: ir.Value, dim: Axes = None, keepdim: bool = False) -> ir.Value:
     """The mean along some axes, of all by default."""
-    known = shapes.dims(value)
-    assert known is not None
-    sizes = [known[axis] for axis in _reduced(value, dim)]
-    if all(isinstance(size, int) and size > 0 for size in sizes):
-        return op.ReduceMean(value, *axes_of(dim), keepdims=int(keepdim))
-    total = op.ReduceSum(value, *axes_of(dim), keepdims=int(keepdim))
-    return op.Div(total, count_of(op, value, dim))
+    known, axes = shapes.dims(value), axes_of(dim)
+    sizes = [] if known is None else [known[axis] for axis in axes[0]] if axes else known
+    if known is not None and all(isinstance(size, int) and size > 0 for size in sizes):
+        return op.ReduceMean(value, *axes, keepdims=int(keepdim))
+    return op.Div(op.ReduceSum(value, *axes, keepdims=int(keepdim)), count_of(op, value, dim))
 
 
 def count_of(op: Translator, value: ir.Value, dim: Axes = None) -> ir.Value:
     """How many elements there are along some axes, as a scalar of the value's dtype."""
     assert value.dtype is not None
-    count = op.constant(1, ir.DataType.INT64)
-    for axis in _reduced(value, dim):
-        count = op.Mul(count, op.Squeeze(op.dim(value, axis), [0]))
-    return op.cast(count, value.dtype)
-
-
-def _reduced(value: ir.Value, dim: Axes) -> Sequence[int]:
-    length = shapes.rank(value)
-    assert length is not None
-    axes = axes_of(dim)
-    return [axis % length for axis in axes[0]] if axes and length else range(length)
+    sizes = op.shape(value)
+    if axes := axes_of(dim):
+        sizes = op.Gather(sizes, *axes)
+    return op.cast(op.ReduceProd(sizes, keepdims=0), value.dtype)
