@@ -30,7 +30,7 @@ def log1p(op: Builder, x: ir.Value) -> ir.Value:
     none = op.Equal(step, 0.0)
     ratio = op.Div(x, op.Where(none, 1.0, step))
     result = op.Where(none, x, op.Mul(op.Log(u), ratio))
-    return op.Where(op.IsInf(u), u, result)
+    return op.Where(op.IsInf(u, detect_negative=0), u, result)
 
 
 @operator("Expm1", types=like_first)
