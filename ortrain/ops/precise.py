@@ -1,4 +1,4 @@
-"""Functions to the last digit where they are small: ``Sigmoid``, ``Log1p``, ``Expm1``.
+"""Functions to the last digit, and at their ends: ``Sigmoid``, ``Log1p``, ``Expm1``, ``Xlogy``.
 
 onnxruntime's ``Sigmoid`` is right to 6e-8 of 1, and 0 below -18: there PyTorch has 1.5e-8, and -18
 for its logarithm. ONNX has no ``log1p`` and ``expm1``: log(1 + 1e-9) is 0 in float32.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 from ortrain.ops.base import like_first, operator
 
@@ -46,3 +47,18 @@ def expm1(op: Builder, x: ir.Value) -> ir.Value:
     logarithm = op.Log(op.Where(none, 2.0, u))
     small = op.Where(none, x, op.Mul(step, op.Div(x, logarithm)))
     return op.Where(near, small, step)
+
+
+def _broadcast(node: ir.Node) -> None:
+    x, y = node.inputs
+    assert x is not None
+    known = shapes.broadcast(shapes.dims(x), shapes.dims(y))
+    shapes.assign(node.outputs[0], x.dtype, None if known is None else ir.Shape(known))
+
+
+@operator("Xlogy", types=_broadcast)
+def xlogy(op: Builder, x: ir.Value, other: ir.Value) -> ir.Value:
+    """``x log(other)``: zero where x is, unless the other is no number."""
+    zero = op.constant(0.0, x.dtype)
+    known = op.Where(op.Equal(x, zero), zero, op.Mul(x, op.Log(other)))
+    return op.Where(op.IsNaN(other), other, known)

@@ -92,6 +92,8 @@ CASES = [
         for interleaved in (0, 1)
     ),
     OpCase("ortrain::Sigmoid", {"x": normal(4, 6)}, torch=lambda x: torch.sigmoid(x)),
+    OpCase("ortrain::Xlogy", {"x": normal(4, 6), "other": positive(4, 6)},
+           torch=lambda x, other: torch.xlogy(x, other)),
     OpCase("ortrain::Log1p", {"x": positive(4, 6)}, torch=lambda x: torch.log1p(x)),
     OpCase("ortrain::Expm1", {"x": normal(4, 6)}, torch=lambda x: torch.expm1(x)),
     OpCase("ortrain::Embedding", {"weight": normal(5, 3), "indices": integers(5, 2, 4)},

@@ -179,3 +179,46 @@ def test_outputs_and_gradients_at_special_values_are_those_of_pytorch(family: st
                 wrong.append(f"{name}[{i}] at {at}: {mine[~close][:4]}, not {its[~close][:4]}")
                 wrong[-1] += f" of {[t.shape for t in tensors]}"
     assert not wrong, "\n".join(wrong)
+
+
+class Called(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *values: Tensor) -> Any:
+        return self.function(*values)
+
+
+WHOLE = torch.tensor(
+    [0, 1, -1, 2, -2, 3, 7, -7, 2**31 - 1, -(2**31), 2**53 + 1, -(2**53) - 1, 2**62]
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    "divide",
+    [
+        lambda a, b: a // b,
+        lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+        torch.remainder,
+        torch.fmod,
+        lambda a, b: (a // 7, a % -3, torch.fmod(a, 5)),
+    ],
+)
+def test_whole_numbers_are_divided_exactly(divide: Callable[..., Any], dtype: torch.dtype) -> None:
+    values = WHOLE[WHOLE.abs() <= torch.iinfo(dtype).max].to(dtype)
+    a, b = (t.flatten() for t in torch.meshgrid(values, values[1:], indexing="ij"))
+    model = ORTModule(Called(divide), options=OPTIONS)
+    mine, its = pytree.tree_leaves(model(a, b)), pytree.tree_leaves(divide(a, b))
+    assert all(torch.equal(x, y) for x, y in zip(mine, its, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_quotients_are_cut_where_pytorch_cuts_them(dtype: torch.dtype) -> None:
+    a = torch.cat([torch.arange(50) * 0.1, torch.randn(400) * 10, torch.tensor([1e8, INF, -INF])])
+    b = torch.cat([torch.full((200,), 0.1), torch.rand(253) + 0.01])
+    model = ORTModule(Called(lambda a, b: (a // b, a // 0.1, a // -0.3, a // 0.0)), options=OPTIONS)
+    a, b = a.to(dtype), b.to(dtype)
+    for mine, its in zip(model(a, b), model.module(a, b), strict=True):
+        torch.testing.assert_close(mine, its, rtol=0, atol=0, equal_nan=True)

@@ -35,6 +35,14 @@ def expm1(g, x):
     return g.dy * g.op.Exp(x)
 
 
+@gradient("ortrain::Xlogy", broadcast=True)
+def xlogy(g, x, other):
+    """dx = dy log(other), 0 where x is 0 and the other not positive; dother = dy x / other"""
+    op = g.op
+    dead = op.And(op.Equal(x, 0.0), op.LessOrEqual(other, 0.0))
+    return op.Where(dead, 0.0, g.dy * op.Log(other)), g.dy * x / other
+
+
 @gradient("ortrain::GroupedMatMul")
 def grouped_matmul(g, input, weight, ends):
     """of each group: dx = dy wᵀ, dw = xᵀ dy"""

@@ -158,6 +158,8 @@ def ne(op: Translator, self: ir.Value, other: Scalar) -> ir.Value:
 
 @translation(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor)
 def pow(op: Translator, self: ir.Value, exponent: Scalar) -> ir.Value:
+    if not isinstance(exponent, ir.Value) and exponent == 0.5:
+        return op.Sqrt(self)  # as torch does: another number at minus infinity
     return op.Pow(self, op.beside(exponent, self))
 
 
@@ -284,6 +286,42 @@ def size_neg(op: Translator, a: ir.Value) -> ir.Value:
     return op.Neg(a)
 
 
+@translation(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_rounded(
+    op: Translator, self: ir.Value, other: Scalar, *, rounding_mode: str | None
+) -> ir.Value:
+    divisor = _operand(op, other, self)
+    if rounding_mode == "floor":
+        return floor_divide(op, self, divisor)
+    if rounding_mode is None and self.dtype not in shapes.FLOATING:
+        raise refuse("div of whole numbers with rounding_mode=None", help="write a / b")
+    quotient = op.Div(self, divisor)  # of integers it is cut
+    if rounding_mode is None or self.dtype not in shapes.FLOATING:
+        return quotient
+    return op.Where(op.Less(quotient, 0.0), op.Ceil(quotient), op.Floor(quotient))
+
+
+@translation(aten.floor_divide.default, aten.floor_divide.Scalar)
+def floor_divide(op: Translator, self: ir.Value, other: Scalar) -> ir.Value:
+    """From the exact remainder, as Python does it: 1 // 0.1 is 9, though 1 / 0.1 rounds to 10."""
+    divisor, zero = _operand(op, other, self), op.constant(0, self.dtype)
+    if self.dtype not in shapes.FLOATING:
+        cut = op.Div(self, divisor)
+        rest = op.Sub(self, op.Mul(cut, divisor))
+        below = op.Less(op.Mul(op.Sign(rest), op.Sign(divisor)), zero)
+        return op.Sub(cut, op.Where(below, op.constant(1, self.dtype), zero))
+    quotient = op.Div(op.Sub(self, remainder(op, self, divisor)), divisor)
+    floor = op.Floor(quotient)
+    above = op.Greater(op.Sub(quotient, floor), op.constant(0.5, self.dtype))
+    whole = op.Add(floor, op.Where(above, op.constant(1, self.dtype), zero))
+    return op.Where(op.Equal(divisor, zero), op.Div(self, divisor), whole)
+
+
+@translation(aten.xlogy.Tensor, aten.xlogy.Scalar_Other)
+def xlogy(op: Translator, self: ir.Value, other: Scalar) -> ir.Value:
+    return op.ours("Xlogy", self, _operand(op, other, self))
+
+
 @translation(aten.remainder.Tensor, aten.remainder.Scalar)
 def remainder(op: Translator, self: ir.Value, other: Scalar) -> ir.Value:
     """With the sign of the divisor, from C's ``fmod``, which is exact."""
@@ -297,7 +335,10 @@ def remainder(op: Translator, self: ir.Value, other: Scalar) -> ir.Value:
 
 @translation(aten.fmod.Tensor, aten.fmod.Scalar)
 def fmod(op: Translator, self: ir.Value, other: Scalar) -> ir.Value:
-    return op.Mod(self, _operand(op, other, self), fmod=1)
+    divisor = _operand(op, other, self)
+    if self.dtype not in shapes.FLOATING:  # of which the kernel computes in float64
+        return op.Sub(self, op.Mul(op.Div(self, divisor), divisor))
+    return op.Mod(self, divisor, fmod=1)
 
 
 def _operand(op: Translator, other: Scalar, value: ir.Value) -> ir.Value:
