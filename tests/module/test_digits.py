@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from ortrain import ORTModule
-from tests.module.agreement import GRAPH
+from tests.module.agreement import GRAPH, Called
 
 SIZES = torch.logspace(-30, 30, 121)
 NEAR = torch.logspace(-6, -1, 21)
@@ -41,15 +41,6 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 # Of PyTorch's own distance from float64, and roundings of the value.
 SLACK, ROUNDINGS = 32, 64
-
-
-class Called(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils import _pytree as pytree
 
 from ortrain import Options, ORTModule
+from tests.module.agreement import Called
 
 OPTIONS = Options(engine="onnxruntime", fallback="raise", certificate="off")
 INF, NAN = float("inf"), float("nan")
@@ -179,15 +180,6 @@ def test_outputs_and_gradients_at_special_values_are_those_of_pytorch(family: st
                 wrong.append(f"{name}[{i}] at {at}: {mine[~close][:4]}, not {its[~close][:4]}")
                 wrong[-1] += f" of {[t.shape for t in tensors]}"
     assert not wrong, "\n".join(wrong)
-
-
-class Called(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *values: Tensor) -> Any:
-        return self.function(*values)
 
 
 WHOLE = torch.tensor(

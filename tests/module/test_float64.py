@@ -12,6 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 from ortrain import Options, ORTModule
 from ortrain.capture.export import capture
 from ortrain.errors import CaptureError
+from tests.module.agreement import Called
 
 OPTIONS = Options(engine="onnxruntime")
 # Roundings of float64, as many as a short sum of products may have. A float32 on the way shows as
@@ -92,15 +93,6 @@ OTHERS: dict[str, Function] = {
     "nearest": lambda x: F.interpolate(x, scale_factor=1.7),
     "quantile": lambda x: torch.quantile(x, 0.3, dim=1),
 }
-
-
-class Called(nn.Module):
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 def step(module: nn.Module, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from ortrain import ORTModule
-from tests.module.agreement import GRAPH
+from tests.module.agreement import GRAPH, Called
 
 # Of a tensor of four columns; rows are of any number, at least one.
 MADE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -36,15 +36,6 @@ MADE: dict[str, Callable[[Tensor], Tensor]] = {
     "l1, summed": lambda x: F.l1_loss(x[1:], x[:-1], reduction="sum") + x[0],
     "counted": lambda x: torch.count_nonzero(x[1:]) + x[0],
 }
-
-
-class Called(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")

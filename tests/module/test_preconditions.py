@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
-from tests.module.agreement import GRAPH
+from tests.module.agreement import GRAPH, Called
 
 ANY = Options(engine="onnxruntime", fallback="torch")
 
@@ -76,7 +76,7 @@ ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", ORDERS)
 def test_what_is_no_number_comes_out_as_in_pytorch(name: str, value: float) -> None:
     """Kernels of onnxruntime leave NaNs out, and the lowest number stands for minus infinity."""
-    module = Applied(ORDERS[name])
+    module = Called(ORDERS[name])
     model = ORTModule(copy.deepcopy(module), options=ANY)
     for number in range(3):
         x = torch.randn(4, 6)
@@ -85,15 +85,6 @@ def test_what_is_no_number_comes_out_as_in_pytorch(name: str, value: float) -> N
             x[3] = value
         torch.testing.assert_close(model(x), module(x), equal_nan=True)
     assert model.report.graph_calls >= 2
-
-
-class Applied(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 SORTED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -115,7 +106,7 @@ def ranks(h: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", SORTED)
 def test_equals_come_in_pytorchs_order(name: str) -> None:
     """Which of two equals comes first decides where the gradient goes."""
-    model = ORTModule(Applied(SORTED[name]), options=ANY)
+    model = ORTModule(Called(SORTED[name]), options=ANY)
     for number in range(4):
         x = torch.randn(40, 50)
         if number % 2:
@@ -136,7 +127,7 @@ def test_a_stable_order_is_in_the_graph(descending: bool, dtype: torch.dtype) ->
     def ordered(h: Tensor) -> tuple[Tensor, Tensor]:
         return torch.sort(h, dim=0, descending=descending, stable=True)
 
-    model = ORTModule(Applied(ordered), options=GRAPH)  # type: ignore[arg-type]
+    model = ORTModule(Called(ordered), options=GRAPH)  # type: ignore[arg-type]
     for rows in (40, 7):
         x = torch.randint(0, 9, (rows, 5)).to(dtype)
         for mine, its in zip(model(x), ordered(x), strict=True):
@@ -145,7 +136,7 @@ def test_a_stable_order_is_in_the_graph(descending: bool, dtype: torch.dtype) ->
 
 
 def test_only_the_values_of_what_has_no_gradient_may_have_equals() -> None:
-    model = ORTModule(Applied(lambda h: h.sort(-1).values + h.topk(4).values[:, :1]), options=GRAPH)
+    model = ORTModule(Called(lambda h: h.sort(-1).values + h.topk(4).values[:, :1]), options=GRAPH)
     x = torch.randint(0, 9, (40, 50))
     assert torch.equal(model(x), model.module(x))
     assert model.report.astray == 0
