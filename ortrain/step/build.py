@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import onnx_ir as ir
@@ -60,6 +61,18 @@ class Piece:
     gives: tuple[tuple[int, int], ...]
     carries: tuple[int, ...]
     frees: tuple[int, ...] = ()
+
+    @cached_property
+    def kept(self) -> tuple[tuple[bool, int], ...]:
+        """What it takes of the forward, first: whether it is a fetch, or else a feed, and which."""
+        known = [source for source in self.takes if source.kind in ("fetch", "feed")]
+        return tuple((source.kind == "fetch", source.index) for source in known)
+
+    @cached_property
+    def given(self) -> tuple[tuple[bool, int], ...]:
+        """What it takes behind that: whether it is upstream, or else carried, and which."""
+        rest = self.takes[len(self.kept) :]
+        return tuple((source.kind == "upstream", source.index) for source in rest)
 
 
 @dataclass(frozen=True)

@@ -255,8 +255,9 @@ class _Way:
                 self._take_all(self._recovered(error))
         order, gradients = self.order, self.gradients
         taken = [gradients[order[i]] for i in group.gives]
-        for i in group.gives:
-            gradients[order[i]] = None
+        if len(taken) < len(order):  # else this object goes with them
+            for i in group.gives:
+                gradients[order[i]] = None
         return taken
 
     def _choose(self, step: Step) -> None:
@@ -291,13 +292,13 @@ class _Way:
             feeds = _copied(feeds)
         else:
             self.stash[number] = None
-        for source in piece.takes:
-            if source.kind == "upstream":
-                gradient = self.upstream[source.index]
+        for is_upstream, index in piece.given:
+            if is_upstream:
+                gradient = self.upstream[index]
                 assert gradient is not None
                 feeds.push_back(to_ort(gradient))
-            elif source.kind == "carry":
-                feeds.push_back(self.carried[source.index])
+            else:
+                feeds.push_back(self.carried[index])
         fetches = piece.compiled.run_values(feeds)
         del feeds
         self.done = number + 1
@@ -570,13 +571,8 @@ def _stash(plan: Plan, feeds: Any, fetches: Any) -> list[Any]:
     for piece in plan.pieces:
         vector = OrtValueVector()
         push = vector.push_back
-        for source in piece.takes:
-            if source.kind == "fetch":
-                push(fetches[source.index])
-            elif source.kind == "feed":
-                push(feeds[source.index])
-            else:
-                break
+        for is_fetch, index in piece.kept:
+            push(fetches[index] if is_fetch else feeds[index])
         stash.append(vector)
     return stash
 
