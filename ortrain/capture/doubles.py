@@ -18,6 +18,7 @@ from torch import fx
 from ortrain.capture.origin import BESIDE, operator_name, origin
 from ortrain.capture.torchlib import has_tensor
 from ortrain.errors import CaptureError
+from ortrain.graph.shapes import fits_float32
 
 # Whose definitions compute in float32: mean and variance, or with the numbers in their functions.
 SINGLE = frozenset(
@@ -65,7 +66,7 @@ def _rounded(node: ir.Node, opset: int) -> str:
         if a.type == ir.AttributeType.FLOAT
     }
     for name, value in {**_defaults(node.op_type, opset), **given}.items():
-        if (node.op_type, name) not in _UNREAD and float(np.float32(value)) != value:
+        if (node.op_type, name) not in _UNREAD and not fits_float32(value):
             return name
     return ""
 

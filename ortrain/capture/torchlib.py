@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
+
+from ortrain.graph.shapes import fits_float32
 
 # Overloads of aten; `tests/sweep/test_torchlib.py` compares them with the results of the sweep.
 VERIFIED = frozenset({
@@ -88,4 +89,4 @@ def _numbers(call: fx.Node) -> Iterator[Any]:
 
 
 def _is_rounded(number: Any) -> bool:
-    return isinstance(number, float) and number == number and float(np.float32(number)) != number
+    return isinstance(number, float) and number == number and not fits_float32(number)

@@ -42,6 +42,11 @@ _SAME_SHAPE = {
 }  # fmt: skip
 
 
+def fits_float32(number: float) -> bool:
+    """Whether a floating-point attribute of an operator, which is a float32, holds a number."""
+    return float(np.float32(number)) == number
+
+
 def assign(value: ir.Value, dtype: ir.DataType | None, shape: ir.Shape | None = None) -> None:
     """Types a value, with a type object of its own: setting a dtype changes a shared one."""
     value.type = None if dtype is None else ir.TensorType(dtype)

@@ -10,9 +10,9 @@ from torch import fx
 
 from ortrain.capture.fx.experts import reaches_experts
 from ortrain.capture.fx.splice import Emitter, arguments_of
+from ortrain.capture.translations.base import INT64_MAX
 
 aten = torch.ops.aten
-INT64_MAX = 2**63 - 1
 
 # Below this a score's spacing is above 1e-3: of the normalizer of a row of attention, kept as one
 # number with the row's largest score, nothing is left for the gradient of PyTorch's fused kernel.

@@ -308,7 +308,7 @@ def floor_divide(op: Translator, self: ir.Value, other: Scalar) -> ir.Value:
     if self.dtype not in shapes.FLOATING:
         cut = op.Div(self, divisor)
         rest = op.Sub(self, op.Mul(cut, divisor))
-        below = op.Less(op.Mul(op.Sign(rest), op.Sign(divisor)), zero)
+        below = _on_other_sides(op, rest, divisor)
         return op.Sub(cut, op.Where(below, op.constant(1, self.dtype), zero))
     quotient = op.Div(op.Sub(self, remainder(op, self, divisor)), divisor)
     floor = op.Floor(quotient)
@@ -329,8 +329,12 @@ def remainder(op: Translator, self: ir.Value, other: Scalar) -> ir.Value:
     if self.dtype not in shapes.FLOATING:
         return op.Mod(self, divisor)
     rest = op.Mod(self, divisor, fmod=1)
-    other_side = op.Less(op.Mul(op.Sign(rest), op.Sign(divisor)), op.constant(0, self.dtype))
-    return op.Where(other_side, op.Add(rest, divisor), rest)
+    return op.Where(_on_other_sides(op, rest, divisor), op.Add(rest, divisor), rest)
+
+
+def _on_other_sides(op: Translator, a: ir.Value, b: ir.Value) -> ir.Value:
+    """Whether zero lies between two values."""
+    return op.Less(op.Mul(op.Sign(a), op.Sign(b)), op.constant(0, a.dtype))
 
 
 @translation(aten.fmod.Tensor, aten.fmod.Scalar)

@@ -96,8 +96,8 @@ def _kept(factor: Scalar, dtype: ir.DataType | None) -> float | None:
     """A factor as an attribute holds it, which is a float32; None if that rounds it."""
     if isinstance(factor, ir.Value):
         return None
-    rounded = float(np.float32(factor))
-    return None if dtype == ir.DataType.DOUBLE and rounded != factor else float(factor)
+    rounded = dtype == ir.DataType.DOUBLE and not shapes.fits_float32(factor)
+    return None if rounded else float(factor)
 
 
 @translation(aten.softmax.int)

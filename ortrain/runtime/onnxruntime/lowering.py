@@ -187,7 +187,7 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> bool:
         absorbed.append(reader)
     if alpha == 1.0 and not any(transposed) and len(absorbed) == 1:
         return False
-    if node.inputs[0].dtype == ir.DataType.DOUBLE and float(np.float32(alpha)) != alpha:
+    if node.inputs[0].dtype == ir.DataType.DOUBLE and not shapes.fits_float32(alpha):
         return False
     fused = ir.Node(
         MICROSOFT,
@@ -233,7 +233,7 @@ def _factor(node: ir.Node) -> tuple[float, ir.Value] | None:
         other = node.inputs[1 - i]
         if known is None or known.ndim or other is None:
             continue
-        if known.dtype != np.float64 or np.float32(known) == known:
+        if known.dtype != np.float64 or shapes.fits_float32(float(known)):
             return float(known), other
     return None
 
