@@ -6,7 +6,7 @@ file prefers plain lists and local names, and does nothing twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,8 +36,9 @@ Received = tuple[bool, ...]
 class Feeds:
     """The feeds of a forward: what changes at every call first, then parameters and buffers.
 
-    The ``OrtValue`` of a parameter is made once, and again where its memory has moved. That of a
-    parameter that is not contiguous is a copy, and made at every call.
+    The ``OrtValue`` of a parameter is made once, and again where its memory has moved; the guard
+    tells of other strides. That of a parameter that is not contiguous is a copy, and made at every
+    call.
 
     Args:
         plan: the compiled step.
@@ -57,33 +58,33 @@ class Feeds:
         assert roles == sorted(roles, key=_ORDER.__getitem__), "feeds come by role"
         names = [name for role, name in plan.feeds if role in held]
         self.copied = {i for i, name in enumerate(names) if name in copied}
-        self.pointers = [_COPIED] * len(self.held)
+        self.pointers = [*map(_address, self.held)]
         self.values = [self._again(i, tensor) for i, tensor in enumerate(self.held)]
 
-    def __call__(self, users: Sequence[torch.Tensor]) -> Any:
+    def __call__(self, users: Sequence[torch.Tensor]) -> list[Any]:
         """All feeds of one forward, in the order of the program's inputs."""
-        vector = OrtValueVector()
-        push = vector.push_back
-        for tensor in users:
-            push(to_ort(tensor))
+        feeds = [to_ort(tensor) for tensor in users]
         if self.seeded:
-            push(to_ort(draw_seed()))
-        pointers = self.pointers
-        for i, (tensor, value) in enumerate(zip(self.held, self.values, strict=True)):
-            if tensor.data_ptr() != pointers[i] or not tensor.is_contiguous():
-                if pointers is self.pointers:  # which forwards before this one may still read
-                    self.pointers = pointers.copy()
-                value = self.values[i] = self._again(i, tensor)
-            push(value)
-        return vector
+            feeds.append(to_ort(draw_seed()))
+        pointers = [*map(_address, self.held)]
+        if pointers != self.pointers:
+            before, self.pointers = self.pointers, pointers  # earlier forwards may still read those
+            for i, tensor in enumerate(self.held):
+                if pointers[i] != before[i]:
+                    self.values[i] = self._again(i, tensor)
+        feeds += self.values
+        return feeds
 
     def _again(self, i: int, tensor: torch.Tensor) -> Any:
         if i in self.copied:
-            return to_ort(tensor.clone())
-        self.pointers[i] = tensor.data_ptr() if tensor.is_contiguous() else _COPIED
+            tensor = tensor.clone()
+        elif tensor.is_contiguous() and not tensor.is_neg():
+            return to_ort(tensor)
+        self.pointers[i] = _COPIED
         return to_ort(tensor)
 
 
+_address = torch.Tensor.data_ptr
 _COPIED = -1  # the address of no tensor
 _ORDER = {Role.USER_INPUT: 0, Role.SEED: 1, Role.BUFFER: 2, Role.PARAMETER: 2}
 
@@ -146,7 +147,7 @@ class Step:
 
     def infer(self, users: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Runs the forward alone."""
-        fetches = self.plan.forward.run_values(self.feeds(users))
+        fetches = self.plan.forward.run_values(_vector(self.feeds(users)))
         tensors = all_to_torch(fetches, self.plan.bools)
         self.write_back(tensors)
         return tensors[: self.plan.outputs]
@@ -289,7 +290,7 @@ class _Way:
     def _run(self, number: int, piece: Piece) -> None:
         feeds = self.stash[number]
         if self.keeps:
-            feeds = _copied(feeds)
+            feeds = _vector(feeds)
         else:
             self.stash[number] = None
         for is_upstream, index in piece.given:
@@ -374,7 +375,7 @@ class _Function(torch.autograd.Function):
     def forward(ctx: Any, kept: _Kept, token: torch.Tensor | None, *tensors: torch.Tensor) -> Any:
         step, feeds, users = kept.step, kept.feeds, kept.users
         plan = step.plan
-        fetches = plan.forward.run_values(feeds)
+        fetches = plan.forward.run_values(_vector(feeds))
         count = plan.outputs
         outputs = [_at(fetches, i, i in plan.bools) for i in range(count)]
         for i, buffer in step.buffers:
@@ -485,10 +486,8 @@ class _Kept:
         other = self.step.other(received)
         self._expect_unchanged(_matters(other.plan, saved_only=True))
         place = {name: i for i, name in enumerate(self.step.feeds.names)}
-        feeds = OrtValueVector()
-        for name in other.feeds.names:
-            feeds.push_back(self.feeds[place[name]])
-        return other, _stash(other.plan, feeds, other.plan.forward.run_values(feeds))
+        feeds = [self.feeds[place[name]] for name in other.feeds.names]
+        return other, _stash(other.plan, feeds, other.plan.forward.run_values(_vector(feeds)))
 
     def in_pytorch(
         self, upstream: Sequence[torch.Tensor | None], *, create_graph: bool
@@ -558,14 +557,15 @@ def _matters(plan: Plan, *, saved_only: bool = False) -> set[str]:
     return {v.name or "" for v in found} | {plan.feeds[i][1] for i in plan.reads_back}
 
 
-def _copied(vector: Any) -> Any:
-    copy = OrtValueVector()
-    for value in vector:
-        copy.push_back(value)
-    return copy
+def _vector(values: Iterable[Any]) -> Any:
+    vector = OrtValueVector()
+    push = vector.push_back
+    for value in values:
+        push(value)
+    return vector
 
 
-def _stash(plan: Plan, feeds: Any, fetches: Any) -> list[Any]:
+def _stash(plan: Plan, feeds: Sequence[Any], fetches: Any) -> list[Any]:
     """The feeds of each backward piece, as far as the forward knows them."""
     stash = []
     for piece in plan.pieces:
