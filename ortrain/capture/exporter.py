@@ -6,6 +6,7 @@ Used of torch, beyond what it documents (``tests/capture/test_exporter.py`` pins
 - ``torch.onnx._internal.exporter._core``: ``_exported_program_to_onnx_program``;
 - ``torch.onnx._internal.exporter._building``: ``OpRecorder`` (its ``nodes``, ``constant_farm``);
 - ``torch.fx.experimental._config``: ``backed_size_oblivious``;
+- ``torch._dynamo.config``: ``fake_tensor_cache_enabled``;
 - the errors by which a trace says what it cannot do (`_nothing_swallowed`);
 - ``torch._C._autograd``: whether hooks on saved tensors are allowed.
 """
@@ -27,6 +28,7 @@ import onnxscript.evaluator
 import torch
 from onnx_ir.passes.common import InlinePass
 from torch import fx
+from torch._dynamo import config as dynamo_config
 from torch._subclasses import fake_tensor
 from torch.export import ExportedProgram
 from torch.fx.experimental import _config as symbolic_config
@@ -92,6 +94,7 @@ def export(
     with (
         sizes,
         _quiet(),
+        _uncached(),
         watching,
         checking,
         numbers,
@@ -104,6 +107,18 @@ def export(
         return torch.export.export(
             module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
         )
+
+
+def _uncached() -> contextlib.AbstractContextManager[None]:
+    """Computes the shapes of each operator's results once.
+
+    The cache of fake tensors seldom knows an operator where sizes are symbols, and makes the result
+    a second time for its entry: 3.1 s of processor time with it, 2.1 s without for a small BERT.
+    """
+    patched: contextlib.AbstractContextManager[None] = dynamo_config.patch(
+        fake_tensor_cache_enabled=False
+    )
+    return patched
 
 
 @contextlib.contextmanager

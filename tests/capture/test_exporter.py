@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config
 from torch.onnx._internal.exporter import _building, _core, _registration
 
@@ -42,6 +43,12 @@ def test_sizes_can_be_kept_oblivious() -> None:
     with _config.patch(backed_size_oblivious=True):
         assert _config.backed_size_oblivious
     assert not _config.backed_size_oblivious
+
+
+def test_the_cache_of_fake_tensors_can_be_left_out() -> None:
+    with exporter._uncached():
+        assert not FakeTensorMode().cache_enabled
+    assert FakeTensorMode().cache_enabled
 
 
 def test_tested_version_gives_no_warning_and_another_one_does(
