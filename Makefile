@@ -14,11 +14,13 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 OFFLINE    := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-distributed test-web test-webgpu lint format demo sweep clean
+.PHONY: help venv test test-breadth test-distributed test-web test-webgpu lint format demo sweep sweep-dtypes clean
 
 help:
 	@echo "make demo    fine-tune a real model on real text, eager and ortrain side by side"
 	@echo "make test    run the tests"
+	@echo "make test-breadth"
+	@echo "             run the cases of tables of which \`make test\` takes a sample"
 	@echo "make test-distributed"
 	@echo "             install DeepSpeed and Lightning, and run the tests that need them"
 	@echo "make test-web"
@@ -29,6 +31,8 @@ help:
 	@echo "make format  rewrite the sources in the house format"
 	@echo "make venv    build .venv; the other targets do this by themselves"
 	@echo "make sweep   compare every operator and module of PyTorch's own tables, eager and graph"
+	@echo "make sweep-dtypes"
+	@echo "             the same for each other dtype, more samples of each"
 	@echo "make clean   remove what builds and runs leave behind, .venv excepted"
 
 venv: $(STAMP)
@@ -46,6 +50,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 test: $(STAMP)
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/pytest -n 2 $(PYTEST_ARGS)
+
+test-breadth: $(STAMP)
+	$(OFFLINE) $(ONE_THREAD) $(BIN)/pytest -n 2 -m breadth $(PYTEST_ARGS)
 
 # DeepSpeed comes as source; its extensions are not built, and the tests use none.
 $(EXTRAS): $(STAMP)
@@ -89,6 +96,14 @@ demo: $(STAMP)
 # An hour of one core: the results and the page that they become are kept in the repository.
 sweep: $(STAMP)
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/python -m tests.sweep --jobs 2
+	$(BIN)/python -m tests.sweep --page > docs/coverage.md
+
+# Two hours of one core.
+DTYPES := float64 float16 bfloat16 int64 int32 int16 int8 uint8 bool
+sweep-dtypes: $(STAMP)
+	for dtype in $(DTYPES); do \
+	  $(OFFLINE) $(ONE_THREAD) $(BIN)/python -m tests.sweep --jobs 2 --dtype $$dtype --samples 6 || exit; \
+	done
 	$(BIN)/python -m tests.sweep --page > docs/coverage.md
 
 clean:

@@ -323,6 +323,9 @@ class Recurrent(nn.Module):
         return nn.functional.cross_entropy(logits, labels), logits
 
 
+SAMPLE = ("bert", "gpt2", "t5", "resnet", "recurrent", "mlp", "cnn")
+"""Of the models, those that `make test` takes where each costs seconds."""
+
 MODELS: dict[str, ModelCase] = {
     case.name: case
     for case in (

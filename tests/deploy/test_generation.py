@@ -17,6 +17,7 @@ from transformers import LogitsProcessorList
 from ortrain import Options, ORTModule, OrtrainWarning
 from ortrain.deploy.generation import ORTGenerator
 from ortrain.errors import CaptureError, NotServed
+from tests.breadth import sampled
 from tests.deploy.models import TEXT_MODELS, Branches, Peeks, batch, gpt2, mistral, t5, whisper
 
 STRICT = Options(fallback="raise")
@@ -40,7 +41,7 @@ def shared(name: str) -> tuple[Any, ORTGenerator]:
     return model, ORTGenerator(model, options=STRICT)
 
 
-@pytest.fixture(params=TEXT_MODELS)
+@pytest.fixture(params=sampled(TEXT_MODELS, ["t5", "gpt2", "llama"]))
 def served(request: pytest.FixtureRequest) -> tuple[Any, ORTGenerator]:
     return shared(request.param)
 
@@ -215,8 +216,15 @@ def test_a_long_generation_keeps_no_memory_of_its_shorter_caches() -> None:
 # --- captures -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [t5, gpt2])
-@pytest.mark.parametrize("first", [(1, 1, 1), (2, 5, 3)], ids=["smallest", "ordinary"])
+@pytest.mark.parametrize(
+    ("make", "first"),
+    [
+        pytest.param(t5, (1, 1, 1), id="t5-smallest"),
+        pytest.param(gpt2, (2, 5, 3), id="gpt2-ordinary"),
+        pytest.param(t5, (2, 5, 3), id="t5-ordinary", marks=pytest.mark.breadth),
+        pytest.param(gpt2, (1, 1, 1), id="gpt2-smallest", marks=pytest.mark.breadth),
+    ],
+)
 def test_rows_lengths_and_beams_of_one_or_more_need_no_further_capture(
     make: Any, first: tuple[int, int, int]
 ) -> None:

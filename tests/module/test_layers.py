@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -15,6 +15,15 @@ from torch.utils import _pytree as pytree
 from ortrain import Options, ORTModule
 from ortrain.errors import OrtrainWarning
 from tests.module.agreement import GRAPH, SAME
+
+
+def in_both_modes(names: Iterable[str]) -> list[Any]:
+    """Each name in training, and every fourth in evaluation too; with `make test-breadth` all."""
+    names = list(names)
+    return [("train", name) for name in names] + [
+        ("eval", name) if number % 4 == 0 else pytest.param("eval", name, marks=pytest.mark.breadth)
+        for number, name in enumerate(names)
+    ]
 
 
 def floats(*shape: int, scale: float = 1.0) -> Callable[[], Tensor]:
@@ -397,11 +406,10 @@ ALL = {**LOSSES, **LAYERS}
 @pytest.mark.filterwarnings("ignore:Implicit dimension choice")
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`")
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides the total loss")
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_a_layer_and_its_gradients_are_eagers(name: str, training: bool) -> None:
+@pytest.mark.parametrize(("mode", "name"), in_both_modes(ALL))
+def test_a_layer_and_its_gradients_are_eagers(mode: str, name: str) -> None:
     make, draws = ALL[name]
-    assert_alike(make().train(training), tuple(draw() for draw in draws))
+    assert_alike(make().train(mode == "train"), tuple(draw() for draw in draws))
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
@@ -495,11 +503,10 @@ ATTENTION: dict[str, tuple[Callable[[], nn.Module], tuple[Callable[[], Any], ...
 }
 
 
-@pytest.mark.parametrize("name", ATTENTION)
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_attention_and_its_masks_are_eagers(name: str, training: bool) -> None:
+@pytest.mark.parametrize(("mode", "name"), in_both_modes(ATTENTION))
+def test_attention_and_its_masks_are_eagers(mode: str, name: str) -> None:
     make, draws = ATTENTION[name]
-    assert_alike(make().train(training), tuple(draw() for draw in draws), steps=1)
+    assert_alike(make().train(mode == "train"), tuple(draw() for draw in draws), steps=1)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

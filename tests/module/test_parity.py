@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from ortrain import ORTModule
-from tests.models import MODELS, ModelCase
+from tests.breadth import sampled
+from tests.models import MODELS, SAMPLE, ModelCase
 from tests.module.agreement import (
     DRIFTED,
     GRAPH,
@@ -49,7 +50,7 @@ class Subject:
         return truth
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=sampled(MODELS, SAMPLE))
 def subject(request: pytest.FixtureRequest) -> Subject:
     return Subject.of(MODELS[request.param])
 
@@ -75,10 +76,10 @@ def test_twenty_steps_of_adamw_end_where_eager_ends(subject: Subject) -> None:
     assert subject.graph.report.captures == 1
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sampled(MODELS, SAMPLE))
 def test_a_first_batch_of_one_fixes_nothing(name: str) -> None:
     subject = Subject.of(MODELS[name])
-    for batch, length in ((1, 5), (3, 7), (2, 1)):
+    for batch, length in ((1, 1), (3, 7), (2, 5)):
         subject.check(batch, length)
     assert subject.graph.report.captures == 1
 

@@ -4,7 +4,7 @@
 
     python -m tests.sweep                          # all rows, an hour of one core
     python -m tests.sweep --only 'operator scatter' --jobs 1
-    python -m tests.sweep --dtype int64 --samples 8        # wider; kept nowhere
+    python -m tests.sweep --dtype int64 --samples 8        # wider: dtypes.json keeps the counts
     python -m tests.sweep --page > docs/coverage.md
 """
 
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--slice", default="0/1", help="i/n: every n-th row, from the i-th")
     parser.add_argument("--jobs", type=int, default=1, help="processes at the same time")
     parser.add_argument("--page", action="store_true", help="print the page of the last results")
-    parser.add_argument("--dry", action="store_true", help="keep results.json as it is")
+    parser.add_argument("--dry", action="store_true", help="keep the results as they are")
     parser.add_argument("--samples", type=int, help="of a row, at most")
     parser.add_argument("--dtype", help="of the samples, in place of the first that a row takes")
     options = parser.parse_args()
@@ -52,6 +52,8 @@ def main() -> None:
         known[key] = verdict
         if not (options.dry or wider) and (i % 20 == 0 or i == len(keys)):
             results.save(known)
+    if wider and len(keys) == len(all_rows()) and not options.dry:
+        results.save_dtype(wider[1], int(wider[0]), {key: known[key] for key in keys})
     print(results.totals({key: known[key] for key in keys} if wider else known))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.sweep.results import totals
+from tests.sweep.results import BAD, load_dtypes, totals
 from tests.sweep.verdict import Outcome, Verdict
 
 _HEAD = """\
@@ -24,11 +24,22 @@ against the graph.
 
 """
 
+_DTYPES = """\
+## Other dtypes
+
+Written by `make sweep-dtypes`: more samples of each operator and each module, of one dtype; those
+that do not take it are not comparable. Bad is wrong, or raising where eager runs.
+
+| dtype | samples | operators: graph | eager | bad | modules: graph | eager | bad |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+"""
+
 
 def page(verdicts: dict[str, Verdict]) -> str:
     """Totals, and a table of each kind of row."""
     counts = "\n".join(f"- {line}" for line in totals(verdicts).splitlines())
     text = _HEAD.format(torch=torch.__version__.split("+")[0], totals=counts)
+    text += _of_dtypes()
     for kind in ("operator", "module"):
         text += f"## {kind.title()}s\n\n| {kind} | | |\n| --- | --- | --- |\n"
         rows = {k: v for k, v in verdicts.items() if k.startswith(f"{kind} ")}
@@ -37,6 +48,20 @@ def page(verdicts: dict[str, Verdict]) -> str:
             text += f"| `{name}` | {_outcome(verdict)} | {_escaped(verdict.reason)} |\n"
         text += "\n"
     return text.rstrip("\n") + "\n"
+
+
+def _of_dtypes() -> str:
+    kept = load_dtypes()
+    text = _DTYPES
+    for name, each in kept.items():
+        cells = [name, each["samples"]]
+        for count in each["counts"].values():
+            bad = sum(count[outcome] for outcome in BAD)
+            cells += [count[Outcome.GRAPH], count[Outcome.EAGER], bad]
+        text += f"| {' | '.join(map(str, cells))} |\n"
+    bad = [(name, key, why) for name, each in kept.items() for key, why in each["bad"].items()]
+    text += "".join(f"\n- {name}, `{key}`: {_escaped(why)}" for name, key, why in bad)
+    return text + "\n" * (2 if bad else 1)
 
 
 def _outcome(verdict: Verdict) -> str:

@@ -33,6 +33,7 @@ from ortrain import (
     ORTTrainingArguments,
 )
 from ortrain.trainer.loss import ModuleWithLoss
+from tests.breadth import sampled
 from tests.trainer.models import (
     LABELS,
     WORDS,
@@ -128,6 +129,8 @@ TASKS: dict[str, tuple[Callable[[], Any], Callable[[], Rows]]] = {
     "text2text with T5": (t5, copies),
     "text2text with BART": (bart, copies),
 }
+SAMPLE = ("distilbert", "token classification", "text generation", "text2text with T5")
+SMOOTHED = ("distilbert", "token classification", "text2text with BART")
 
 
 # --- comparisons --------------------------------------------------------------------------------
@@ -219,7 +222,7 @@ def assert_saved(ours: Any, folder: Path) -> None:
 # --- train, save, evaluate, predict -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", sampled(TASKS, SAMPLE))
 def test_a_task_is_trained_saved_evaluated_and_predicted(tmp_path: Path, task: str) -> None:
     make, rows = TASKS[task]
     plain, ours = both(tmp_path, make, rows(), more=watched)
@@ -239,7 +242,7 @@ def test_a_task_is_trained_saved_evaluated_and_predicted(tmp_path: Path, task: s
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["outside the graph", "inside"])
-@pytest.mark.parametrize("task", ["distilbert", "token classification", "text2text with BART"])
+@pytest.mark.parametrize("task", sampled(SMOOTHED, ["token classification"]))
 def test_a_task_with_smoothed_labels(tmp_path: Path, task: str, inside: bool) -> None:
     make, rows = TASKS[task]
     settings = {"label_smoothing_factor": 0.1, "ort": {"use_module_with_loss": inside}}
