@@ -87,7 +87,7 @@ class Captured:
         failed: what was tried before, and why it did not work.
         seconds: what each part took.
         branches: whether the program goes the example's way at branches on values.
-        returned: the user outputs that the module returns no new tensors for.
+        returned: the user outputs that are no new contiguous tensors of the module.
     """
 
     program: Program

@@ -41,8 +41,11 @@ def _layers(
     terms = [value.sum() for value in (input, *states, *params)]
     zero = torch.stack(terms).sum() * 0
     width = states[0].shape[2] * (2 if bidirectional else 1)
-    output = input.new_empty((*input.shape[:2], width)) + zero
-    return output, *(state.new_empty(state.shape) + zero for state in states)
+    first, second = input.shape[1::-1] if batch_first else input.shape[:2]
+    output = input.new_empty((first, second, width)) + zero  # in memory by steps, in any case
+    return output.transpose(0, 1) if batch_first else output, *(
+        state.new_empty(state.shape) + zero for state in states
+    )
 
 
 def _layers_of_one_state(input: Tensor, state: Tensor, *rest: Any) -> tuple[Tensor, ...]:

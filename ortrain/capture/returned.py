@@ -1,18 +1,27 @@
-"""Outputs that are no new tensors: an argument, a parameter, a buffer, or another output.
+"""What a graph's outputs have to become to be the module's.
 
-A graph returns a copy of each. For who only reads, that is the same; but ``output is x`` is another
-answer then, and a write to an output is no write to the argument.
+Some outputs are no new tensors: an argument, a parameter, a buffer, or another output. A graph
+returns a copy of each. For who only reads, that is the same; but ``output is x`` is another answer
+then, and a write to an output is no write to the argument.
+
+Others lie in memory in another order than their axes: what a module has transposed, or computed of
+images in ``channels_last``. A graph's outputs are contiguous, and with one of these
+``output.transpose(0, 1).view(-1)`` would be an error.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
+
+_SOME = 1009
 
 
 @dataclass(frozen=True)
@@ -20,18 +29,20 @@ class Source:
     """What an output is.
 
     Attributes:
-        kind: ``"argument"``, ``"held"`` or ``"output"``.
+        kind: ``"argument"``, ``"held"`` or ``"output"``, or ``"stored"`` where it is a new tensor.
         index: the place among the tensors of the call, or among the outputs.
         name: of the parameter or buffer.
+        axes: from the outermost in memory to the innermost.
     """
 
     kind: str
     index: int = -1
     name: str = ""
+    axes: tuple[int, ...] = ()
 
 
 def sources_of(exported: ExportedProgram, positions: Sequence[int]) -> dict[int, Source]:
-    """The user outputs, counted among those that are tensors, that are no new ones.
+    """The user outputs, counted among those that are tensors, that are no new contiguous ones.
 
     Args:
         exported: as it was traced: later on, writes in place make new tensors.
@@ -65,6 +76,8 @@ def sources_of(exported: ExportedProgram, positions: Sequence[int]) -> dict[int,
             found[i] = Source("held", name=held[node.name])
         elif (first := outputs.index(node)) < i:
             found[i] = Source("output", index=first)
+        elif (axes := _stored(node.meta["val"])) != tuple(range(len(axes))):
+            found[i] = Source("stored", axes=axes)
     return found
 
 
@@ -88,9 +101,34 @@ def instead(
             result[i] = arguments[source.index]
         elif source.kind == "held":
             result[i] = held[source.name]
-        else:
+        elif source.kind == "output":
             result[i] = result[source.index]
+        else:
+            axes = source.axes
+            back = [axes.index(axis) for axis in range(len(axes))]
+            result[i] = result[i].permute(axes).contiguous().permute(back)
     return result
+
+
+def _stored(tensor: Tensor) -> tuple[int, ...]:
+    """The axes of a tensor in the order in which they lie in memory.
+
+    An axis of size 1 stays where it is among the others, and those along which all elements are the
+    same come first, so that they part no others.
+    """
+    sizes, strides = [_hint(n) for n in tensor.shape], [_hint(n) for n in tensor.stride()]
+    for axis in reversed(range(len(sizes))):
+        if sizes[axis] == 1:
+            inner = axis + 1
+            strides[axis] = sizes[inner] * strides[inner] if inner < len(sizes) else 1
+    return tuple(sorted(range(len(sizes)), key=lambda axis: -(strides[axis] or math.inf)))
+
+
+def _hint(size: Any) -> int:
+    """The size in the example; a size that only values tell stands for some number."""
+    if isinstance(size, int):
+        return size
+    return size.node.hint if size.node.has_hint() else _SOME
 
 
 def _written(node: fx.Node) -> fx.Node:

@@ -331,7 +331,7 @@ class Captures:
                 variants.patience *= 2
             return step
 
-        own = {outputs[i] for i in served.returned}
+        own = {outputs[i] for i, source in served.returned.items() if source.kind != "stored"}
         upstream = tuple(likely_upstream(program))
         upstream = tuple(name for name in upstream if name not in own) or upstream
         step = make(upstream)

@@ -73,7 +73,8 @@ class Served:
         strays: calls at whose values the code went another way than the graph.
         in_a_row: of them, the last without a call of the graph between.
         since: calls of the graph at the first stray, and at the last one.
-        returned: the outputs that are no new tensors; arguments by their places in the call.
+        returned: the outputs that are no new contiguous tensors; arguments by their places in the
+            call.
     """
 
     captured: Captured
