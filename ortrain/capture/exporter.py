@@ -7,6 +7,7 @@ Used of torch, beyond what it documents (``tests/capture/test_exporter.py`` pins
 - ``torch.onnx._internal.exporter._building``: ``OpRecorder`` (its ``nodes``, ``constant_farm``);
 - ``torch.fx.experimental._config``: ``backed_size_oblivious``;
 - ``torch._dynamo.config``: ``fake_tensor_cache_enabled``;
+- ``torch.export._trace``: ``register_buffer_assignment_hook``;
 - the errors by which a trace says what it cannot do (`_nothing_swallowed`);
 - ``torch._C._autograd``: whether hooks on saved tensors are allowed.
 """
@@ -20,6 +21,7 @@ import logging
 import operator
 import re
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,10 +32,11 @@ from onnx_ir.passes.common import InlinePass
 from torch import fx
 from torch._dynamo import config as dynamo_config
 from torch._subclasses import fake_tensor
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, _trace
 from torch.fx.experimental import _config as symbolic_config
 from torch.fx.experimental import symbolic_shapes
 from torch.onnx._internal.exporter import _building, _core, _registration
+from torch.utils.hooks import RemovableHandle
 
 from ortrain.capture.autograd_calls import check_autograd_calls, checked_autograd_calls
 from ortrain.capture.checkpointing import marked_checkpoints
@@ -46,6 +49,7 @@ from ortrain.capture.value_checks import Ways, value_checks
 from ortrain.errors import CaptureError
 
 TESTED = ("2.13",)
+_HOOK = "register_buffer_assignment_hook"
 
 Translation = Callable[..., Any]
 
@@ -95,6 +99,7 @@ def export(
         sizes,
         _quiet(),
         _uncached(),
+        _buffers_left_to_us(),
         watching,
         checking,
         numbers,
@@ -107,6 +112,20 @@ def export(
         return torch.export.export(
             module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
         )
+
+
+@contextlib.contextmanager
+def _buffers_left_to_us() -> Iterator[None]:
+    """Without what torch does for buffers that are assigned, in the module itself alone.
+
+    See `assigned_buffers`, which sees to those of every module.
+    """
+    own = vars(_trace)[_HOOK]
+    setattr(_trace, _HOOK, lambda *_: RemovableHandle(OrderedDict()))
+    try:
+        yield
+    finally:
+        setattr(_trace, _HOOK, own)
 
 
 def _uncached() -> contextlib.AbstractContextManager[None]:

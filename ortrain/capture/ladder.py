@@ -11,6 +11,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, TensorArgument
 
 from ortrain.capture import exporter
+from ortrain.capture.assigned_buffers import assignments, assignments_as_writes
 from ortrain.capture.call import Axes, Call, explicit_signature
 from ortrain.capture.constraints import Constraints, constraints_of
 from ortrain.capture.decisions import Asked, asked, decided, strided_inputs
@@ -22,6 +23,7 @@ from ortrain.capture.refusal import (
     assigning,
     empty,
     ending,
+    keeping,
     refusal,
     seeding_itself,
     side_effects,
@@ -224,6 +226,10 @@ def _trace(
     seeding: contextlib.AbstractContextManager[list[str]] = (
         contextlib.nullcontext([]) if rung.strict else seeding_watched()
     )
+    # Dynamo's are looked for below.
+    written = (
+        assignments_as_writes(module, keeping) if not rung.strict else contextlib.nullcontext()
+    )
     try:
         with (
             watching as effects,
@@ -231,6 +237,7 @@ def _trace(
             seeding as seeds,
             explicit_signature(module, call),
             opened_caches(module) if not rung.strict else contextlib.nullcontext(),
+            written,
             no_packed_sequences(),
         ):
             if effects.unwatched:
@@ -245,8 +252,10 @@ def _trace(
                 ways=ways,
             )
         if rung.strict:
-            with watched(module, traced=False) as effects:
+            with watched(module, traced=False) as effects, assignments(module) as assigned:
                 call_aside(module, example.args, example.kwargs)
+            if assigned:
+                raise keeping(assigned)
     except Exception as error:
         raise refusal(module, error) from error
     if found := side_effects(effects, module):

@@ -253,6 +253,16 @@ def recasting(buffers: list[str], module: torch.nn.Module | None = None) -> Refu
     )
 
 
+def keeping(buffers: list[str]) -> Refusal:
+    """The refusal of a forward that puts tensors in place of buffers which cannot be written to."""
+    return _side_effect(
+        f"puts another tensor in the place of {_quoted(buffers)}",
+        because="a graph writes a buffer's new value where the old one is, which is not the same "
+        "where autograd follows the new one or something else holds the old one",
+        help="write to the buffer in place under torch.no_grad(), or detach what is assigned",
+    )
+
+
 def drawing(generators: list[str], module: torch.nn.Module | None = None) -> Refusal:
     """The refusal of a forward that draws random numbers with Python or numpy."""
     return _side_effect(

@@ -1,0 +1,92 @@
+"""Buffers in whose place a forward puts other tensors.
+
+Of ``self.mean = 0.9 * self.mean + 0.1 * x.mean(0)``, where ``mean`` is a buffer, torch.export
+records that the buffer is written to only in the module that is traced itself (and not where it
+gets what was an argument or a buffer): in its children it forgets the write, and Dynamo forgets all
+of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+Buffers = list[tuple[str, nn.Module, dict[str, Tensor | None]]]
+
+
+@contextlib.contextmanager
+def assignments_as_writes(
+    module: nn.Module, refused: Callable[[list[str]], Exception]
+) -> Iterator[None]:
+    """Writes what a traced forward assigns into the buffers, at its end.
+
+    Args:
+        module: whose forward is traced inside.
+        refused: makes the error for the paths of buffers of which that is not the same: what is
+            assigned requires a gradient, or the old tensor is still seen elsewhere.
+    """
+
+    def end(before: Buffers, output: Any) -> None:
+        held = Counter(id(t) for _, _, buffers in before for t in buffers.values())
+        seen = {id(leaf) for leaf in pytree.tree_leaves(output)}
+        replaced = [*_replaced(before)]
+        for path, _, _, old, new in replaced:
+            if new.requires_grad or held[id(old)] > 1 or id(old) in seen:
+                raise refused([path])
+        # All are read before any is written: one may be in the place of another.
+        values = [new.clone() if id(new) in held else new for *_, new in replaced]
+        for (_, owner, name, old, _), value in zip(replaced, values, strict=True):
+            if _kind(value) == _kind(old):  # another shape or dtype is refused as such
+                old.copy_(value)
+                owner._buffers[name] = old
+
+    with _around(module, end):
+        yield
+
+
+@contextlib.contextmanager
+def assignments(module: nn.Module) -> Iterator[list[str]]:
+    """Collects the paths of the buffers that a forward assigns."""
+    found: list[str] = []
+    with _around(module, lambda before, _: found.extend(r[0] for r in _replaced(before))):
+        yield found
+
+
+@contextlib.contextmanager
+def _around(module: nn.Module, end: Callable[[Buffers, Any], None]) -> Iterator[None]:
+    """Calls back at the end of a forward, with the buffers as they were at its beginning."""
+    begun: list[Buffers] = []
+
+    def begin(*_: object) -> None:
+        named = module.named_modules(remove_duplicate=True)
+        begun.append([(path, each, dict(each._buffers)) for path, each in named])
+
+    handles = [
+        module.register_forward_pre_hook(begin),
+        module.register_forward_hook(lambda _, __, output: end(begun.pop(), output)),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _replaced(before: Buffers) -> Iterator[tuple[str, nn.Module, str, Tensor, Tensor]]:
+    """Path, module and name of each buffer that another tensor stands for now, and the two."""
+    for path, owner, buffers in before:
+        for name, old in buffers.items():
+            new = owner._buffers.get(name)
+            if old is not None and new is not None and new is not old:
+                yield f"{path}.{name}" if path else name, owner, name, old, new
+
+
+def _kind(tensor: Tensor) -> tuple[str, torch.dtype]:
+    # Comparing symbolic sizes with numbers would add conditions to the trace.
+    return str(tuple(tensor.shape)), tensor.dtype
