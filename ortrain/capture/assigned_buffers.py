@@ -36,8 +36,10 @@ def assignments_as_writes(
         held = Counter(id(t) for _, _, buffers in before for t in buffers.values())
         seen = {id(leaf) for leaf in pytree.tree_leaves(output)}
         replaced = [*_replaced(before)]
+        given = Counter(id(new) for *_, new in replaced)
         for path, _, _, old, new in replaced:
-            if new.requires_grad or held[id(old)] > 1 or id(old) in seen:
+            elsewhere = held[id(old)] > 1 or id(old) in seen or given[id(new)] > 1
+            if new.requires_grad or elsewhere:
                 raise refused([path])
         # All are read before any is written: one may be in the place of another.
         values = [new.clone() if id(new) in held else new for *_, new in replaced]

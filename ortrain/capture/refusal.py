@@ -258,7 +258,7 @@ def keeping(buffers: list[str]) -> Refusal:
     return _side_effect(
         f"puts another tensor in the place of {_quoted(buffers)}",
         because="a graph writes a buffer's new value where the old one is, which is not the same "
-        "where autograd follows the new one or something else holds the old one",
+        "where autograd follows the new one, or something else holds one of them",
         help="write to the buffer in place under torch.no_grad(), or detach what is assigned",
     )
 

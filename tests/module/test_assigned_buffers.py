@@ -184,3 +184,25 @@ def test_what_autograd_follows_is_left_to_pytorch() -> None:
     model = assert_alike(eager, steps=1)
     assert model.report.mode == "eager"
     assert "puts another tensor in the place of 'parts.0.mean'" in model.report.reason
+
+
+class Twice(nn.Module):
+    """Has one normalization under two names, and calls it under both."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.net = nn.Sequential(nn.Linear(4, 4), self.norm, nn.ReLU())
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = {"one": [self.net], "both": [self.net, self.norm], "other": [self.norm]}
+        for part in parts[self.way]:
+            x = part(x)
+        return x
+
+
+@pytest.mark.parametrize("way", ["one", "both", "other"])
+def test_buffers_under_two_names_are_one(way: str) -> None:
+    model = assert_alike(Twice(way))
+    assert model.report.mode == "graph"

@@ -53,7 +53,9 @@ def functionalise(exported: ExportedProgram) -> dict[str, fx.Node]:
         The buffers that the graph updates, with the node of each one's new value.
     """
     specs = exported.graph_signature.input_specs
-    return _Functional(exported.graph_module.graph, specs).run()
+    functional = _Functional(exported.graph_module.graph, specs)
+    functional.one_name_each()
+    return functional.run()
 
 
 def functionalise_composed(graph: fx.Graph) -> None:
@@ -69,6 +71,18 @@ class _Functional:
         self.owner: dict[fx.Node, fx.Node] = {}  # the other way
         self.connected: dict[fx.Node, bool] = {}  # whether a node may have a gradient
         self.order = {node: i for i, node in enumerate(self.graph.nodes)}
+        self.other_names: set[fx.Node] = set()
+
+    def one_name_each(self) -> None:
+        """Reads a buffer that is registered under several names by the first of them alone."""
+        first: dict[object, fx.Node] = {}
+        for node in self.graph.find_nodes(op="placeholder"):
+            spec = self.inputs.get(node.name)
+            if spec is not None and spec.kind is InputKind.BUFFER:
+                known = first.setdefault((memory(node), layout(node)), node)
+                if known is not node:
+                    node.replace_all_uses_with(known)
+                    self.other_names.add(node)
 
     def run(self) -> dict[str, fx.Node]:
         for node in list(self.graph.nodes):
@@ -330,6 +344,8 @@ class _Functional:
         shared, known = memory(base), {base, *views, at, self.owner.get(base)}
         for node, order in list(self.order.items()):
             if node in known or order > self.order[at] or memory(node) != shared:
+                continue
+            if node in self.other_names and layout(node) == layout(base):
                 continue
             if node.op == "placeholder" or any(self._behind(user, at) for user in node.users):
                 raise captured_error(
