@@ -214,3 +214,40 @@ def test_quotients_are_cut_where_pytorch_cuts_them(dtype: torch.dtype) -> None:
     a, b = a.to(dtype), b.to(dtype)
     for mine, its in zip(model(a, b), model.module(a, b), strict=True):
         torch.testing.assert_close(mine, its, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_powers_of_whole_numbers_are_exact_and_wrap_around(dtype: torch.dtype) -> None:
+    values = WHOLE[WHOLE.abs() <= torch.iinfo(dtype).max].to(dtype)
+    model = ORTModule(Called(lambda a: [a**p for p in range(9)]), options=OPTIONS)
+    for mine, its in zip(model(values), model.module(values), strict=True):
+        assert torch.equal(mine, its)
+    assert model.report.mode == "graph"
+    for power in (lambda a, b: a**b, lambda a, b: (2**b, 7**b, (-3) ** b)):
+        model = ORTModule(Called(power), options=OPTIONS)
+        for most in (6, 12, 40, 70):  # beyond float64 the call is PyTorch's
+            a, b = torch.randint(-most, most, (2, 200)).to(dtype)
+            a, b = a[:, None].contiguous(), b.abs()
+            for mine, its in zip(model(a, b), model.module(a, b), strict=True):
+                assert torch.equal(mine, its)
+
+
+def test_a_function_of_whole_numbers_has_a_fraction() -> None:
+    names = (
+        "exp2",
+        "exp",
+        "log",
+        "tan",
+        "sinh",
+        "cosh",
+        "atan",
+        "asinh",
+        "sqrt",
+        "rsqrt",
+        "sigmoid",
+    )
+    x = torch.arange(1, 9)
+    for name in names:
+        model = ORTModule(Called(getattr(torch, name)), options=OPTIONS)
+        torch.testing.assert_close(model(x), model.module(x))

@@ -49,6 +49,8 @@ def assert_preconditions(module: fx.GraphModule) -> None:
                 _probabilities(module.graph, node)
             elif packet is aten.scaled_dot_product_attention and torch.is_grad_enabled():
                 _open_rows(module.graph, node)
+            elif packet is aten.pow:
+                _within_float64(module.graph, node)
             elif packet in _ORDERING and node.target not in _ELEMENTWISE:
                 _numbers(module.graph, node)
         if packet in _POOLS:
@@ -69,6 +71,23 @@ def _numbers(graph: fx.Graph, node: fx.Node) -> None:
         total = emit(aten.sum.default, given)
         number = emit(aten.logical_not.default, emit(aten.isnan.default, total))
         graph.call_function(aten._assert_async.msg, (number, "a number"))
+
+
+def _within_float64(graph: fx.Graph, node: fx.Node) -> None:
+    """Asserts that float64 has a whole number's power; PyTorch's wraps around beyond its dtype."""
+    dtype, (base, exponent) = node.meta["val"].dtype, node.args
+    by_products = isinstance(exponent, int) and exponent > 0
+    if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool or by_products:
+        return
+    emit = Emitter(graph, node)
+    wide = [
+        emit(aten.to.dtype, each, torch.float64) if isinstance(each, fx.Node) else float(each)
+        for each in (base, exponent)
+    ]
+    size = emit(aten.abs.default, emit(node.target, *wide))
+    most = min(torch.iinfo(dtype).max, 2**53)
+    known = emit(aten.all.default, emit(aten.le.Scalar, size, float(most)))
+    graph.call_function(aten._assert_async.msg, (known, "a number"))
 
 
 def _counts(node: fx.Node) -> bool:

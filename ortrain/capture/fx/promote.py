@@ -19,6 +19,7 @@ _POINTWISE = {
     "remainder", "floor_divide", "clamp", "clamp_min", "clamp_max", "log1p", "expm1", "log2",
     "log10", "softplus", "leaky_relu", "elu", "mean", "xlogy", "logaddexp", "__and__", "__or__",
     "__xor__", "bitwise_and", "bitwise_or", "bitwise_xor", "masked_fill", "linear", "square",
+    "exp2", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh",
     "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
     "binary_cross_entropy_with_logits", "baddbmm", "addmm",
 }  # fmt: skip

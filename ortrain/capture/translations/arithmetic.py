@@ -160,7 +160,23 @@ def ne(op: Translator, self: ir.Value, other: Scalar) -> ir.Value:
 def pow(op: Translator, self: ir.Value, exponent: Scalar) -> ir.Value:
     if not isinstance(exponent, ir.Value) and exponent == 0.5:
         return op.Sqrt(self)  # as torch does: another number at minus infinity
+    if self.dtype not in shapes.FLOATING and isinstance(exponent, int) and exponent > 0:
+        return _product(op, self, exponent)
     return op.Pow(self, op.beside(exponent, self))
+
+
+def _product(op: Translator, x: ir.Value, count: int) -> ir.Value:
+    """A whole number by itself: onnxruntime's ``Pow`` goes by way of float64."""
+    result, square = None, x
+    while True:
+        if count % 2:
+            result = square if result is None else op.Mul(result, square)
+        count //= 2
+        if not count:
+            break
+        square = op.Mul(square, square)
+    assert result is not None
+    return result
 
 
 @translation(aten.rsqrt.default)
