@@ -184,6 +184,7 @@ def capture(
                 watch.lap("export")
                 returned = sources_of(found.program, [leaf.position for leaf in call.leaves])
                 program = program_of(found.program)
+                _check_sizes(program, found.constraints)
                 break
             except SymbolicSize as error:
                 if axes is Axes.NONE:
@@ -211,6 +212,15 @@ def capture(
         branches=found.branches,
         returned=returned,
     )
+
+
+def _check_sizes(program: Program, constraints: Constraints) -> None:
+    """Raises where a size of an input is a number that no condition of the trace has made one."""
+    for value in program.inputs(Role.USER_INPUT):
+        place = constraints.names.index(value.name or "")
+        for axis, dim in enumerate(value.shape or ()):
+            if isinstance(dim, int) and (place, axis) not in constraints.static:
+                raise symbolic(f"{value.name}.shape[{axis}]")
 
 
 def _program(

@@ -37,6 +37,8 @@ FUNCTIONS: dict[str, Function] = {
     "roll by more than the size": lambda x: x.roll((11, -1), (0, 2)) * 2,
     "roll of all elements": lambda x: x.roll(3) * 2,
     "tile": lambda x: x.tile(2, 1) * 2,
+    "windows along the columns": lambda x: F.unfold(x[:, None], (3, 1), padding=(1, 0)) * 2,
+    "windows of every size": lambda x: F.unfold(x[:, None] * 2, (2, 3), (2, 1), (1, 2), (1, 2)),
     # scalars that have a dimension
     "a sum along a scalar": lambda x: x.sum().cumsum(0) + x.mean().softmax(-1),
     "extrema of a scalar": lambda x: x.sum().max(0).values + x.mean().amax(0),

@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ortrain.capture.fx.checks import remove_checks
 from ortrain.capture.fx.functional import functionalise_composed
 from ortrain.capture.fx.splice import from_same_place, splice, substitute
-from ortrain.capture.origin import captured_error
+from ortrain.capture.origin import captured_error, operator_name
 from ortrain.capture.torchlib import is_of_whole_numbers
+from ortrain.capture.translations.base import symbolic
 from ortrain.errors import CaptureError
 
 Covered = Callable[[fx.Node], bool]
@@ -69,8 +71,9 @@ def _decompose(module: fx.GraphModule, node: fx.Node) -> bool:
         return tuple(result) if isinstance(result, tuple | list) else result
 
     mode = torch._guards.detect_fake_mode(values)
+    fixed = _fixed(mode)
     try:
-        with mode if mode is not None else torch.no_grad():
+        with mode if mode is not None else torch.no_grad(), enable_python_dispatcher():
             inner = make_fx(call, tracing_mode="real")(*values)
             functionalise_composed(inner.graph)  # many work in place on what they have just made
     except CaptureError:
@@ -83,6 +86,8 @@ def _decompose(module: fx.GraphModule, node: fx.Node) -> bool:
             f"({type(error).__name__}: {str(error).strip().splitlines()[0][:200]})",
             help="replace the operator, or leave this module to eager",
         ) from error
+    if _fixed(mode) != fixed:  # of which the conditions on the sizes know nothing
+        raise symbolic(operator_name(target))
     remove_checks(inner)
     with module.graph.inserting_before(node):
         results, made = splice(module, inner, tensors, prefix=f"_decomposed_{node.name}")
@@ -91,6 +96,14 @@ def _decompose(module: fx.GraphModule, node: fx.Node) -> bool:
     _note_values(results, node.meta["val"])
     substitute(node, results)
     return True
+
+
+def _fixed(mode: Any) -> int:
+    """How many sizes that were symbols are numbers by now."""
+    environment = getattr(mode, "shape_env", None)
+    if environment is None:
+        return 0
+    return sum(bool(value.is_number) for value in environment.replacements.values())
 
 
 def _note_values(results: Any, values: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from typing import Any
 
 import torch
 from torch import fx
@@ -75,7 +76,10 @@ def _numbers(graph: fx.Graph, node: fx.Node) -> None:
 
 def _within_float64(graph: fx.Graph, node: fx.Node) -> None:
     """Asserts that float64 has a whole number's power; PyTorch's wraps around beyond its dtype."""
-    dtype, (base, exponent) = node.meta["val"].dtype, node.args
+    dtype = node.meta["val"].dtype
+    base: Any
+    exponent: Any
+    base, exponent = node.args
     by_products = isinstance(exponent, int) and exponent > 0
     if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool or by_products:
         return
