@@ -27,6 +27,9 @@ from tests.sweep.rows import SAMPLES, UNINITIALISED, Row, Sample
 FORCED = Options(engine="onnxruntime", fallback="torch", certificate="off")
 
 
+_DENSE = torch.strided
+
+
 class Outcome(StrEnum):
     """What becomes of a row or a sample; of a row's samples the first in this order counts."""
 
@@ -104,15 +107,54 @@ def of_sample(sample: Sample) -> Verdict:
     if wrong:
         reason = f"{report.mode}: {wrong}"
         return Verdict(Outcome.WRONG, reason, upstream=tuple(sorted(upstream)))
+    is_graph = report.mode == "graph"
+    if is_graph and not eager.drew and (other_size := _grown(sample)):
+        wrong = _wrong_at(other_size, model)
+        if wrong:
+            return Verdict(Outcome.WRONG, wrong, upstream=tuple(sorted(upstream)))
     if "an error of ortrain's own" in report.reason:
         return Verdict(Outcome.OWN_ERROR, in_one_line(report.reason))
     if eager.drew:
-        return Verdict(Outcome.NOT_COMPARABLE, f"random; as a graph: {report.mode == 'graph'}")
-    if report.mode == "graph":
+        return Verdict(Outcome.NOT_COMPARABLE, f"random; as a graph: {is_graph}")
+    if is_graph:
         return Verdict(Outcome.GRAPH, upstream=tuple(sorted(upstream)))
     if EMPTY.what in report.reason:  # which says nothing about the operator
         return Verdict(Outcome.NOT_COMPARABLE, "an empty tensor, which runs in PyTorch")
     return Verdict(Outcome.EAGER, in_one_line(report.reason))
+
+
+def _grown(sample: Sample) -> Sample | None:
+    """The sample with one more of what its first tensor has along its first axis."""
+    leaves = pytree.tree_leaves((sample.args, sample.kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is _DENSE]
+    if not tensors or not tensors[0].ndim or len(tensors[0]) < 2:
+        return None
+    size = len(tensors[0])
+
+    def grown(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is not _DENSE or not tensor.ndim or len(tensor) != size:
+            return tensor
+        again = torch.cat([tensor.detach(), tensor.detach()[:1]])
+        return again.requires_grad_(tensor.requires_grad)
+
+    args, kwargs = pytree.tree_map_only(torch.Tensor, grown, (sample.args, sample.kwargs))
+    return Sample(sample.module, args, kwargs)
+
+
+def _wrong_at(sample: Sample, model: ORTModule) -> str:
+    """What a module that was captured at another size makes otherwise than PyTorch."""
+    try:
+        eager = step(sample.module(), sample.args, sample.kwargs)
+    except Exception:
+        return ""  # at this size it is no sample
+    try:
+        model.zero_grad()
+        model.load_state_dict(sample.module().state_dict())
+        ours = step(model, sample.args, sample.kwargs)
+    except Exception as error:
+        return f"at another size: {_in_short(error)}"
+    wrong = difference(ours, eager, _step_in_another_precision(sample))
+    return f"at another size, {model.report.mode}: {wrong}" if wrong else ""
 
 
 def _step_in_another_precision(sample: Sample) -> Step | None:
