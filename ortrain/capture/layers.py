@@ -8,6 +8,8 @@ While a module is traced, they compute the same without asking:
   does not.
 - An evaluated ``TransformerEncoder`` without gradients packs what a padding mask leaves over, which
   puts zeros at padded places. A trace would take the other way, so it is refused.
+- DeepSpeed puts a custom function in the place of ``torch.nn.functional.linear``, for good and for all
+  modules of the process. It computes the same and saves memory in autograd, which a graph has not.
 """
 
 from __future__ import annotations
@@ -91,6 +93,12 @@ def _unpacked(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return forward
 
 
+def _own_linear(found: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """PyTorch's own in the place of DeepSpeed's."""
+    own: Callable[..., Tensor] = torch._C._nn.linear
+    return own if getattr(found, "__module__", "").startswith("deepspeed.") else found
+
+
 def _no_ctc(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
     here = this_thread()
 
@@ -118,6 +126,7 @@ def traceable_layers() -> Iterator[None]:
         (_encoder, "forward", _unpacked(_encoder.forward)),
         (_transformer, "_detect_is_causal_mask", _as_told),
         (torch, "ctc_loss", _no_ctc(torch.ctc_loss)),
+        (functional, "linear", _own_linear(functional.linear)),
     )
     own = [getattr(owner, name) for owner, name, _ in owners]
     for owner, name, other in owners:
