@@ -8,8 +8,8 @@ While a module is traced, they compute the same without asking:
   does not.
 - An evaluated ``TransformerEncoder`` without gradients packs what a padding mask leaves over, which
   puts zeros at padded places. A trace would take the other way, so it is refused.
-- DeepSpeed puts a custom function in the place of ``torch.nn.functional.linear``, for good and for all
-  modules of the process. It computes the same and saves memory in autograd, which a graph has not.
+- DeepSpeed puts a custom function in the place of ``torch.nn.functional.linear``, for good and for
+  all modules of the process. It computes the same, and saves what autograd keeps.
 """
 
 from __future__ import annotations
