@@ -120,7 +120,10 @@ def _buffers_left_to_us() -> Iterator[None]:
 
     See `assigned_buffers`, which sees to those of every module.
     """
-    own = vars(_trace)[_HOOK]
+    own = vars(_trace).get(_HOOK)
+    if own is None:
+        yield
+        return
     setattr(_trace, _HOOK, lambda *_: RemovableHandle(OrderedDict()))
     try:
         yield

@@ -116,6 +116,8 @@ def _stored(tensor: Tensor) -> tuple[int, ...]:
     An axis of size 1 stays where it is among the others, and those along which all elements are the
     same come first, so that they part no others.
     """
+    if tensor.layout is not torch.strided:
+        return tuple(range(tensor.ndim))
     sizes, strides = [_hint(n) for n in tensor.shape], [_hint(n) for n in tensor.stride()]
     for axis in reversed(range(len(sizes))):
         if sizes[axis] == 1:

@@ -79,16 +79,20 @@ def _within_float64(graph: fx.Graph, node: fx.Node) -> None:
     dtype = node.meta["val"].dtype
     base: Any
     exponent: Any
-    base, exponent = node.args
+    base, exponent = node.args[:2]
     by_products = isinstance(exponent, int) and exponent > 0
     if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool or by_products:
         return
     emit = Emitter(graph, node)
-    wide = [
-        emit(aten.to.dtype, each, torch.float64) if isinstance(each, fx.Node) else float(each)
-        for each in (base, exponent)
-    ]
-    size = emit(aten.abs.default, emit(node.target, *wide))
+
+    def wide(operand: Any) -> Any:
+        if not isinstance(operand, fx.Node):
+            return float(operand)
+        if not isinstance(operand.meta["val"], torch.Tensor):
+            return operand  # a size
+        return emit(aten.to.dtype, operand, torch.float64)
+
+    size = emit(aten.abs.default, emit(node.target, wide(base), wide(exponent)))
     most = min(torch.iinfo(dtype).max, 2**53)
     known = emit(aten.all.default, emit(aten.le.Scalar, size, float(most)))
     graph.call_function(aten._assert_async.msg, (known, "a number"))
