@@ -17,19 +17,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ortrain.capture.refusal import keeping
+
 Buffers = list[tuple[str, nn.Module, dict[str, Tensor | None]]]
 
 
 @contextlib.contextmanager
-def assignments_as_writes(
-    module: nn.Module, refused: Callable[[list[str]], Exception]
-) -> Iterator[None]:
+def assignments_as_writes(module: nn.Module) -> Iterator[None]:
     """Writes what a traced forward assigns into the buffers, at its end.
 
     Args:
         module: whose forward is traced inside.
-        refused: makes the error for the paths of buffers of which that is not the same: what is
-            assigned requires a gradient, or the old tensor is still seen elsewhere.
+
+    Raises:
+        Refusal: that is not the same: what is assigned requires a gradient, or it or the old tensor
+            is seen elsewhere too.
     """
 
     def end(before: Buffers, output: Any) -> None:
@@ -40,7 +42,7 @@ def assignments_as_writes(
         for path, _, _, old, new in replaced:
             elsewhere = held[id(old)] > 1 or id(old) in seen or given[id(new)] > 1
             if new.requires_grad or elsewhere:
-                raise refused([path])
+                raise keeping([path])
         # All are read before any is written: one may be in the place of another.
         values = [new.clone() if id(new) in held else new for *_, new in replaced]
         for (_, owner, name, old, _), value in zip(replaced, values, strict=True):
@@ -66,8 +68,7 @@ def _around(module: nn.Module, end: Callable[[Buffers, Any], None]) -> Iterator[
     begun: list[Buffers] = []
 
     def begin(*_: object) -> None:
-        named = module.named_modules(remove_duplicate=True)
-        begun.append([(path, each, dict(each._buffers)) for path, each in named])
+        begun.append([(path, m, dict(m._buffers)) for path, m in module.named_modules()])
 
     handles = [
         module.register_forward_pre_hook(begin),

@@ -227,9 +227,7 @@ def _trace(
         contextlib.nullcontext([]) if rung.strict else seeding_watched()
     )
     # Dynamo's are looked for below.
-    written = (
-        assignments_as_writes(module, keeping) if not rung.strict else contextlib.nullcontext()
-    )
+    written = assignments_as_writes(module) if not rung.strict else contextlib.nullcontext()
     try:
         with (
             watching as effects,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,6 +40,11 @@ class Source:
     index: int = -1
     name: str = ""
     axes: tuple[int, ...] = ()
+
+    @cached_property
+    def back(self) -> tuple[int, ...]:
+        """The permutation that undoes ``axes``."""
+        return tuple(self.axes.index(axis) for axis in range(len(self.axes)))
 
 
 def sources_of(exported: ExportedProgram, positions: Sequence[int]) -> dict[int, Source]:
@@ -104,9 +110,7 @@ def instead(
         elif source.kind == "output":
             result[i] = result[source.index]
         else:
-            axes = source.axes
-            back = [axes.index(axis) for axis in range(len(axes))]
-            result[i] = result[i].permute(axes).contiguous().permute(back)
+            result[i] = result[i].permute(source.axes).contiguous().permute(source.back)
     return result
 
 

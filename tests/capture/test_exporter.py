@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import _trace
 from torch.fx.experimental import _config
 from torch.onnx._internal.exporter import _building, _core, _registration
 
@@ -49,6 +50,10 @@ def test_the_cache_of_fake_tensors_can_be_left_out() -> None:
     with exporter._uncached():
         assert not FakeTensorMode().cache_enabled
     assert FakeTensorMode().cache_enabled
+
+
+def test_torch_has_the_hook_for_assigned_buffers_that_is_left_out() -> None:
+    assert callable(vars(_trace)[exporter._HOOK])
 
 
 def test_tested_version_gives_no_warning_and_another_one_does(

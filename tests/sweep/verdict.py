@@ -27,9 +27,6 @@ from tests.sweep.rows import SAMPLES, UNINITIALISED, Row, Sample
 FORCED = Options(engine="onnxruntime", fallback="torch", certificate="off")
 
 
-_DENSE = torch.strided
-
-
 class Outcome(StrEnum):
     """What becomes of a row or a sample; of a row's samples the first in this order counts."""
 
@@ -126,13 +123,15 @@ def of_sample(sample: Sample) -> Verdict:
 def _grown(sample: Sample) -> Sample | None:
     """The sample with one more of what its first tensor has along its first axis."""
     leaves = pytree.tree_leaves((sample.args, sample.kwargs))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is _DENSE]
+    tensors = [
+        leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+    ]
     if not tensors or not tensors[0].ndim or len(tensors[0]) < 2:
         return None
     size = len(tensors[0])
 
     def grown(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.layout is not _DENSE or not tensor.ndim or len(tensor) != size:
+        if tensor.layout is not torch.strided or not tensor.ndim or len(tensor) != size:
             return tensor
         again = torch.cat([tensor.detach(), tensor.detach()[:1]])
         return again.requires_grad_(tensor.requires_grad)
