@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ortrain.capture.refusal import keeping
+from ortrain.capture.untouched import kind_of
 
 Buffers = list[tuple[str, nn.Module, dict[str, Tensor | None]]]
 
@@ -46,7 +46,7 @@ def assignments_as_writes(module: nn.Module) -> Iterator[None]:
         # All are read before any is written: one may be in the place of another.
         values = [new.clone() if id(new) in held else new for *_, new in replaced]
         for (_, owner, name, old, _), value in zip(replaced, values, strict=True):
-            if _kind(value) == _kind(old):  # another shape or dtype is refused as such
+            if kind_of(value) == kind_of(old):  # another shape or dtype is refused as such
                 old.copy_(value)
                 owner._buffers[name] = old
 
@@ -88,8 +88,3 @@ def _replaced(before: Buffers) -> Iterator[tuple[str, nn.Module, str, Tensor, Te
             new = owner._buffers.get(name)
             if old is not None and new is not None and new is not old:
                 yield f"{path}.{name}" if path else name, owner, name, old, new
-
-
-def _kind(tensor: Tensor) -> tuple[str, torch.dtype]:
-    # Comparing symbolic sizes with numbers would add conditions to the trace.
-    return str(tuple(tensor.shape)), tensor.dtype

@@ -227,8 +227,7 @@ class _Registries:
         parameters: by name, and whether each requires a gradient.
         children: by name.
         hooks: those that a graph would have to call.
-        buffers: by name, shape and dtype in words: comparing symbolic sizes with numbers would add
-            conditions to a trace.
+        buffers: by name, as :func:`kind_of` tells them.
     """
 
     parameters: dict[str, tuple[Any, bool]]
@@ -245,7 +244,7 @@ class _Registries:
             dict(module._modules),
             {kind: [h for _, h in untraced_hooks(getattr(module, kind))] for kind in HOOKS},
             {
-                name: None if buffer is None else (str(tuple(buffer.shape)), buffer.dtype)
+                name: None if buffer is None else kind_of(buffer)
                 for name, buffer in module._buffers.items()
             },
         )
@@ -271,6 +270,11 @@ class _Registries:
                 effects.assigned.append(f"{prefix}{name}")
             elif self.buffers[name] != now.buffers.get(name):
                 effects.recast.append(f"{prefix}{name}")
+
+
+def kind_of(tensor: torch.Tensor) -> tuple[str, torch.dtype]:
+    """Shape and dtype, in words: comparing symbolic sizes would add conditions to a trace."""
+    return str(tuple(tensor.shape)), tensor.dtype
 
 
 def _paths(survey: Survey) -> list[str]:
