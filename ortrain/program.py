@@ -8,8 +8,11 @@ require("onnx", __name__)
 
 import copy
 import difflib
+import json
 import os
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -24,6 +27,7 @@ TARGET = "ortrain.target"
 PHASE = "ortrain.phase"
 ORIGIN = "ortrain.origin"
 REGION = "ortrain.region"
+CHECKS = "ortrain.checks"
 
 
 class Role(StrEnum):
@@ -43,7 +47,7 @@ class Role(StrEnum):
     UPDATED_BUFFER = "updated_buffer"
     UPDATED_PARAMETER = "updated_parameter"
     UPDATED_STATE = "updated_state"
-    CHECK = "check"  # counts the branches that the module goes another way
+    CHECK = "check"  # bits of what does not hold for the values of a call
     # both: an output of one piece of a cut program, or of the training step, and an input of a
     # later one, or of the optimizer's
     SAVED = "saved"
@@ -75,6 +79,30 @@ def set_role(value: ir.Value, role: Role, target: str = "") -> ir.Value:
 def target_of(value: ir.Value) -> str:
     """What the value belongs to: a gradient's parameter, an updated buffer's name; else its own."""
     return value.metadata_props.get(TARGET) or value.name or ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What has to hold of the values of a call, for a graph to compute what the module does.
+
+    Attributes:
+        where: the module and line of the user's code, as far as capture knew them.
+        because: what it is that does not hold.
+    """
+
+    where: str
+    because: str
+
+
+def note_checks(value: ir.Value, checks: Sequence[Check]) -> None:
+    """Notes what the bits of an output stand for, the lowest first."""
+    value.metadata_props[CHECKS] = json.dumps([[each.where, each.because] for each in checks])
+
+
+def checks_of(value: ir.Value) -> tuple[Check, ...]:
+    """What the bits of an output stand for."""
+    noted = json.loads(value.metadata_props.get(CHECKS, "[]"))
+    return tuple(Check(where, because) for where, because in noted)
 
 
 def phase_of(node: ir.Node) -> Phase:

@@ -36,6 +36,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ortrain.capture.origin import TORCH, origin
+from ortrain.capture.statements import only_makes_contiguous
 from ortrain.exclusive import this_thread
 
 aten = torch.ops.aten
@@ -117,7 +118,7 @@ def asked() -> Iterator[Asked]:
         @functools.wraps(function)
         def method(*args: Any, **kwargs: Any) -> Any:
             asker = sys._getframe(1)
-            if here() and _is_code(asker):
+            if here() and _is_code(asker) and not only_makes_contiguous(asker):
                 found.layouts.append(f"{function.__name__} ({_place(asker)})")
             return function(*args, **kwargs)
 

@@ -37,7 +37,7 @@ from ortrain.capture.untouched import uncollected, untouched
 from ortrain.errors import CaptureError, UnsupportedOutput
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.passes.clean import clean
-from ortrain.program import Program, Role
+from ortrain.program import Check, Program, Role
 
 IR_VERSION = 10  # the first that has opset 21; runtimes of its time read it
 
@@ -241,6 +241,7 @@ def _program(
         names,
         translated.seed,
         translated.violations,
+        translated.checks,
     )
     clean(program)
     lift.drop_unused_inputs(program)
@@ -289,7 +290,8 @@ class _Translated:
     model: ir.Model
     seed: ir.Value | None
     updated: dict[str, str]  # buffer → name of the value that updates it
-    violations: str | None  # name of the value that counts the branches gone another way
+    violations: str | None  # name of the value with the bits of the checks that do not hold
+    checks: list[Check]
 
 
 def _translate(
@@ -321,8 +323,8 @@ def _translate(
     lift.finish_nodes(model)
     watch.lap("translation")
     updated = {buffer: node.name for buffer, node in cleaned.updated.items()}
-    counted = None if cleaned.violations is None else cleaned.violations.name
-    return _Translated(model, context.seed, updated, counted)
+    violated = None if cleaned.violations is None else cleaned.violations.name
+    return _Translated(model, context.seed, updated, violated, cleaned.checks)
 
 
 def _translation_error(exported: ExportedProgram, error: BaseException) -> CaptureError:

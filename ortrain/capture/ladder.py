@@ -159,15 +159,17 @@ def _attempt(module: torch.nn.Module, call: Call, rung: Rung, branches: bool) ->
     ways = Ways() if branches and not rung.strict else None
     try:
         program, effects, questions = _trace(module, call, rung, example, ways)
-    except Refusal as error:
-        if ways is None or not (ways.missed or error.by_value):
+    except Refusal as first:
+        if ways is None or not (ways.missed or first.by_value):
             raise
         with contextlib.suppress(Exception), ways.noted():
             call_aside(module, example.args, example.kwargs)
         try:
             program, effects, questions = _trace(module, call, rung, example, ways)
-        except Refusal:
-            raise error from error.__cause__
+        except Refusal as second:
+            # It came further, unless it was for a number that is a tensor now.
+            told = second if second.final and not second.by_value else first
+            raise told from told.__cause__
     if effects.fillings:
         # What it found missing it now finds; if that changes nothing, the graph is that of both.
         again, later, _ = _trace(module, call, rung, example, ways)

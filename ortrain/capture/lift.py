@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -16,7 +16,18 @@ from ortrain.capture.origin import origin
 from ortrain.capture.translations.base import numbered
 from ortrain.errors import CaptureError, listing
 from ortrain.ops.base import DOMAIN
-from ortrain.program import ORIGIN, PHASE, REGION, Phase, Program, Role, role_of, set_role
+from ortrain.program import (
+    ORIGIN,
+    PHASE,
+    REGION,
+    Check,
+    Phase,
+    Program,
+    Role,
+    note_checks,
+    role_of,
+    set_role,
+)
 
 
 @dataclass(frozen=True)
@@ -96,6 +107,7 @@ def lift(
     output_names: list[str],
     seed: ir.Value | None,
     violations: str | None = None,
+    checks: Sequence[Check] = (),
 ) -> Program:
     """Gives inputs and outputs their order, names and roles.
 
@@ -106,7 +118,8 @@ def lift(
         updated: buffer → name of the value that updates it.
         output_names: of the user outputs, in order.
         seed: the seed value, where the graph draws random numbers.
-        violations: name of the value that counts what the module would raise at.
+        violations: name of the value with the bits of the checks that do not hold.
+        checks: by their bits.
     """
     graph = model.graph
     values = {v.name: v for node in graph for v in node.outputs}
@@ -144,6 +157,8 @@ def lift(
         outputs.append((values[violations], "violations", Role.CHECK, ""))
     graph.outputs.clear()
     _set_outputs(graph, outputs)
+    if violations is not None:
+        note_checks(graph.outputs[-1], checks)
     imports = {"": model.opset_imports[""]}
     if any(node.domain == DOMAIN for node in graph.all_nodes()):
         imports[DOMAIN] = 1

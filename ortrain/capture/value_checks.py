@@ -17,16 +17,16 @@ import ast
 import collections
 import contextlib
 import dis
-import functools
-import linecache
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ortrain.capture.statements import deciding
 from ortrain.exclusive import this_thread
 
 _class: Any = Tensor
@@ -105,7 +105,9 @@ def value_checks(ways: Ways | None = None) -> Iterator[None]:
             way = ways.at(frame)
         if way is None:
             return own(tensor)
-        torch._assert_async(tensor != 0 if way else tensor == 0, "a branch on values")
+        at = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"  # nodes know forwards only
+        why = f"the code goes another way at {at}, or raises an error"
+        torch._assert_async(tensor != 0 if way else tensor == 0, why)
         return way
 
     def number(tensor: Tensor) -> Any:
@@ -167,7 +169,7 @@ def passes(frame: FrameType) -> bool | None:
     positions = list(code.co_positions())
     place = positions[at // 2]
     line, end, column, end_column = place
-    for statement in _deciding(code.co_filename):
+    for statement in deciding(code.co_filename):
         test = statement.test
         # The position of a jump is the statement's, or from Python 3.12 on that of the operand.
         if (statement.lineno, statement.col_offset) == (line, column):
@@ -191,17 +193,6 @@ def passes(frame: FrameType) -> bool | None:
 
 def _is_jump(code: CodeType, at: int) -> bool:
     return dis.opname[code.co_code[at]].startswith(("POP_JUMP", "TO_BOOL"))
-
-
-@functools.lru_cache(maxsize=64)
-def _deciding(file: str) -> tuple[ast.If | ast.Assert, ...]:
-    """The statements of a file with a test, the innermost first."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return ()
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.If | ast.Assert)]
-    return tuple(reversed(found))
 
 
 def _branches(test: ast.expr) -> bool:

@@ -15,11 +15,11 @@ from ortrain.autodiff.engine import differentiate, reachable
 from ortrain.autodiff.partition import partition, saved_bytes
 from ortrain.autodiff.registry import foreign_rules
 from ortrain.cache import Cache
-from ortrain.errors import CheckFailed
+from ortrain.errors import CheckFailed, listing
 from ortrain.graph import shapes
 from ortrain.graph.walk import dependencies
 from ortrain.passes import PIPELINES, rewrite
-from ortrain.program import Program, Role, role_of, target_of
+from ortrain.program import Check, Program, Role, checks_of, role_of, target_of
 
 # Above this much kept between forward and backward, the backward runs in pieces, so that what the
 # first pieces used is freed while the last ones make the gradients. A run costs about 10 µs.
@@ -118,15 +118,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class Checked:
-    """A forward session one of whose outputs counts the branches that the module goes another way.
+    """A forward session one of whose outputs has a bit for each check that does not hold.
 
     Attributes:
         compiled: the session.
+        checks: by their bits.
         position: of that output.
         seed: where the seed is among the feeds; None where the output does not depend on it.
     """
 
     compiled: Any
+    checks: tuple[Check, ...]
     position: int
     seed: int | None
 
@@ -138,11 +140,13 @@ class Checked:
             ExecutionError: the runtime refused or failed.
         """
         fetches = self.compiled.run_values(feeds)
-        if fetches[self.position].numpy():
+        if bits := int(fetches[self.position].numpy()):
+            failed = [check for bit, check in enumerate(self.checks) if bits >> bit & 1]
             error = CheckFailed(
                 "the graph does not hold for values of this call",
-                because="the module branches on them or raises an error, or an operator treats "
-                "them apart",
+                where=listing([*dict.fromkeys(check.where for check in failed if check.where)]),
+                because=listing([*dict.fromkeys(check.because for check in failed)]),
+                help="none is needed: such calls run in PyTorch",
             )
             if self.seed is not None:
                 error.seed = int(feeds[self.seed].numpy())
@@ -334,7 +338,7 @@ def _checked(compiled: Any, graph: ir.Graph) -> Any:
             depends = dependencies(graph, [value])
             seeds = (i for i, v in enumerate(graph.inputs) if role_of(v) is Role.SEED)
             seed = next((i for i in seeds if graph.inputs[i] in depends), None)
-            return Checked(compiled, position, seed)
+            return Checked(compiled, checks_of(value), position, seed)
     return compiled
 
 

@@ -20,7 +20,7 @@ from ortrain.capture.guard import Guard
 from ortrain.capture.numbers import Numbers, Seen
 from ortrain.capture.returned import Source
 from ortrain.capture.structure import FlatCall, OutputStructure
-from ortrain.errors import CaptureError, OrtrainError
+from ortrain.errors import CaptureError, CheckFailed, OrtrainError
 from ortrain.graph.cost import Multiplications
 from ortrain.step.contest import Race
 from ortrain.step.report import Report
@@ -136,21 +136,22 @@ class Form:
     ways: int = 0
     asked: bool = False
 
-    def went_astray(self, served: Served | None) -> None:
+    def went_astray(self, served: Served | None, error: CheckFailed) -> None:
         """Learns from a call at whose values the code went another way than the graph.
 
         Args:
             served: the capture; None where it was about to be compared with the module.
+            error: tells where it went.
         """
         served = served or self.served[-1]
         self.report.astray += 1
         if served.stray(self.report.graph_calls):
-            self.reason = str(too_many_ways())
+            self.reason = str(too_many_ways(error))
         elif served.in_a_row == STRAYS_IN_A_ROW and served.captured.branches:
             self.ways += 1
             self.drop()
             if self.ways == MOST_WAYS:
-                self.reason = str(too_many_ways())
+                self.reason = str(too_many_ways(error))
 
     def differentiated_again(self) -> None:
         """Its next calls run in PyTorch: a graph has first derivatives only."""
@@ -172,11 +173,12 @@ class Form:
         self.served, self.by_sizes, self.refused = [], {}, {}
 
 
-def too_many_ways() -> CaptureError:
+def too_many_ways(last: CheckFailed) -> CaptureError:
     """Why a form of call runs in PyTorch whose values are none for a graph, too often to pay."""
     return CaptureError(
         "the graph does not hold for the values of too many calls",
-        because="the forward branches on them, or an operator treats them apart (NaN, infinity)",
+        where=last.where,
+        because=last.because,
         help="compute both ways and choose with torch.where, or leave this to eager",
     )
 

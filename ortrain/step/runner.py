@@ -431,9 +431,9 @@ class Runner:
         draws = nullcontext() if error.seed is None else replayed_draws(error.seed)
         with _alone(error), draws:
             output = self._eager(str(error), flat.args, flat.kwargs)
-        form.went_astray(served)
+        form.went_astray(served, error)
         if form.reason:
-            refused = too_many_ways()
+            refused = too_many_ways(error)
             if not self.options.falls_back(refused):
                 raise refused
             self._warn(form.reason)

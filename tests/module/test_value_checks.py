@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import ORTModule
+from ortrain.capture.export import capture
+from ortrain.capture.fx import checks
 from ortrain.capture.value_checks import passes
+from ortrain.program import Program, Role, checks_of
 from tests.module.agreement import GRAPH, SAME
 from tests.module.checked import CHECKED, plain
 
@@ -85,3 +91,43 @@ def test_an_answer_that_is_not_the_tests_own_is_unknown() -> None:
     if value:
         raise ValueError
     assert found[-1] is False
+
+
+class Branching(nn.Module):
+    """A module with a branch on each of its inputs' values, a line for each, in a file."""
+
+    def __init__(self, count: int, folder: Path) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        branches = [f"    if x[{i}] > 0: out = out + {i}" for i in range(count)]
+        file = folder / "branching.py"
+        file.write_text("\n".join(("def function(x, out):", *branches, "    return out")))
+        self.function: Callable[[Tensor, Tensor], Tensor] = runpy.run_path(str(file))["function"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, self.function(x, self.weight * 1))
+
+
+def test_a_call_that_goes_another_way_is_told_at_which_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_BITS", 4)
+    eager = Branching(6, tmp_path)
+    model = ORTModule(copy.deepcopy(eager), options=GRAPH)
+    for taken in ([], [0], [], [1, 2], [], [0, 3], [], [4], [], [2, 4, 5], []):
+        x = -torch.ones(6)
+        x[taken] = 1
+        assert model(x) == eager(x)
+        lines = sorted({min(i, 3) + 2 for i in taken})  # the last bit is that of all the others
+        where = re.findall(r"another way at branching\.py:(\d+)", model.report.reason)
+        assert [int(line) for line in where] == lines, model.report
+
+
+def test_the_checks_of_a_program_are_in_its_file(tmp_path: Path) -> None:
+    program = capture(Branching(3, tmp_path), (-torch.ones(3),), branches=True).program
+    program.save(tmp_path / "program.onnx")
+    (value,) = Program.load(tmp_path / "program.onnx").outputs(Role.CHECK)
+    for line, check in enumerate(checks_of(value), 2):
+        assert Path(__file__).name in check.where
+        assert f"another way at branching.py:{line}, " in check.because
+    assert len(checks_of(value)) == 3

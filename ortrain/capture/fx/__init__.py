@@ -31,6 +31,7 @@ from ortrain.capture.fx.regions import inline_regions
 from ortrain.capture.fx.scalars import scalars_as_vectors
 from ortrain.capture.fx.settle import settle
 from ortrain.capture.fx.statistics import explicit_statistics
+from ortrain.program import Check
 
 __all__ = ["Cleaned", "clean", "missing"]
 
@@ -41,11 +42,13 @@ class Cleaned:
 
     Attributes:
         updated: the buffers that it updates, with the node of each one's new value.
-        violations: counts the branches that the module goes another way; None without any.
+        violations: bits of the checks that do not hold; None without any check.
+        checks: by their bits.
     """
 
     updated: dict[str, fx.Node]
     violations: fx.Node | None
+    checks: list[Check]
 
 
 def clean(exported: ExportedProgram, covered: Covered) -> Cleaned:
@@ -75,8 +78,9 @@ def clean(exported: ExportedProgram, covered: Covered) -> Cleaned:
     open_pieces_as_slices(module)
     decompose(module, covered)
     refuse_random(module)
-    if (counted := violations(module)) is not None:
-        output.args = ((*output.args[0], counted),)
+    violated, checks = violations(module)
+    if violated is not None:
+        output.args = ((*output.args[0], violated),)
     promote(module)
     returned: Any = output.args[0]
     output.args = (returned[: len(user)],)
@@ -84,7 +88,7 @@ def clean(exported: ExportedProgram, covered: Covered) -> Cleaned:
     module.graph.lint()
     values = returned[len(user) :]
     buffers = dict(zip(updated, values, strict=False))
-    return Cleaned(buffers, None if counted is None else values[-1])
+    return Cleaned(buffers, None if violated is None else values[-1], checks)
 
 
 def _name_outputs(exported: ExportedProgram) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -9,10 +10,11 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from ortrain.capture.fx.draws import draws_of
-from ortrain.capture.fx.splice import new_node
-from ortrain.capture.origin import BESIDE, captured_error, operator_name
+from ortrain.capture.fx.splice import Emitter
+from ortrain.capture.origin import BESIDE, captured_error, operator_name, origin, source_line
 from ortrain.capture.translations import TRANSLATIONS
 from ortrain.errors import listing
+from ortrain.program import Check
 
 aten = torch.ops.aten
 
@@ -23,6 +25,7 @@ _CHECKS = {
     aten._assert_tensor_metadata.default,
 }
 _VALUES = {aten._assert_async.default, aten._assert_async.msg}
+_BITS = 62  # of an int64 of which no sum is negative
 
 
 def remove_checks(module: fx.GraphModule) -> None:
@@ -42,22 +45,38 @@ def _has_effect(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
-def violations(module: fx.GraphModule) -> fx.Node | None:
-    """Takes assertions on values out of a graph; the node that counts where they do not hold."""
-    graph, count = module.graph, None
+def violations(module: fx.GraphModule) -> tuple[fx.Node | None, list[Check]]:
+    """Takes assertions on values out of a graph.
+
+    Those of one line, such as that of a layer that is there twelve times, are one check.
+
+    Returns:
+        The node of an int64 in which the bit of each check is set that does not hold, None
+        without any; and the checks by their bits, the last one for all that there is no bit for.
+    """
+    graph = module.graph
+    found: dict[tuple[str, str], list[fx.Node]] = defaultdict(list)
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target not in _VALUES:
             continue
         condition: Any = node.args[0]
-        known = condition.meta["val"]
-        with graph.inserting_before(node):
-            violated = new_node(graph, aten.logical_not.default, (condition,), condition)
-            violated.meta["val"] = known.new_empty(known.shape, dtype=torch.bool)
-            each = new_node(graph, aten.sum.default, (violated,), violated)
-            each.meta["val"] = known.new_empty((), dtype=torch.int64)
-            count = each if count is None else new_node(graph, aten.add.Tensor, (count, each), each)
+        if condition.meta["val"].ndim:
+            with graph.inserting_before(node):
+                condition = Emitter(graph, condition)(aten.all.default, condition)
+        because = node.args[1] if len(node.args) > 1 else "an assertion on values does not hold"
+        line = (source_line(condition), str(because))
+        found[line if line in found or len(found) < _BITS else [*found][-1]].append(condition)
         graph.erase_node(node)
-    return count
+    output, bits = graph.output_node(), None
+    with graph.inserting_before(output):
+        for bit, (holds, *others) in enumerate(found.values()):
+            emit = Emitter(graph, holds)
+            for other in others:
+                holds = emit(aten.logical_and.default, holds, other)
+            violated = emit(aten.to.dtype, emit(aten.logical_not.default, holds), torch.int64)
+            each = emit(aten.mul.Scalar, violated, 2**bit)
+            bits = each if bits is None else emit(aten.add.Tensor, bits, each)
+    return bits, [Check(origin(nodes[0]), why) for (_, why), nodes in found.items()]
 
 
 def refuse_second_device(exported: ExportedProgram) -> None:

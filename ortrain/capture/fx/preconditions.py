@@ -36,6 +36,14 @@ _ELEMENTWISE = (aten.max.other, aten.min.other)  # which know NaN
 # In which order equals come is not defined, and PyTorch's is that of its algorithms.
 _SORTING = (aten.sort, aten.argsort, aten.msort, aten.quantile, aten.nanquantile)
 
+# Why a graph does not hold.
+_NAN = "a NaN is ordered there, which onnxruntime leaves out"
+_POWER = "a power there is none that float64 has exactly"
+_EMPTY = "a window of a pool has nothing but minus infinity there"
+_EQUALS = "equal values are ordered there, and which comes first is PyTorch's own"
+_PROBABILITY = "PyTorch raises an error there: a value is no probability"
+_MASK = "a row of the mask there is shut by finite numbers alone"
+
 
 def assert_preconditions(module: fx.GraphModule) -> None:
     """Asserts, before an operator, what a graph of it depends on.
@@ -71,7 +79,7 @@ def _numbers(graph: fx.Graph, node: fx.Node) -> None:
         emit = Emitter(graph, node)
         total = emit(aten.sum.default, given)
         number = emit(aten.logical_not.default, emit(aten.isnan.default, total))
-        graph.call_function(aten._assert_async.msg, (number, "a number"))
+        graph.call_function(aten._assert_async.msg, (number, _NAN))
 
 
 def _within_float64(graph: fx.Graph, node: fx.Node) -> None:
@@ -95,7 +103,7 @@ def _within_float64(graph: fx.Graph, node: fx.Node) -> None:
     size = emit(aten.abs.default, emit(node.target, wide(base), wide(exponent)))
     most = min(torch.iinfo(dtype).max, 2**53)
     known = emit(aten.all.default, emit(aten.le.Scalar, size, float(most)))
-    graph.call_function(aten._assert_async.msg, (known, "a number"))
+    graph.call_function(aten._assert_async.msg, (known, _POWER))
 
 
 def _counts(node: fx.Node) -> bool:
@@ -117,7 +125,7 @@ def _above_lowest(graph: fx.Graph, node: fx.Node) -> None:
         emit = Emitter(graph, pooled)
         lowest = emit(aten.amin.default, pooled, [*range(value.ndim)])
         above = emit(aten.gt.Scalar, lowest, torch.finfo(value.dtype).min)
-        graph.call_function(aten._assert_async.msg, (above, "a number"))
+        graph.call_function(aten._assert_async.msg, (above, _EMPTY))
 
 
 def _unequal(graph: fx.Graph, node: fx.Node) -> None:
@@ -150,7 +158,7 @@ def _unequal(graph: fx.Graph, node: fx.Node) -> None:
             many = emit(aten.gt.Scalar, emit(aten.sum.dim_IntList, reach, [dim]), named["k"])
             equal = emit(aten.logical_or.default, equal, emit(aten.any.default, many))
         unequal = emit(aten.logical_not.default, equal)
-        graph.call_function(aten._assert_async.msg, (unequal, "no two equals"))
+        graph.call_function(aten._assert_async.msg, (unequal, _EQUALS))
 
 
 def _probabilities(graph: fx.Graph, node: fx.Node) -> None:
@@ -159,7 +167,7 @@ def _probabilities(graph: fx.Graph, node: fx.Node) -> None:
         emit = Emitter(graph, node)
         low, high = emit(aten.ge.Scalar, given, 0), emit(aten.le.Scalar, given, 1)
         inside = emit(aten.logical_and.default, low, high)
-        graph.call_function(aten._assert_async.msg, (inside, "a probability"))
+        graph.call_function(aten._assert_async.msg, (inside, _PROBABILITY))
 
 
 def _open_rows(graph: fx.Graph, node: fx.Node) -> None:
@@ -176,4 +184,4 @@ def _open_rows(graph: fx.Graph, node: fx.Node) -> None:
     is_open = emit(aten.gt.Scalar, largest, LOWEST_BIAS)
     is_shut = emit(aten.eq.Scalar, largest, -math.inf)
     known = emit(aten.logical_or.default, is_open, is_shut)
-    graph.call_function(aten._assert_async.msg, (known, "a row of a mask"))
+    graph.call_function(aten._assert_async.msg, (known, _MASK))

@@ -1,0 +1,55 @@
+"""The statements of a source file, for frames that run them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+from types import FrameType
+
+
+@functools.lru_cache(maxsize=64)
+def nodes_of(file: str) -> tuple[ast.AST, ...]:
+    """All nodes of a file's syntax, from the outside in; none where it cannot be read."""
+    try:
+        return tuple(ast.walk(ast.parse("".join(linecache.getlines(file)))))
+    except SyntaxError:
+        return ()
+
+
+@functools.lru_cache(maxsize=64)
+def deciding(file: str) -> tuple[ast.If | ast.Assert, ...]:
+    """The statements of a file with a test, the innermost first."""
+    found = [node for node in nodes_of(file) if isinstance(node, ast.If | ast.Assert)]
+    return tuple(reversed(found))
+
+
+def only_makes_contiguous(frame: FrameType) -> bool:
+    """Whether a frame asks a tensor if it is contiguous only to make it so.
+
+    ``if not x.is_contiguous(): x = x.contiguous()``, and as an expression. Whatever the answer,
+    the values are the same.
+    """
+    line, end, column, end_column = [*frame.f_code.co_positions()][frame.f_lasti // 2]
+    for node in nodes_of(frame.f_code.co_filename):
+        if not isinstance(node, ast.If | ast.IfExp):
+            continue
+        test = node.test
+        negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+        asked = test.operand if isinstance(test, ast.UnaryOp) else test
+        span = (asked.lineno, asked.end_lineno, asked.col_offset, asked.end_col_offset)
+        if span == (line, end, column, end_column):
+            return _is_made_contiguous(node, asked, negated)
+    return False
+
+
+def _is_made_contiguous(node: ast.If | ast.IfExp, asked: ast.expr, negated: bool) -> bool:
+    if not isinstance(asked, ast.Call) or not isinstance(asked.func, ast.Attribute):
+        return False
+    tensor = ast.unparse(asked.func.value)
+    made, kept = f"{tensor}.contiguous()", tensor
+    if isinstance(node, ast.IfExp):
+        ways = ast.unparse(node.body), ast.unparse(node.orelse)
+        return ways == ((made, kept) if negated else (kept, made))
+    body = "; ".join(ast.unparse(statement) for statement in node.body)
+    return negated and not node.orelse and body == f"{tensor} = {made}"
