@@ -33,7 +33,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 
 from ortrain.capture.origin import TORCH, origin
 from ortrain.capture.statements import only_makes_contiguous
@@ -47,7 +47,12 @@ _LOGGING = f"{Path(logging.__file__).parent}/"
 _STANDARD = f"{Path(contextlib.__file__).parent}/"
 _INSTALLED = (f"{_STANDARD}site-packages/", f"{_STANDARD}dist-packages/")
 _OWN = f"{Path(__file__).resolve().parent.parent}/"
-_PLUMBING = (f"{TORCH}__init__.py", f"{TORCH}fx/experimental/", f"{_OWN}capture/symbols.py")
+_PLUMBING = (
+    f"{TORCH}__init__.py",
+    f"{TORCH}fx/experimental/",
+    f"{_OWN}capture/symbols.py",
+    f"{_OWN}capture/value_checks.py",
+)
 _LARGEST = 2**62  # the shape environment has bounds near 2**63 that only stand for "none"
 
 
@@ -200,12 +205,14 @@ def _place(frame: FrameType) -> str:
 # -- of what it has left -------------------------------------------------------------------------
 
 
-def decided(exported: ExportedProgram, asked: Asked) -> Decided:
+def decided(exported: ExportedProgram, asked: Asked, checked: bool) -> Decided:
     """What a program depends on: guards, run-time assertions, ranges, and what code asked.
 
     Args:
         exported: the program, before anything is removed from its graph.
         asked: what was noted while it was traced.
+        checked: leave out what depends on sizes that values decide. The graph asserts it, and a
+            call for which that fails runs in PyTorch.
     """
     environment = _shape_environment(exported)
     if environment is None:
@@ -216,6 +223,8 @@ def decided(exported: ExportedProgram, asked: Asked) -> Decided:
     decisions: dict[sympy.Basic, Decision] = {}
     for each in (*asked.decisions, *guards, *asserted):
         relation = environment.replace(each.relation)
+        if checked and free_unbacked_symbols(relation):
+            continue
         if relation != sympy.true and relation not in decisions:
             decisions[relation] = replace(each, relation=relation, above_one=relation not in kept)
     bounds = environment.var_to_range.items()

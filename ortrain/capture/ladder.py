@@ -138,7 +138,7 @@ def export(
                 break
             continue
         if found.fixes_batch and not rung.strict:
-            # Python such as len(tensor) turns a size into a number; Dynamo sees through it.
+            # Python such as int(size) makes it a number; Dynamo sees through it.
             with contextlib.suppress(Refusal):
                 other = _attempt(module, call, replace(rung, name="strict", strict=True), branches)
                 if other.refused_shape == "" and not other.fixes_batch:
@@ -179,7 +179,7 @@ def _attempt(module: torch.nn.Module, call: Call, rung: Rung, branches: bool) ->
         raise ending(tensors)
     _unify_batch(program, example)
     try:
-        constraints = _constraints(program, call, questions)
+        constraints = _constraints(program, call, questions, branches)
     except CaptureError as error:
         raise refusal(module, error) from error
     shapes = [tuple(leaf.value.shape) for leaf in call.tensors]
@@ -311,10 +311,12 @@ def _unify_batch(exported: ExportedProgram, call: Call) -> None:
             bool(shapes[position][0] == shapes[first][0])
 
 
-def _constraints(exported: ExportedProgram, call: Call, questions: Asked) -> Constraints:
+def _constraints(
+    exported: ExportedProgram, call: Call, questions: Asked, checked: bool
+) -> Constraints:
     shapes = _tensor_shapes(exported, call)
     return constraints_of(
         [leaf.name for leaf in call.tensors],
         [shapes[leaf.position] for leaf in call.tensors],
-        decided(exported, questions),
+        decided(exported, questions, checked),
     )

@@ -40,8 +40,8 @@ def symbols_as_numbers(module: nn.Module) -> Iterator[None]:
     """Answers code of other files than PyTorch's and ours, in this thread.
 
     Args:
-        module: that is traced inside; its files get a ``type`` that knows symbols while its forward
-            runs.
+        module: that is traced inside; its files get a ``type`` and a ``len`` that know symbols
+            while its forward runs.
     """
     here = this_thread()
 
@@ -71,15 +71,15 @@ def symbols_as_numbers(module: nn.Module) -> Iterator[None]:
         for name in _COMPARISONS
         if name in vars(kind)
     ]
-    files = _files(module)
+    files = [(file, name) for file in _files(module) for name in _BUILTINS if name not in file]
 
     def begin(*_: object) -> None:
-        for file in files:
-            file["type"] = _Type()
+        for file, name in files:
+            file[name] = _BUILTINS[name]
 
     def end(*_: object) -> None:
-        for file in files:
-            file.pop("type", None)
+        for file, name in files:
+            file.pop(name, None)
 
     hooks = [
         module.register_forward_pre_hook(begin, prepend=True),  # before effects are watched
@@ -121,13 +121,23 @@ class _Type:
         return getattr(builtins.type, name)
 
 
+def _len(value: Any) -> Any:
+    """``len``, to which the first size of a tensor may be a symbol."""
+    if isinstance(value, torch.Tensor) and value.dim():
+        return value.shape[0]
+    return builtins.len(value)
+
+
+_BUILTINS: dict[str, Any] = {"type": _Type(), "len": _len}
+
+
 def _files(module: nn.Module) -> list[dict[str, Any]]:
     """The globals of the files that the module's code is written in."""
     found: dict[int, dict[str, Any]] = {}
     forwards = [inspect.unwrap(type(each).forward) for each in module.modules()]
     for function in (*forwards, *Survey(module).functions):
         space, code = getattr(function, "__globals__", {}), getattr(function, "__code__", None)
-        if code is None or "type" in space:
+        if code is None:
             continue
         if not is_library(code.co_filename) and not is_standard(code.co_filename):
             found[id(space)] = space

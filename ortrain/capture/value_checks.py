@@ -19,12 +19,19 @@ import contextlib
 import dis
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
+    free_unbacked_symbols,
+)
 
 from ortrain.capture.statements import deciding
 from ortrain.exclusive import this_thread
@@ -116,8 +123,71 @@ def value_checks(ways: Ways | None = None) -> Iterator[None]:
         return ways.number(tensor)
 
     own_item = _class.item
-    with _truth(answer, number):
+    with _truth(answer, number), _of_selected_sizes(), _ordinary() if ways else nullcontext():
         yield
+
+
+# -- sizes that values decide --------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _of_selected_sizes() -> Iterator[None]:
+    """Answers relations between sizes that values decide, where one way does nothing but raise."""
+    own, here = torch.SymBool.__bool__, this_thread()
+
+    def ask(relation: torch.SymBool) -> bool:
+        if here() and free_unbacked_symbols(relation):
+            way = passes(sys._getframe(1))
+            if way is not None:
+                torch._check(relation if way else torch.sym_not(relation))  # kept as an assertion
+                return way
+        return own(relation)
+
+    torch.SymBool.__bool__ = ask  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.SymBool.__bool__ = own  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _ordinary() -> Iterator[None]:
+    """Answers relations as every ordinary size does, which is neither 0 nor 1, and asserts it.
+
+    ``if selected.shape[0] == 0: return …``; operators ask whether a tensor is empty.
+    """
+    own, here = SymNode.guard_bool, this_thread()
+
+    def decide(node: SymNode, file: str, line: int) -> bool:
+        try:
+            return own(node, file, line)
+        except GuardOnDataDependentSymNode:
+            answer = _for_ordinary_sizes(node) if here() else None
+            if answer is None:
+                raise
+            held = node.expr if answer else sympy.Not(node.expr)
+            environment: Any = node.shape_env
+            environment.guard_or_defer_runtime_assert(held, str(held))
+            return answer
+
+    SymNode.guard_bool = decide  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        SymNode.guard_bool = own  # type: ignore[method-assign]
+
+
+def _for_ordinary_sizes(node: SymNode) -> bool | None:
+    """What a relation is for all sizes from 2 up; None where they do not agree, or are no sizes."""
+    environment: Any = node.shape_env
+    selected = free_unbacked_symbols(node.expr)
+    if not selected <= environment.size_like:
+        return None
+    answers = {
+        node.expr.xreplace(dict.fromkeys(selected, sympy.Integer(size)))
+        for size in (2, 3, 5, 64, 1_000_003)
+    }
+    return {sympy.true: True, sympy.false: False}.get(answers.pop()) if len(answers) == 1 else None
 
 
 @contextlib.contextmanager

@@ -86,7 +86,7 @@ def a_loop_until(self: Any, x: torch.Tensor) -> Any:
     return y
 
 
-@refused(BRANCH)
+@served
 def a_branch_on_a_number_of_rows(self: Any, x: torch.Tensor) -> Any:
     y, found = self.linear(x), x[x > 0]
     if found.numel() == 0:  # here
@@ -144,7 +144,7 @@ def a_line_of_json(self: Any, x: torch.Tensor) -> Any:
     return self.linear(x)
 
 
-@refused("sizes of the inputs alone do not tell")
+@served
 def a_slice_up_to_a_value(self: Any, x: torch.Tensor) -> Any:
     return self.linear(x)[: x[0, 0].abs().long()]  # here
 

@@ -36,16 +36,21 @@ class Emitter:
     def __init__(self, graph: fx.Graph, node: fx.Node) -> None:
         self.graph, self.node = graph, node
 
-    def __call__(self, target: Any, *args: Any) -> fx.Node:
+    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A node for the call, with the fake tensors that it returns."""
-        result = self.graph.call_function(target, args)
+        result = self.graph.call_function(target, args, kwargs)
         values: Any = fx.node.map_arg(args, lambda n: n.meta["val"])
-        mode = torch._guards.detect_fake_mode(values)
+        mode = torch._guards.detect_fake_mode(values) or self._mode()
         assert mode is not None
         with mode:
-            result.meta["val"] = target(*values)
+            result.meta["val"] = target(*values, **kwargs)
         from_same_place(result, self.node)
         return result
+
+    def _mode(self) -> Any:
+        """That of the graph, where a call has sizes only."""
+        values = [node.meta.get("val") for node in self.graph.nodes]
+        return torch._guards.detect_fake_mode(values)
 
 
 def splice(

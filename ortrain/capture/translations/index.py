@@ -182,6 +182,36 @@ def nonzero(op: Translator, self: ir.Value) -> ir.Value:
     return op.Transpose(op.NonZero(self), perm=[1, 0])
 
 
+@translation(aten.masked_select.default)
+def masked_select(op: Translator, self: ir.Value, mask: ir.Value) -> ir.Value:
+    if shapes.rank(self) == shapes.rank(mask) == 0:
+        self = op.Reshape(self, [1])
+    mask = op.Expand(mask, op.shape(self))  # each to the shape of both
+    return op.GatherND(op.Expand(self, op.shape(mask)), nonzero(op, mask))
+
+
+@translation(aten.unique_consecutive.default)
+def unique_consecutive(
+    op: Translator,
+    self: ir.Value,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    if dim is not None and shapes.rank(self) != 1:
+        raise refuse("unique_consecutive along a dimension")
+    if self.dtype in shapes.FLOATING:
+        raise refuse("unique_consecutive of floating numbers", because="it has no gradient")
+    flat = op.Reshape(self, [-1])
+    before = op.Slice(flat, [0], [-1], [0], [1])
+    after = op.Slice(flat, [1], [INT64_MAX], [0], [1])
+    begins = op.Concat(op.constant([True]), op.Not(op.Equal(after, before)), axis=0)
+    places = op.Reshape(op.NonZero(begins), [-1])
+    ends = op.Concat(op.Slice(places, [1], [INT64_MAX], [0], [1]), op.shape(flat), axis=0)
+    number = op.Sub(op.CumSum(op.cast(begins, ir.DataType.INT64), 0), 1)
+    return op.Gather(flat, places), op.Reshape(number, op.shape(self)), op.Sub(ends, places)
+
+
 @translation(aten.scatter.value)
 def scatter_value(
     op: Translator, self: ir.Value, dim: int, index: ir.Value, value: Scalar

@@ -1,0 +1,68 @@
+"""How many elements a mask selects is a size that no input has: any number gives eager's results.
+
+Code takes the selected rows through an operator, or asks how many there are. Whatever the trace
+has taken for granted is checked, and a call with another number of them runs in PyTorch.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ortrain import Options, ORTModule
+from tests.module.selecting import GRAPHS, Function
+
+MASKS = ("110110", "111111", "100000", "000000", "011010", "000001", "111000", "010010")
+
+
+class Selects(nn.Module):
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.layer, self.function = nn.Linear(3, 3, dtype=torch.float64), function
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.function(self.layer(x), mask)
+
+
+def outcome(module: nn.Module, x: Tensor, mask: Tensor) -> list[Tensor]:
+    """What a call returns and its gradients; nothing where it raises."""
+    module.zero_grad()
+    try:
+        output = module(x, mask)
+    except Exception:
+        return []
+    output.square().sum().backward()
+    return [output.detach(), *(p.grad for p in module.parameters() if p.grad is not None)]
+
+
+@pytest.mark.filterwarnings("ignore")  # of a call that goes another way, and of eager's own
+@pytest.mark.parametrize("name", GRAPHS)
+def test_any_number_of_selected_rows_has_eagers_results(name: str) -> None:
+    eager = Selects(GRAPHS[name])
+    model = ORTModule(copy.deepcopy(eager), options=Options(engine="onnxruntime"))
+    for rows in (6, 9):
+        for mask in MASKS:
+            x = torch.randn(rows, 3, dtype=torch.float64)
+            selected = torch.tensor([c == "1" for c in mask] + [True, False, True][: rows - 6])
+            ours, theirs = (outcome(m, x, selected) for m in (model, eager))
+            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8, equal_nan=True)
+    assert model.report.graph_calls, model.report.reason
+
+
+def _more_than_five(y: Tensor, m: Tensor) -> Tensor:
+    rows = y[m]
+    return rows * 2 if rows.shape[0] > 5 else rows
+
+
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+def test_a_question_on_which_sizes_do_not_agree_is_eagers() -> None:
+    eager = Selects(_more_than_five)
+    model = ORTModule(copy.deepcopy(eager))
+    for mask in MASKS[:3]:
+        x = torch.randn(6, 3, dtype=torch.float64)
+        selected = torch.tensor([c == "1" for c in mask])
+        torch.testing.assert_close(model(x, selected), eager(x, selected))
+    assert "branches on the values" in model.report.reason
