@@ -15,7 +15,7 @@ from ortrain.autodiff.engine import differentiate, reachable
 from ortrain.autodiff.partition import partition, saved_bytes
 from ortrain.autodiff.registry import foreign_rules
 from ortrain.cache import Cache
-from ortrain.errors import CheckFailed, listing
+from ortrain.errors import CheckFailed, ExecutionError, listing
 from ortrain.graph import shapes
 from ortrain.graph.walk import dependencies
 from ortrain.passes import PIPELINES, rewrite
@@ -136,22 +136,30 @@ class Checked:
         """Runs on values in input order.
 
         Raises:
-            CheckFailed: the module goes another way, or raises.
-            ExecutionError: the runtime refused or failed.
+            CheckFailed: the module goes another way, or raises; or the runtime fails, as it may
+                where sizes are not those of the graph's way.
         """
-        fetches = self.compiled.run_values(feeds)
+        try:
+            fetches = self.compiled.run_values(feeds)
+        except ExecutionError as error:
+            raise self._failed(feeds, error.where, f"{error.what}: {error.because}") from error
         if bits := int(fetches[self.position].numpy()):
             failed = [check for bit, check in enumerate(self.checks) if bits >> bit & 1]
-            error = CheckFailed(
-                "the graph does not hold for values of this call",
-                where=listing([*dict.fromkeys(check.where for check in failed if check.where)]),
-                because=listing([*dict.fromkeys(check.because for check in failed)]),
-                help="none is needed: such calls run in PyTorch",
-            )
-            if self.seed is not None:
-                error.seed = int(feeds[self.seed].numpy())
-            raise error
+            places = dict.fromkeys(check.where for check in failed if check.where)
+            reasons = dict.fromkeys(check.because for check in failed)
+            raise self._failed(feeds, listing([*places]), listing([*reasons]))
         return fetches
+
+    def _failed(self, feeds: Any, where: str, because: str) -> CheckFailed:
+        error = CheckFailed(
+            "the graph does not hold for values of this call",
+            where=where,
+            because=because,
+            help="none is needed: such calls run in PyTorch",
+        )
+        if self.seed is not None:
+            error.seed = int(feeds[self.seed].numpy())
+        return error
 
 
 class Stopwatch:

@@ -7,12 +7,14 @@ has taken for granted is checked, and a call with another number of them runs in
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
+from ortrain.errors import OrtrainWarning
 from tests.module.selecting import GRAPHS, Function
 
 MASKS = ("110110", "111111", "100000", "000000", "011010", "000001", "111000", "010010")
@@ -66,3 +68,34 @@ def test_a_question_on_which_sizes_do_not_agree_is_eagers() -> None:
         selected = torch.tensor([c == "1" for c in mask])
         torch.testing.assert_close(model(x, selected), eager(x, selected))
     assert "branches on the values" in model.report.reason
+
+
+class Recurrent(Selects):
+    """Kernels that end the process when they are given nothing."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__(lambda y, m: y)
+        self.recurrent = layer
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        output: Tensor = self.recurrent(self.layer(x)[mask][:, None])[0]
+        return output
+
+
+@pytest.mark.parametrize("layer", [nn.GRU, nn.LSTM, nn.RNN])
+def test_a_recurrent_layer_is_never_given_nothing(layer: Any) -> None:
+    eager = Recurrent(layer(3, 3, batch_first=True, dtype=torch.float32)).float()
+    model = ORTModule(copy.deepcopy(eager), options=Options(engine="onnxruntime"))
+    for mask in MASKS:
+        x, selected = torch.randn(6, 3), torch.tensor([c == "1" for c in mask])
+        for mine, own in zip(*(outcome(m, x, selected) for m in (model, eager)), strict=True):
+            torch.testing.assert_close(mine, own, rtol=1e-4, atol=1e-5)
+    assert model.report.graph_calls > model.report.astray > 0
+
+
+def test_what_may_be_given_nothing_by_a_number_is_eagers() -> None:
+    eager = Selects(lambda y, m: y[: m.sum()].cumsum(0))
+    model = ORTModule(copy.deepcopy(eager))
+    x, selected = torch.randn(6, 3, dtype=torch.float64), torch.ones(6, dtype=torch.bool)
+    with pytest.warns(OrtrainWarning, match="cumsum may be given nothing"):
+        torch.testing.assert_close(model(x, selected), eager(x, selected))

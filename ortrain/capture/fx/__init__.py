@@ -29,7 +29,11 @@ from ortrain.capture.fx.preconditions import assert_preconditions
 from ortrain.capture.fx.promote import promote
 from ortrain.capture.fx.regions import inline_regions
 from ortrain.capture.fx.scalars import scalars_as_vectors
-from ortrain.capture.fx.selected import assert_dimensions_to_squeeze, assert_selected_sizes
+from ortrain.capture.fx.selected import (
+    assert_dimensions_to_squeeze,
+    assert_selected_sizes,
+    select_something,
+)
 from ortrain.capture.fx.settle import settle
 from ortrain.capture.fx.statistics import explicit_statistics
 from ortrain.program import Check
@@ -63,6 +67,7 @@ def clean(exported: ExportedProgram, covered: Covered) -> Cleaned:
     inline_regions(module)
     number_draws(module)
     recognise_experts(module)
+    select_something(module)
     assert_selected_sizes(module)
     remove_checks(module)
     assert_dimensions_to_squeeze(module)

@@ -8,15 +8,16 @@ assertions become checks, as branches on values are.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ortrain.capture.fx.splice import Emitter, arguments_of
-from ortrain.capture.origin import BESIDE, captured_error
+from ortrain.capture.origin import BESIDE, captured_error, operator_name
 
 aten = torch.ops.aten
 
@@ -29,6 +30,25 @@ _JUNCTIONS: dict[Any, Any] = {
     operator.and_: aten.logical_and.default, operator.or_: aten.logical_or.default,
     torch.sym_not: aten.logical_not.default,
 }  # fmt: skip
+# Whose first argument, or the named one, is where elements are selected.
+_SELECTING = {aten.nonzero: 0, aten.nonzero_numpy: 0, aten.argwhere: 0, aten.where: 0,
+              aten.masked_select: 1}  # fmt: skip
+_INDEXING = (aten.index, aten.index_put, aten.index_put_)
+_NEVER = (aten.unique_consecutive,)  # of something gives nothing
+# What onnxruntime computes of nothing as PyTorch does, gradients included, beside all that goes
+# element by element. Its recurrent and its normalising kernels end the process.
+_OF_NOTHING = {
+    *_SELECTING, *_INDEXING, aten.index_select, aten.index_add, aten.index_add_, aten.gather,
+    aten.embedding, aten.linear, aten.matmul, aten.mm, aten.addmm, aten.sum, aten.mean, aten.cat,
+    aten.stack, aten.expand, aten.slice, aten.select, aten.unsqueeze, aten.transpose, aten.t,
+    aten.permute, aten.numpy_T, aten.view, aten.reshape, aten.flatten, aten.softmax,
+    aten.log_softmax, aten.layer_norm, aten.dropout, aten.cross_entropy_loss, aten.nll_loss_nd,
+    aten.mse_loss, aten.clone, aten.detach, aten.to, aten.contiguous, aten._to_copy, aten.alias,
+    aten.zeros_like, aten.ones_like, aten.sym_size, aten.scatter_add, aten.squeeze, aten.arange,
+    aten.bmm, aten.einsum, aten.broadcast_tensors, aten.binary_cross_entropy_with_logits,
+    aten.smooth_l1_loss, aten.huber_loss, aten.l1_loss, aten.kl_div, aten._assert_tensor_metadata,
+}  # fmt: skip
+_NOTHING = "the values select nothing there, of which not every operator of a graph computes"
 _ANOTHER_COUNT = "the values select another number of elements there than the code can take"
 _ONE = "the values select one element there, and a squeeze takes its dimension away"
 
@@ -46,12 +66,24 @@ def _asserted(emit: Emitter, node: fx.Node) -> Iterator[fx.Node]:
     subject: Any = node.args[0] if node.args else None
     if not isinstance(subject, fx.Node) or not free_unbacked_symbols(subject.meta.get("val")):
         return
+    if _holds_for_sizes(subject.meta["val"]):
+        return
     if node.target is aten._assert_scalar.default:
         yield _relation(emit, subject)
     elif node.target in _RANGES:
         for bound, compare in (("min", aten.ge.Scalar), ("max", aten.le.Scalar)):
             if node.kwargs.get(bound) is not None:
                 yield emit(compare, _number(emit, subject), node.kwargs[bound])
+
+
+def _holds_for_sizes(relation: Any) -> bool:
+    """Whether a relation says no more than that sizes are not negative."""
+    if not isinstance(relation, torch.SymBool):
+        return False
+    sizes = {
+        s: sympy.Dummy(integer=True, nonnegative=True) for s in relation.node.shape_env.size_like
+    }
+    return bool(relation.node.expr.xreplace(sizes) == sympy.true)
 
 
 def _relation(emit: Emitter, node: fx.Node) -> fx.Node:
@@ -68,6 +100,77 @@ def _relation(emit: Emitter, node: fx.Node) -> fx.Node:
         because=f"the code depends on {node.meta['val']}, which values decide",
         help=f"avoid code that depends on how many elements values select; or {BESIDE}",
     )
+
+
+def select_something(module: fx.GraphModule) -> None:
+    """Selects everything where nothing is selected, and asserts that there is something.
+
+    So no operator is given a tensor without elements. Where each of those that the selected
+    elements reach knows what to do with one, as in a loop over the experts of a layer, nothing
+    is changed.
+    """
+    nodes = [n for n in module.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+    reached = [n for n in nodes if any(map(_selected, (n, *n.all_input_nodes)))]
+    others = [n for n in reached if not _computes_of_nothing(n)]
+    if not others:
+        return
+    counted = {
+        symbol
+        for node in module.graph.nodes
+        for symbol in node.meta.get("unbacked_bindings") or ()
+        if getattr(node.target, "overloadpacket", None) not in (*_SELECTING, *_INDEXING, *_NEVER)
+    }
+    for node in others:
+        if any(_selected(each, counted) for each in (node, *node.all_input_nodes)):
+            raise captured_error(
+                node,
+                f"{operator_name(node.target)} may be given nothing",
+                because="a value is a size of what it is given, and may be 0",
+                help=f"select by a mask; or {BESIDE}",
+            )
+    for node in reached:
+        packet = node.target.overloadpacket
+        place = _SELECTING.get(packet, 1)
+        if packet in _INDEXING:
+            masks = [i if _is_mask(i) else None for i in node.args[1]]
+            if any(masks):
+                some = [
+                    _some(module.graph, node, m) if m else i
+                    for m, i in zip(masks, node.args[1], strict=True)
+                ]
+                node.update_arg(1, some)
+        elif packet in _SELECTING and len(node.args) == place + 1:
+            node.update_arg(place, _some(module.graph, node, node.args[place]))
+
+
+def _some(graph: fx.Graph, node: fx.Node, mask: fx.Node) -> fx.Node:
+    """A mask of all where a mask is of nothing, which is asserted not to be."""
+    with graph.inserting_before(node):
+        emit = Emitter(graph, node)
+        if not _is_mask(mask):
+            mask = emit(aten.ne.Scalar, mask, 0)
+        some = emit(aten.any.default, mask)
+        graph.call_function(aten._assert_async.msg, (some, _NOTHING))
+        return emit(aten.logical_or.default, mask, emit(aten.logical_not.default, some))
+
+
+def _is_mask(value: Any) -> bool:
+    return isinstance(value, fx.Node) and value.meta["val"].dtype in (torch.bool, torch.uint8)
+
+
+def _selected(node: fx.Node, among: Set[Any] | None = None) -> bool:
+    """Whether values decide a size of what a node returns, by one of some symbols if given."""
+    values = node.meta.get("val")
+    found: set[Any] = set()
+    for value in values if isinstance(values, list | tuple) else (values,):
+        if isinstance(value, torch.Tensor):
+            found |= free_unbacked_symbols(value.shape)
+    return bool(found if among is None else found & among)
+
+
+def _computes_of_nothing(node: fx.Node) -> bool:
+    target: Any = node.target
+    return target.overloadpacket in _OF_NOTHING or torch.Tag.pointwise in target.tags
 
 
 def assert_dimensions_to_squeeze(module: fx.GraphModule) -> None:
