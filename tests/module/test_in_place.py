@@ -251,3 +251,23 @@ def test_what_is_written_into_a_piece_is_in_the_whole(written: str, piece: str) 
             torch.testing.assert_close(found, expected)
         torch.testing.assert_close(ours.buffer, eager.buffer)
     assert model.report.eager_calls == 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_written_into_a_slice_with_a_step_is_eagers(seed: int) -> None:
+    draw = random.Random(seed)
+
+    def piece() -> str:
+        bounds = [draw.choice(["", "0", "1", "2", "-3"]), draw.choice(["", "3", "4", "-1", "9"])]
+        return ":".join([*bounds, draw.choice("1234")])
+
+    lines = ["z = x * self.weight"]
+    for _ in range(3):
+        where = draw.choice([piece(), f":, {piece()}", f"{piece()}, {piece()}", f"..., {piece()}"])
+        value = draw.choice([f"= x[{where}].exp()", "= 0.5", f"= x[{where}] * x.sum()", "*= 2"])
+        lines.append(f"z[{where}] {value}")
+    text = "def forward(self, x):\n" + "".join(f"    {line}\n" for line in [*lines, "return [z]"])
+    eager, ours = Written(text), Written(text)
+    want, got = step(eager, eager), step(ours, ORTModule(ours, options=GRAPH))
+    for mine, its in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, its)

@@ -149,10 +149,12 @@ def slice_scatter(
     end: Size | None = None,
     step: int = 1,
 ) -> ir.Value:
-    if step != 1:
-        raise refuse("assignment to a slice with a step")
     start = 0 if start is None else start
     end = INT64_MAX if end is None else end
+    if step != 1:
+        whole = op.Range(np.int64(0), op.Squeeze(op.dim(self, dim), [0]), np.int64(1))
+        places = op.Slice(whole, op.index(start), op.index(end), [0], [step])
+        return _put(op, self, src, dim, places)
     size = (shapes.dims(self) or ())[dim]
     parts = []
     if not (isinstance(start, int) and start == 0):
@@ -163,6 +165,16 @@ def slice_scatter(
     ):
         parts.append(op.Slice(self, op.index(end), [INT64_MAX], [dim], [1]))
     return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=dim)
+
+
+def _put(op: Translator, self: ir.Value, src: ir.Value, dim: int, places: ir.Value) -> ir.Value:
+    """A tensor with others in its places along a dimension."""
+    length = shapes.rank(self)
+    assert length is not None
+    first = [dim % length, *(d for d in range(length) if d != dim % length)]
+    back = [first.index(d) for d in range(length)]
+    ahead, of_src = op.Transpose(self, perm=first), op.Transpose(src, perm=first)
+    return op.Transpose(op.ScatterND(ahead, op.Unsqueeze(places, [1]), of_src), perm=back)
 
 
 @translation(aten.select_scatter.default)
