@@ -150,8 +150,9 @@ def capture(
         still: take the sizes of images for constants. Strides and windows make expressions of them
             that grow from layer to layer: Swin is captured in 5 s of processor time so, else in
             130 s. A module with an example of its own says itself what varies.
-        branches: go the example's way at branches on values, as a check of the program says; else
-            only those are taken of which the other way raises.
+        branches: go the example's way at branches on values, and take for granted what ordinary
+            numbers of selected elements have in common, as a check of the program says; else only
+            those branches are taken of which the other way raises. For whoever looks at the check.
         cache: of programs by their exported graphs: the export runs always, its translation only
             where the cache does not know the result.
 
@@ -170,9 +171,9 @@ def capture(
 
     def program_of(exported: ExportedProgram) -> Program:
         def make() -> list[Program]:
-            return [_program(exported, registry, call, state, watch)]
+            return [_program(exported, registry, call, state, watch, branches)]
 
-        parts = parts_of(exported, state, opset)
+        parts = parts_of(exported, state, opset, branches)
         return (cache or Cache(None)).programs(parts, make)[0]
 
     with EXCLUSIVE, located(module), uncollected(), untouched(module), traceable_layers():
@@ -229,9 +230,10 @@ def _program(
     call: Call,
     state: lift.State,
     watch: _Watch,
+    checked: bool,
 ) -> Program:
     """The program of an exported graph."""
-    translated = _translate(exported, registry, watch)
+    translated = _translate(exported, registry, watch, checked)
     _, names = _outputs(exported)
     program = lift.lift(
         translated.model,
@@ -295,9 +297,9 @@ class _Translated:
 
 
 def _translate(
-    exported: ExportedProgram, registry: exporter.Registry, watch: _Watch
+    exported: ExportedProgram, registry: exporter.Registry, watch: _Watch, checked: bool
 ) -> _Translated:
-    cleaned = fx.clean(exported, registry.covers)
+    cleaned = fx.clean(exported, registry.covers, checked)
     watch.lap("clean-up of the ATen graph")
     for node in fx.missing(exported.graph_module, registry.covers):
         name = operator_name(node.target)

@@ -11,15 +11,18 @@ from ortrain.capture.checkpointing import checkpoint_of
 from ortrain.capture.lift import State
 
 
-def parts_of(exported: ExportedProgram, state: State, opset: int) -> Iterator[object]:
+def parts_of(
+    exported: ExportedProgram, state: State, opset: int, checked: bool
+) -> Iterator[object]:
     """Everything of an export that its translation depends on.
 
     Args:
         exported: the ATen graph.
         state: names of the module's parameters and buffers, ties included.
         opset: of the translation.
+        checked: whether its checks are looked at.
     """
-    yield opset, torch.is_grad_enabled()
+    yield opset, checked, torch.is_grad_enabled()
     yield repr(exported.graph_signature)
     yield sorted(state.first.items())
     yield {str(k): str(v) for k, v in exported.range_constraints.items()}

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
-from ortrain.errors import OrtrainWarning
+from ortrain.capture.export import capture
+from ortrain.errors import CaptureError, OrtrainWarning
 from tests.module.selecting import GRAPHS, Function
 
 MASKS = ("110110", "111111", "100000", "000000", "011010", "000001", "111000", "010010")
@@ -94,8 +95,18 @@ def test_a_recurrent_layer_is_never_given_nothing(layer: Any) -> None:
 
 
 def test_what_may_be_given_nothing_by_a_number_is_eagers() -> None:
-    eager = Selects(lambda y, m: y[: m.sum()].cumsum(0))
+    eager = Selects(lambda y, m: y[: m.sum()].flip(0))
     model = ORTModule(copy.deepcopy(eager))
     x, selected = torch.randn(6, 3, dtype=torch.float64), torch.ones(6, dtype=torch.bool)
-    with pytest.warns(OrtrainWarning, match="cumsum may be given nothing"):
+    with pytest.warns(OrtrainWarning, match="flip may be given nothing"):
         torch.testing.assert_close(model(x, selected), eager(x, selected))
+
+
+def test_a_program_whose_checks_nobody_looks_at_takes_nothing_for_granted() -> None:
+    x, mask = torch.randn(6, 3, dtype=torch.float64), torch.ones(6, dtype=torch.bool)
+    with pytest.raises(CaptureError, match="a dimension is squeezed whose size values decide"):
+        capture(Selects(GRAPHS["squeeze"]), (x, mask))
+    with pytest.raises(CaptureError, match="sizes of the inputs alone do not tell"):
+        capture(Selects(GRAPHS["two masks"]), (x, mask))
+    program = capture(Selects(GRAPHS["tiled"]), (x, mask)).program
+    assert "Or" not in program.operators()

@@ -173,8 +173,12 @@ def _computes_of_nothing(node: fx.Node) -> bool:
     return target.overloadpacket in _OF_NOTHING or torch.Tag.pointwise in target.tags
 
 
-def assert_dimensions_to_squeeze(module: fx.GraphModule) -> None:
-    """Asserts that a dimension is none of one, where a trace has not squeezed it for that."""
+def assert_dimensions_to_squeeze(module: fx.GraphModule, checked: bool) -> None:
+    """Asserts that a dimension is none of one, where a trace has not squeezed it for that.
+
+    Raises:
+        CaptureError: nobody looks at the checks of the graph.
+    """
     for node in list(module.graph.nodes):
         if getattr(node.target, "overloadpacket", None) is not aten.squeeze:
             continue
@@ -184,6 +188,13 @@ def assert_dimensions_to_squeeze(module: fx.GraphModule) -> None:
         for dim in dims if isinstance(dims, list | tuple) else (dims,):
             if not shape or not free_unbacked_symbols(shape[dim]):
                 continue
+            if not checked:
+                raise captured_error(
+                    node,
+                    "a dimension is squeezed whose size values decide",
+                    because="one row would have another shape than several",
+                    help=f"name the dimensions to squeeze, and leave this one; or {BESIDE}",
+                )
             with module.graph.inserting_before(node):
                 emit = Emitter(module.graph, node)
                 size = _number(emit, emit(aten.sym_size.int, given, dim))
