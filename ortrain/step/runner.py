@@ -23,6 +23,7 @@ from ortrain.capture.attributes import Attribute, WithAttributes
 from ortrain.capture.guard import Ambient, ambient, inner_hooks
 from ortrain.capture.lift import uninitialized
 from ortrain.capture.numbers import MOST_VALUES, WithNumbers
+from ortrain.capture.refusal import Refusal
 from ortrain.capture.rehearsal import foretold
 from ortrain.capture.returned import instead
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
@@ -482,15 +483,18 @@ class Runner:
             refused = error
         sample.forward_done(tensors, leaves, is_grad_enabled() and bool(leaves))
         if not form.asked:
-            self._foretell(form, flat, refused)
+            self._foretell(state, form, flat, refused)
         return output
 
-    def _foretell(self, form: Form, flat: FlatCall, error: CaptureError | None) -> None:
+    def _foretell(
+        self, state: State, form: Form, flat: FlatCall, error: CaptureError | None
+    ) -> None:
         """Says behind the first call of a form, and not when its graph is due, that there is none.
 
         The first call itself may be another than the next ones: it fills in what it finds missing.
 
         Args:
+            state: of the module.
             form: of the call.
             flat: the call.
             error: why a graph cannot return what it returned; None where it can.
@@ -500,6 +504,12 @@ class Runner:
             return
         with EXCLUSIVE, uncollected():
             error = error or foretold(self.module, flat.args, flat.kwargs)
+            if isinstance(error, Refusal) and error.by_value:  # of which a trace knows more
+                try:
+                    self.captures.find(state, form, flat, tuple([t.shape for t in flat.tensors]))
+                    error = None
+                except CaptureError as traced:
+                    error = traced
         if error is None:
             return
         if not self.options.falls_back(error):

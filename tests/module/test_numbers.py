@@ -40,7 +40,7 @@ USES: dict[str, tuple[Any, list[Any], bool]] = {
         lambda h, n: h * n["a"][0] + n["b"], [{"a": [i], "b": i / 2} for i in range(4)], True
     ),
     "branch": (lambda h, n: h * n if n > 0.05 else -h, [0.1, 0.2, 0.3, 0.4], True),
-    "size": (lambda h, n: h[:, :n], [1, 2, 3, 2], False),
+    "size": (lambda h, n: h[:, :n], [1, 2, 3, 2], True),
     "loop": (lambda h, n: sum(h * i for i in range(1, n)), [2, 3, 4, 5], False),
     "dimension": (lambda h, n: h.sum(n), [0, 1, 0, 1], False),
     "dropout": (

@@ -110,3 +110,12 @@ def test_a_program_whose_checks_nobody_looks_at_takes_nothing_for_granted() -> N
         capture(Selects(GRAPHS["two masks"]), (x, mask))
     program = capture(Selects(GRAPHS["tiled"]), (x, mask)).program
     assert "Or" not in program.operators()
+
+
+@pytest.mark.parametrize("name", ["returns early", "adds if any", "first", "squeeze", "two masks"])
+def test_a_graph_is_not_ruled_out_at_the_first_call(name: str) -> None:
+    model = ORTModule(Selects(GRAPHS[name]))
+    for mask in MASKS[:1] * 6:  # a warning would be an error
+        selected = torch.tensor([c == "1" for c in (mask if name != "two masks" else "111000")])
+        outcome(model, torch.randn(6, 3, dtype=torch.float64), selected)
+    assert "contest" in model.report.reason
