@@ -119,3 +119,24 @@ def test_a_graph_is_not_ruled_out_at_the_first_call(name: str) -> None:
         selected = torch.tensor([c == "1" for c in (mask if name != "two masks" else "111000")])
         outcome(model, torch.randn(6, 3, dtype=torch.float64), selected)
     assert "contest" in model.report.reason
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_adaptive_softmax_is_eagers_with_any_targets(seed: int) -> None:
+    class Adaptive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.softmax = nn.AdaptiveLogSoftmaxWithLoss(3, 20, [5, 12], div_value=1.0)
+
+        def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+            output: Tensor = self.softmax(x, targets)
+            return output[0]
+
+    torch.manual_seed(seed)
+    eager = Adaptive()
+    model = ORTModule(copy.deepcopy(eager), options=Options(engine="onnxruntime"))
+    for rows, classes in ((40, 20), (8, 20), (1, 20), (40, 20), (6, 12), (3, 5), (40, 20)):
+        x, targets = torch.randn(rows, 3), torch.randint(0, classes, (rows,))
+        for mine, own in zip(*(outcome(m, x, targets) for m in (model, eager)), strict=True):
+            torch.testing.assert_close(mine, own, rtol=1e-4, atol=1e-5)
+    assert model.report.graph_calls
