@@ -170,6 +170,8 @@ def _selected(node: fx.Node, among: Set[Any] | None = None) -> bool:
 
 def _computes_of_nothing(node: fx.Node) -> bool:
     target: Any = node.target
+    if target is aten.matmul.default:  # of matrices
+        return all(given.meta["val"].ndim > 1 for given in node.all_input_nodes)
     return target.overloadpacket in _OF_NOTHING or torch.Tag.pointwise in target.tags
 
 
