@@ -104,6 +104,7 @@ _KNOWN = (
     ),
     _known(
         r"data-dependent expression|DataDependentOutputException|DynamicOutputShapeException"
+        r"|PendingUnbackedSymbolNotFound"
         r"|Object of type (?:float|int|bool) is not JSON|'?Sym(?:Float|Int|Bool)'? object",
         "the forward needs a number out of a tensor",
         _VALUES,

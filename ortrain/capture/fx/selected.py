@@ -121,7 +121,7 @@ def select_something(module: fx.GraphModule) -> None:
         if getattr(node.target, "overloadpacket", None) not in (*_SELECTING, *_INDEXING, *_NEVER)
     }
     for node in others:
-        if any(_selected(each, counted) for each in (node, *node.all_input_nodes)):
+        if any(_selected(given, counted) for given in node.all_input_nodes):
             raise captured_error(
                 node,
                 f"{operator_name(node.target)} may be given nothing",
@@ -172,7 +172,8 @@ def _computes_of_nothing(node: fx.Node) -> bool:
     target: Any = node.target
     if target is aten.matmul.default:  # of matrices
         return all(given.meta["val"].ndim > 1 for given in node.all_input_nodes)
-    return target.overloadpacket in _OF_NOTHING or torch.Tag.pointwise in target.tags
+    asks = target._schema.name.startswith("aten::sym_")
+    return asks or target.overloadpacket in _OF_NOTHING or torch.Tag.pointwise in target.tags
 
 
 def assert_dimensions_to_squeeze(module: fx.GraphModule, checked: bool) -> None:
