@@ -134,6 +134,7 @@ def asked() -> Iterator[Asked]:
         patch(SymNode, "guard_bool", lambda _: guard_bool)
         for number in (torch.SymInt, torch.SymFloat):
             patch(number, "__repr__", _fixing(str))
+            patch(number, "__format__", _fixing(format))
         patch(torch.SymInt, "__hash__", _fixing(hash))
         for name in ("stride", "is_contiguous", "storage_offset"):
             patch(torch.Tensor, name, layout)
@@ -155,10 +156,10 @@ def _fixing(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A method that converts a size, for Python code the number, which fixes it."""
 
     def change(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def fixed(size: Any) -> Any:
+        def fixed(size: Any, *how: str) -> Any:
             if not _is_code(sys._getframe(1)):
-                return method(size)
-            return convert(int(size) if isinstance(size, torch.SymInt) else float(size))
+                return method(size, *how)
+            return convert(int(size) if isinstance(size, torch.SymInt) else float(size), *how)
 
         return fixed
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import fractions
 import functools
+import itertools
+import math
 import numbers
 from collections.abc import Callable
 
@@ -193,3 +196,34 @@ def test_to_the_code_a_size_is_a_number(name: str) -> None:
     assert type(torch.SymInt.__eq__).__name__ == "function"
     assert "__class__" not in vars(torch.SymInt)
     assert "type" not in globals()
+
+
+AS_NUMBERS = {
+    "divmod": lambda n: divmod(n, 3)[1] + divmod(17, n)[0],
+    "invert": lambda n: ~n,
+    "bits": lambda n: (n & (n - 1)) + (n | 1) + (n ^ 3) + (3 ^ n) + (n << 1) + (n >> 1),
+    "bit_length": lambda n: n.bit_length() + n.bit_count(),
+    "bytes": lambda n: n.to_bytes(2, "big")[1],
+    "parts": lambda n: n.real + n.imag + n.numerator + n.denominator + n.conjugate(),
+    "fraction": lambda n: float(fractions.Fraction(n, 3)),
+    "format": lambda n: int(f"{n:d}") + len(f"{n:5d}") + float(f"{n / 3:.2f}") + int("%d" % n),  # noqa: UP031
+    "str.format": lambda n: float("{:.1f}".format(n)),  # noqa: UP032
+    "bases": lambda n: int(hex(n), 16) + int(oct(n), 8) + bin(n).count("1"),
+    "rounded": lambda n: round(n / 3, 1) + math.floor(n / 2) + math.ceil(n / 3) + round(n),
+    "powers": lambda n: n**2 + n**0.5 + 2**n,
+    "roots": lambda n: math.sqrt(n) + math.isqrt(n) + math.log2(n) + math.gcd(n, 6),
+    "lookups": lambda n: {4: 1, 5: 2}.get(n, 3) + (0, 1, 2, 3, 4, 5, 6, 7, 8)[n],
+    "strings": lambda n: len("-" * n) + int(str(n)) + len("abcdefghij"[:n]),
+    "kinds": lambda n: (2 if isinstance(n, int) else 3) + (2 if type(n) is int else 3),
+}
+
+
+@pytest.mark.parametrize(("name", "by_len"), zip(AS_NUMBERS, itertools.cycle([False, True])))
+def test_a_size_is_a_number_to_code(name: str, by_len: bool) -> None:
+    class Scaled(Layered):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden: Tensor = self.layer(x)
+            return hidden * AS_NUMBERS[name](len(x) if by_len else x.shape[0]) / 16
+
+    model = assert_same_steps(Scaled(), *((torch.randn(n, 4),) for n in (4, 5, 7, 4, 8)))
+    assert model.report.mode == "graph", model.report.reason
