@@ -218,7 +218,7 @@ AS_NUMBERS = {
 }
 
 
-@pytest.mark.parametrize(("name", "by_len"), zip(AS_NUMBERS, itertools.cycle([False, True])))
+@pytest.mark.parametrize(("name", "by_len"), [*zip(AS_NUMBERS, itertools.cycle([False, True]))])
 def test_a_size_is_a_number_to_code(name: str, by_len: bool) -> None:
     class Scaled(Layered):
         def forward(self, x: Tensor) -> Tensor:
