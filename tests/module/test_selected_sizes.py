@@ -140,3 +140,36 @@ def test_an_adaptive_softmax_is_eagers_with_any_targets(seed: int) -> None:
         for mine, own in zip(*(outcome(m, x, targets) for m in (model, eager)), strict=True):
             torch.testing.assert_close(mine, own, rtol=1e-4, atol=1e-5)
     assert model.report.graph_calls
+
+
+class Experts(nn.Module):
+    """A loop over experts, each of which gets the rows that chose it: some, one or none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(3, 6)
+        layers = [nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 3)) for _ in range(6)]
+        self.experts = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        output = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows, slots = torch.where(chosen == number)
+            output.index_add_(0, rows, expert(x[rows]) * weights[rows, slots, None])
+        return output
+
+
+def test_experts_in_a_loop_may_get_nothing_and_stay_a_graph() -> None:
+    torch.manual_seed(0)
+    eager = Experts()
+    model = ORTModule(copy.deepcopy(eager), options=Options(engine="onnxruntime"))
+    for rows in (64, 5, 3, 2, 64):
+        x = torch.randn(rows, 3)
+        for each in (eager, model):
+            each.zero_grad()
+            each(x).square().sum().backward()
+        for mine, own in zip(model.module.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, own.grad, rtol=1e-4, atol=1e-6)
+    assert model.report.graph_calls == 5
+    assert model.report.astray == 0
