@@ -24,6 +24,7 @@ from torch.utils import checkpoint
 
 from ortrain.capture.custom_function import checked_custom_functions
 from ortrain.capture.origin import TORCH
+from ortrain.capture.patched import replaced
 from ortrain.capture.untouched import call_without_contents
 from ortrain.errors import CaptureError
 from ortrain.exclusive import this_thread
@@ -143,11 +144,8 @@ def _no_backward() -> Iterator[None]:
             "computes gradients", "of what autograd saves for a backward, a trace knows nothing"
         )
 
-    _autograd._engine_run_backward = refused
-    try:
+    with replaced(_autograd, "_engine_run_backward", refused):
         yield
-    finally:
-        _autograd._engine_run_backward = own
 
 
 @contextlib.contextmanager
@@ -160,11 +158,8 @@ def _saving_watched() -> Iterator[None]:
             raise _refusal("sets hooks on the tensors that autograd saves", _HOOKS)
         own(hooks)
 
-    graph.saved_tensors_hooks.__enter__ = watched  # type: ignore[method-assign]
-    try:
+    with replaced(graph.saved_tensors_hooks, "__enter__", watched):
         yield
-    finally:
-        graph.saved_tensors_hooks.__enter__ = own  # type: ignore[method-assign]
 
 
 def _refusal(what: str, because: str) -> CaptureError:

@@ -36,6 +36,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 
 from ortrain.capture.origin import TORCH, origin
+from ortrain.capture.patched import replaced
 from ortrain.capture.statements import only_makes_contiguous
 from ortrain.exclusive import this_thread
 
@@ -130,7 +131,10 @@ def asked() -> Iterator[Asked]:
         return method
 
     with contextlib.ExitStack() as patches:
-        patch = functools.partial(_patched, patches)
+
+        def patch(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
+            patches.enter_context(replaced(owner, name, change(getattr(owner, name))))
+
         patch(SymNode, "guard_bool", lambda _: guard_bool)
         for number in (torch.SymInt, torch.SymFloat):
             patch(number, "__repr__", _fixing(str))
@@ -139,17 +143,6 @@ def asked() -> Iterator[Asked]:
         for name in ("stride", "is_contiguous", "storage_offset"):
             patch(torch.Tensor, name, layout)
         yield found
-
-
-def _patched(
-    patches: contextlib.ExitStack, owner: Any, name: str, change: Callable[[Any], Any]
-) -> None:
-    """Replaces an attribute of a class until the stack is left."""
-    own = owner.__dict__.get(name)
-    patches.callback(delattr, owner, name) if own is None else patches.callback(
-        setattr, owner, name, own
-    )
-    setattr(owner, name, change(getattr(owner, name)))
 
 
 def _fixing(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:

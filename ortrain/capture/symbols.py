@@ -26,6 +26,7 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ortrain.capture.origin import is_library, is_standard
+from ortrain.capture.patched import replaced
 from ortrain.capture.survey import Survey
 from ortrain.exclusive import this_thread
 
@@ -101,23 +102,16 @@ def symbols_as_numbers(module: nn.Module) -> Iterator[None]:
     ]
     for kind in _NUMBERS:
         _write(kind, "__class__", class_of(kind))
-    for kind, name, method in compared:
-        setattr(kind, name, deciding(method))
-    given = {name: vars(torch.SymInt).get(name) for name in _ATTRIBUTES}
-    for name, attribute in _ATTRIBUTES.items():
-        setattr(torch.SymInt, name, attribute)
     try:
-        yield
+        with contextlib.ExitStack() as patches:
+            for kind, name, method in compared:
+                patches.enter_context(replaced(kind, name, deciding(method)))
+            for name, attribute in _ATTRIBUTES.items():
+                patches.enter_context(replaced(torch.SymInt, name, attribute))
+            yield
     finally:
         for kind in _NUMBERS:
             _write(kind, "__class__", None)
-        for kind, name, method in compared:
-            setattr(kind, name, method)
-        for name, own in given.items():
-            if own is None:
-                delattr(torch.SymInt, name)
-            else:
-                setattr(torch.SymInt, name, own)
         for hook in hooks:
             hook.remove()
         end()

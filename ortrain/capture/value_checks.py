@@ -33,6 +33,7 @@ from torch.fx.experimental.symbolic_shapes import (
     free_unbacked_symbols,
 )
 
+from ortrain.capture.patched import replaced
 from ortrain.capture.statements import deciding
 from ortrain.exclusive import this_thread
 
@@ -143,11 +144,8 @@ def _of_selected_sizes() -> Iterator[None]:
                 return way
         return own(relation)
 
-    torch.SymBool.__bool__ = ask  # type: ignore[method-assign]
-    try:
+    with replaced(torch.SymBool, "__bool__", ask):
         yield
-    finally:
-        torch.SymBool.__bool__ = own  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
@@ -170,11 +168,8 @@ def _ordinary() -> Iterator[None]:
             environment.guard_or_defer_runtime_assert(held, str(held))
             return answer
 
-    SymNode.guard_bool = decide  # type: ignore[method-assign, assignment]
-    try:
+    with replaced(SymNode, "guard_bool", decide):
         yield
-    finally:
-        SymNode.guard_bool = own  # type: ignore[method-assign]
 
 
 def _for_ordinary_sizes(node: SymNode) -> bool | None:
@@ -213,11 +208,8 @@ def _truth(
             return number(tensor)
         return answer(own_item, tensor, sys._getframe(1))
 
-    _class.__bool__, _class.item = ask_bool, ask_item
-    try:
+    with replaced(Tensor, "__bool__", ask_bool), replaced(Tensor, "item", ask_item):
         yield
-    finally:
-        del _class.__bool__, _class.item  # they were inherited
 
 
 def _is_unknown(value: Tensor) -> bool:
