@@ -121,12 +121,16 @@ class TanhApart(SquareApart):
         return gradient * (1 - y * y)
 
 
-@pytest.mark.parametrize("function", [Square, Swish, GeLUFunction, SquareApart, TanhApart])
+@pytest.mark.parametrize(
+    ("function", "operator"),
+    [(Square, "Mul"), (Swish, "Mul"), (GeLUFunction, "Mul"), (SquareApart, "Mul"),
+     (TanhApart, "Tanh")],
+)  # fmt: skip
 def test_a_function_that_is_proven_to_be_its_derivative_is_captured(
-    function: type[torch.autograd.Function],
+    function: type[torch.autograd.Function], operator: str
 ) -> None:
     captured = capture(Calls(function), (torch.randn(3, 4),))
-    assert {"Mul", "Tanh"} & captured.program.operators().keys()
+    assert operator in captured.program.operators()
 
 
 class ClippedByTanh(Square):

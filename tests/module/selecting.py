@@ -114,7 +114,7 @@ GRAPHS: dict[str, Function] = {
     "selected twice": lambda y, m: y[m][y[m][:, 0] > 0],
     "elements": lambda y, m: y[y > 0],
     "added to zeros": lambda y, m: torch.zeros_like(y).index_add(0, m.nonzero()[:, 0], y[m]),
-    "padded to four": lambda y, m: F.pad(y[m].T, (0, 9 - y[m].shape[0])),
+    "padded to nine": lambda y, m: F.pad(y[m].T, (0, 9 - y[m].shape[0])),
     "returns early": _returns_early,
     "adds if any": _adds_if_any,
     "treats one apart": _treats_one_apart,

@@ -30,7 +30,7 @@ _JUNCTIONS: dict[Any, Any] = {
     operator.and_: aten.logical_and.default, operator.or_: aten.logical_or.default,
     torch.sym_not: aten.logical_not.default,
 }  # fmt: skip
-# Whose first argument, or the named one, is where elements are selected.
+# The place of the argument that says which elements are selected.
 _SELECTING = {aten.nonzero: 0, aten.nonzero_numpy: 0, aten.argwhere: 0, aten.where: 0,
               aten.masked_select: 1}  # fmt: skip
 _INDEXING = (aten.index, aten.index_put, aten.index_put_)
