@@ -487,7 +487,7 @@ class Runner:
         return output
 
     def _foretell(
-        self, state: State, form: Form, flat: FlatCall, error: CaptureError | None
+        self, state: State, form: Form, flat: FlatCall, error: OrtrainError | None
     ) -> None:
         """Says behind the first call of a form, and not when its graph is due, that there is none.
 
@@ -508,7 +508,9 @@ class Runner:
                 try:
                     self.captures.find(state, form, flat, tuple([t.shape for t in flat.tensors]))
                     error = None
-                except CaptureError as traced:
+                except CheckFailed:  # there is a graph, which another call may use
+                    error = None
+                except OrtrainError as traced:
                     error = traced
         if error is None:
             return

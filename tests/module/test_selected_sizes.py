@@ -173,3 +173,12 @@ def test_experts_in_a_loop_may_get_nothing_and_stay_a_graph() -> None:
             torch.testing.assert_close(mine.grad, own.grad, rtol=1e-4, atol=1e-6)
     assert model.report.graph_calls == 5
     assert model.report.astray == 0
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_a_first_call_that_the_graph_does_not_hold_for_rules_nothing_out(rows: int) -> None:
+    eager = Selects(lambda y, m: y[: m.sum()] + (y * 0).sort(1).values[:1])  # of equals
+    model = ORTModule(copy.deepcopy(eager))
+    x, selected = torch.randn(rows, 3, dtype=torch.float64), torch.ones(rows, dtype=torch.bool)
+    torch.testing.assert_close(model(x, selected), eager(x, selected))
+    assert "contest" in model.report.reason
