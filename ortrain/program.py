@@ -21,6 +21,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
 
 from ortrain.errors import GraphError
+from ortrain.files import seal
 
 ROLE = "ortrain.role"
 TARGET = "ortrain.target"
@@ -205,17 +206,37 @@ class Program:
         """Writes an ONNX file.
 
         Initializers of more than ``external_data_above`` bytes in all go into ``<name>.data``: a
-        protobuf holds at most 2 GiB.
+        protobuf holds at most 2 GiB. The file is sealed: see :mod:`ortrain.files.seal`.
         """
         target = Path(path)
         size = sum(v.const_value.nbytes for v in self.graph.initializers.values() if v.const_value)
         external = f"{target.name}.data" if size > external_data_above else None
-        ir.save(self.model, target, external_data=external)
+        metadata = self.model.metadata_props
+        before = metadata.get(seal.KEY)
+        try:
+            metadata[seal.KEY] = seal.UNSEALED
+            if external is not None:
+                metadata[seal.DATA_KEY] = seal.unsealed_data(external)
+            ir.save(self.model, target, external_data=external)
+        finally:
+            metadata.pop(seal.DATA_KEY, None)
+            metadata.pop(seal.KEY)
+            if before is not None:
+                metadata[seal.KEY] = before
+        seal.seal_model(target, None if external is None else target.with_name(external))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Program:
-        """Reads what :meth:`save` wrote (or any ONNX file, whose values then have no roles)."""
-        return cls(ir.load(path))
+        """Reads what :meth:`save` wrote (or any ONNX file, whose values then have no roles).
+
+        Raises:
+            InputError: the file has a seal, and is damaged.
+        """
+        seal.is_model_whole(path, f"model {os.fspath(path)}")
+        program = cls(ir.load(path))
+        for key in (seal.KEY, seal.DATA_KEY):
+            program.model.metadata_props.pop(key, None)
+        return program
 
     def drop_unused_domains(self) -> None:
         """Removes opset imports of domains of which there is no node."""

@@ -33,6 +33,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from ortrain.errors import GraphError, listing
+from ortrain.files import seal
 from ortrain.graph.build import Builder
 from ortrain.ondevice import contract, losses, optim
 from ortrain.ondevice.adapters import Adapter
@@ -271,6 +272,7 @@ def make(
     content = _content(forward, list(gradients), programs, kept, adapters)
     for each in programs.values():
         each.model.metadata_props[contract.MODEL_HASH] = content.texts["model"]
+        each.model.metadata_props[seal.KEY] = seal.NONE
     return programs, content
 
 
@@ -312,3 +314,4 @@ def _save_as_ort(path: Path, custom_op_library: str | os.PathLike[str] | None) -
     if custom_op_library is not None:
         options.register_custom_ops_library(os.fspath(custom_op_library))
     onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    seal.seal_model(path.with_suffix(".ort"))  # the mark is the ONNX file's

@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file
+from safetensors.numpy import save as unsealed
 
 from ortrain.errors import InputError, SaveError, StateError
 from ortrain.ondevice import CheckpointState, Parameter
+from tests.files import sealing
 from tests.ondevice import artifacts
 from tests.ondevice.eager import assert_same, load
 
@@ -213,7 +215,7 @@ def _metadata(file: Path) -> dict[str, str]:
     content = file.read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     metadata: dict[str, str] = header["__metadata__"]
-    return metadata
+    return metadata | {"checksum": sealing.UNSEALED}
 
 
 # -- failures while saving -----------------------------------------------------------------------
@@ -307,7 +309,7 @@ def test_a_file_system_that_does_not_synchronize_folders_is_taken(
 
 
 def test_a_missing_folder_is_told(state: CheckpointState, tmp_path: Path) -> None:
-    with pytest.raises(SaveError, match="No such file or directory"):
+    with pytest.raises(SaveError, match="there is no folder"):
         CheckpointState.save_checkpoint(state, tmp_path / "none" / "checkpoint")
 
 
@@ -320,6 +322,11 @@ def _described(**changes: str) -> Metadata:
     from ortrain.ondevice.running.checkpoint_file import model_hash
 
     return metadata | {"model": model_hash(metadata["parameters"], metadata["buffers"])}
+
+
+def save(tensors: Tensors, metadata: Metadata | None = None) -> bytes:
+    content = unsealed(tensors, metadata)
+    return sealing.sealed(content) if sealing.MARK in content else content
 
 
 def _without(tensors: Tensors, *names: str) -> Tensors:
@@ -342,8 +349,8 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     "no metadata": (lambda: save(INITIAL), "is no checkpoint of on-device training"),
     "other metadata": (lambda: save(INITIAL, {"format": "pt"}), "is no checkpoint of"),
     "newer": (
-        lambda: save(INITIAL, _described(version="2")),
-        r"has version 2\n.*versions up to 1\n.*update ortrain",
+        lambda: save(INITIAL, _described(version="3")),
+        r"has version 3\n.*versions up to 2\n.*update ortrain",
     ),
     "version missing": (
         lambda: save(INITIAL, {"format": "ortrain.checkpoint"}),

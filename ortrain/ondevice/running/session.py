@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime
 
 from ortrain.errors import ExecutionError, InputError, listing
+from ortrain.files import seal
 from ortrain.ondevice import contract
 from ortrain.ondevice.checkpoint import CheckpointState
 from ortrain.ondevice.running.checkpoint_file import Spec, Uri
@@ -68,18 +69,28 @@ def open_session(
         options: of the session.
 
     Raises:
-        InputError: onnxruntime refuses it.
+        InputError: it is damaged, or onnxruntime refuses it.
     """
     in_memory = isinstance(uri, bytes | bytearray | memoryview)
     source = bytes(uri) if in_memory else os.fspath(uri)  # type: ignore[arg-type]
     try:
-        return onnxruntime.InferenceSession(source, options, providers=device.providers())
+        if isinstance(source, bytes):
+            seal.is_whole(source, label)
+        else:
+            seal.is_model_whole(source, label)
+        session = onnxruntime.InferenceSession(source, options, providers=device.providers())
+    except InputError:
+        raise
     except Exception as error:  # onnxruntime has no common base of its errors
         raise InputError(
             f"onnxruntime cannot load the {label}",
             because=str(error).strip().splitlines()[0],
             help="give the file that generate_artifacts has written, whole and unchanged",
         ) from error
+    metadata = session.get_modelmeta().custom_metadata_map
+    if contract.MODEL_HASH in metadata and seal.KEY not in metadata:
+        seal.warn_unsealed(label, "make it anew with generate_artifacts", 3)
+    return session
 
 
 def check_fits(
