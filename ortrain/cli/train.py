@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ortrain.cli import signals
 from ortrain.cli.arguments import count, names, not_negative, positive, probability, seed
 from ortrain.cli.text_classification.settings import Settings
 from ortrain.cli.usage import UsageError
@@ -67,9 +68,11 @@ def run_text_classification(options: argparse.Namespace) -> int:
         ) from error
     try:
         outcome = job.run(settings)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(_how_to_resume(settings, options.command_line)) from None
-    print_outcome(outcome)
+    except KeyboardInterrupt as interrupt:
+        message = _how_to_resume(settings, options.command_line)
+        raise signals.Ended(signals.number_of(interrupt), message) from None
+    if outcome is not None:
+        print_outcome(outcome)
     return 0
 
 
@@ -155,6 +158,8 @@ def _how_to_resume(settings: Settings, command_line: list[str]) -> str:
     from ortrain.cli.text_classification.output import Output
 
     output = Output(settings.output)
+    if output.is_complete() and not output.unfinished.exists():
+        return f"interrupted after the end; the result is in {output.directory}"
     if not output.checkpoint.exists():
         return "interrupted before the first checkpoint; nothing is kept"
     again = command_line if settings.resume else [*command_line, "--resume"]

@@ -24,6 +24,12 @@ class UsageError(CommandError):
     status = 2
 
 
+class FileError(CommandError):
+    """Raised where a file cannot be written, as on a full disk; what was there is kept."""
+
+    status = 2
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose complaints are one line as well."""
 

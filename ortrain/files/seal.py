@@ -10,7 +10,10 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import stat
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,12 +39,8 @@ def find(content: bytes | mmap.mmap, mark: bytes | None = None) -> int:
     """Where the digits of the last seal start; -1 where there is none."""
     if mark is None:
         mark = ORT_MARK if content[4:8] == b"ORTM" else MARK
-    at = content.rfind(mark) + len(mark)
-    return at if at >= len(mark) and _is_digits(content[at : at + DIGITS]) else -1
-
-
-def _is_digits(text: bytes) -> bool:
-    return re.fullmatch(rb"[0-9a-f]{8}", text) is not None
+    at = content.rfind(mark)
+    return at if at < 0 else at + len(mark)
 
 
 def digits(checksum: int) -> bytes:
@@ -111,15 +110,12 @@ def is_model_whole(path: str | os.PathLike[str], what: str) -> bool:
         InputError: it has a seal, and it does not fit.
         OSError: it cannot be read.
     """
-    with Path(path).open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            return False  # which cannot be mapped
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            if not is_whole(content, what):
-                return False
-            at = find(content, DATA_MARK)
-            written = content[at : at + DIGITS]
-            name = re.match(rb' "([^"]+)"', content[at + DIGITS : at + DIGITS + 300])
+    with _mapped(path) as content:
+        if not is_whole(content, what):
+            return False
+        at = find(content, DATA_MARK)
+        written = content[at : at + DIGITS]
+        name = re.match(rb' "([^"]+)"', content[at + DIGITS : at + DIGITS + 300])
     if at >= 0 and name is not None:
         data = Path(path).with_name(os.fsdecode(name[1]))
         if data.is_file():  # what is missing is told by who looks for it
@@ -127,15 +123,44 @@ def is_model_whole(path: str | os.PathLike[str], what: str) -> bool:
     return True
 
 
+def is_file_whole(path: str | os.PathLike[str], what: str) -> bool:
+    """Whether a file is what its seal says; as :func:`is_whole`.
+
+    Raises:
+        InputError: it has a seal, and it does not fit.
+        OSError: it cannot be read.
+    """
+    with _mapped(path) as content:
+        return is_whole(content, what)
+
+
+def append_to_zip(file: BinaryIO) -> None:
+    """Seals a zip archive, open for reading and writing: its comment, at the end, is the mark."""
+    text = UNSEALED.encode()
+    file.seek(-2, os.SEEK_END)  # the comment's length
+    assert file.read(2) == bytes(2), "the archive has a comment already"
+    file.seek(-2, os.SEEK_END)
+    file.write(len(text).to_bytes(2, "little") + text)
+    seal(file)
+
+
 def _file_checksum(path: Path) -> int:
-    with path.open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            return 0
-        with (
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-            memoryview(content) as view,
-        ):
-            return crc32(view)
+    with _mapped(path) as content, memoryview(content) as view:
+        return crc32(view)
+
+
+@contextmanager
+def _mapped(path: str | os.PathLike[str]) -> Iterator[mmap.mmap | bytes]:
+    """A file's content."""
+    with Path(path).open("rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("it is no regular file")
+        if not status.st_size:  # nothing cannot be mapped
+            yield b""
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            yield content
 
 
 def is_whole(content: bytes | mmap.mmap, what: str) -> bool:
@@ -164,7 +189,7 @@ def compare(written: bytes, checksum: int, what: str) -> None:
     if written != digits(checksum):
         raise InputError(
             f"the {what} is damaged",
-            because=f"its checksum is {written.decode()}, and that of its content "
+            because=f"its checksum is {written.decode(errors='replace')}, and that of its content "
             f"{digits(checksum).decode()}",
             help="take a whole copy of it, or make it anew; where another program has changed it "
             "on purpose, have `ortrain check --seal` seal it again",

@@ -228,7 +228,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = Output(tmp_path / "out")
-    output.open()
+    output.open(resume=False)
     output.write_checkpoint({"step": 1})
 
     def fail(state: object, file: object) -> None:

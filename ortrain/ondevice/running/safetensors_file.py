@@ -47,7 +47,7 @@ SPELLINGS = {dtype: name for name, dtype in DTYPES.items()}
 # The metadata's key of the seal.
 CHECKSUM = "checksum"
 # What stands before its digits. In a string of the user's the quotes would be escaped.
-_MARK = re.compile(rb'"checksum"\s*:\s*"' + re.escape(seal.MARK) + rb'(?=[0-9a-f]{8}")')
+_MARK = re.compile(rb'"checksum"\s*:\s*"' + re.escape(seal.MARK))
 _METADATA = "__metadata__"
 _PREFIX = 8
 # Bytes of a header that the safetensors package reads.

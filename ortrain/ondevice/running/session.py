@@ -88,7 +88,8 @@ def open_session(
             help="give the file that generate_artifacts has written, whole and unchanged",
         ) from error
     metadata = session.get_modelmeta().custom_metadata_map
-    if contract.MODEL_HASH in metadata and seal.KEY not in metadata:
+    told = metadata.get(seal.KEY, "")
+    if contract.MODEL_HASH in metadata and not told.startswith((seal.MARK.decode(), seal.NONE)):
         seal.warn_unsealed(label, "make it anew with generate_artifacts", 3)
     return session
 
