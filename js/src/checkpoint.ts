@@ -47,7 +47,7 @@ export interface Description {
   /** Those of the optimizer; empty where there is none. */
   readonly states: readonly Spec[];
   /** The metadata that says so, kept as spelled: `model` is a hash of the strings. */
-  readonly texts: Readonly<Record<TextKey, string>>;
+  readonly texts: Readonly<Record<TextKey, string>> & { readonly adapters?: string };
 }
 
 /** What a checkpoint holds. */
@@ -119,7 +119,8 @@ export function readCheckpoint(file: Uint8Array, name: string): Checkpoint {
     parameters: specs<ParameterSpec>("parameters"),
     buffers: specs("buffers"),
     states: specs("states"),
-    texts,
+    // Of no use here: Python exports low-rank adapters by it.
+    texts: metadata.adapters === undefined ? texts : { ...texts, adapters: metadata.adapters },
   };
   if (texts.model !== sha256(`${texts.parameters}\n${texts.buffers}`)) {
     damaged("`model` is not the hash of `parameters` and `buffers`");

@@ -30,6 +30,13 @@ it("a checkpoint of Python is read and written as it is", () => {
   assert.deepEqual(new Map([...again.tensors].sort()), new Map([...tensors].sort()));
 });
 
+it("what a checkpoint says of low-rank adapters is kept", () => {
+  const adapters = '[{"weight":"6.weight","a":"a","b":"b","scale":2.0}]';
+  const file = changed(({ metadata: m }) => set(m, "adapters", adapters));
+  const again = readSafetensors(writeCheckpoint(readCheckpoint(file, "it")));
+  assert.equal(again.metadata.adapters, adapters);
+});
+
 type Fault = [what: string, change: (file: SafeTensors) => void, message: RegExp];
 
 const row = (shape: string): string => `[{"name":"x","dtype":"F32","shape":${shape}}]`;
