@@ -83,10 +83,8 @@ def run_demo(options: argparse.Namespace) -> int:
             shutil.rmtree(directory, ignore_errors=True)
         if not isinstance(error, KeyboardInterrupt):
             raise
-        told = (
-            f"interrupted; the model is in {directory}" if kept else "interrupted; nothing is kept"
-        )
-        raise signals.Ended(signals.number_of(error), told) from None
+        where = f"the model is in {directory}" if kept else "nothing is kept"
+        raise signals.Ended(signals.number_of(error), f"interrupted; {where}") from None
     return 0
 
 

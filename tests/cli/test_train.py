@@ -15,6 +15,7 @@ import ortrain
 from ortrain.cli import main
 from ortrain.cli.text_classification import fine_tuning
 from ortrain.cli.text_classification.output import Output
+from ortrain.cli.usage import FileError
 from ortrain.deploy import export
 
 from .conftest import Run
@@ -229,15 +230,17 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
 ) -> None:
     output = Output(tmp_path / "out")
     output.open(resume=False)
-    output.write_checkpoint({"step": 1})
+    output.write_checkpoint({"step": 1, "identity": {}})
 
     def fail(state: object, file: object) -> None:
         raise OSError("no space left")
 
     monkeypatch.setattr(torch, "save", fail)
-    with pytest.raises(OSError, match="no space left"):
-        output.write_checkpoint({"step": 2})
-    assert output.read_checkpoint() == {"step": 1}
+    with pytest.raises(FileError, match="no space left.*the last one is kept"):
+        output.write_checkpoint({"step": 2, "identity": {}})
+    assert output.read_checkpoint() == {"step": 1, "identity": {}}
+    output.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.unfinished"]
 
 
 @pytest.mark.parametrize(

@@ -95,10 +95,12 @@ class Training:
             saved_at = self.history.steps
             while True:
                 if self.history.steps > saved_at and self._is_time_to_save():
+                    self._check_finite()
                     save(self.state())
                     saved_at = self.history.steps
                 if (number := came()) is not None:
                     if self.history.steps > saved_at:
+                        self._check_finite()
                         save(self.state())
                     raise signals.Ended(number)
                 if self._is_time_to_evaluate():
@@ -109,6 +111,18 @@ class Training:
                     return
                 else:
                     self._step(progress)
+
+    def _check_finite(self) -> None:
+        """Raise a UsageError before weights are saved that no training could go on from."""
+        # The loss of a step is that of the weights before its update.
+        for name, weight in self._model.named_parameters():
+            if not torch.isfinite(weight).all():
+                raise self._diverged(f"after step {self.history.steps} {name} is not finite")
+
+    def _diverged(self, what: str) -> UsageError:
+        return UsageError(
+            f"{what}; lower --learning-rate {self._settings.learning_rate:g} and start again"
+        )
 
     def state(self) -> dict[str, Any]:
         """All that the rest of the run depends on; tensors and plain values only."""
@@ -140,10 +154,7 @@ class Training:
         progress.update(step + 1, loss, len(batch["labels"]))
         if not math.isfinite(loss):
             progress.close()
-            raise UsageError(
-                f"the loss of step {step + 1} is {loss}; lower --learning-rate "
-                f"{self._settings.learning_rate:g} and start again"
-            )
+            raise self._diverged(f"the loss of step {step + 1} is {loss}")
 
     def _is_time_to_save(self) -> bool:
         steps = self.history.steps
