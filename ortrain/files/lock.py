@@ -65,8 +65,8 @@ class Lock:
         self._file = None
 
 
-def hold(file: BinaryIO) -> bool:
-    """Locks an open file until it is closed; False where another process has locked it."""
+def hold(file: BinaryIO | int) -> bool:
+    """Locks an open file or folder until it is closed; False where another process has it."""
     if fcntl is None:
         return True
     try:
@@ -78,21 +78,27 @@ def hold(file: BinaryIO) -> bool:
     return True
 
 
-def is_open(path: Path, file: BinaryIO) -> bool:
-    """Whether a path still leads to an open file."""
+def is_open(path: Path, file: BinaryIO | int) -> bool:
+    """Whether a path still leads to an open file or folder."""
+    descriptor = file if isinstance(file, int) else file.fileno()
     try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
     except OSError:
         return False
 
 
 def is_abandoned(path: Path) -> bool:
-    """Whether nobody holds a file that its writer locks, as far as the system can tell."""
+    """Whether nobody holds a file or folder that its writer locks, if the system can tell."""
     if fcntl is None:
         return True
     try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        descriptor = os.open(path, os.O_RDONLY)
     except OSError:
         return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
     return True

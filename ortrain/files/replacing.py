@@ -8,13 +8,14 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from ortrain.errors import SaveError
+from ortrain.errors import OrtrainError, SaveError
 from ortrain.files.lock import hold, is_abandoned, is_open
 
 # Some file systems synchronize no folders.
@@ -100,6 +101,50 @@ def replacing(path: str | os.PathLike[str], what: str) -> Iterator[BinaryIO]:
         ) from error
 
 
+@contextmanager
+def staged(folder: Path, stem: str, what: str) -> Iterator[Path]:
+    """A folder whose files come into another one at the end, once all of them are on the disk.
+
+    They come one by one, in the reverse order of their names: ``x.onnx.data`` before ``x.onnx``.
+    What a process that was killed meanwhile has left is removed.
+
+    Args:
+        folder: made where it does not exist.
+        stem: of the name of the folder that is made within it.
+        what: what the files are, for the error.
+
+    Raises:
+        SaveError: they could not be written; unless it says so, all files are as they were.
+    """
+    unfinished: Path | None = None
+    descriptor = -1
+    moved: list[str] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(folder / stem)
+        unfinished, descriptor = _folder_beside(folder / stem)
+        yield unfinished
+        synchronize_tree(unfinished)
+        for file in sorted(unfinished.iterdir(), reverse=True):
+            file.replace(regular(folder / file.name))
+            moved.append(file.name)
+        synchronize(folder)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OrtrainError):
+            raise
+        so_far = f"replaced so far: {', '.join(moved)}" if moved else "nothing has been replaced"
+        raise SaveError(
+            f"cannot save the {what} in {os.fspath(folder)}",
+            because=str(error),
+            help=f"{so_far}; make room or choose another place, and save again",
+        ) from error
+    finally:
+        if unfinished is not None:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
 def regular(path: str | os.PathLike[str]) -> Path:
     """Where a path leads, which is a regular file or nothing yet.
 
@@ -162,14 +207,30 @@ def _beside(target: Path) -> tuple[Path, BinaryIO]:
         file.close()  # removed as abandoned between the two calls
 
 
+def _folder_beside(target: Path) -> tuple[Path, int]:
+    """A new folder, and its descriptor, locked as long as it is open."""
+    while True:
+        path = target.with_name(f".{_stem(target)}.{secrets.token_hex(4)}.tmp")
+        path.mkdir()
+        if os.name == "nt":
+            return path, -1
+        descriptor = os.open(path, os.O_RDONLY)
+        if hold(descriptor) and is_open(path, descriptor):
+            return path, descriptor
+        os.close(descriptor)
+
+
 def _remove_abandoned(target: Path) -> None:
-    """Removes what processes that were killed while they saved the same file have left."""
+    """Removes what processes that were killed while they saved the same have left."""
     pattern = re.compile(rf"\.{re.escape(_stem(target))}\.[0-9a-f]{{8}}\.tmp")
     with contextlib.suppress(OSError), os.scandir(target.parent) as entries:
         for entry in entries:
             if pattern.fullmatch(entry.name) and is_abandoned(Path(entry.path)):
-                with contextlib.suppress(OSError):
-                    Path(entry.path).unlink()
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    with contextlib.suppress(OSError):
+                        Path(entry.path).unlink()
 
 
 def _stem(target: Path) -> str:

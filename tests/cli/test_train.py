@@ -236,7 +236,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
         raise OSError("no space left")
 
     monkeypatch.setattr(torch, "save", fail)
-    with pytest.raises(FileError, match="no space left.*the last one is kept"):
+    with pytest.raises(FileError, match=r"no space left.*the last one is kept"):
         output.write_checkpoint({"step": 2, "identity": {}})
     assert output.read_checkpoint() == {"step": 1, "identity": {}}
     output.close()
