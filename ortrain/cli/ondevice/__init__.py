@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ortrain.cli.arguments import count, names, positive, seed, whole
-from ortrain.cli.usage import CommandError, UsageError, told
+from ortrain.cli.usage import CommandError, UsageError, one_line, told
 
 
 def add_to(commands: Any) -> None:
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         kind = CommandError if isinstance(error, ExecutionError | OSError) else UsageError
         raise kind(told(error)) from error
     except (OSError, TypeError, ValueError) as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(one_line(error)) from error
     except KeyboardInterrupt:
         kept = settings.checkpoint.exists()
         raise KeyboardInterrupt(
