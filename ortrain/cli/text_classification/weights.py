@@ -7,6 +7,7 @@ has no place for. A run on such a model ends well and has learned from nothing.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,11 @@ from ortrain.cli.usage import UsageError
 
 _REMEDY = "give a directory whose config.json and weights are of one model, as it was saved"
 _FILES = ("*.safetensors", "*.bin")
-# Buffers that older versions of transformers saved and newer ones compute.
-_COMPUTED = {"position_ids", "token_type_ids", "inv_freq", "masked_bias"}
+# Buffers that older versions of transformers saved and newer ones do without. No weight lies at the
+# attention itself: its weights are those of its projections.
+_BUFFERS = re.compile(
+    r"(^|\.)(position_ids|token_type_ids|inv_freq|version|(attn|attention)\.(masked_)?bias)$"
+)
 
 
 def check_size(name: str, config: Any) -> None:
@@ -153,9 +157,11 @@ def _belongs(model: transformers.PreTrainedModel, key: str) -> bool:
     What lies in no part of the base model belongs to another head, or to a pooler that this
     classifier does without.
     """
-    if key.rpartition(".")[2] in _COMPUTED:
-        return False
     prefix = model.base_model_prefix
+    # A buffer that the model has and does not take from files is computed.
+    buffers = dict(model.named_buffers())
+    if _BUFFERS.search(key) or key in buffers or f"{prefix}.{key}" in buffers:
+        return False
     # The files of a base model alone do not have its prefix.
     for path in (key.split("."), [prefix, *key.split(".")]):
         if path[0] != prefix:
