@@ -186,8 +186,8 @@ def _answers(directory: Path, examples: Sequence[Example]) -> list[str]:
     import onnxruntime
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(directory)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     session = onnxruntime.InferenceSession(
         directory / "model.onnx", providers=["CPUExecutionProvider"]
     )

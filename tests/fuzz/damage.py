@@ -100,9 +100,7 @@ def _artifacts(folder: Path) -> list[Kind]:
     ]
     for suffix in ("onnx", "ort"):
         names = [f"{name}_model.{suffix}" for name in ("training", "eval", "optimizer")]
-        rows += [
-            Kind(name, folder / name, lambda names=names: trained(*names)) for name in names
-        ]
+        rows += [Kind(name, folder / name, lambda names=names: trained(*names)) for name in names]
         step = f"train_step_model.{suffix}"
         rows.append(Kind(step, folder / step, lambda step=step: stepped(step)))
     return rows

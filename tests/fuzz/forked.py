@@ -70,8 +70,13 @@ def _quiet() -> None:
     os.dup2(nothing, 2)
 
 
-def command(call: Callable[[], int], folder: Path, *, kill_after: float | None = None,
-            sent: int = signal.SIGKILL) -> Ended:
+def command(
+    call: Callable[[], int],
+    folder: Path,
+    *,
+    kill_after: float | None = None,
+    sent: int = signal.SIGKILL,
+) -> Ended:
     """Runs a command in a process of its own.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ortrain.cli import signals
 from ortrain.cli.arguments import count, names, positive, seed, whole
-from ortrain.cli.usage import CommandError, UsageError, told
+from ortrain.cli.usage import CommandError, UsageError, one_line, told
 from ortrain.files.lock import Lock
 from ortrain.files.replacing import regular
 
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         kind = CommandError if isinstance(error, ExecutionError) else UsageError
         raise kind(told(error)) from error
     except (OSError, OverflowError, TypeError, ValueError) as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(one_line(error)) from error
     except KeyboardInterrupt as interrupt:
         kept = settings.checkpoint.exists()
         message = (

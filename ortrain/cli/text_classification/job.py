@@ -31,6 +31,7 @@ from ortrain.cli.text_classification.report import Outcome, write_report, write_
 from ortrain.cli.text_classification.settings import Settings
 from ortrain.cli.usage import CommandError, FileError, UsageError, one_line
 
+_WEIGHTS = {".bin", ".h5", ".msgpack", ".onnx", ".pt", ".safetensors"}
 _ONE_FILE = 1_500_000_000
 """Bytes of weights up to which ``model.onnx`` holds them: a protobuf has at most 2 GiB."""
 
@@ -67,7 +68,11 @@ def run(
         return None
     training_examples, evaluation_examples, labels = _read(settings)
     classifier = load_classifier(
-        settings.model, labels, seed=settings.seed, dropout=settings.dropout
+        settings.model,
+        labels,
+        seed=settings.seed,
+        dropout=settings.dropout,
+        trust_remote_code=settings.trust_remote_code,
     )
     check_length(classifier, settings.max_length)
     evaluation = Batches(
@@ -96,6 +101,7 @@ def run(
         else:
             _restore(training, state, output)
             print(f"resumed after step {training.history.steps}", file=out)
+        print(classifier.weights_summary, file=out)
         print(
             f"{len(training_examples)} examples, {len(labels)} labels, {training.total_steps} "
             f"steps, engine {settings.engine}",
@@ -200,13 +206,19 @@ def _read(settings: Settings) -> tuple[list[Example], list[Example], list[str]]:
 
 def _identity(settings: Settings) -> dict[str, str]:
     """All that the weights depend on; a run resumes only where all of it is as it was."""
-    digests = {
-        option: hashlib.sha256(Path(file).read_bytes()).hexdigest()
-        for option, file in (
-            ("--train", settings.training_file),
-            ("--eval", settings.evaluation_file),
-        )
-    }
+    files = {"--train": settings.training_file, "--eval": settings.evaluation_file}
+    folder = Path(settings.model)
+    if folder.is_dir():
+        # The weights are in the checkpoint; the rest is read again.
+        others = (path for path in folder.iterdir() if path.suffix not in _WEIGHTS)
+        files |= {f"--model's {path.name}": path for path in others if path.is_file()}
+    try:
+        digests = {option: _digest(path) for option, path in files.items()}
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename}: cannot be read any more ({error.strerror}); let it be as long as "
+            "the command runs"
+        ) from None
     names = {
         "--model": settings.model,
         "--engine": settings.engine,
@@ -224,11 +236,16 @@ def _identity(settings: Settings) -> dict[str, str]:
     return {**digests, **{option: str(value) for option, value in names.items()}}
 
 
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _check_identity(saved: dict[str, str], now: dict[str, str], output: Output) -> None:
     for option, value in now.items():
         if saved.get(option) == value:
             continue
-        if option in ("--train", "--eval"):
+        if option in ("--train", "--eval") or option.startswith("--model's"):
             raise UsageError(
                 f"{option}: the file is not the one that the run began with; restore it, or remove "
                 f"{output.unfinished} and start again without --resume"
