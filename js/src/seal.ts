@@ -35,9 +35,7 @@ const latin1 = new TextDecoder("latin1");
 export type Place = number | undefined;
 
 /**
- * Where the digits of a model stand: after the last mark.
- *
- * Metadata is at the end of a model, and what stands before it may be a user's text.
+ * Where the digits of a model stand: after the first mark, of which all else follows.
  */
 export function placeInModel(model: Uint8Array): Place {
   const start = latin1.decode(model.subarray(ORT_FORMAT_AT, ORT_FORMAT_AT + ORT_FORMAT.length));
@@ -48,7 +46,7 @@ export function placeInModel(model: Uint8Array): Place {
 }
 
 function placeAfter(model: Uint8Array, mark: string): Place {
-  const at = lastIndexOf(model, mark, model.length);
+  const at = indexOf(model, mark);
   return at < 0 ? undefined : at + mark.length;
 }
 
@@ -114,7 +112,7 @@ export function warnUnsealed(name: string, help: string): void {
 
 /** Whether a model is one of ours that should have a checksum. It may be in ONNX or in ORT format. */
 export function isSealable(model: Uint8Array): boolean {
-  const isOurs = lastIndexOf(model, MODEL_HASH, model.length) >= 0;
+  const isOurs = indexOf(model, MODEL_HASH) >= 0;
   return isOurs && metadataOf(model, CHECKSUM) !== NONE;
 }
 
@@ -124,6 +122,16 @@ function digitsOf(file: Uint8Array, place: number): string {
   const before = crc32(file.subarray(0, place));
   const zeros = crc32(encoder.encode(ZEROS.slice(0, end - place)), before);
   return crc32(file.subarray(end), zeros).toString(16).padStart(DIGITS, "0");
+}
+
+/** Where a text of ASCII stands first; -1 where it does not. */
+function indexOf(bytes: Uint8Array, text: string): number {
+  const wanted = encoder.encode(text);
+  const first = wanted[0] as number;
+  for (let at = bytes.indexOf(first); at >= 0; at = bytes.indexOf(first, at + 1)) {
+    if (wanted.every((byte, i) => bytes[at + i] === byte)) return at;
+  }
+  return -1;
 }
 
 /** Where a text of ASCII stands last in the bytes before `end`; -1 where it does not. */

@@ -57,9 +57,10 @@ def excerpt(text: str) -> str:
 
 
 def told(error: OrtrainError) -> str:
-    """What an error of ortrain's says, and the remedy."""
-    what, remedy = (" ".join(text.split()) for text in (error.what, error.help))
-    return f"{what}; {remedy}" if remedy else what
+    """What an error of ortrain's says: what, the reason, and the remedy."""
+    parts = (error.what, error.because, error.help)
+    what, reason, remedy = (" ".join(text.split()) for text in parts)
+    return what + (f" ({reason})" if reason else "") + (f"; {remedy}" if remedy else "")
 
 
 def one_line(error: BaseException) -> str:

@@ -1,8 +1,9 @@
 """Seals: a file holds the checksum of itself, so that damage to it is found where it is read.
 
-A sealed file has the text ``ortrain.crc32:`` and eight hexadecimal digits somewhere in it, in its
-metadata: the CRC-32 of the whole file with these digits as zeros. Any format that has room for a
-string can have one, and every program that does not know it reads the file as before.
+A sealed file has the text ``ortrain.crc32:`` and eight hexadecimal digits in its metadata: the
+CRC-32 of the whole file with these digits as zeros. Any format that has room for a string can have
+one, and every program that does not know it reads the file as before. In an ONNX model it stands
+first, so that a file whose end is missing still has it.
 """
 
 from __future__ import annotations
@@ -36,11 +37,16 @@ UNSEALED = MARK.decode() + "0" * DIGITS
 
 
 def find(content: bytes | mmap.mmap, mark: bytes | None = None) -> int:
-    """Where the digits of the last seal start; -1 where there is none."""
-    if mark is None:
-        mark = ORT_MARK if content[4:8] == b"ORTM" else MARK
-    at = content.rfind(mark)
-    return at if at < 0 else at + len(mark)
+    """Where the digits of a seal start; -1 where there is none."""
+    if mark is not None:
+        at = content.find(mark)
+    elif content[:2] == b"PK":  # a zip archive, which has it at its end
+        at = content.rfind(MARK)
+    else:
+        at = -1 if content[4:8] == b"ORTM" else content.find(MARK)
+        # Also where it is the sign of the format that is damaged.
+        at = content.find(ORT_MARK) if at < 0 else at
+    return at if at < 0 else at + len(mark or MARK)
 
 
 def digits(checksum: int) -> bytes:
@@ -56,7 +62,7 @@ def checksum_around(content: bytes | mmap.mmap, at: int) -> int:
 
 
 def seal(file: BinaryIO) -> None:
-    """Writes the checksum of a file, open for reading and writing, into its last mark."""
+    """Writes the checksum of a file, open for reading and writing, after its mark."""
     file.flush()
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         at = find(content)
@@ -67,27 +73,35 @@ def seal(file: BinaryIO) -> None:
     file.flush()
 
 
-def sealed(content: bytes) -> bytes:
-    """The content of a file with the checksum in its last mark."""
-    at = find(content)
-    assert at >= 0, "there is no mark to write the checksum to"
-    return content[:at] + digits(checksum_around(content, at)) + content[at + DIGITS :]
-
-
 def unsealed_data(name: str) -> str:
     """The text for a file beside a model, as it is written before the checksum is known."""
     return f'{DATA_MARK.decode()}{"0" * DIGITS} "{name}"'
 
 
-def seal_model(path: Path, data: Path | None = None) -> None:
-    """Seals a model that has the marks, and the file beside it that has its weights."""
+def model_entry() -> bytes:
+    """The seal as an entry of an ONNX model's metadata, to stand before all of the model."""
+    key, value = KEY.encode(), UNSEALED.encode()
+    row = bytes((0x0A, len(key))) + key + bytes((0x12, len(value))) + value
+    return bytes((0x72, len(row))) + row  # ModelProto.metadata_props
+
+
+def seal_ort_model(path: Path) -> None:
+    """Seals a model in ORT format that was made of an ONNX model with a seal."""
     with path.open("r+b") as file:
-        if path.suffix == ".ort":
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                at = content.rfind(MARK)
-            file.seek(at)
-            file.write(ORT_MARK)
-            file.flush()
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            at = content.find(MARK)
+        file.seek(at)
+        file.write(ORT_MARK)
+        seal(file)
+
+
+def seal_model(path: Path, data: Path | None = None) -> None:
+    """Seals an ONNX model without a seal, and the file beside it that has its weights."""
+    model = path.read_bytes()
+    with path.open("w+b") as file:
+        file.write(model_entry())
+        file.write(model)
+        file.flush()
         if data is not None and data.is_file():
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 at = find(content, DATA_MARK)

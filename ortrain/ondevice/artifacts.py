@@ -304,4 +304,4 @@ def _save_as_ort(path: Path, custom_op_library: str | os.PathLike[str] | None) -
     if custom_op_library is not None:
         options.register_custom_ops_library(os.fspath(custom_op_library))
     onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    seal.seal_model(path.with_suffix(".ort"))  # the mark is the ONNX file's
+    seal.seal_ort_model(path.with_suffix(".ort"))  # the mark is the ONNX file's

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pickle
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -71,28 +73,26 @@ def _quiet() -> None:
 
 
 def command(
-    call: Callable[[], int],
-    folder: Path,
-    *,
-    kill_after: float | None = None,
-    sent: int = signal.SIGKILL,
+    call: Callable[[], int], *, after: float | None = None, sent: int = signal.SIGKILL
 ) -> Ended:
     """Runs a command in a process of its own.
 
     Args:
         call: the command; its exit status.
-        folder: where its output is kept meanwhile.
-        kill_after: seconds after which it is sent a signal; None lets it end.
+        after: seconds after which it is sent a signal; None sends none.
         sent: the signal.
     """
-    streams = [folder / "stdout", folder / "stderr"]
+    pipes = [os.pipe(), os.pipe()]  # which no limit of file sizes concerns
     started = time.monotonic()
     if (child := os.fork()) == 0:
         status = 70
         try:
-            for number, path in enumerate(streams, start=1):
-                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for number, (_, writing) in enumerate(pipes, start=1):
+                os.dup2(writing, number)
+            sys.stdout, sys.stderr = (
+                io.TextIOWrapper(io.FileIO(number, "w"), write_through=True) for number in (1, 2)
+            )
+            for number in (signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             status = call()
@@ -101,28 +101,74 @@ def command(
         except BaseException:
             traceback.print_exc()
         finally:
-            with contextlib.suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
             os._exit(status)
-    status = _awaited(child, started, kill_after, sent)
-    texts = [path.read_text(errors="replace") if path.exists() else "" for path in streams]
-    return Ended(status, texts[0], texts[1], time.monotonic() - started)
+    for _, writing in pipes:
+        os.close(writing)
+    with ThreadPoolExecutor(2) as readers:
+        texts = [readers.submit(_read, reading) for reading, _ in pipes]
+        status = _awaited(child, started, after, sent)
+    return Ended(status, texts[0].result(), texts[1].result(), time.monotonic() - started)
 
 
-def _awaited(child: int, started: float, kill_after: float | None, sent: int) -> int:
+def _read(descriptor: int) -> str:
+    with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def _awaited(child: int, started: float, after: float | None, sent: int) -> int:
     while True:
         found, status = os.waitpid(child, os.WNOHANG)
         if found:
             return os.waitstatus_to_exitcode(status)
         passed = time.monotonic() - started
-        if kill_after is not None and passed >= kill_after:
+        if after is not None and passed >= after:
             os.kill(child, sent)
-            kill_after = None
+            after = None
         if passed > LIMIT:
             os.kill(child, signal.SIGKILL)
             raise TimeoutError(f"a command has taken more than {LIMIT} seconds")
         time.sleep(0.002)
+
+
+class Operations:
+    """Counts what a process does to the files of a folder, and lets one of these fail.
+
+    Args:
+        folder: whose files.
+        number: which operation, from 1; 0 counts alone.
+        fail: is called before it.
+    """
+
+    _EVENTS = frozenset(
+        ("open", "os.chmod", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "shutil.rmtree")
+    )
+
+    def __init__(self, folder: Path, number: int = 0, fail: Callable[[], None] | None = None):
+        self.count = 0
+        self._folder, self._number, self._fail = str(folder), number, fail
+
+    def watch(self) -> None:
+        """Begins, for the rest of the process."""
+        synchronize = os.fsync
+
+        def counted(descriptor: int) -> None:
+            self._note()
+            synchronize(descriptor)
+
+        os.fsync = counted
+        sys.addaudithook(self._audit)
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in self._EVENTS or not isinstance(arguments[0], str | os.PathLike):
+            return
+        reads = event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if not reads and os.fspath(arguments[0]).startswith(self._folder):
+            self._note()
+
+    def _note(self) -> None:
+        self.count += 1
+        if self.count == self._number and self._fail is not None:
+            self._fail()
 
 
 def told(value: Any) -> object:

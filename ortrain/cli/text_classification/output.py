@@ -140,12 +140,8 @@ class Output:
     def clear(self) -> None:
         """Remove what an earlier try to finish has written beside the checkpoint."""
         for path in self.unfinished.iterdir():
-            if path.name == _CHECKPOINT:
-                continue
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            if path.name != _CHECKPOINT:
+                _remove(path)
 
     def finish(self) -> Path:
         """Give the directory its name, and then drop the checkpoint.
@@ -159,12 +155,15 @@ class Output:
         with signals.ignored():
             # Where there is nothing unfinished, the run was killed after the rename.
             place = self._place() if self.unfinished.exists() else self.directory
-            shutil.rmtree(place / _CHECKPOINT, ignore_errors=True)
+            with contextlib.suppress(OSError):  # the result is whole with it, too
+                shutil.rmtree(place / _CHECKPOINT)
         return place
 
     def _place(self) -> Path:
         try:
             if not checksums.is_written(self.unfinished):
+                for path in self.unfinished.glob(".*.tmp"):  # what could not be removed before
+                    _remove(path)
                 synchronize_tree(self.unfinished)
                 checksums.write(self.unfinished)
             place = self._renamed()
@@ -279,6 +278,13 @@ def _checked(directory: Path) -> Path:
     except ValueError as error:
         raise UsageError(f"--output: is no path ({one_line(error)}); choose another") from None
     return directory
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _shortened(text: str) -> str:

@@ -291,18 +291,17 @@ def _written(
     for name, content in graph.value_infos.items():
         if name not in graph.outputs:
             parts += nested(13, [content])
-    metadata = nested(14, [*_text(1, seal.KEY), *_text(2, seal.UNSEALED)])
-    return _sealed([*model, *nested(7, [*parts, *graph.others]), *metadata])
+    return _sealed([*model, *nested(7, [*parts, *graph.others])])
 
 
 def _sealed(chunks: Chunks) -> Chunks:
-    """The same, whose last chunk has the mark, with the checksum of all."""
-    checksum = 0
+    """The same with a seal before it."""
+    entry = seal.model_entry()
+    checksum = crc32(entry)
     for chunk in chunks:
         checksum = crc32(chunk, checksum)
-    last = bytes(chunks[-1])
-    at = seal.find(last)
-    return [*chunks[:-1], last[:at] + seal.digits(checksum) + last[at + seal.DIGITS :]]
+    at = seal.find(entry)
+    return [entry[:at] + seal.digits(checksum) + entry[at + seal.DIGITS :], *chunks]
 
 
 def _tensor(name: str, array: np.ndarray) -> Chunks:
