@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ortrain.cli import artifacts, demo, ondevice, signals, train
+from ortrain.cli import artifacts, check, demo, ondevice, signals, train
 from ortrain.cli.usage import CommandError, Parser, one_line, told
 from ortrain.errors import MissingPackage
 
@@ -71,4 +71,5 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_to(commands)
     artifacts.add_to(commands)
     ondevice.add_to(commands)
+    check.add_to(commands)
     return parser

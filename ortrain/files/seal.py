@@ -20,6 +20,7 @@ from typing import BinaryIO
 
 from ortrain.errors import InputError, OrtrainWarning
 from ortrain.files.crc32 import crc32
+from ortrain.files.replacing import replace_file
 
 MARK = b"ortrain.crc32:"
 ORT_MARK = b"ortrain.ort32:"
@@ -108,6 +109,25 @@ def seal_model(path: Path, data: Path | None = None) -> None:
             file.seek(at)
             file.write(digits(_file_checksum(data)))
         seal(file)
+
+
+def seal_again(path: Path) -> bool:
+    """Seals a file that was changed on purpose; False where it has no place for a seal.
+
+    Raises:
+        OSError: it cannot be read.
+        SaveError: it cannot be written.
+    """
+    content = path.read_bytes()
+    at = find(content)
+    if at < 0 and path.suffix == ".onnx":
+        content = model_entry() + content
+        at = find(content)
+    if at < 0:
+        return False
+    whole = digits(checksum_around(content, at))
+    replace_file(path, [content[:at], whole, content[at + DIGITS :]], "sealed file")
+    return True
 
 
 def is_model_whole(path: str | os.PathLike[str], what: str) -> bool:
