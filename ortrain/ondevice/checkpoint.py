@@ -293,6 +293,8 @@ class CheckpointState(NotPickled):
 
     @seed.setter
     def seed(self, value: int) -> None:
+        if not -(1 << 63) <= value < 1 << 63:
+            raise ValueError("a seed is a whole number of 64 bits")
         self._seed[0] = value
 
     @property
