@@ -308,7 +308,8 @@ def arrays(path: Path, names: list[str]) -> dict[str, np.ndarray]:
     try:
         if path.exists() and not path.is_file():
             raise OSError("it is no regular file")
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here, as numpy leaves a damaged one open.
+        with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
             there = list(file)
             found = {name: file[name] for name in names if name in there}
     except Exception as error:
