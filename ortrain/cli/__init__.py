@@ -46,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         # Standard output on a full disk or at a closed pipe, if nothing better has been said.
         _give_up_output()
-        print(f"ortrain: error: {one_line(error)}", file=sys.stderr)
+        place = error.filename or "standard output"
+        print(f"ortrain: error: {place}: {error.strerror or one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as interrupt:
         # A command that has something to say about where it stopped says it in the exception.

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import stat
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,7 @@ import numpy as np
 from safetensors import deserialize, safe_open
 
 from ortrain.errors import InputError, SaveError
-from ortrain.files import seal
-from ortrain.files.crc32 import blocks, joined, threads
+from ortrain.files import crc32, seal
 from ortrain.files.replacing import replacing
 
 # As safetensors spells them. It knows more (BF16, F8_E4M3, …) that numpy has not.
@@ -107,11 +105,11 @@ def _on_disk(file: BinaryIO, head: bytes, what: str) -> File:
     def fill(part: tuple[int, memoryview]) -> tuple[int, int]:
         place, memory = part
         _read_at(file, place, memory)
-        return 0 if checksum is None else zlib.crc32(memory), len(memory)
+        return 0 if checksum is None else crc32.of(memory), len(memory)
 
     filled = _each(fill, len(head), tensors.values())
     if at is not None and checksum is not None:
-        seal.compare(head[at : at + seal.DIGITS], joined(filled, checksum), what)
+        seal.compare(head[at : at + seal.DIGITS], crc32.joined(filled, checksum), what)
     return File(metadata, tensors, checksum is not None)
 
 
@@ -160,12 +158,12 @@ def _each(
     """What a function gives for each part of arrays that stand in a file from ``start`` on."""
     parts = []
     for array in arrays:
-        for block in blocks(_bytes(array)):
+        for block in crc32.blocks(_bytes(array)):
             parts.append((start, block))
             start += len(block)
     if len(parts) < _MANY:
         return list(map(do, parts))
-    with threads() as pool:
+    with crc32.threads() as pool:
         return list(pool.map(do, parts))
 
 
@@ -231,13 +229,13 @@ def write(
 
         def put(part: tuple[int, memoryview]) -> tuple[int, int]:
             _write_at(file, *part)
-            return zlib.crc32(part[1]), len(part[1])
+            return crc32.of(part[1]), len(part[1])
 
         written = _each(put, len(head), (array for _, array in ordered))
         digits_at = _digits_at(head)
         assert digits_at is not None
         file.seek(digits_at)
-        file.write(seal.digits(joined(written, zlib.crc32(head))))
+        file.write(seal.digits(crc32.joined(written, crc32.of(head))))
 
 
 def _write_at(file: BinaryIO, at: int, memory: memoryview) -> None:
