@@ -69,17 +69,23 @@ def open_session(
 
     Raises:
         InputError: onnxruntime refuses it.
+        ExecutionError: it cannot run it on the device.
     """
     in_memory = isinstance(uri, bytes | bytearray | memoryview)
     source = bytes(uri) if in_memory else os.fspath(uri)  # type: ignore[arg-type]
     try:
-        return onnxruntime.InferenceSession(source, options, providers=device.providers())
+        # Its fallback would be the CPU, which the state is not on.
+        session = onnxruntime.InferenceSession(
+            source, options, providers=device.providers(), enable_fallback=0
+        )
     except Exception as error:  # onnxruntime has no common base of its errors
         raise InputError(
             f"onnxruntime cannot load the {label}",
             because=str(error).strip().splitlines()[0],
             help="give the file that generate_artifacts has written, whole and unchanged",
         ) from error
+    device.check_runs(session.get_providers())
+    return session
 
 
 def check_fits(
