@@ -20,7 +20,8 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
 
-from ortrain.errors import GraphError
+from ortrain.errors import GraphError, InputError
+from ortrain.files import seal
 
 ROLE = "ortrain.role"
 TARGET = "ortrain.target"
@@ -205,17 +206,44 @@ class Program:
         """Writes an ONNX file.
 
         Initializers of more than ``external_data_above`` bytes in all go into ``<name>.data``: a
-        protobuf holds at most 2 GiB.
+        protobuf holds at most 2 GiB. The file is sealed: see :mod:`ortrain.files.seal`.
         """
         target = Path(path)
         size = sum(v.const_value.nbytes for v in self.graph.initializers.values() if v.const_value)
         external = f"{target.name}.data" if size > external_data_above else None
-        ir.save(self.model, target, external_data=external)
+        metadata = self.model.metadata_props
+        before = metadata.pop(seal.KEY, None)
+        try:
+            if external is not None:
+                metadata[seal.DATA_KEY] = seal.unsealed_data(external)
+            ir.save(self.model, target, external_data=external)
+        finally:
+            metadata.pop(seal.DATA_KEY, None)
+            if before is not None:
+                metadata[seal.KEY] = before
+        seal.seal_model(target, None if external is None else target.with_name(external))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Program:
-        """Reads what :meth:`save` wrote (or any ONNX file, whose values then have no roles)."""
-        return cls(ir.load(path))
+        """Reads what :meth:`save` wrote (or any ONNX file, whose values then have no roles).
+
+        Raises:
+            InputError: the file is no ONNX model, or it has a seal and is damaged.
+            OSError: it cannot be read.
+        """
+        seal.is_model_whole(path, f"model {os.fspath(path)}")
+        try:
+            program = cls(ir.load(path))
+        except OSError:
+            raise
+        except Exception as error:
+            # Of protobuf, onnx or onnx_ir, by the place at which it is damaged.
+            raise _unreadable(path, str(error) or type(error).__name__) from error
+        if not len(program.graph) and not program.graph.outputs:
+            raise _unreadable(path, "it has no graph")  # nothing at all is a message, too
+        for key in (seal.KEY, seal.DATA_KEY):
+            program.model.metadata_props.pop(key, None)
+        return program
 
     def drop_unused_domains(self) -> None:
         """Removes opset imports of domains of which there is no node."""
@@ -240,3 +268,11 @@ class Program:
                 "the graph with its constants is larger than 2 GiB",
                 help="keep weights as inputs, or save with external data",
             ) from error
+
+
+def _unreadable(path: str | os.PathLike[str], because: str) -> InputError:
+    return InputError(
+        f"cannot read the model {os.fspath(path)}",
+        because=because,
+        help="it is cut off or no ONNX file: take a whole copy of it, or make it anew",
+    )

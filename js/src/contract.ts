@@ -9,6 +9,9 @@ export const GRAD_NORM = "grad_norm";
 /** In the models' metadata: the checkpoint's `model`, of those made together. */
 export const MODEL_HASH = "ortrain.model";
 
+/** In the models' metadata: the checksum of the file. */
+export const CHECKSUM = "ortrain.checksum";
+
 const BUFFER = "_grad.accumulation.buffer";
 const OUT = "_grad.accumulation.out";
 const UPDATED = ".updated";

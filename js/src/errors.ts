@@ -7,11 +7,9 @@ export interface Reason {
 
 /** Base of all errors of this package: what happened, why it matters, and the way out. */
 export class OrtrainError extends Error {
-  constructor(what: string, { because, help, cause }: Reason = {}) {
-    const rows = [what];
-    if (because) rows.push(`  because: ${because}`);
-    if (help) rows.push(`  help:    ${help}`);
-    super(rows.join("\n"), cause === undefined ? undefined : { cause });
+  constructor(what: string, reason: Reason = {}) {
+    const { cause } = reason;
+    super(spell(what, reason), cause === undefined ? undefined : { cause });
     this.name = new.target.name;
   }
 }
@@ -24,6 +22,18 @@ export class InputError extends OrtrainError {}
 
 /** A call at the wrong time, or on a session made without the model that it needs. */
 export class StateError extends OrtrainError {}
+
+/** Says what does not stop a call: on the console, as there is nobody else to tell. */
+export function warn(what: string, reason: Reason): void {
+  console.warn(spell(what, reason));
+}
+
+function spell(what: string, { because, help }: Reason): string {
+  const rows = [what];
+  if (because) rows.push(`  because: ${because}`);
+  if (help) rows.push(`  help:    ${help}`);
+  return rows.join("\n");
+}
 
 /** The first few of a list, for a message. */
 export function listing(names: readonly string[], most = 8): string {

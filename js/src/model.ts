@@ -4,6 +4,7 @@ import { ArtifactError } from "./errors.js";
 import { checkFeeds, type Feeds, type Fetches, fetchedNames } from "./feeds.js";
 import { metadataOf } from "./onnx.js";
 import type { Platform, Source } from "./runtime.js";
+import { checkModelSeal, isSealable, warnUnsealed } from "./seal.js";
 
 /** Values by the names of inputs or outputs. */
 export type Values = Record<string, Tensor>;
@@ -38,7 +39,7 @@ export class Model {
    * Loads a model.
    *
    * @param isState - whether an input is fed from what training keeps.
-   * @throws ArtifactError: it cannot be read, or the runtime refuses it.
+   * @throws ArtifactError: it cannot be read, is damaged, or the runtime refuses it.
    */
   static async load(
     platform: Platform,
@@ -48,12 +49,16 @@ export class Model {
     isState: (input: string) => boolean,
   ): Promise<Model> {
     const content = await readSource(platform, source, name);
+    const file = label(source, name);
+    if (!checkModelSeal(content, file) && isSealable(content)) {
+      warnUnsealed(file, "make it anew with generate_artifacts");
+    }
     try {
       const all = { ...QUIET, ...platform.sessionOptions, ...options };
       const session = await platform.runtime.InferenceSession.create(content, all);
       return new Model(name, metadataOf(content, MODEL_HASH), session, isState);
     } catch (error) {
-      throw new ArtifactError(`onnxruntime cannot load ${label(source, name)}`, {
+      throw new ArtifactError(`onnxruntime cannot load ${file}`, {
         because: (error as Error).message,
         help: "give the file of generate_artifacts, and a runtime that has its operators",
         cause: error,

@@ -1,4 +1,5 @@
 import { ArtifactError, InputError } from "./errors.js";
+import { entriesOf, parseJson } from "./json.js";
 
 /** What a property can be. A bigint is an int that a number cannot hold. */
 export type Property = number | bigint | string;
@@ -10,23 +11,33 @@ export type Property = number | bigint | string;
  * therefore saved as it was spelled.
  */
 export class Properties implements Iterable<[string, Property]> {
-  readonly #texts = new Map<string, string>();
+  readonly #texts: Map<string, string>;
 
   /**
    * @param json - an object of numbers and strings.
+   * @param name - what to call the checkpoint in an error.
    * @throws ArtifactError: it is something else.
    */
-  constructor(json = "{}") {
-    const values = parse(json);
-    for (const [, name, text] of json.matchAll(ROW)) {
-      if (name && text) this.#texts.set(JSON.parse(name) as string, text);
+  constructor(json = "{}", name = "the checkpoint") {
+    const refuse = (what: string, because?: string): never => {
+      const help = "the metadata is damaged: take another copy of the checkpoint";
+      throw new ArtifactError(what, because === undefined ? { help } : { because, help });
+    };
+    let values: unknown;
+    try {
+      values = parseJson(json);
+    } catch (error) {
+      refuse(`the properties of ${name} are no JSON object`, (error as Error).message);
     }
-    const odd = Object.keys(values).find((name) => !this.#texts.has(name));
-    if (odd !== undefined) {
-      throw new ArtifactError(`the property ${odd} of the checkpoint is no number or string`, {
-        help: "the metadata is damaged: take another copy of the checkpoint",
-      });
+    if (typeof values !== "object" || values === null || Array.isArray(values)) {
+      refuse(`the properties of ${name} are no JSON object`);
     }
+    for (const [property, value] of Object.entries(values as object)) {
+      if (typeof value !== "number" && typeof value !== "string") {
+        refuse(`the property ${property} of ${name} is no number or string`);
+      }
+    }
+    this.#texts = entriesOf(json);
   }
 
   /** Names, in order. */
@@ -78,22 +89,6 @@ export class Properties implements Iterable<[string, Property]> {
     const rows = [...this.#texts].map(([name, text]) => `${JSON.stringify(name)}: ${text}`);
     return `{${rows.join(", ")}}`;
   }
-}
-
-const STRING = /"(?:[^"\\]|\\.)*"/.source;
-const NUMBER = /-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?/.source;
-const ROW = new RegExp(`(${STRING})\\s*:\\s*(${STRING}|${NUMBER})`, "g");
-
-function parse(json: string): object {
-  try {
-    const values: unknown = JSON.parse(json);
-    if (typeof values === "object" && values !== null && !Array.isArray(values)) return values;
-  } catch {
-    // Told below.
-  }
-  throw new ArtifactError("the properties of the checkpoint are no JSON object", {
-    help: "the metadata is damaged: take another copy of the checkpoint",
-  });
 }
 
 /** JSON has no infinity, but a number too large for a float is read as such. */

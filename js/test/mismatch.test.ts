@@ -1,14 +1,8 @@
 import assert from "node:assert/strict";
 import { it } from "node:test";
-import {
-  ArtifactError,
-  InputError,
-  OrtrainError,
-  readSafetensors,
-  writeSafetensors,
-} from "@ortrain/web/core";
+import { ArtifactError, InputError, OrtrainError, readSafetensors } from "@ortrain/web/core";
 import { sha256 } from "#inside/sha256.js";
-import { artifacts, ENTRIES } from "./files.js";
+import { artifacts, ENTRIES, sealed } from "./files.js";
 import type { Entry } from "./scenario.js";
 
 const read = artifacts("cnn");
@@ -20,7 +14,7 @@ async function retrained(): Promise<Uint8Array> {
     text.replace("false", "true"),
   );
   const model = sha256(`${parameters}\n${metadata.buffers}`);
-  return writeSafetensors({ metadata: { ...metadata, parameters, model }, tensors });
+  return sealed({ metadata: { ...metadata, parameters, model }, tensors });
 }
 const other = artifacts("mlp");
 const entry = ENTRIES["onnxruntime-node"] as Entry;

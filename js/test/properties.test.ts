@@ -41,6 +41,29 @@ for (const value of [Number.NaN, true, null, undefined, {}]) {
   });
 }
 
+it("names of JavaScript's own are names like any other", () => {
+  const json = '{"__proto__": 1, "constructor": "a", "2": 3, "1": -0.0}';
+  const properties = new Properties(json);
+  assert.equal(String(properties), json);
+  assert.equal(properties.get("__proto__"), 1);
+  assert.equal(properties.has("toString"), false);
+  assert.equal(new Properties(String(properties.set("__proto__", 5))).get("__proto__"), 5);
+});
+
+it("a property of many megabytes and escapes is read", () => {
+  const text = "\n".repeat(4e6);
+  assert.equal(new Properties(JSON.stringify({ text })).get("text"), text);
+});
+
+const DEEP = `${"[".repeat(1e5)}${"]".repeat(1e5)}`;
+const DUPLICATES = ['{"a": 1, "a": 1}', '{"a": {"a": 1}}', '{"a": [{"a": 1}]}'];
+for (const json of [DEEP, `{"a": ${DEEP}}`, '{"__proto__": {"a": 1}}', ...DUPLICATES]) {
+  it(`${json.slice(0, 30)} are no properties, in one error`, () => {
+    const message = /^(the properties of x are no JSON object|the property .* of x is no number)/;
+    assert.throws(() => new Properties(json, "x"), { name: "ArtifactError", message });
+  });
+}
+
 for (const json of ["[]", "{", "null", '{"a": true}', '{"a": {"b": 1}}', '{"a": [1]}']) {
   it(`${json} are no properties`, () => {
     assert.throws(() => new Properties(json), ArtifactError);

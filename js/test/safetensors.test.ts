@@ -3,6 +3,7 @@ import { it } from "node:test";
 import {
   ArtifactError,
   type Dtype,
+  InputError,
   type RawTensor,
   readSafetensors,
   writeSafetensors,
@@ -71,10 +72,27 @@ it("a file that is cut off anywhere, or goes on, is refused", () => {
 const entry = (dtype: string, shape: string, offsets: string): string =>
   `{"x":{"dtype":${dtype},"shape":${shape},"data_offsets":${offsets}}}`;
 
+const DEEP = `${"[".repeat(1e5)}${"]".repeat(1e5)}`;
+
 const FAULTS: [header: string, data: number, message: RegExp][] = [
   ["[]", 0, /header is no JSON object/],
   ["{", 0, /header is no JSON object/],
   ['{"__metadata__":{"a":1}}', 0, /__metadata__ is no object of strings/],
+  ["\ufeff{}", 0, /header is no JSON object/],
+  ['{"x":{},"x":{}}', 0, /header is no JSON object: it has "x" twice/],
+  ['{"x":{},"\\u0078":{}}', 0, /header is no JSON object: it has "\\u0078" twice/],
+  ['{"__metadata__":{"a":"1","a":"2"}}', 0, /it has "a" twice/],
+  ['{"__metadata__":{},"__metadata__":{}}', 0, /it has "__metadata__" twice/],
+  [DEEP, 0, /more than 64 levels/],
+  [`{"x":${DEEP}}`, 0, /more than 64 levels/],
+  [entry(DEEP, "[1]", "[0,4]"), 4, /more than 64 levels/],
+  [entry("[[]]", "[1]", "[0,4]"), 4, /says of x a dtype that is no string/],
+  [entry('{"toString":1}', "[1]", "[0,4]"), 4, /says of x a dtype that is no string/],
+  ['{"__proto__":1}', 0, /says of __proto__ no object/],
+  [entry('"F32"', "[94906267,94906267]", "[0,4]"), 4, /more bytes than a file can have/],
+  [entry('"F32"', "[9007199254740991]", "[0,4]"), 4, /more bytes than a file can have/],
+  [entry('"U8"', "[9007199254740991,2,0]", "[0,0]"), 0, /more bytes than a file can have/],
+  [entry('"U8"', `[${"9007199254740991,".repeat(30)}0]`, "[0,0]"), 0, /more bytes than a file/],
   ['{"x":1}', 0, /says of x no object/],
   [entry('"C64"', "[1]", "[0,8]"), 8, /says of x the dtype C64/],
   [entry('"toString"', "[1]", "[0,8]"), 8, /says of x the dtype toString/],
@@ -86,7 +104,7 @@ const FAULTS: [header: string, data: number, message: RegExp][] = [
 ];
 
 for (const [header, data, message] of FAULTS) {
-  it(`the header ${header} with ${data} bytes is refused`, () => {
+  it(`the header ${header.slice(0, 100)} with ${data} bytes is refused`, () => {
     assert.throws(
       () => readSafetensors(fileOf(header, data), "the file"),
       (error: Error) => {
@@ -101,4 +119,27 @@ for (const [header, data, message] of FAULTS) {
 
 it("a header that claims more bytes than any file has is refused", () => {
   assert.throws(() => readSafetensors(new Uint8Array(16).fill(255)), /its header says to have/);
+});
+
+it("a name of JavaScript's own is a name like any other", () => {
+  const names = ["__proto__", "constructor", "toString", "1", "0"];
+  const metadata = JSON.parse('{"__proto__":"a","constructor":"b","length":"c"}');
+  const tensors = new Map(
+    names.map((name, i): [string, RawTensor] => {
+      return [name, { dtype: "U8", shape: [1], bytes: Uint8Array.of(i) }];
+    }),
+  );
+  const read = readSafetensors(writeSafetensors({ metadata, tensors }));
+  assert.deepEqual(Object.entries(read.metadata), Object.entries(metadata));
+  assert.deepEqual(new Map([...read.tensors].sort()), new Map([...tensors].sort()));
+});
+
+it("a tensor with the name of the metadata is refused", () => {
+  const tensors = new Map([["__metadata__", some().get("scalar") as RawTensor]]);
+  assert.throws(() => writeSafetensors({ metadata: {}, tensors }), InputError);
+});
+
+it("an empty tensor may have sizes of which one is 0 first", () => {
+  const header = entry('"F32"', "[0,9007199254740991,9007199254740991]", "[0,0]");
+  assert.equal(readSafetensors(fileOf(header)).tensors.size, 1);
 });

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 
-from ortrain.cli import artifacts, demo, ondevice, train
+from ortrain.cli import artifacts, check, demo, ondevice, signals, train
 from ortrain.cli.usage import CommandError, Parser, one_line, told
 from ortrain.errors import MissingPackage
 
@@ -20,25 +23,42 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments after the program's name; those of the process by default.
 
     Returns:
-        0 on success, 1 if a step failed, 2 if the command line or an input is wrong, 130 after
-        Ctrl-C.
+        0 on success, 1 if a step failed, 2 if the command line or an input is wrong or a file
+        cannot be written, 128 and the signal's number after one that asks to end (130: Ctrl-C).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(arguments)
     options.command_line = ["ortrain", *arguments]
+    for stream in (sys.stdout, sys.stderr):
+        # A path or a label may have what the terminal's encoding has not.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        status: int = options.run(options)
+        with signals.raised():
+            status: int = options.run(options)
+            sys.stdout.flush()
     except CommandError as error:
         print(f"ortrain: error: {one_line(error)}", file=sys.stderr)
         return error.status
     except MissingPackage as error:
         print(f"ortrain: error: {told(error)}", file=sys.stderr)
         return 1
+    except OSError as error:
+        # Standard output on a full disk or at a closed pipe, if nothing better has been said.
+        _give_up_output()
+        print(f"ortrain: error: {one_line(error)}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt as interrupt:
         # A command that has something to say about where it stopped says it in the exception.
         print(str(interrupt) or "interrupted", file=sys.stderr)
-        return 130
+        return 128 + signals.number_of(interrupt)
     return status
+
+
+def _give_up_output() -> None:
+    """Let the interpreter's end find nothing more to write to standard output."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,4 +71,5 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_to(commands)
     artifacts.add_to(commands)
     ondevice.add_to(commands)
+    check.add_to(commands)
     return parser

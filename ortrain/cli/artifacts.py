@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ortrain.cli.arguments import count, names, not_negative, positive
-from ortrain.cli.usage import UsageError, told
+from ortrain.cli.usage import UsageError, one_line, told
 
 LOSSES = ("CrossEntropyLoss", "MSELoss", "BCEWithLogitsLoss", "L1Loss")
 OPTIMIZERS = ("AdamW", "Adam", "SGD", "Lion")
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     except OrtrainError as error:
         raise UsageError(told(error)) from error
     except (FileNotFoundError, ValueError) as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(one_line(error)) from error
     print(f"the artifacts are in {options.output}")
     return 0
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ortrain.cli import signals
 from ortrain.cli.text_classification.settings import Engine, Settings
 from ortrain.cli.train import print_outcome
 from ortrain.cli.usage import UsageError
@@ -76,12 +77,14 @@ def run_demo(options: argparse.Namespace) -> int:
     try:
         directory.mkdir(parents=True)
         _run(model, directory)
-    except KeyboardInterrupt:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise KeyboardInterrupt("interrupted; nothing is kept") from None
-    except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
+    except BaseException as error:
+        kept = (directory / "model").exists()  # the trained model, which is complete
+        if not kept:
+            shutil.rmtree(directory, ignore_errors=True)
+        if not isinstance(error, KeyboardInterrupt):
+            raise
+        where = f"the model is in {directory}" if kept else "nothing is kept"
+        raise signals.Ended(signals.number_of(error), f"interrupted; {where}") from None
     return 0
 
 
@@ -139,6 +142,7 @@ def _run(model: Path, directory: Path) -> None:
     print(comparison(eager, ortrain))
     print("\n2. The whole job with ortrain, from the start, dropout as the model has it\n")
     outcome = job.run(settings)
+    assert outcome is not None  # as only of a run that is resumed
     print_outcome(outcome)
     print(f"\n{textwrap.indent(outcome.engine, '   ')}")
     print("\n3. Docstrings that it has not seen, asked of model.onnx on the stock onnxruntime\n")
@@ -182,8 +186,8 @@ def _answers(directory: Path, examples: Sequence[Example]) -> list[str]:
     import onnxruntime
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(directory)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     session = onnxruntime.InferenceSession(
         directory / "model.onnx", providers=["CPUExecutionProvider"]
     )

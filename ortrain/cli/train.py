@@ -7,7 +7,18 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortrain.cli.arguments import count, names, not_negative, positive, probability, seed
+from ortrain.cli import signals
+from ortrain.cli.arguments import (
+    column_names,
+    count,
+    model,
+    new_directory,
+    not_negative,
+    path,
+    positive,
+    probability,
+    seed,
+)
 from ortrain.cli.text_classification.settings import Settings
 from ortrain.cli.usage import UsageError
 from ortrain.extras import require
@@ -56,6 +67,7 @@ def run_text_classification(options: argparse.Namespace) -> int:
         checkpoint_every=options.checkpoint_every,
         resume=options.resume,
         onnx=options.onnx,
+        trust_remote_code=options.trust_remote_code,
     )
     try:
         # Here and not above: torch and transformers take seconds to load, which --help and a typing
@@ -67,9 +79,11 @@ def run_text_classification(options: argparse.Namespace) -> int:
         ) from error
     try:
         outcome = job.run(settings)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(_how_to_resume(settings, options.command_line)) from None
-    print_outcome(outcome)
+    except KeyboardInterrupt as interrupt:
+        message = _how_to_resume(settings, options.command_line)
+        raise signals.Ended(signals.number_of(interrupt), message) from None
+    if outcome is not None:
+        print_outcome(outcome)
     return 0
 
 
@@ -86,12 +100,17 @@ def print_outcome(outcome: Outcome) -> None:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", required=True, metavar="NAME_OR_DIR", help="a pretrained model")
-    add("--train", required=True, type=Path, metavar="FILE", help="examples to train on")
-    add("--eval", required=True, type=Path, metavar="FILE", help="examples to evaluate on")
+    add("--model", required=True, type=model, metavar="NAME_OR_DIR", help="a pretrained model")
+    add(
+        "--trust-remote-code",
+        action="store_true",
+        help="run the Python files that come with the model; without it none of them is run",
+    )
+    add("--train", required=True, type=path, metavar="FILE", help="examples to train on")
+    add("--eval", required=True, type=path, metavar="FILE", help="examples to evaluate on")
     add(
         "--output",
-        type=Path,
+        type=new_directory,
         metavar="DIR",
         default=_DEFAULTS.output,
         help="the directory to make (%(default)s)",
@@ -136,7 +155,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--label-column", default=_DEFAULTS.label_column, metavar="NAME", help="(%(default)s)")
     add(
         "--columns",
-        type=names,
+        type=column_names,
         metavar="NAME,NAME",
         help="the names of all columns, for files without a header line",
     )
@@ -155,6 +174,8 @@ def _how_to_resume(settings: Settings, command_line: list[str]) -> str:
     from ortrain.cli.text_classification.output import Output
 
     output = Output(settings.output)
+    if output.is_complete() and not output.unfinished.exists():
+        return f"interrupted after the end; the result is in {output.directory}"
     if not output.checkpoint.exists():
         return "interrupted before the first checkpoint; nothing is kept"
     again = command_line if settings.resume else [*command_line, "--resume"]

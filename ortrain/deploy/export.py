@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from ortrain.capture.key_value_cache import without_cache
 from ortrain.capture.lift import drop_unused_inputs
 from ortrain.capture.modes import modes_kept
 from ortrain.errors import GraphError, ParityError, listing
+from ortrain.files.replacing import staged
 from ortrain.module import unwrap
 from ortrain.ops import expand
 from ortrain.passes.clean import clean
@@ -65,6 +64,7 @@ def export_onnx(
         CaptureError: the module cannot become one graph.
         GraphError: it draws random numbers in evaluation.
         ParityError: the file answers otherwise than the module.
+        SaveError: the file could not be written.
     """
     module, target = unwrap(module), Path(path)
     with modes_kept(module), torch.no_grad(), without_cache(module):
@@ -73,9 +73,8 @@ def export_onnx(
         program = _standalone(module, captured, outputs)
         expected = [_flat(module(**sample)) for sample in samples]
     _name_dimensions(program, dimensions)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
-        written = Path(folder) / target.name
+    with staged(target.parent, target.name, "ONNX file") as folder:
+        written = folder / target.name
         program.save(written, external_data_above)
         difference = _difference(written, samples, expected)
         if not difference <= TOLERANCE:
@@ -84,8 +83,6 @@ def export_onnx(
                 because=f"more than {TOLERANCE:.0e} of the largest value is no rounding",
                 help="please report the model; nothing was written",
             )
-        for file in sorted(written.parent.iterdir(), reverse=True):  # the weights before the graph
-            shutil.move(file, target.parent / file.name)
     return difference
 
 

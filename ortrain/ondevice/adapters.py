@@ -12,8 +12,8 @@ import numpy as np
 from onnxruntime import AdapterFormat, OrtValue
 
 from ortrain.errors import StateError
+from ortrain.files.replacing import replace_file
 from ortrain.ondevice.checkpoint import CheckpointState
-from ortrain.ondevice.running.file import replace_file
 
 
 @dataclass(frozen=True)

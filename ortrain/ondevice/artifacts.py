@@ -22,9 +22,7 @@ require("onnx", __name__)
 import enum
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
@@ -33,6 +31,8 @@ import onnx_ir as ir
 import onnxruntime
 
 from ortrain.errors import GraphError, listing
+from ortrain.files import seal
+from ortrain.files.replacing import staged
 from ortrain.graph.build import Builder
 from ortrain.ondevice import contract, losses, optim
 from ortrain.ondevice.adapters import Adapter
@@ -142,6 +142,7 @@ def generate_artifacts(
         GraphError: a name does not exist, or the model cannot be trained so.
         GradientError: a gradient is needed that does not exist.
         CaptureError: the module or the loss cannot become one graph.
+        SaveError: the files could not be written.
     """
     if loss is not None and not callable(loss) and not isinstance(loss, LossType):
         raise TypeError(f"loss={loss!r}: expected a LossType, a loss or a function")
@@ -185,7 +186,7 @@ def generate_artifacts(
             _attach(program, in_graph, loss_input_names)
     adapters = [] if lora is None else adapt(forward, lora)
     programs, content = make(forward, optimizer, adapters, additional_output_names or ())
-    with _replacing(Path(artifact_directory or ".")) as folder:
+    with staged(Path(artifact_directory or "."), "artifacts", "artifacts") as folder:
         for name, program in programs.items():
             path = folder / f"{prefix}{name}"
             program.save(path)
@@ -271,6 +272,7 @@ def make(
     content = _content(forward, list(gradients), programs, kept, adapters)
     for each in programs.values():
         each.model.metadata_props[contract.MODEL_HASH] = content.texts["model"]
+        each.model.metadata_props[seal.KEY] = seal.NONE
     return programs, content
 
 
@@ -293,16 +295,6 @@ def _content(
     )
 
 
-@contextmanager
-def _replacing(folder: Path) -> Iterator[Path]:
-    """A folder whose files come into another once all of them are complete."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".artifacts-") as unfinished:
-        yield Path(unfinished)
-        for file in sorted(Path(unfinished).iterdir()):
-            file.replace(folder / file.name)
-
-
 def _save_as_ort(path: Path, custom_op_library: str | os.PathLike[str] | None) -> None:
     options = onnxruntime.SessionOptions()
     # Beyond the basic level a file fits the machine that wrote it.
@@ -312,3 +304,4 @@ def _save_as_ort(path: Path, custom_op_library: str | os.PathLike[str] | None) -
     if custom_op_library is not None:
         options.register_custom_ops_library(os.fspath(custom_op_library))
     onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    seal.seal_ort_model(path.with_suffix(".ort"))  # the mark is the ONNX file's

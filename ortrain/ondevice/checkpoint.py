@@ -13,14 +13,17 @@ from ortrain.errors import StateError, listing
 from ortrain.ondevice import contract
 from ortrain.ondevice.running import checkpoint_file
 from ortrain.ondevice.running.checkpoint_file import Content, Property, Spec, Uri
+from ortrain.ondevice.running.pickling import NotPickled
 from ortrain.ondevice.running.tensor import CPU, Device, Tensor
 
 # Names that an error tells.
 MOST_NAMED = 3
+# Bits of an int among the properties: parsers of JSON read so many digits, and not ten times more.
+_LARGEST_INT = 1 << 10
 _LOAD = "module.copy_buffer_to_parameters(buffer, trainable_only=False)"
 
 
-class Buffer:
+class Buffer(NotPickled):
     """What a forward in training mode changes, such as running statistics."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -95,7 +98,7 @@ class Parameter(Buffer):
 Item = TypeVar("Item", bound=Buffer)
 
 
-class Items(Generic[Item]):
+class Items(NotPickled, Generic[Item]):
     """Parameters or buffers by name, in the models' order; iteration yields ``(name, item)``."""
 
     def __init__(self, kind: str, items: Iterable[Item]) -> None:
@@ -146,6 +149,10 @@ class Properties:
             )
         if isinstance(value, float) and math.isnan(value):
             raise ValueError(f"the property {name!r} cannot be nan, which JSON does not have")
+        if isinstance(value, int) and value.bit_length() > _LARGEST_INT:
+            raise ValueError(
+                f"the property {name!r} has {value.bit_length()} bits, and may have {_LARGEST_INT}"
+            )
         plain = next(kind for kind in (int, float, str) if isinstance(value, kind))
         self._values[name] = plain(value)
 
@@ -162,7 +169,7 @@ class Properties:
         return f"Properties({self._values!r})"
 
 
-class CheckpointState:
+class CheckpointState(NotPickled):
     """Parameters, buffers, the optimizer's state and the user's properties.
 
     Made by `load_checkpoint`. Modules and optimizers train it in place.
@@ -286,6 +293,8 @@ class CheckpointState:
 
     @seed.setter
     def seed(self, value: int) -> None:
+        if not -(1 << 63) <= value < 1 << 63:
+            raise ValueError("a seed is a whole number of 64 bits")
         self._seed[0] = value
 
     @property

@@ -15,6 +15,7 @@ from ortrain.ondevice.adapters import merged, without_rank
 from ortrain.ondevice.checkpoint import CheckpointState
 from ortrain.ondevice.running.checkpoint_file import Spec, Uri, source_name
 from ortrain.ondevice.running.inference import export
+from ortrain.ondevice.running.pickling import NotPickled
 from ortrain.ondevice.running.session import (
     BoundModel,
     Results,
@@ -28,7 +29,7 @@ from ortrain.ondevice.running.tensor import CPU, Device, Tensor
 from ortrain.ondevice.running.training import TrainingRun
 
 
-class Module:
+class Module(NotPickled):
     """Runs a model on the parameters of a state: in training mode it also accumulates gradients.
 
     ::

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+from ortrain.ondevice.running.pickling import NotPickled
 from ortrain.ondevice.running.update import Update
 
 
-class LinearLRScheduler:
+class LinearLRScheduler(NotPickled):
     """Sets the learning rate: in the warm-up from 0 to ``initial_lr``, then down to 0 at the end.
 
     The first value is set here, and each `step` sets the next. Where the optimizer has done updates

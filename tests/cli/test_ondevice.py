@@ -156,5 +156,5 @@ def test_a_training_of_other_settings_is_not_resumed(
     assert run(artifacts, data, trained, "--batch-size", 512) == 0
     before = trained.read_bytes()
     assert run(artifacts, data, trained, "--batch-size", 256, "--resume") == 2
-    assert "is of a training with other settings" in capsys.readouterr().err
+    assert "is of another training: --batch-size is" in capsys.readouterr().err
     assert trained.read_bytes() == before

@@ -15,6 +15,7 @@ import ortrain
 from ortrain.cli import main
 from ortrain.cli.text_classification import fine_tuning
 from ortrain.cli.text_classification.output import Output
+from ortrain.cli.usage import FileError
 from ortrain.deploy import export
 
 from .conftest import Run
@@ -228,16 +229,18 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = Output(tmp_path / "out")
-    output.open()
-    output.write_checkpoint({"step": 1})
+    output.open(resume=False)
+    output.write_checkpoint({"step": 1, "identity": {}})
 
     def fail(state: object, file: object) -> None:
         raise OSError("no space left")
 
     monkeypatch.setattr(torch, "save", fail)
-    with pytest.raises(OSError, match="no space left"):
-        output.write_checkpoint({"step": 2})
-    assert output.read_checkpoint() == {"step": 1}
+    with pytest.raises(FileError, match=r"no space left.*the last one is kept"):
+        output.write_checkpoint({"step": 2, "identity": {}})
+    assert output.read_checkpoint() == {"step": 1, "identity": {}}
+    output.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.unfinished"]
 
 
 @pytest.mark.parametrize(

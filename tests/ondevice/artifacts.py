@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 
 from ortrain.graph.build import Builder
 from ortrain.ondevice import contract
+from tests.files import sealing
 
 SHAPES = {"fc1.weight": (4, 8), "scale": (8,), "fc2.weight": (8, 3), "fc2.bias": (3,)}
 TRAINED = ("fc1.weight", "fc2.weight", "fc2.bias")
@@ -40,10 +41,14 @@ def write(folder: Path, optimizer: str = "adamw") -> Path:
         (contract.OPTIMIZER_MODEL, _optimizer(optimizer)),
         (contract.TRAIN_STEP_MODEL, _train_step(optimizer)),
     ):
+        model.metadata_props["ortrain.checksum"] = sealing.UNSEALED
         ir.save(model, folder / name)
+        sealing.seal(folder / name)
     metadata = description(STATES if optimizer == "adamw" else ())
     save_file(initial(), folder / contract.CHECKPOINT, metadata)
     save_file({}, folder / contract.NOMINAL_CHECKPOINT, metadata | {"nominal": "true"})
+    sealing.seal(folder / contract.CHECKPOINT)
+    sealing.seal(folder / contract.NOMINAL_CHECKPOINT)
     return folder
 
 
@@ -78,7 +83,8 @@ def description(states: tuple[str, ...] = STATES) -> dict[str, str]:
     parts = [{name: of[name][i] for name in states} for i in (0, 1)]
     return {
         "format": "ortrain.checkpoint",
-        "version": "1",
+        "version": "2",
+        "checksum": sealing.UNSEALED,
         "parameters": parameters,
         "buffers": buffers,
         "states": rows(shapes, parameter=parts[0], kind=parts[1]),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import io
 import json
 import math
 import os
+import pickle
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file
+from safetensors.numpy import save as unsealed
 
 from ortrain.errors import InputError, SaveError, StateError
-from ortrain.ondevice import CheckpointState, Parameter
+from ortrain.ondevice import CheckpointState, LinearLRScheduler, Parameter, TrainStep
+from tests.files import sealing
 from tests.ondevice import artifacts
 from tests.ondevice.eager import assert_same, load
 
@@ -213,7 +217,7 @@ def _metadata(file: Path) -> dict[str, str]:
     content = file.read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     metadata: dict[str, str] = header["__metadata__"]
-    return metadata
+    return metadata | {"checksum": sealing.UNSEALED}
 
 
 # -- failures while saving -----------------------------------------------------------------------
@@ -307,7 +311,7 @@ def test_a_file_system_that_does_not_synchronize_folders_is_taken(
 
 
 def test_a_missing_folder_is_told(state: CheckpointState, tmp_path: Path) -> None:
-    with pytest.raises(SaveError, match="No such file or directory"):
+    with pytest.raises(SaveError, match="there is no folder"):
         CheckpointState.save_checkpoint(state, tmp_path / "none" / "checkpoint")
 
 
@@ -320,6 +324,11 @@ def _described(**changes: str) -> Metadata:
     from ortrain.ondevice.running.checkpoint_file import model_hash
 
     return metadata | {"model": model_hash(metadata["parameters"], metadata["buffers"])}
+
+
+def save(tensors: Tensors, metadata: Metadata | None = None) -> bytes:
+    content = unsealed(tensors, metadata)
+    return sealing.sealed(content) if sealing.MARK in content else content
 
 
 def _without(tensors: Tensors, *names: str) -> Tensors:
@@ -342,8 +351,8 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     "no metadata": (lambda: save(INITIAL), "is no checkpoint of on-device training"),
     "other metadata": (lambda: save(INITIAL, {"format": "pt"}), "is no checkpoint of"),
     "newer": (
-        lambda: save(INITIAL, _described(version="2")),
-        r"has version 2\n.*versions up to 1\n.*update ortrain",
+        lambda: save(INITIAL, _described(version="3")),
+        r"has version 3\n.*versions up to 2\n.*update ortrain",
     ),
     "version missing": (
         lambda: save(INITIAL, {"format": "ortrain.checkpoint"}),
@@ -409,6 +418,57 @@ def test_a_bad_checkpoint_is_refused_by_name(fault: str, tmp_path: Path) -> None
 def test_a_missing_checkpoint_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot read the checkpoint .*none\n.*No such file"):
         CheckpointState.load_checkpoint(tmp_path / "none")
+
+
+NESTED = "[" * 100_000 + "]" * 100_000
+UNREADABLE = {
+    "deep properties": ("properties", NESTED),
+    "deep parameters": ("parameters", NESTED),
+    "a step beyond all": ("step", "1" + "0" * 30),
+    "a step of many digits": ("step", "9" * 5000),
+    "a seed beyond 64 bits": ("seed", str(1 << 63)),
+    "a step with a line": ("step", "1_0"),
+    "digits of another script": ("step", "１２"),
+    "an endless rate": ("learning_rate", "1e999"),
+    "an int of many digits": ("properties", '{"a": ' + "9" * 5000 + "}"),
+}
+
+
+@pytest.mark.parametrize("fault", UNREADABLE)
+def test_numbers_and_nesting_beyond_all_bounds_are_one_error(fault: str) -> None:
+    key, text = UNREADABLE[fault]
+    with pytest.raises(InputError, match="is damaged"):
+        CheckpointState.load_checkpoint(save(INITIAL, _described(**{key: text})))
+
+
+def test_numbers_that_no_checkpoint_could_hold_are_refused(state: CheckpointState) -> None:
+    with pytest.raises(ValueError, match="whole number of 64 bits"):
+        state.seed = 10**30
+    with pytest.raises(ValueError, match="'big' has 16610 bits"):
+        state.properties["big"] = 10**5000
+    state.properties["large"] = 10**30
+
+
+def test_more_properties_than_a_header_holds_are_refused(
+    state: CheckpointState, tmp_path: Path
+) -> None:
+    state.properties["log"] = "x" * 100_000_000
+    with pytest.raises(SaveError, match="keep large properties in a file of their own"):
+        CheckpointState.save_checkpoint(state, tmp_path / "checkpoint")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_lives_in_this_process_is_not_pickled(adamw: Path) -> None:
+    state, module, optimizer = load(adamw)
+    step = TrainStep(adamw / "train_step_model.onnx", state)
+    scheduler = LinearLRScheduler(optimizer, 1, 8, 0.05)
+    weight = state.parameters["scale"]
+    for each in (state, module, optimizer, step, scheduler, weight, state.parameters):
+        for call in (pickle.dumps, copy.deepcopy, copy.copy):
+            with pytest.raises(StateError, match="cannot be pickled or copied") as caught:
+                call(each)
+            assert "save_checkpoint" in caught.value.help
+    assert pickle.loads(pickle.dumps(dict(state.properties))) == {}
 
 
 # -- nominal -------------------------------------------------------------------------------------

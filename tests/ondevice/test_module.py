@@ -13,6 +13,7 @@ from safetensors.numpy import save
 from ortrain.errors import ExecutionError, InputError, StateError
 from ortrain.ondevice import CheckpointState, Module, Optimizer, TrainStep
 from ortrain.ondevice.running.tensor import Device
+from tests.files import sealing
 from tests.ondevice import artifacts
 from tests.ondevice.eager import assert_same, fused, load
 
@@ -28,7 +29,7 @@ def _changed(adamw: Path, replaced: tuple[str, str], shapes: dict[str, int] | No
     from ortrain.ondevice.running.checkpoint_file import model_hash
 
     metadata["model"] = model_hash(metadata["parameters"], metadata["buffers"])
-    return save(tensors, metadata)
+    return sealing.sealed(save(tensors, metadata))
 
 
 def test_a_checkpoint_of_other_names_is_refused(adamw: Path) -> None:

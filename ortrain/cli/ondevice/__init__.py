@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ortrain.cli import signals
 from ortrain.cli.arguments import count, names, positive, seed, whole
-from ortrain.cli.usage import CommandError, UsageError, told
+from ortrain.cli.usage import CommandError, UsageError, one_line, told
+from ortrain.files.lock import Lock
+from ortrain.files.replacing import regular
 
 
 def add_to(commands: Any) -> None:
@@ -47,24 +52,50 @@ def run(options: argparse.Namespace) -> int:
         resume=options.resume,
     )
     try:
-        loop = Loop(settings)
-        loop.run(sys.stdout)
-        if options.inference is not None:
-            loop.export(options.inference, options.outputs or ())
+        with _locked(settings.checkpoint):
+            loop = Loop(settings)
+            loop.run(sys.stdout)
+            if options.inference is not None:
+                loop.export(options.inference, options.outputs or ())
     except OrtrainError as error:
-        kind = CommandError if isinstance(error, ExecutionError | OSError) else UsageError
+        kind = CommandError if isinstance(error, ExecutionError) else UsageError
         raise kind(told(error)) from error
-    except (OSError, TypeError, ValueError) as error:
-        raise UsageError(str(error)) from error
-    except KeyboardInterrupt:
+    except (OSError, OverflowError, TypeError, ValueError) as error:
+        raise UsageError(one_line(error)) from error
+    except KeyboardInterrupt as interrupt:
         kept = settings.checkpoint.exists()
-        raise KeyboardInterrupt(
+        message = (
             f"interrupted; the last checkpoint is {settings.checkpoint}, go on with --resume"
             if kept
             else "interrupted before the first checkpoint; nothing is kept"
-        ) from None
+        )
+        raise signals.Ended(signals.number_of(interrupt), message) from None
     print(f"the checkpoint is {settings.checkpoint}")
     return 0
+
+
+@contextmanager
+def _locked(checkpoint: Path) -> Iterator[None]:
+    """Keeps other processes from writing the same checkpoint.
+
+    Raises:
+        UsageError: one does, or there can be no such file.
+    """
+    try:
+        target = regular(checkpoint)
+        lock = Lock(target.with_name(f".{target.name}.lock"))
+        taken = lock.take()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--checkpoint {checkpoint}: {error}; name another file") from None
+    if not taken:
+        raise UsageError(
+            f"--checkpoint {checkpoint}: {lock.holder()} is writing it; wait for its end, or name "
+            "another file"
+        )
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from ortrain.cli import signals
 from ortrain.cli.progress import Progress
 from ortrain.errors import InputError, listing
 from ortrain.ondevice import contract
@@ -67,11 +70,25 @@ class Settings:
         """An artifact's path."""
         return self.folder / f"{self.prefix}{name}"
 
-    def fingerprint(self) -> str:
-        """Equal for runs of which one can go on where the other stopped."""
-        fixed = (self.epochs, self.batch_size, self.accumulate, self.learning_rate)
-        rest = (self.warmup_steps, self.decay, self.seed)
-        return hashlib.sha256(json.dumps([*fixed, *rest]).encode()).hexdigest()[:16]
+    def identity(self) -> dict[str, str]:
+        """All that the weights depend on, by option; a run resumes only where it is as it was.
+
+        Raises:
+            OSError: a file is missing.
+        """
+        models = (contract.TRAINING_MODEL, contract.OPTIMIZER_MODEL, contract.TRAIN_STEP_MODEL)
+        files = {"--data": self.data} | {name: self.file(name) for name in models}
+        numbers = {
+            "--epochs": self.epochs,
+            "--batch-size": self.batch_size,
+            "--accumulate": self.accumulate,
+            "--learning-rate": self.learning_rate,
+            "--warmup-steps": self.warmup_steps,
+            "--decay": self.decay,
+            "--seed": self.seed,
+        }
+        digests = {name: _digest(path) for name, path in files.items() if path.exists()}
+        return digests | {option: str(value) for option, value in numbers.items()}
 
 
 class Loop:
@@ -81,12 +98,18 @@ class Loop:
         settings: of it.
 
     Raises:
-        InputError: a file is missing or damaged, its arrays are not those of the model, or the
-            checkpoint to resume is one of another training.
+        InputError: a file is missing or damaged, its arrays are not those of the model, the
+            checkpoint to resume is one of another training, or the one to write is there already.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        if not settings.resume and os.path.lexists(settings.checkpoint):
+            raise InputError(
+                f"{settings.checkpoint} exists already",
+                because="a training wrote it, or it is another file",
+                help="go on from it with --resume, remove it, or name another --checkpoint",
+            )
         self.state = self._state()
         training, evaluation = contract.TRAINING_MODEL, contract.EVAL_MODEL
         self.module = Module(settings.file(training), self.state, settings.file(evaluation))
@@ -114,7 +137,15 @@ class Loop:
 
         Returns:
             The mean loss of the last epoch; None where there was nothing left to do.
+
+        Raises:
+            InputError: the loss or a weight is no longer finite; the last checkpoint is intact.
+            Ended: a signal has asked to end; the checkpoint is that of the last update.
         """
+        with signals.held_back() as came:
+            return self._run(stream, came)
+
+    def _run(self, stream: TextIO, came: Callable[[], int | None]) -> float | None:
         settings, state = self.settings, self.state
         total = settings.epochs * self.batches_in_epoch
         updates = settings.epochs * -(-self.batches_in_epoch // settings.accumulate)
@@ -131,12 +162,21 @@ class Loop:
                 last = number + 1 == self.batches_in_epoch
                 update = last or (number + 1) % settings.accumulate == 0
                 loss = step(batch, update)
+                if not math.isfinite(loss):
+                    progress.close()
+                    raise self._diverged(f"the loss of batch {at} is {loss}")
                 losses.append(loss)
                 progress.update(at, loss, len(batch[0]))
                 every = settings.checkpoint_every
-                if update and (last or (every is not None and state.step - saved >= every)):
+                asked = came()
+                if not update:
+                    continue
+                if last or asked or (every is not None and state.step - saved >= every):
                     saved = state.step
                     self._save(at)
+                if asked is not None:
+                    progress.close()
+                    raise signals.Ended(asked)
             progress.close()
             if losses:
                 mean = float(np.mean(losses))
@@ -165,13 +205,19 @@ class Loop:
         if not settings.resume:
             state = CheckpointState.load_checkpoint(settings.file(contract.CHECKPOINT))
             state.seed = settings.seed
-            state.properties[RUN] = settings.fingerprint()
+            state.properties[RUN] = json.dumps(settings.identity())
             return state
         state = CheckpointState.load_checkpoint(settings.checkpoint)
-        if RUN not in state.properties or state.properties[RUN] != settings.fingerprint():
+        saved = _identity(state)
+        for option, value in settings.identity().items():
+            if saved.get(option) == value:
+                continue
+            is_file = not option.startswith("--") or option == "--data"
+            told = "is another file" if is_file else f"is {value}, and was {saved.get(option)}"
             raise InputError(
-                f"the checkpoint {settings.checkpoint} is of a training with other settings",
-                help="resume with the options that it was begun with, or begin anew",
+                f"the checkpoint {settings.checkpoint} is of another training: {option} {told}",
+                help="resume with the files and options that it was begun with, or begin anew with "
+                "another --checkpoint",
             )
         return state
 
@@ -225,7 +271,23 @@ class Loop:
         self.module.train()
         return total / rows
 
+    def _diverged(self, what: str) -> InputError:
+        kept = self.settings.checkpoint.exists()
+        told = f"the checkpoint {self.settings.checkpoint} is one of before" if kept else ""
+        return InputError(
+            f"training has diverged: {what}",
+            because=told,
+            help=f"lower --learning-rate {self.settings.learning_rate:g} and start again"
+            + (f"; {told}" if told else ""),
+        )
+
     def _save(self, batches: int) -> None:
+        state = self.state
+        changed = [state.tensors[spec.name] for spec in state.trained()]
+        for tensor in (*changed, *state.optimizer_states.values()):
+            # The loss is that of the weights before the update.
+            if not np.isfinite(tensor.numpy()).all():
+                raise self._diverged(f"{tensor.spec.name} is no longer finite")
         self.state.properties[BATCHES] = batches
         CheckpointState.save_checkpoint(
             self.state, self.settings.checkpoint, include_optimizer_state=True
@@ -244,13 +306,17 @@ def arrays(path: Path, names: list[str]) -> dict[str, np.ndarray]:
             lengths.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        if path.exists() and not path.is_file():
+            raise OSError("it is no regular file")
+        # Opened here, as numpy leaves a damaged one open.
+        with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
             there = list(file)
             found = {name: file[name] for name in names if name in there}
-    except (OSError, ValueError, TypeError) as error:
+    except Exception as error:
+        # What a damaged archive raises depends on where it is damaged.
         raise InputError(
             f"cannot read {path}",
-            because=str(error),
+            because=str(error) or type(error).__name__,
             help="give a file that numpy.savez has written",
         ) from error
     if missing := [name for name in names if name not in found]:
@@ -268,6 +334,20 @@ def arrays(path: Path, names: list[str]) -> dict[str, np.ndarray]:
             help="each row is a sample",
         )
     return found
+
+
+def _identity(state: CheckpointState) -> dict[str, str]:
+    """What a checkpoint says of the training that wrote it."""
+    try:
+        found = json.loads(str(dict(state.properties).get(RUN)))
+    except (RecursionError, ValueError):
+        found = None
+    return found if isinstance(found, dict) else {}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _loss(results: Any) -> float:

@@ -8,6 +8,7 @@ import torch
 
 from ortrain.cli.text_classification.classifier import Classifier
 from ortrain.cli.text_classification.examples import Example
+from ortrain.cli.text_classification.vocabulary import check_words
 
 Batch = dict[str, torch.Tensor]
 
@@ -24,6 +25,9 @@ class Batches:
         size: Examples in a batch; the last one of an epoch may have fewer.
         max_length: Tokens of an example that are read.
         seed: Decides the order of every epoch; None keeps the order of the examples.
+
+    Raises:
+        UsageError: The tokenizer knows no word of the texts.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class Batches:
         encoded = classifier.tokenizer(
             [example.text for example in examples], truncation=True, max_length=max_length
         )
+        check_words(classifier.tokenizer, encoded["input_ids"])
         self._columns = {name: list(rows) for name, rows in encoded.items()}
         index = {name: number for number, name in enumerate(classifier.labels)}
         self._labels = [index[example.label] for example in examples]

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 
+from ortrain.cli import signals
 from ortrain.cli.progress import Progress
 from ortrain.cli.text_classification.batches import Batch, Batches
 from ortrain.cli.text_classification.settings import Settings
@@ -87,23 +84,25 @@ class Training:
         Args:
             progress: Is told of each step.
             save: Writes a checkpoint: every ``checkpoint_every`` steps, at the end of training,
-                and on Ctrl-C.
+                and at a signal that asks to end.
             evaluated: Is told the epoch, from 1, and the number of correct answers.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C was pressed; the checkpoint is that of the last full step.
+            Ended: A signal has asked to end; the checkpoint is that of the last full step.
             UsageError: The loss is no longer finite.
         """
-        with _interrupt_between_steps() as interrupted:
+        with signals.held_back() as came:
             saved_at = self.history.steps
             while True:
                 if self.history.steps > saved_at and self._is_time_to_save():
+                    self._check_finite()
                     save(self.state())
                     saved_at = self.history.steps
-                if interrupted():
+                if (number := came()) is not None:
                     if self.history.steps > saved_at:
+                        self._check_finite()
                         save(self.state())
-                    raise KeyboardInterrupt
+                    raise signals.Ended(number)
                 if self._is_time_to_evaluate():
                     progress.close()
                     self.history.correct.append(count_correct(self._runner, self._evaluation))
@@ -112,6 +111,18 @@ class Training:
                     return
                 else:
                     self._step(progress)
+
+    def _check_finite(self) -> None:
+        """Raise a UsageError before weights are saved that no training could go on from."""
+        # The loss of a step is that of the weights before its update.
+        for name, weight in self._model.named_parameters():
+            if not torch.isfinite(weight).all():
+                raise self._diverged(f"after step {self.history.steps} {name} is not finite")
+
+    def _diverged(self, what: str) -> UsageError:
+        return UsageError(
+            f"{what}; lower --learning-rate {self._settings.learning_rate:g} and start again"
+        )
 
     def state(self) -> dict[str, Any]:
         """All that the rest of the run depends on; tensors and plain values only."""
@@ -143,10 +154,7 @@ class Training:
         progress.update(step + 1, loss, len(batch["labels"]))
         if not math.isfinite(loss):
             progress.close()
-            raise UsageError(
-                f"the loss of step {step + 1} is {loss}; lower --learning-rate "
-                f"{self._settings.learning_rate:g} and start again"
-            )
+            raise self._diverged(f"the loss of step {step + 1} is {loss}")
 
     def _is_time_to_save(self) -> bool:
         steps = self.history.steps
@@ -184,28 +192,6 @@ def count_correct(runner: torch.nn.Module, batches: Batches) -> int:
             logits = runner(**batch).logits
             correct += int((logits.argmax(dim=-1) == batch["labels"]).sum())
     return correct
-
-
-@contextmanager
-def _interrupt_between_steps() -> Iterator[Callable[[], bool]]:
-    """Holds Ctrl-C back until a step is complete; the second one breaks off at once."""
-    presses = 0
-
-    def note(signal_number: int, frame: FrameType | None) -> None:
-        nonlocal presses
-        presses += 1
-        if presses > 1:
-            raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        # Python delivers signals to the main thread alone; elsewhere there are none to hold back.
-        yield lambda: False
-        return
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: presses > 0
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _generators() -> dict[str, Any]:

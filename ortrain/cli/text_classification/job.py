@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
+from safetensors import SafetensorError
 
 from ortrain.cli.progress import Progress
 from ortrain.cli.text_classification.batches import Batches
@@ -25,8 +29,9 @@ from ortrain.cli.text_classification.fine_tuning import Training
 from ortrain.cli.text_classification.output import Output
 from ortrain.cli.text_classification.report import Outcome, write_report, write_steps
 from ortrain.cli.text_classification.settings import Settings
-from ortrain.cli.usage import CommandError, UsageError, one_line
+from ortrain.cli.usage import CommandError, FileError, UsageError, one_line
 
+_WEIGHTS = {".bin", ".h5", ".msgpack", ".onnx", ".pt", ".safetensors"}
 _ONE_FILE = 1_500_000_000
 """Bytes of weights up to which ``model.onnx`` holds them: a protobuf has at most 2 GiB."""
 
@@ -35,7 +40,9 @@ class ExportError(CommandError):
     """Training is done and kept, but the ONNX file could not be made of it."""
 
 
-def run(settings: Settings, *, out: TextIO | None = None, err: TextIO | None = None) -> Outcome:
+def run(
+    settings: Settings, *, out: TextIO | None = None, err: TextIO | None = None
+) -> Outcome | None:
     """Fine-tune a classifier and write its directory.
 
     Args:
@@ -43,17 +50,29 @@ def run(settings: Settings, *, out: TextIO | None = None, err: TextIO | None = N
         out: Takes what is found out; stdout by default.
         err: Takes the progress; stderr by default.
 
+    Returns:
+        What it has come to; its settings have the directory that was made. None where the run that
+        was to be resumed had only to be put in its place.
+
     Raises:
         UsageError: An input is wrong. No directory is left behind unless it holds a checkpoint.
+        FileError: A file cannot be written; the last checkpoint is kept.
         ExportError: The trained model cannot be written as ONNX.
-        KeyboardInterrupt: Ctrl-C was pressed.
+        KeyboardInterrupt: A signal has asked to end.
     """
     out, err = out or sys.stdout, err or sys.stderr
     output = Output(settings.output)
     output.check(resume=settings.resume)
+    if settings.resume and output.is_complete():
+        _put_in_place(output, out)
+        return None
     training_examples, evaluation_examples, labels = _read(settings)
     classifier = load_classifier(
-        settings.model, labels, seed=settings.seed, dropout=settings.dropout
+        settings.model,
+        labels,
+        seed=settings.seed,
+        dropout=settings.dropout,
+        trust_remote_code=settings.trust_remote_code,
     )
     check_length(classifier, settings.max_length)
     evaluation = Batches(
@@ -70,18 +89,19 @@ def run(settings: Settings, *, out: TextIO | None = None, err: TextIO | None = N
         seed=settings.seed,
     )
     identity = _identity(settings)
-    state = output.read_checkpoint() if settings.resume else None
-    if state is not None:
-        _check_identity(state["identity"], identity, output)
-    output.open()
+    output.open(resume=settings.resume)
     try:
+        state = output.read_checkpoint() if settings.resume else None
+        if state is not None:
+            _check_identity(state["identity"], identity, output)
         runner = wrapped(classifier.model, settings.engine)
         training = Training(classifier.model, runner, training_batches, evaluation, settings)
         if state is None:
             torch.manual_seed(settings.seed)
         else:
-            training.restore(state)
+            _restore(training, state, output)
             print(f"resumed after step {training.history.steps}", file=out)
+        print(classifier.weights_summary, file=out)
         print(
             f"{len(training_examples)} examples, {len(labels)} labels, {training.total_steps} "
             f"steps, engine {settings.engine}",
@@ -102,7 +122,9 @@ def run(settings: Settings, *, out: TextIO | None = None, err: TextIO | None = N
             )
         finally:
             progress.close()
-        classifier.save(output.unfinished)
+        with _writing(output):
+            output.clear()
+            classifier.save(output.unfinished)
         export_seconds = export_difference = None
         if settings.onnx:
             print("writing and checking model.onnx", file=out, flush=True)
@@ -119,13 +141,52 @@ def run(settings: Settings, *, out: TextIO | None = None, err: TextIO | None = N
             export_seconds=export_seconds,
             export_difference=export_difference,
         )
-        write_report(outcome, output.unfinished / "report.md")
-        write_steps(training.history, output.unfinished / "steps.csv")
-        output.finish()
-    except BaseException:
-        output.abandon()
-        raise
-    return outcome
+        with _writing(output):
+            write_report(outcome, output.unfinished / "report.md")
+            write_steps(training.history, output.unfinished / "steps.csv")
+        place = output.finish()
+    finally:
+        output.close()
+    if place != output.directory:
+        print(f"{output.directory}: is taken meanwhile; the result is in {place}", file=err)
+    return replace(outcome, settings=replace(settings, output=place))
+
+
+def _put_in_place(output: Output, out: TextIO) -> None:
+    """Finish a run that was killed after all was written."""
+    output.open(resume=True)
+    try:
+        place = output.finish()
+    finally:
+        output.close()
+    print(f"{place}: is complete", file=out)
+
+
+@contextmanager
+def _writing(output: Output) -> Iterator[None]:
+    """Where the trained model is written: whatever fails, its checkpoint is kept.
+
+    Raises:
+        FileError: a file cannot be written.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise FileError(
+            f"{output.unfinished}: the trained model cannot be written ({one_line(error)}); its "
+            "checkpoint is kept, make room and run the same command with --resume"
+        ) from error
+
+
+def _restore(training: Training, state: dict[str, Any], output: Output) -> None:
+    try:
+        training.restore(state)
+    except Exception as error:
+        # Whole, and of these settings: of another version, or of a model that has changed.
+        raise UsageError(
+            f"{output.checkpoint}: does not fit the model ({one_line(error)}); remove "
+            f"{output.unfinished} and run again without --resume"
+        ) from error
 
 
 def _read(settings: Settings) -> tuple[list[Example], list[Example], list[str]]:
@@ -145,13 +206,19 @@ def _read(settings: Settings) -> tuple[list[Example], list[Example], list[str]]:
 
 def _identity(settings: Settings) -> dict[str, str]:
     """All that the weights depend on; a run resumes only where all of it is as it was."""
-    digests = {
-        option: hashlib.sha256(Path(file).read_bytes()).hexdigest()
-        for option, file in (
-            ("--train", settings.training_file),
-            ("--eval", settings.evaluation_file),
-        )
-    }
+    files = {"--train": settings.training_file, "--eval": settings.evaluation_file}
+    folder = Path(settings.model)
+    if folder.is_dir():
+        # The weights are in the checkpoint; the rest is read again.
+        others = (path for path in folder.iterdir() if path.suffix not in _WEIGHTS)
+        files |= {f"--model's {path.name}": path for path in others if path.is_file()}
+    try:
+        digests = {option: _digest(path) for option, path in files.items()}
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename}: cannot be read any more ({error.strerror}); let it be as long as "
+            "the command runs"
+        ) from None
     names = {
         "--model": settings.model,
         "--engine": settings.engine,
@@ -169,11 +236,16 @@ def _identity(settings: Settings) -> dict[str, str]:
     return {**digests, **{option: str(value) for option, value in names.items()}}
 
 
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _check_identity(saved: dict[str, str], now: dict[str, str], output: Output) -> None:
     for option, value in now.items():
         if saved.get(option) == value:
             continue
-        if option in ("--train", "--eval"):
+        if option in ("--train", "--eval") or option.startswith("--model's"):
             raise UsageError(
                 f"{option}: the file is not the one that the run began with; restore it, or remove "
                 f"{output.unfinished} and start again without --resume"
@@ -200,6 +272,11 @@ def _export(classifier: Classifier, evaluation: Batches, output: Output) -> floa
             dimensions=("batch", "sequence"),
             external_data_above=_ONE_FILE,
         )
+    except OSError as error:
+        raise FileError(
+            f"{output.unfinished / 'model.onnx'}: cannot be written ({one_line(error)}); the "
+            "trained weights are kept, make room and run the same command with --resume"
+        ) from error
     except Exception as error:
         # The export fails with errors of every kind, and hours of training hang on this line.
         raise ExportError(

@@ -127,7 +127,7 @@ def write_report(outcome: Outcome, path: Path) -> None:
             f"Python {platform.python_version()}, {_versions()}"
         ),
     ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
 
 
 def write_steps(history: History, path: Path) -> None:
@@ -138,7 +138,7 @@ def write_steps(history: History, path: Path) -> None:
         f"{step},{loss!r},{rate:.6g},{seconds:.4f}"
         for step, (loss, rate, seconds) in enumerate(rows, start=1)
     ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
 
 
 def _versions() -> str:

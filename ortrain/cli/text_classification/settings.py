@@ -32,6 +32,7 @@ class Settings:
         checkpoint_every: Steps between two checkpoints.
         resume: Continue from the checkpoint of an interrupted run.
         onnx: Write the trained model as ONNX as well.
+        trust_remote_code: Run the Python files that come with the model.
     """
 
     model: str
@@ -52,3 +53,4 @@ class Settings:
     checkpoint_every: int = 100
     resume: bool = False
     onnx: bool = True
+    trust_remote_code: bool = False

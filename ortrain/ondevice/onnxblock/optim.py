@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnx import TensorProto
 
 from ortrain.errors import StateError
+from ortrain.files import seal
 from ortrain.ondevice import contract, optim
 from ortrain.ondevice.making.base import current
 from ortrain.ondevice.onnxblock.models import ForwardBlock, Parameters
@@ -64,6 +65,7 @@ class _Optimizer(ForwardBlock):
         if isinstance(parameters, Parameters):
             parameters.states = optim.states(self.optimizer, shapes)
             program.model.metadata_props[contract.MODEL_HASH] = parameters.model
+            program.model.metadata_props[seal.KEY] = seal.NONE
         base.CopyFrom(ir.to_proto(program.model))
         return [output.name for output in base.graph.output]
 

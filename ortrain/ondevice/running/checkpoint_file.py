@@ -9,47 +9,30 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, deserialize, safe_open
+from safetensors import SafetensorError
 
 from ortrain.errors import InputError, listing
-from ortrain.ondevice.running.file import replace_file
+from ortrain.files import seal
+from ortrain.ondevice.running import safetensors_file
+from ortrain.ondevice.running.safetensors_file import DTYPES, SPELLINGS
 
 FORMAT = "ortrain.checkpoint"
-VERSION = 1
+VERSION = 2
 
 Uri = str | os.PathLike[str] | bytes | bytearray | memoryview
 Property = int | float | str
 
-T = TypeVar("T")
-
-# As safetensors spells them. It knows more (BF16, F8_E4M3, …) that numpy has not.
-_DTYPES = {
-    name: np.dtype(dtype)
-    for name, dtype in (
-        ("BOOL", np.bool_),
-        ("U8", np.uint8),
-        ("I8", np.int8),
-        ("U16", np.uint16),
-        ("I16", np.int16),
-        ("F16", np.float16),
-        ("U32", np.uint32),
-        ("I32", np.int32),
-        ("F32", np.float32),
-        ("U64", np.uint64),
-        ("I64", np.int64),
-        ("F64", np.float64),
-    )
-}
-_SPELLINGS = {dtype: name for name, dtype in _DTYPES.items()}
-
 # Faults that an error tells.
 MOST_NAMED = 3
+
+# What counts: updates, and the seed of the next run.
+_COUNTS = range(-(1 << 63), 1 << 63)
 
 _MAKE_ANEW = "take a whole copy of it, or make it anew with generate_artifacts"
 
@@ -142,12 +125,12 @@ def new(
 
 
 def _row(name: str, array: np.ndarray) -> dict[str, Any]:
-    if array.dtype not in _SPELLINGS:
+    if array.dtype not in SPELLINGS:
         raise InputError(
             f"{name!r} is of dtype {array.dtype}, which a checkpoint cannot hold",
             help="make the artifacts of a model in float32",
         )
-    return {"name": name, "dtype": _SPELLINGS[array.dtype], "shape": list(array.shape)}
+    return {"name": name, "dtype": SPELLINGS[array.dtype], "shape": list(array.shape)}
 
 
 def source_name(uri: Uri) -> str:
@@ -172,53 +155,30 @@ def read(uri: Uri) -> Content:
     """
     name = source_name(uri)
     try:
-        with _opened(uri) as (metadata, listed, load):
-            content = _parsed(metadata, name)
-            faults = _faults(content, metadata.get("nominal") == "true", listed)
-            if faults:
-                raise InputError(
-                    f"the checkpoint {name} is not whole",
-                    because=listing(faults, MOST_NAMED),
-                    help=_MAKE_ANEW,
-                )
-            content.tensors = {tensor: load(tensor) for tensor in listed}
-            return content
+        file = safetensors_file.read(uri, f"checkpoint {name}")
     except InputError:
         raise
-    except (OSError, SafetensorError, ValueError) as error:
+    except (OSError, RecursionError, SafetensorError, ValueError) as error:
         raise InputError(
             f"cannot read the checkpoint {name}",
             because=str(error),
             help=f"it is missing, cut off, or no safetensors file: {_MAKE_ANEW}",
         ) from error
+    content = _parsed(file.metadata, name, file.is_sealed)
+    faults = _faults(content, file.metadata.get("nominal") == "true", file.tensors)
+    if faults:
+        raise InputError(
+            f"the checkpoint {name} is not whole",
+            because=listing(faults, MOST_NAMED),
+            help=_MAKE_ANEW,
+        )
+    if not file.is_sealed:
+        seal.warn_unsealed(f"checkpoint {name}", "save it again to give it one", 3)
+    content.tensors = file.tensors
+    return content
 
 
-@contextmanager
-def _opened(
-    uri: Uri,
-) -> Iterator[
-    tuple[dict[str, str], dict[str, tuple[str, tuple[int, ...]]], Callable[[str], np.ndarray]]
-]:
-    """Metadata, the dtype and shape of each tensor, and what loads one."""
-    if isinstance(uri, bytes | bytearray | memoryview):
-        data = bytes(uri)
-        views = dict(deserialize(data))
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-
-        def load(name: str) -> np.ndarray:
-            view = views[name]
-            return np.frombuffer(view["data"], _DTYPES[view["dtype"]]).reshape(view["shape"])
-
-        listed = {name: (view["dtype"], tuple(view["shape"])) for name, view in views.items()}
-        yield header.get("__metadata__", {}), listed, load
-        return
-    with safe_open(uri, framework="np") as file:
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        listed = {name: (s.get_dtype(), tuple(s.get_shape())) for name, s in slices.items()}
-        yield file.metadata() or {}, listed, file.get_tensor
-
-
-def _parsed(metadata: Mapping[str, str], name: str) -> Content:
+def _parsed(metadata: Mapping[str, str], name: str, is_sealed: bool) -> Content:
     """What the metadata says.
 
     Raises:
@@ -232,15 +192,17 @@ def _parsed(metadata: Mapping[str, str], name: str) -> Content:
             "weights alone",
         )
     try:
-        version = int(metadata["version"])
+        version = _integer(metadata["version"])
         if version > VERSION:
             raise InputError(
                 f"the checkpoint {name} has version {version}",
                 because=f"this ortrain knows versions up to {VERSION}",
                 help="update ortrain",
             )
-        if version != VERSION:
+        if version < 1:
             raise ValueError(f"its version is {version}")
+        if version > 1 and not is_sealed:
+            raise ValueError("its checksum is missing")
         texts = {key: metadata[key] for key in ("parameters", "buffers", "states", "model")}
         if "adapters" in metadata:
             texts["adapters"] = metadata["adapters"]
@@ -250,7 +212,7 @@ def _parsed(metadata: Mapping[str, str], name: str) -> Content:
         )
         if texts["model"] != model_hash(texts["parameters"], texts["buffers"]):
             raise ValueError("'model' is not the hash of 'parameters' and 'buffers'")
-        rate = _number(float, metadata.get("learning_rate"))
+        rate = float(metadata["learning_rate"]) if "learning_rate" in metadata else None
         if rate is not None and not math.isfinite(rate):
             raise ValueError(f"its learning rate is {rate}")
         return Content(
@@ -259,25 +221,35 @@ def _parsed(metadata: Mapping[str, str], name: str) -> Content:
             states,
             texts,
             properties=_properties(metadata.get("properties", "{}")),
-            step=_number(int, metadata.get("step")),
-            seed=_number(int, metadata.get("seed")),
+            step=_count(metadata, "step"),
+            seed=_count(metadata, "seed"),
             learning_rate=rate,
         )
     except InputError:
         raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         because = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise InputError(
             f"the metadata of the checkpoint {name} is damaged", because=because, help=_MAKE_ANEW
         ) from error
 
 
-def _number(kind: Callable[[str], T], text: str | None) -> T | None:
-    return None if text is None else kind(text)
+def _integer(text: str) -> int:
+    if not re.fullmatch(r"-?[0-9]{1,20}", text):
+        raise ValueError(f"{text[:40]!r} is no whole number")
+    return int(text)
+
+
+def _count(metadata: Mapping[str, str], key: str) -> int | None:
+    """A number that training counts; None where the metadata does not say."""
+    count = _integer(metadata[key]) if key in metadata else None
+    if count is not None and count not in _COUNTS:
+        raise ValueError(f"its {key} is {count}")
+    return count
 
 
 def _spec(row: Mapping[str, Any], checkpoint: str) -> Spec:
-    if row["dtype"] not in _DTYPES:
+    if row["dtype"] not in DTYPES:
         raise InputError(
             f"{row['name']!r} in the checkpoint {checkpoint} is of dtype {row['dtype']}",
             because="numpy has no such dtype",
@@ -285,7 +257,7 @@ def _spec(row: Mapping[str, Any], checkpoint: str) -> Spec:
         )
     shape = tuple(int(size) for size in row["shape"])
     return Spec(
-        str(row["name"]), _DTYPES[row["dtype"]], shape, bool(row.get("requires_grad", False))
+        str(row["name"]), DTYPES[row["dtype"]], shape, bool(row.get("requires_grad", False))
     )
 
 
@@ -297,9 +269,7 @@ def _properties(text: str) -> dict[str, Property]:
     return properties
 
 
-def _faults(
-    content: Content, nominal: bool, listed: Mapping[str, tuple[str, tuple[int, ...]]]
-) -> list[str]:
+def _faults(content: Content, nominal: bool, listed: Mapping[str, np.ndarray]) -> list[str]:
     """What is wrong with the tensors of a file, by what its metadata says."""
     states = content.states if any(spec.name in listed for spec in content.states) else []
     expected = [*content.parameters, *content.buffers, *states]
@@ -309,10 +279,10 @@ def _faults(
             if not nominal:
                 faults.append(f"{spec.name} is missing")
             continue
-        dtype, shape = listed[spec.name]
-        if _DTYPES.get(dtype) != spec.dtype or shape != spec.shape:
-            found = f"{_DTYPES.get(dtype, dtype)} {list(shape)}"
-            faults.append(f"{spec.name} is {found}, and should be {spec}")
+        found = listed[spec.name]
+        if found.dtype != spec.dtype or found.shape != spec.shape:
+            told = f"{found.dtype} {list(found.shape)}"
+            faults.append(f"{spec.name} is {told}, and should be {spec}")
     known = {spec.name for spec in expected}
     faults += [f"{name} is not in its list of tensors" for name in listed if name not in known]
     return faults
@@ -341,21 +311,7 @@ def write(content: Content, path: str | os.PathLike[str]) -> None:
         metadata["learning_rate"] = repr(content.learning_rate)
     if content.parameters and not any(s.name in content.tensors for s in content.parameters):
         metadata["nominal"] = "true"
-    header: dict[str, Any] = {"__metadata__": metadata}
-    # The widest elements first: each tensor then starts at a multiple of its element's size.
-    tensors = sorted(content.tensors.items(), key=lambda item: -item[1].itemsize)
-    at = 0
-    for name, array in tensors:
-        header[name] = {
-            "dtype": _SPELLINGS[array.dtype],
-            "shape": array.shape,
-            "data_offsets": (at, at + array.nbytes),
-        }
-        at += array.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    chunks = (array.reshape(-1).view(np.uint8).data for _, array in tensors)
-    replace_file(path, [len(text).to_bytes(8, "little"), text, *chunks], "checkpoint")
+    safetensors_file.write(path, metadata, content.tensors, "checkpoint")
 
 
 def model_hash(parameters: str, buffers: str) -> str:

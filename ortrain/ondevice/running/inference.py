@@ -16,8 +16,10 @@ import numpy as np
 import onnxruntime
 
 from ortrain.errors import InputError, listing
+from ortrain.files import seal
+from ortrain.files.crc32 import crc32
+from ortrain.files.replacing import replace_file
 from ortrain.ondevice.running.checkpoint_file import Uri, source_name
-from ortrain.ondevice.running.file import replace_file
 from ortrain.ondevice.running.protobuf import Chunks, Field, fields, integer, nested, size
 
 # What protocol buffers can hold in one message.
@@ -75,8 +77,11 @@ def export(
     source = source_name(uri)
     in_memory = isinstance(uri, bytes | bytearray | memoryview)
     try:
-        content = uri if in_memory else Path(uri).read_bytes()  # type: ignore[arg-type]
-        model, graph = _read(memoryview(content).cast("B"))  # type: ignore[arg-type]
+        content = bytes(uri) if in_memory else Path(uri).read_bytes()  # type: ignore[arg-type]
+        seal.is_whole(content, f"evaluation model {source}")
+        model, graph = _read(memoryview(content))
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         raise InputError(
             f"cannot take the evaluation model {source} apart",
@@ -166,11 +171,16 @@ def _read(model: memoryview) -> tuple[list[memoryview], _Graph]:
     for part in fields(model):
         if part.number == 7:  # graph
             graphs.append(part.content)
-        else:
+        elif part.number != 14 or not _is_seal(part.content):
             others.append(part.whole)
     if len(graphs) != 1:
         raise ValueError("it has no graph")
     return others, _read_graph(graphs[0])
+
+
+def _is_seal(metadata: memoryview) -> bool:
+    keys = (part.text() for part in fields(metadata) if part.number == 1)
+    return any(key in (seal.KEY, seal.DATA_KEY) for key in keys)
 
 
 def _read_graph(message: memoryview) -> _Graph:
@@ -281,7 +291,17 @@ def _written(
     for name, content in graph.value_infos.items():
         if name not in graph.outputs:
             parts += nested(13, [content])
-    return [*model, *nested(7, [*parts, *graph.others])]
+    return _sealed([*model, *nested(7, [*parts, *graph.others])])
+
+
+def _sealed(chunks: Chunks) -> Chunks:
+    """The same with a seal before it."""
+    entry = seal.model_entry()
+    checksum = crc32(entry)
+    for chunk in chunks:
+        checksum = crc32(chunk, checksum)
+    at = seal.find(entry)
+    return [entry[:at] + seal.digits(checksum) + entry[at + seal.DIGITS :], *chunks]
 
 
 def _tensor(name: str, array: np.ndarray) -> Chunks:

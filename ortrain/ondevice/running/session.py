@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime
 
 from ortrain.errors import ExecutionError, InputError, listing
+from ortrain.files import seal
 from ortrain.ondevice import contract
 from ortrain.ondevice.checkpoint import CheckpointState
 from ortrain.ondevice.running.checkpoint_file import Spec, Uri
@@ -68,16 +69,22 @@ def open_session(
         options: of the session.
 
     Raises:
-        InputError: onnxruntime refuses it.
+        InputError: it is damaged, or onnxruntime refuses it.
         ExecutionError: it cannot run it on the device.
     """
     in_memory = isinstance(uri, bytes | bytearray | memoryview)
     source = bytes(uri) if in_memory else os.fspath(uri)  # type: ignore[arg-type]
     try:
+        if isinstance(source, bytes):
+            seal.is_whole(source, label)
+        else:
+            seal.is_model_whole(source, label)
         # Its fallback would be the CPU, which the state is not on.
         session = onnxruntime.InferenceSession(
             source, options, providers=device.providers(), enable_fallback=0
         )
+    except InputError:
+        raise
     except Exception as error:  # onnxruntime has no common base of its errors
         raise InputError(
             f"onnxruntime cannot load the {label}",
@@ -85,6 +92,10 @@ def open_session(
             help="give the file that generate_artifacts has written, whole and unchanged",
         ) from error
     device.check_runs(session.get_providers())
+    metadata = session.get_modelmeta().custom_metadata_map
+    told = metadata.get(seal.KEY, "")
+    if contract.MODEL_HASH in metadata and not told.startswith((seal.MARK.decode(), seal.NONE)):
+        seal.warn_unsealed(label, "make it anew with generate_artifacts", 3)
     return session
 
 

@@ -11,6 +11,7 @@ import onnxruntime
 
 from ortrain.errors import ExecutionError
 from ortrain.ondevice.running.checkpoint_file import Spec
+from ortrain.ondevice.running.pickling import NotPickled
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ _LIBRARIES = (
 CPU = Device()
 
 
-class Tensor:
+class Tensor(NotPickled):
     """The memory of one tensor, which sessions read and write in place.
 
     On the CPU it is a numpy array that ``value`` shares; elsewhere ``value`` alone is the memory.

@@ -8,13 +8,14 @@ import onnxruntime
 from ortrain.ondevice import contract
 from ortrain.ondevice.checkpoint import CheckpointState
 from ortrain.ondevice.running.checkpoint_file import Spec
+from ortrain.ondevice.running.pickling import NotPickled
 from ortrain.ondevice.running.tensor import Tensor
 
 # Where neither the checkpoint nor the user says otherwise.
 LEARNING_RATE = 0.001
 
 
-class Update:
+class Update(NotPickled):
     """Learning rate, number of updates and optimizer states of a model that updates parameters."""
 
     def __init__(self, state: CheckpointState, session: onnxruntime.InferenceSession) -> None:
