@@ -1,6 +1,6 @@
 """On-device training against PyTorch eager, alternating in one process.
 
-    python benchmarks/ondevice.py [--rounds N] [--json FILE]
+    python benchmarks/ondevice.py [--device cpu|cuda] [--rounds N] [--json FILE]
 
 - one step with AdamW of an MLP (64-128-10, batch 32) and of a MiniLM-shaped encoder (batch 8 x 64):
   the fused step, the pair of training and optimizer model, and eager with ``AdamW(fused=True)``;
@@ -8,6 +8,9 @@
 - seconds from loading its artifacts to the end of the first step, in a process of its own;
 - the encoder with all but its last block frozen: saved bytes and time, beside its share of the
   floating-point operations.
+
+On CUDA, the first two alone: batches come from the host, and a step ends when the device has done
+it.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
-from workloads import alternate, machine
+from workloads import alternate, machine, waited
 
 from ortrain.autodiff import differentiate
 from ortrain.autodiff.partition import partition, saved_bytes
@@ -85,7 +88,9 @@ def encoder() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 class Contest:
     """Artifacts of a module, and what runs on them."""
 
-    def __init__(self, folder: Path, make: Callable[[], Any], **more: Any) -> None:
+    def __init__(
+        self, folder: Path, make: Callable[[], Any], device: str = "cpu", **more: Any
+    ) -> None:
         torch.manual_seed(0)
         self.module, self.x, self.labels = make()
         generate_artifacts(
@@ -98,15 +103,18 @@ class Contest:
         )
         self.batch = (self.x.numpy(), self.labels.numpy())
         state = CheckpointState.load_checkpoint(folder / "checkpoint")
-        self.fused = TrainStep(folder / "train_step_model.onnx", state)
+        self.fused = TrainStep(folder / "train_step_model.onnx", state, device=device)
         state = CheckpointState.load_checkpoint(folder / "checkpoint")
-        self.training = Module(folder / "training_model.onnx", state)
+        self.training = Module(folder / "training_model.onnx", state, device=device)
         self.optimizer = Optimizer(folder / "optimizer_model.onnx", self.training)
+        self.module.to(device)
+        self.device = device
         self.eager_optimizer = torch.optim.AdamW(self.module.parameters(), fused=True)
         self.folder = folder
 
     def eager(self) -> None:
-        loss = nn.functional.cross_entropy(self.module(self.x), self.labels)
+        logits = self.module(self.x.to(self.device))
+        loss = nn.functional.cross_entropy(logits, self.labels.to(self.device))
         self.eager_optimizer.zero_grad()
         loss.backward()
         self.eager_optimizer.step()
@@ -124,8 +132,12 @@ class Contest:
         self.training.lazy_reset_grad()
 
 
-def measure(functions: dict[str, Callable[[], None]], rounds: int) -> dict[str, dict[str, float]]:
+def measure(
+    functions: dict[str, Callable[[], None]], rounds: int, device: str = "cpu"
+) -> dict[str, dict[str, float]]:
     """Medians in milliseconds; ``ratio`` is the median of time to the first one's."""
+    if device != "cpu":
+        functions = {name: waited(function, []) for name, function in functions.items()}
     times = alternate(functions, rounds, warm_up=3)
     base = next(iter(times.values()))
     return {
@@ -185,27 +197,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument(
-        "--json", type=Path, default=Path(__file__).parent / "results/ondevice.json"
+        "--json", type=Path, help="by default results/ondevice.json, or ondevice_cuda.json"
     )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
-    results: dict[str, Any] = {"machine": machine()}
+    device = options.device
+    file = "ondevice.json" if device == "cpu" else f"ondevice_{device}.json"
+    path = options.json or Path(__file__).parent / "results" / file
+    results: dict[str, Any] = {"machine": machine(device)}
     print("  ".join(f"{key}={value}" for key, value in results["machine"].items()))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        small = Contest(folder / "mlp", mlp)
+        small = Contest(folder / "mlp", mlp, device)
         contestants = {"eager": small.eager, "fused step": small.step, "two models": small.pair}
-        results["mlp"] = measure(contestants, 100 * options.rounds)
+        results["mlp"] = measure(contestants, 100 * options.rounds, device)
         print(table("MLP 64-128-10, batch 32", results["mlp"]), flush=True)
 
-        large = Contest(folder / "encoder", encoder)
+        large = Contest(folder / "encoder", encoder, device)
         contestants = {"eager": large.eager, "fused step": large.step, "two models": large.pair}
-        results["encoder"] = measure(contestants, options.rounds)
+        results["encoder"] = measure(contestants, options.rounds, device)
         print(table("MiniLM-shaped encoder, batch 8 x 64", results["encoder"]), flush=True)
         contestants = {"AdamW(fused=True)": large.eager_optimizer.step}
         contestants["optimizer model"] = large.optimizer.step
         large.training(*large.batch)
-        results["update"] = measure(contestants, options.rounds)
+        results["update"] = measure(contestants, options.rounds, device)
         print(table("its update alone", results["update"]), flush=True)
+        if device != "cpu":
+            path.write_text(json.dumps(results, indent=1) + "\n")
+            return
         results["first_step"] = first_step(large.folder, large, 5)
         found = results["first_step"]
         print(f"first step: {found['seconds']:.2f} s; {found['import_seconds']:.2f} s of imports")
@@ -226,8 +245,8 @@ def main() -> None:
             f"  saved {kept / 2**20:.2f} MiB; of all trained {whole / 2**20:.2f}, of a block "
             f"{(whole - less) / 2**20:.2f} MiB: {kept / (whole - less):.2f} of that"
         )
-    options.json.parent.mkdir(exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

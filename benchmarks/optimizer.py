@@ -1,10 +1,11 @@
 """One optimizer step on the 109 M parameters of BERT-base, alternating in one process.
 
-    python benchmarks/optimizer.py [--rounds N] [--layers N] [--json FILE]
+    python benchmarks/optimizer.py [--device cpu|cuda] [--rounds N] [--layers N] [--json FILE]
 
 Contestants: FusedAdam in each mode, torch.optim.AdamW with each of its implementations, Lamb, and
 gradient clipping with and without a step, ours and torch's, of gradients that are too long and of
-such that are short enough.
+such that are short enough. On CUDA, a step ends when the device has done it; ``host_ms`` is until
+the call returns.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from workloads import alternate, machine
+from workloads import alternate, machine, waited
 
 from ortrain.optim import AdamWMode, FusedAdam, Lamb, clip_grad_norm_
 
 BASE = "AdamW(fused=True)"
 
 
-def bert(layers: int) -> list[nn.Parameter]:
+def bert(layers: int, device: str) -> list[nn.Parameter]:
     """The parameters of the first layers of BERT-base, with gradients."""
     shapes = [
         (30522, 768),
@@ -42,26 +43,32 @@ def bert(layers: int) -> list[nn.Parameter]:
     ]
     layer = [(768, 768), (768,)] * 4 + [(768,)] * 4 + [(3072, 768), (3072,), (768, 3072), (768,)]
     torch.manual_seed(0)
-    parameters = [nn.Parameter(0.02 * torch.randn(shape)) for shape in shapes + layers * layer]
+    values = [0.02 * torch.randn(shape) for shape in shapes + layers * layer]
+    parameters = [nn.Parameter(value.to(device)) for value in values]
     for parameter in parameters:
-        parameter.grad = 1e-3 * torch.randn(parameter.shape)
+        parameter.grad = (1e-3 * torch.randn(parameter.shape)).to(device)
     return parameters
 
 
 def contestants(parameters: list[nn.Parameter]) -> dict[str, dict[str, Callable[[], Any]]]:
-    """Functions that do one step, by table and name; all work on the same parameters and moments.
+    """Functions that do one step, by table and name; all work on the same parameters.
 
-    Moments of their own would be 3 GB for four layers of it.
+    On the CPU on the same moments, too: those of their own would be 3 GB for four layers of it. On
+    CUDA, where steps lie is part of what is timed, and the mode says where.
     """
+    on_cpu = parameters[0].is_cpu
     options: dict[str, Any] = {"lr": 1e-6, "weight_decay": 0.01}
     optimizers: dict[str, Any] = {BASE: torch.optim.AdamW(parameters, fused=True, **options)}
     for mode in AdamWMode:
         optimizers[f"FusedAdam {mode.name}"] = FusedAdam(parameters, adam_w_mode=mode, **options)
     optimizers["AdamW(foreach=True)"] = torch.optim.AdamW(parameters, foreach=True, **options)
     optimizers["AdamW(), the default"] = torch.optim.AdamW(parameters, **options)
+    if not on_cpu:  # there the default is foreach
+        optimizers["AdamW(foreach=False)"] = torch.optim.AdamW(parameters, foreach=False, **options)
     optimizers["Lamb"] = Lamb(parameters, max_norm_clip=None, **options)
-    for optimizer in optimizers.values():
-        optimizer.state = optimizers[BASE].state
+    if on_cpu:
+        for optimizer in optimizers.values():
+            optimizer.state = optimizers[BASE].state
     tables = {"optimizer step": {name: each.step for name, each in optimizers.items()}}
 
     ours, torchs = clip_grad_norm_, torch.nn.utils.clip_grad_norm_
@@ -100,11 +107,16 @@ def shrinking() -> float:
     return 0.1 * 0.99 ** next(CALLS)
 
 
-def measure(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, dict[str, float]]:
+def measure(
+    functions: dict[str, Callable[[], Any]], rounds: int, device: str
+) -> dict[str, dict[str, float]]:
     """Medians and spreads in milliseconds; the first is what the others are compared with."""
+    host: dict[str, list[float]] = {name: [] for name in functions}
+    if device != "cpu":
+        functions = {name: waited(function, host[name]) for name, function in functions.items()}
     times = alternate(functions, rounds)  # the first call, which makes moments, is left out
     base = next(iter(times.values()))
-    return {
+    rows = {
         name: {
             "median_ms": statistics.median(values),
             "min_ms": min(values),
@@ -113,6 +125,10 @@ def measure(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, d
         }
         for name, values in times.items()
     }
+    for name, values in host.items():
+        if values:
+            rows[name]["host_ms"] = statistics.median(values[1:])
+    return rows
 
 
 def table(title: str, rows: dict[str, dict[str, float]]) -> str:
@@ -120,6 +136,7 @@ def table(title: str, rows: dict[str, dict[str, float]]) -> str:
     lines += [
         f"  {name:<40}{row['median_ms']:>8.2f}ms{row['min_ms']:>8.2f}ms{row['max_ms']:>8.2f}ms"
         f"{row['paired_speedup']:>9.2f}x"
+        + (f"{row['host_ms']:>8.2f}ms until it returns" if "host_ms" in row else "")
         for name, row in rows.items()
     ]
     return "\n".join(lines)
@@ -130,19 +147,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--layers", type=int, default=12, help="of BERT-base")
     parser.add_argument(
-        "--json", type=Path, default=Path(__file__).parent / "results/optimizer.json"
+        "--json", type=Path, help="by default results/optimizer.json, or optimizer_cuda.json"
     )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
-    parameters = bert(options.layers)
+    file = "optimizer.json" if options.device == "cpu" else f"optimizer_{options.device}.json"
+    path = options.json or Path(__file__).parent / "results" / file
+    parameters = bert(options.layers, options.device)
     elements = sum(parameter.numel() for parameter in parameters)
-    results: dict[str, Any] = {"machine": machine(), "parameters": elements, "tables": {}}
+    known = machine(options.device)
+    results: dict[str, Any] = {"machine": known, "parameters": elements, "tables": {}}
     print("  ".join(f"{key}={value}" for key, value in results["machine"].items()))
     print(f"{len(parameters)} parameters of {elements / 1e6:.1f} M elements")
     for title, functions in contestants(parameters).items():
-        results["tables"][title] = measure(functions, options.rounds)
+        results["tables"][title] = measure(functions, options.rounds, options.device)
         print(table(title, results["tables"][title]), flush=True)
-    options.json.parent.mkdir(exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

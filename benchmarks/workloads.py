@@ -131,8 +131,20 @@ def alternate(
     return times
 
 
-def machine() -> dict[str, Any]:
-    """Processor, cores, versions and the BLAS of the baseline."""
+def waited(function: Callable[[], Any], host: list[float]) -> Callable[[], None]:
+    """The function, and a wait for the GPU; to ``host`` go milliseconds until it returned."""
+
+    def call() -> None:
+        start = time.perf_counter()
+        function()
+        host.append((time.perf_counter() - start) * 1e3)
+        torch.cuda.synchronize()
+
+    return call
+
+
+def machine(device: str = "cpu") -> dict[str, Any]:
+    """Processor, cores, versions and the BLAS of the baseline; name and driver of a GPU."""
     import onnxruntime
 
     name = platform.processor() or platform.machine()
@@ -141,7 +153,8 @@ def machine() -> dict[str, Any]:
         name = found.group(1) if found else name
     configuration = torch.__config__.show()
     blas = re.search(r"BLAS_INFO=(\w+)", configuration)
-    return {
+    gpu = {} if device == "cpu" else _gpu()
+    return gpu | {
         "processor": name,
         "vendor": _vendor(),
         "cores": os.cpu_count(),
@@ -151,6 +164,13 @@ def machine() -> dict[str, Any]:
         "onnxruntime": onnxruntime.__version__,
         "python": platform.python_version(),
     }
+
+
+def _gpu() -> dict[str, str]:
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    name, driver = found.stdout.splitlines()[0].split(", ")
+    return {"gpu": name, "driver": driver, "cuda": torch.version.cuda or "none"}
 
 
 def _vendor() -> str:

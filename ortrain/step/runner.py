@@ -378,8 +378,11 @@ class Runner:
             return "hooks are set on saved tensors, of which a graph has others than PyTorch"
         inputs = {f"an input of shape {[*t.shape]}": t for t in flat.tensors}
         for name, tensor in {**state.tensors, **inputs}.items():
-            if tensor.device.type not in PROVIDERS and self.options.provider is None:
-                return f"{name} is on {tensor.device}, for which there is no execution provider"
+            if tensor.device.type not in PROVIDERS:
+                if self.options.provider is None:
+                    return f"{name} is on {tensor.device}, for which there is no execution provider"
+                # Its outputs would come back on the CPU.
+                return f"{name} is on {tensor.device}, and graphs take tensors of the CPU"
             if tensor.dtype in (torch.bfloat16, torch.float16):
                 return f"{name} is {tensor.dtype}: reduced precision is not served yet"
             if tensor.layout is not torch.strided:

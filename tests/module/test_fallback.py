@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
@@ -365,6 +366,23 @@ def test_a_provider_that_this_onnxruntime_lacks_is_named() -> None:
     with pytest.raises(ExecutionError, match="NoSuchProvider") as caught:
         ORTModule(nn.Linear(4, 4), options=options)(rows())
     assert "CPUExecutionProvider" in caught.value.help
+
+
+def test_a_provider_that_its_session_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where its libraries are missing: onnxruntime then goes on without it."""
+    from ortrain.errors import ExecutionError
+
+    monkeypatch.setattr(onnxruntime.InferenceSession, "get_providers", lambda _: [])
+    options = Options(engine="onnxruntime", fallback="raise", provider="CPUExecutionProvider")
+    with pytest.raises(ExecutionError, match="could not load its CPUExecutionProvider"):
+        ORTModule(nn.Linear(4, 4), options=options)(rows())
+
+
+def test_a_provider_takes_tensors_of_the_cpu_alone() -> None:
+    options = Options(engine="onnxruntime", provider="CPUExecutionProvider")
+    model = ORTModule(nn.Linear(4, 4, device="meta"), options=options)
+    with pytest.warns(OrtrainWarning, match="weight is on meta, and graphs take tensors of the C"):
+        assert model(rows().to("meta")).device.type == "meta"
 
 
 @pytest.mark.parametrize("opset", [18, 20, 21])

@@ -9,6 +9,7 @@ import onnxruntime
 import pytest
 from onnxruntime import OrtValue
 
+from ortrain.errors import ExecutionError
 from ortrain.ondevice import CheckpointState, Module, Optimizer, TrainStep
 from tests.ondevice.artifacts import batch
 from tests.ondevice.eager import fused, load, values
@@ -45,6 +46,13 @@ def test_accumulating_and_updating_is_what_the_cpu_does(adamw: Path, tmp_path: P
     )
     CheckpointState.save_checkpoint(state, tmp_path / "saved", include_optimizer_state=True)
     _assert_close(CheckpointState.load_checkpoint(tmp_path / "saved"), expected)
+
+
+def test_a_device_that_is_not_there_is_told(adamw: Path) -> None:
+    state = CheckpointState.load_checkpoint(adamw / "checkpoint")
+    with pytest.raises(ExecutionError, match=r"'cuda:99'\n.*device"):
+        TrainStep(adamw / "train_step_model.onnx", state, device="cuda:99")
+    assert fused(adamw)[1](*batch(6)), "the CPU still trains"
 
 
 def test_the_fused_step_is_what_the_cpu_does(adamw: Path) -> None:

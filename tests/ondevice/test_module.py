@@ -115,6 +115,26 @@ def test_a_device_that_is_not_there_is_told(adamw: Path) -> None:
             TrainStep(adamw / "train_step_model.onnx", state, device=name)
 
 
+def test_a_provider_without_its_device_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine that has onnxruntime-gpu and no GPU: nothing can be allocated there."""
+    names = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: names)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("cuda_call.cc:1 F() CUDA failure 100: no device ; GPU=-1 ; line=7")
+
+    monkeypatch.setattr(onnxruntime.OrtValue, "ortvalue_from_shape_and_type", fail)
+    with pytest.raises(ExecutionError, match=r"'cuda:1'\n.*: CUDA failure 100: no device\n"):
+        Device.parse("cuda:1")
+
+
+def test_a_session_without_the_provider_of_its_device_is_told() -> None:
+    device = Device("cuda", 1)
+    device.check_runs(["CUDAExecutionProvider", "CPUExecutionProvider"])
+    with pytest.raises(ExecutionError, match=r"'cuda:1'\n.*could not load its CUDAExec"):
+        device.check_runs(["CPUExecutionProvider"])
+
+
 def test_a_state_is_trained_on_one_device_alone(adamw: Path) -> None:
     state, _, _ = load(adamw)
     with pytest.raises(StateError, match="trained on cpu, and cannot be on cuda:1 too"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from ortrain.optim import AdamWMode, FusedAdam
-from ortrain.optim.adam_mode import kernel_terms
+from ortrain.optim.adam_mode import KernelTerms, kernel_terms
 from tests.optim.followed import Reference, give_gradients, parameters
 
 
@@ -201,12 +202,57 @@ def test_zero_grad_does_what_it_is_told_and_else_what_the_constructor_was(
 def test_a_learning_rate_on_a_device_is_not_waited_for() -> None:
     """The meta device stands in for one whose values are not there yet."""
     group = {"lr": torch.tensor(0.1, device="meta"), "weight_decay": 0.1, "bias_correction": True}
+    group |= {"eps": 1e-6, "betas": (0.9, 0.99)}
     for mode in AdamWMode:
-        terms = kernel_terms(mode, {**group, "betas": (0.9, 0.99)}, 3)
+        terms = kernel_terms(mode, group, 3)
         assert isinstance(terms.lr, torch.Tensor)
         transformers = mode == AdamWMode.ADAMW_TRANSFORMERS
-        assert isinstance(terms.shrink, torch.Tensor) == transformers
+        assert isinstance(terms.taken_off, torch.Tensor) == transformers
         assert terms.weight_decay == (0.0 if transformers else 0.1)
+
+
+def terms_of(mode: AdamWMode, step: int, beta: float, rounds: bool) -> KernelTerms:
+    group = {"lr": 0.1, "weight_decay": 0.0, "bias_correction": True}
+    group |= {"eps": 1e-2, "betas": (0.9, beta)}
+    return kernel_terms(mode, group, step, rounds_betas=rounds)
+
+
+@pytest.mark.parametrize("step", [1, 2, 500])
+@pytest.mark.parametrize("mode", AdamWMode)
+def test_a_kernel_with_betas_in_float32_takes_steps_of_the_right_length(
+    mode: AdamWMode, step: int
+) -> None:
+    exact, terms = (terms_of(mode, step, 0.999, rounds) for rounds in (False, True))
+    if mode == AdamWMode.ADAMW_TORCH:
+        assert terms == exact, "its own corrections are its own affair"
+        return
+    assert terms.betas == tuple(torch.tensor([0.9, 0.999]).tolist())
+    assert exact.betas == (0.9, 0.999)
+
+    # All gradients are 1, so that the moments are the corrections.
+    def length(terms: KernelTerms) -> float:
+        assert isinstance(terms.lr, float)
+        first, second = (1 - beta**step for beta in terms.betas)
+        return terms.lr * first / (math.sqrt(second) + terms.eps)
+
+    assert length(terms) == pytest.approx(length(exact), rel=1e-12)
+    assert terms.lr != pytest.approx(exact.lr, rel=1e-6), "it makes a difference"
+
+
+def test_a_beta_that_is_1_in_float32_stays_what_it_is() -> None:
+    assert terms_of(AdamWMode(1), 1, 1 - 1e-9, True).betas[1] == 1 - 1e-9
+
+
+@pytest.mark.parametrize("mode", AdamWMode)
+def test_the_default_device_is_not_asked(mode: AdamWMode) -> None:
+    optimizer = FusedAdam(parameters(), 0.05, adam_w_mode=mode)
+    reference = Reference(optimizer, mode)
+    for _ in range(3):
+        give_gradients(optimizer.param_groups[0]["params"])
+        reference.step()
+        with torch.device("meta"):
+            optimizer.step()
+    reference.agrees()
 
 
 def test_a_graph_of_cuda_does_not_freeze_the_step(monkeypatch: pytest.MonkeyPatch) -> None:

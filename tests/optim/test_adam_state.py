@@ -11,21 +11,24 @@ import torch
 from torch import nn
 
 from ortrain.optim import AdamWMode
+from tests.devices import DEVICES
 from tests.optim.twins import close, network, ours, same, saved, torchs, train, values
 
 
-def test_the_torch_mode_is_torchs_fused_adamw_bit_for_bit() -> None:
-    one, other = ours(network()), torchs(network(), True)
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_torch_mode_is_torchs_fused_adamw_bit_for_bit(device: str) -> None:
+    one, other = ours(network(device=device)), torchs(network(device=device), True)
     for optimizer in (one, other):
         train(optimizer, range(6))
     same(one, other)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("fused", [True, False, None])
-def test_a_run_of_torchs_adamw_goes_on_in_fused_adam(fused: bool | None) -> None:
-    other = torchs(network(), fused)
+def test_a_run_of_torchs_adamw_goes_on_in_fused_adam(fused: bool | None, device: str) -> None:
+    other = torchs(network(device=device), fused)
     train(other, range(3))
-    one = ours(network(1), lr=9.0, eps=9.0, weight_decay=9.0)
+    one = ours(network(1, device), lr=9.0, eps=9.0, weight_decay=9.0)
     with torch.no_grad():
         for target, value in zip(one.param_groups[0]["params"], values(other), strict=True):
             target.copy_(value)
@@ -38,9 +41,10 @@ def test_a_run_of_torchs_adamw_goes_on_in_fused_adam(fused: bool | None) -> None
     assert group["fused"] is True, "for when torch reads it back"
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("fused", [True, False, None])
-def test_a_run_of_fused_adam_goes_on_in_torchs_adamw(fused: bool | None) -> None:
-    one = ours(network())
+def test_a_run_of_fused_adam_goes_on_in_torchs_adamw(fused: bool | None, device: str) -> None:
+    one = ours(network(device=device))
     train(one, range(3))
     other = torchs([nn.Parameter(value.clone()) for value in values(one)], fused)
     other.load_state_dict(saved(one))
@@ -61,11 +65,12 @@ def test_l2_regularization_goes_on_in_torchs_adam() -> None:
     close(one, other)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("mode", AdamWMode)
 def test_a_state_dict_of_its_own_goes_on_bit_for_bit_through_a_file(
-    mode: AdamWMode, tmp_path: Any
+    mode: AdamWMode, device: str, tmp_path: Any
 ) -> None:
-    one = ours(network(), mode)
+    one = ours(network(device=device), mode)
     train(one, range(3))
     torch.save(one.state_dict(), tmp_path / "state.pt")
     other = ours([nn.Parameter(value.clone()) for value in values(one)], mode)

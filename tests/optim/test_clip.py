@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,32 +12,34 @@ from torch import Tensor, nn
 
 from ortrain.optim import clip_grad_norm_
 from ortrain.optim.clip import LARGE, ROW, any_nonfinite, by_rows, largest, total_norm
+from tests.devices import DEVICES
 
 GRADIENTS = [(5, 7), (33,), (), None, (0, 3), (2000,)]
 NORMS = [1.0, 2.0, 3.5, 0.5, math.inf]
 
 
-def parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+def parameters(dtype: torch.dtype = torch.float32, device: str = "cpu") -> list[nn.Parameter]:
     torch.manual_seed(5)
-    result = [nn.Parameter(torch.zeros(shape or ()).to(dtype)) for shape in GRADIENTS]
+    result = [nn.Parameter(torch.zeros(shape or ()).to(device, dtype)) for shape in GRADIENTS]
     for parameter, shape in zip(result, GRADIENTS, strict=True):
-        parameter.grad = None if shape is None else torch.randn(shape).to(dtype)
+        parameter.grad = None if shape is None else torch.randn(shape).to(device, dtype)
     return result
 
 
 def torchs(ones: Any, max_norm: float, norm_type: float) -> Tensor:
     """torch's infinity norm takes no empty tensors."""
-    ones = [p for p in ones if p.grad is not None and p.grad.numel()]
+    ones = [p for p in ones if p.grad is not None and (p.grad.numel() or norm_type != math.inf)]
     return torch.nn.utils.clip_grad_norm_(ones, max_norm, norm_type)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("max_norm", [0.0, 0.1, 3, 1e4])
 @pytest.mark.parametrize("norm_type", NORMS)
 def test_results_are_torchs_bit_for_bit(
-    norm_type: float, max_norm: float, dtype: torch.dtype
+    norm_type: float, max_norm: float, dtype: torch.dtype, device: str
 ) -> None:
-    mine, its = parameters(dtype), parameters(dtype)
+    mine, its = parameters(dtype, device), parameters(dtype, device)
     norm, expected = clip_grad_norm_(mine, max_norm, norm_type), torchs(its, max_norm, norm_type)
     assert torch.equal(norm, expected)
     assert norm.dtype == expected.dtype
@@ -45,10 +48,13 @@ def test_results_are_torchs_bit_for_bit(
         assert one.grad is None or other.grad is None or torch.equal(one.grad, other.grad)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("norm_type", [2.0, math.inf])
-def test_what_is_not_finite_goes_as_in_torch_or_is_refused(norm_type: float, value: float) -> None:
-    mine, its = parameters(), parameters()
+def test_what_is_not_finite_goes_as_in_torch_or_is_refused(
+    norm_type: float, value: float, device: str
+) -> None:
+    mine, its = parameters(device=device), parameters(device=device)
     for ones in (mine, its):
         assert ones[1].grad is not None
         ones[1].grad[3] = value
@@ -134,13 +140,15 @@ def test_the_largest_magnitude_is_found_in_each_tensor(dtype: torch.dtype) -> No
     assert len(found) == 3
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_any_value_that_is_not_finite_is_found_and_nothing_else(
-    value: float, dtype: torch.dtype
+    value: float, dtype: torch.dtype, device: str
 ) -> None:
+    full = partial(torch.full, dtype=dtype, device=device)
     top = torch.finfo(dtype).max
-    tensors = [torch.full((5,), top, dtype=dtype), torch.full((3, 3), -top, dtype=dtype)]
+    tensors = [full((5,), top), full((3, 3), -top)]
     tensors.append(torch.ones(0))
     assert not any_nonfinite(tensors)
     assert not any_nonfinite([torch.ones(0)])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
 from ortrain.optim import SGD, AdamWMode, FusedAdam, Lamb, clip_grad_norm_
+from tests.devices import DEVICES
 from tests.optim import formulas
 from tests.optim.formulas import Moments
 
@@ -78,9 +79,9 @@ PAIRS: dict[str, tuple[Make, Make, float]] = {
 }
 
 
-def network() -> nn.Module:
+def network(device: str = "cpu") -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).to(device)
 
 
 def train(
@@ -103,11 +104,12 @@ def train(
         clip: clips.
     """
     optimizer = make(model.parameters())
-    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+    device = next(model.parameters()).device
+    scaler = torch.amp.GradScaler(device.type, init_scale=SCALE)
     losses, scales = [], []
     for step in range(STEPS):
-        rows = torch.randn(8, 6, generator=torch.Generator().manual_seed(step))
-        with torch.autocast("cpu", torch.float16, enabled=autocast):
+        rows = torch.randn(8, 6, generator=torch.Generator().manual_seed(step)).to(device)
+        with torch.autocast(device.type, torch.float16, enabled=autocast):
             loss = model(rows).float().square().mean()
         losses.append(loss.item())
         if step == overflow:
@@ -128,14 +130,15 @@ def assert_close(model: nn.Module, other: nn.Module, tolerance: float) -> None:
         torch.testing.assert_close(one, two, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("max_norm", [None, 0.1], ids=["as they are", "clipped"])
 @pytest.mark.parametrize("overflow", [None, OVERFLOW], ids=["finite", "overflow"])
 @pytest.mark.parametrize("name", PAIRS)
 def test_losses_scales_and_weights_are_those_of_torch(
-    name: str, overflow: int | None, max_norm: float | None
+    name: str, overflow: int | None, max_norm: float | None, device: str
 ) -> None:
     make, theirs, tolerance = PAIRS[name]
-    ours, other = network(), network()
+    ours, other = network(device), network(device)
     losses, scales = train(ours, make, overflow=overflow, max_norm=max_norm)
     expected, others = train(
         other, theirs, overflow=overflow, max_norm=max_norm, clip=nn.utils.clip_grad_norm_
@@ -147,15 +150,16 @@ def test_losses_scales_and_weights_are_those_of_torch(
     assert_close(ours, other, tolerance)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_step_with_an_overflow_is_as_if_it_had_not_been(name: str) -> None:
+def test_a_step_with_an_overflow_is_as_if_it_had_not_been(name: str, device: str) -> None:
     make, _, _ = PAIRS[name]
-    model = network()
+    model = network(device)
     optimizer = make(model.parameters())
-    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+    scaler = torch.amp.GradScaler(device, init_scale=SCALE)
 
     def step(seed: int, factor: float) -> None:
-        rows = torch.randn(8, 6, generator=torch.Generator().manual_seed(seed))
+        rows = torch.randn(8, 6, generator=torch.Generator().manual_seed(seed)).to(device)
         optimizer.zero_grad()
         scaler.scale(model(rows).square().mean() * factor).backward()
         scaler.step(optimizer)
@@ -174,10 +178,11 @@ def test_a_step_with_an_overflow_is_as_if_it_had_not_been(name: str) -> None:
     assert not hasattr(optimizer, "found_inf")
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", PAIRS)
-def test_under_autocast_to_float16_too(name: str) -> None:
+def test_under_autocast_to_float16_too(name: str, device: str) -> None:
     make, theirs, tolerance = PAIRS[name]
-    ours, other = network(), network()
+    ours, other = network(device), network(device)
     losses, scales = train(ours, make, autocast=True, overflow=OVERFLOW)
     expected, others = train(other, theirs, autocast=True, overflow=OVERFLOW)
     # A weight that is rounded to another float16 is a thousandth away.

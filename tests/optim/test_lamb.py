@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain.optim import Lamb, lamb
+from tests.devices import DEVICES
 from tests.optim import formulas
 from tests.optim.formulas import Moments
 
@@ -20,8 +21,8 @@ SHAPES = [(50, 7), (33,), (), (2, 3, 4)]
 TOLERANCE = 2e-6
 
 
-def parameters() -> list[nn.Parameter]:
-    return [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
+def parameters(device: str = "cpu") -> list[nn.Parameter]:
+    return [nn.Parameter(torch.randn(shape).to(device)) for shape in SHAPES]
 
 
 def run(optimizer: Lamb, steps: int = 10, size: float = 1.0) -> None:
@@ -35,7 +36,7 @@ def run(optimizer: Lamb, steps: int = 10, size: float = 1.0) -> None:
     for _ in range(steps):
         gradients: list[Tensor] = []
         for row in rows:
-            row[1].grad = size * torch.randn(row[1].shape)
+            row[1].grad = size * torch.randn(row[1].shape).to(row[1].device)
             gradients.append(row[1].grad.double())
         norm = math.sqrt(sum(float(g.square().sum()) for g in gradients))
         for row, gradient in zip(rows, gradients, strict=True):
@@ -50,16 +51,21 @@ def run(optimizer: Lamb, steps: int = 10, size: float = 1.0) -> None:
         )
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("bias_correction", [True, False])
 @pytest.mark.parametrize("max_norm_clip", [1.0, None])
 @pytest.mark.parametrize("size", [1e-3, 1.0])
 def test_it_is_its_formula(
-    size: float, max_norm_clip: float | None, bias_correction: bool, weight_decay: float
+    size: float,
+    max_norm_clip: float | None,
+    bias_correction: bool,
+    weight_decay: float,
+    device: str,
 ) -> None:
     run(
         Lamb(
-            parameters(),
+            parameters(device),
             0.05,
             weight_decay=weight_decay,
             max_norm_clip=max_norm_clip,

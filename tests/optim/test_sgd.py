@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from ortrain.optim import SGD
+from tests.devices import DEVICES
 from tests.optim import formulas
 
 SHAPES = [(5, 7), (33,), (2, 3, 4)]
 
 
-def parameters() -> list[nn.Parameter]:
-    return [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
+def parameters(device: str = "cpu") -> list[nn.Parameter]:
+    return [nn.Parameter(torch.randn(shape).to(device)) for shape in SHAPES]
 
 
 @pytest.mark.parametrize(
@@ -24,8 +25,9 @@ def parameters() -> list[nn.Parameter]:
     [(0.0, 0.0, False), (0.9, 0.0, False), (0.9, 0.3, False), (0.9, 0.0, True)],
 )
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("device", DEVICES)
 def test_it_is_its_formula(
-    weight_decay: float, momentum: float, dampening: float, nesterov: bool
+    device: str, weight_decay: float, momentum: float, dampening: float, nesterov: bool
 ) -> None:
     options: dict[str, Any] = {
         "lr": 0.1,
@@ -34,12 +36,12 @@ def test_it_is_its_formula(
         "weight_decay": weight_decay,
         "nesterov": nesterov,
     }
-    targets = parameters()
+    targets = parameters(device)
     optimizer = SGD(targets, **options)
     expected = [(target.detach().double(), None) for target in targets]
     for _ in range(6):
         for index, target in enumerate(targets):
-            target.grad = torch.randn(target.shape)
+            target.grad = torch.randn(target.shape).to(device)
             value, buffer = expected[index]
             expected[index] = formulas.sgd(value, target.grad, buffer, **options)  # type: ignore[call-overload]
         optimizer.step()

@@ -15,9 +15,10 @@ SETTINGS: dict[str, Any] = {"lr": 0.05, "eps": 1e-6, "weight_decay": 0.1}
 SHAPES = [(40, 30), (7,), ()]
 
 
-def network(seed: int = 0) -> list[nn.Parameter]:
+def network(seed: int = 0, device: str = "cpu") -> list[nn.Parameter]:
     generator = torch.Generator().manual_seed(seed)
-    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+    values = [torch.randn(shape, generator=generator) for shape in SHAPES]
+    return [nn.Parameter(value.to(device)) for value in values]
 
 
 def train(optimizer: torch.optim.Optimizer, seeds: Sequence[int], scale: float = 1.0) -> None:
@@ -26,7 +27,7 @@ def train(optimizer: torch.optim.Optimizer, seeds: Sequence[int], scale: float =
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
         for target in targets:
-            target.grad = scale * torch.randn(target.shape, generator=generator)
+            target.grad = scale * torch.randn(target.shape, generator=generator).to(target.device)
         optimizer.step()
 
 

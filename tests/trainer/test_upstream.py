@@ -420,6 +420,7 @@ def test_a_model_that_is_wrapped_already_is_unwrapped_and_trains_the_same(tmp_pa
     assert_same_training(plain, ours)
 
 
+@pytest.mark.filterwarnings("ignore:ORTModule runs .* in PyTorch.* is on cuda")
 def test_a_training_without_arguments_has_those_of_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

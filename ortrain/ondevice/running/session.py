@@ -70,6 +70,7 @@ def open_session(
 
     Raises:
         InputError: it is damaged, or onnxruntime refuses it.
+        ExecutionError: it cannot run it on the device.
     """
     in_memory = isinstance(uri, bytes | bytearray | memoryview)
     source = bytes(uri) if in_memory else os.fspath(uri)  # type: ignore[arg-type]
@@ -78,7 +79,10 @@ def open_session(
             seal.is_whole(source, label)
         else:
             seal.is_model_whole(source, label)
-        session = onnxruntime.InferenceSession(source, options, providers=device.providers())
+        # Its fallback would be the CPU, which the state is not on.
+        session = onnxruntime.InferenceSession(
+            source, options, providers=device.providers(), enable_fallback=0
+        )
     except InputError:
         raise
     except Exception as error:  # onnxruntime has no common base of its errors
@@ -87,6 +91,7 @@ def open_session(
             because=str(error).strip().splitlines()[0],
             help="give the file that generate_artifacts has written, whole and unchanged",
         ) from error
+    device.check_runs(session.get_providers())
     metadata = session.get_modelmeta().custom_metadata_map
     told = metadata.get(seal.KEY, "")
     if contract.MODEL_HASH in metadata and not told.startswith((seal.MARK.decode(), seal.NONE)):

@@ -1,0 +1,102 @@
+"""A module on a GPU, and one on the CPU beside it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from ortrain import Options, ORTModule
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+PROVIDER = "CUDAExecutionProvider"
+GRAPH = Options(engine="onnxruntime")
+ON_CUDA = Options(engine="onnxruntime", provider=PROVIDER)
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The loss of one call, after its backward."""
+    model.zero_grad()
+    loss: Any = model(x).square().mean()
+    loss.backward()
+    return loss.detach()
+
+
+def same_gradients(one: nn.Module, other: nn.Module, **tolerance: Any) -> None:
+    for mine, its in zip(one.parameters(), other.parameters(), strict=True):
+        assert mine.grad is not None
+        assert its.grad is not None
+        torch.testing.assert_close(mine.grad, its.grad, **tolerance)
+
+
+@pytest.mark.filterwarnings("ignore:ORTModule runs Sequential in PyTorch")
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (GRAPH, "0.weight is on cuda:0, for which there is no execution provider"),
+        (ON_CUDA, "0.weight is on cuda:0, and graphs take tensors of the CPU"),
+    ],
+    ids=["no provider", "a provider"],
+)
+def test_a_module_on_a_gpu_runs_in_pytorch_and_the_report_says_why(
+    options: Options, reason: str
+) -> None:
+    eager = network().cuda()
+    model = ORTModule(copy.deepcopy(eager), options=options)
+    for _ in range(3):
+        x = torch.randn(5, 4, device="cuda")
+        assert torch.equal(step(model, x), step(eager, x))
+        same_gradients(model, eager, rtol=0.0, atol=0.0)
+    assert (model.report.mode, model.report.eager_calls) == ("eager", 3)
+    assert reason in model.report.reason
+
+
+@pytest.mark.skipif(
+    PROVIDER not in onnxruntime.get_available_providers(),
+    reason="onnxruntime has no CUDAExecutionProvider",
+)
+def test_a_graph_of_a_module_on_the_cpu_may_run_on_a_gpu() -> None:
+    eager = network()
+    model = ORTModule(copy.deepcopy(eager), options=ON_CUDA)
+    for _ in range(3):
+        x = torch.randn(5, 4)
+        torch.testing.assert_close(step(model, x), step(eager, x))
+        same_gradients(model, eager)
+    assert (model.report.mode, model.report.graph_calls) == ("graph", 3)
+
+
+@pytest.mark.filterwarnings("ignore:ORTModule runs Sequential in PyTorch")
+def test_a_module_that_goes_to_a_gpu_and_back_is_a_graph_again() -> None:
+    eager = network()
+    model = ORTModule(copy.deepcopy(eager), options=GRAPH)
+    modes = []
+    for device in ("cpu", "cuda", "cpu"):
+        x = torch.randn(5, 4, device=device)
+        for module in (model, eager):
+            module.to(device)
+        torch.testing.assert_close(step(model, x), step(eager, x))
+        same_gradients(model, eager)
+        modes.append(model.report.mode)
+    assert modes == ["graph", "eager", "graph"]
+
+
+def test_a_capture_leaves_the_random_numbers_of_a_gpu_alone() -> None:
+    torch.cuda.manual_seed(3)
+    expected = torch.rand(3, device="cuda")
+    torch.cuda.manual_seed(3)
+    model = ORTModule(nn.Sequential(network(), nn.Dropout(0.5)), options=GRAPH)
+    step(model, torch.randn(5, 4))
+    assert model.report.mode == "graph"
+    assert torch.equal(torch.rand(3, device="cuda"), expected)
