@@ -24,6 +24,22 @@ from ortrain.errors import (
 Engine = Literal["auto", "onnxruntime", "torch"]
 Fallback = Literal["torch", "raise"]
 
+# A BERT-base has 2.2 MB of entries: so much keeps hundreds of models, and a disk is not filled by
+# the graphs of versions and shapes that nobody trains any more.
+CACHE_BYTES = 1 << 30
+
+# Of the options of ORTModule: names, types, and these in words.
+_TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
+    ("engine fallback", (str,), "a string"),
+    ("inference provider", (str, type(None)), "a string or None"),
+    ("opset threads backward_pieces", (int,), "a whole number"),
+    ("cache_bytes", (int, type(None)), "a number of bytes, or None"),
+    ("arena retry", (bool,), "True or False"),
+    ("cache_dir", (str, os.PathLike, type(None)), "the path of a folder, or None"),
+    ("certificate", (str, int), "a string or a number of steps"),
+    ("policy", (tuple,), "a tuple of errors of ortrain.errors"),
+)
+
 
 class LogLevel(enum.IntEnum):
     """How much ORTModule says; the values are those of ONNX Runtime Training."""
@@ -53,11 +69,16 @@ class Options:
             that are each larger than the one before.
         backward_pieces: how many programs the backward is cut into; 0 decides by what is saved.
         cache_dir: folder in which compiled graphs are kept between processes; None keeps none.
+        cache_bytes: what they may take there; those used longest ago make way. None is no bound.
         policy: the errors to which ``fallback="torch"`` applies; the rest are raised.
         retry: try to capture again at each step after a fallback, instead of once.
         certificate: when a graph is compared with the module on the call at hand, outputs and
             gradients: ``"first"`` before a capture is used, ``"each size"`` also at every new size
             of the inputs, a number N also at every N-th step, ``"off"`` never.
+
+    Raises:
+        TypeError: a value of another type.
+        ValueError: a value that is not served.
     """
 
     engine: Engine = "auto"
@@ -69,6 +90,7 @@ class Options:
     arena: bool = True
     backward_pieces: int = 0
     cache_dir: Path | str | None = field(default_factory=lambda: _path("ORTMODULE_CACHE_DIR"))
+    cache_bytes: int | None = field(default_factory=lambda: _bytes("ORTMODULE_CACHE_BYTES"))
     policy: tuple[type[OrtrainError], ...] = field(
         default_factory=lambda: policy_from_environment() or _ALL
     )
@@ -76,8 +98,16 @@ class Options:
     certificate: Literal["first", "each size", "off"] | int = "first"
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.cache_dir is not None:
+            if "\0" in os.fspath(self.cache_dir):
+                raise ValueError(f"cache_dir={self.cache_dir!r}: no path has a null character")
             object.__setattr__(self, "cache_dir", Path(self.cache_dir))
+        for name in ("threads", "backward_pieces"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: expected 0 or more")
+        if self.cache_bytes is not None and self.cache_bytes < 1:
+            raise ValueError(f"cache_bytes={self.cache_bytes}: expected 1 or more, or None")
         for name, engine in (("engine", self.engine), ("inference", self.engine_for(False))):
             if engine not in ("auto", "onnxruntime", "torch"):
                 raise ValueError(f"{name}={engine!r}: expected 'auto', 'onnxruntime' or 'torch'")
@@ -91,6 +121,17 @@ class Options:
             )
         if not 18 <= self.opset <= 23:
             raise ValueError(f"opset={self.opset}: expected 18 to 23")
+
+    def _check_types(self) -> None:
+        """Raises where a value is of a type that its option never has."""
+        for names, kinds, expected in _TYPES:
+            for name in names.split():
+                value: Any = getattr(self, name)
+                if not isinstance(value, kinds) or (type(value) is bool and bool not in kinds):
+                    raise TypeError(f"{name}={value!r}: expected {expected}")
+        policy: tuple[Any, ...] = self.policy
+        if not all(isinstance(kind, type) and issubclass(kind, OrtrainError) for kind in policy):
+            raise TypeError(f"policy={self.policy!r}: expected a tuple of errors of ortrain.errors")
 
     def plain(self) -> dict[str, Any]:
         """The settings in types that every file format has."""
@@ -240,6 +281,14 @@ def _variable(name: str, default: str) -> str:
 def _path(name: str) -> Path | None:
     value = _variable(name, "")
     return Path(value) if value else None
+
+
+def _bytes(name: str) -> int:
+    value = _variable(name, str(CACHE_BYTES))
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(f"{name}={value!r}: expected a number of bytes") from None
 
 
 def _flag(name: str) -> bool:
