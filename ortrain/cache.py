@@ -30,9 +30,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-import onnx
-import onnx_ir as ir
-
 from ortrain.errors import GraphError, OrtrainWarning
 from ortrain.program import Program
 
@@ -142,8 +139,7 @@ class Cache:
     def _read(self, entry: Path) -> list[Program] | None:
         """The programs of an entry; None where it is absent, or damaged and then gone."""
         try:
-            parts = _unsealed(entry)
-            programs = [Program(ir.from_proto(onnx.ModelProto.FromString(p))) for p in parts]
+            programs = [Program.parse(part) for part in _unsealed(entry)]
         except FileNotFoundError:  # absent, or removed this moment by another process
             return None
         except (PermissionError, NotADirectoryError) as error:

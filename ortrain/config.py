@@ -20,6 +20,7 @@ from ortrain.errors import (
     UnsupportedInput,
     UnsupportedOutput,
 )
+from ortrain.kinds import expect, refused
 
 Engine = Literal["auto", "onnxruntime", "torch"]
 Fallback = Literal["torch", "raise"]
@@ -126,12 +127,10 @@ class Options:
         """Raises where a value is of a type that its option never has."""
         for names, kinds, expected in _TYPES:
             for name in names.split():
-                value: Any = getattr(self, name)
-                if not isinstance(value, kinds) or (type(value) is bool and bool not in kinds):
-                    raise TypeError(f"{name}={value!r}: expected {expected}")
+                expect(name, getattr(self, name), kinds, expected)
         policy: tuple[Any, ...] = self.policy
         if not all(isinstance(kind, type) and issubclass(kind, OrtrainError) for kind in policy):
-            raise TypeError(f"policy={self.policy!r}: expected a tuple of errors of ortrain.errors")
+            raise refused("policy", policy, "a tuple of errors of ortrain.errors")
 
     def plain(self) -> dict[str, Any]:
         """The settings in types that every file format has."""
@@ -180,7 +179,7 @@ class DebugOptions:
     def __post_init__(self) -> None:
         level: Any = self.log_level
         if isinstance(level, bool) or not isinstance(level, int):
-            raise TypeError(f"log_level={self.log_level!r}: expected a LogLevel")
+            raise refused("log_level", level, "a LogLevel")
         try:
             object.__setattr__(self, "log_level", LogLevel(level))
         except ValueError:
@@ -188,12 +187,9 @@ class DebugOptions:
                 f"log_level={self.log_level!r}: expected one of "
                 f"{', '.join(f'{level.name} ({level.value})' for level in LogLevel)}"
             ) from None
-        if not isinstance(self.save_onnx, bool):
-            raise TypeError(f"save_onnx={self.save_onnx!r}: expected True or False")
-        if not isinstance(self.onnx_prefix, str):
-            raise TypeError(f"onnx_prefix={self.onnx_prefix!r}: expected a string")
-        if not isinstance(self.save_path, str | os.PathLike):
-            raise TypeError(f"save_path={self.save_path!r}: expected the path of a folder")
+        expect("save_onnx", self.save_onnx, bool, "True or False")
+        expect("onnx_prefix", self.onnx_prefix, str, "a string")
+        expect("save_path", self.save_path, (str, os.PathLike), "the path of a folder")
         if self.save_onnx and not self.onnx_prefix:
             raise ValueError("save_onnx=True needs an onnx_prefix: the start of the files' names")
         if self.save_onnx and (fault := _cannot_write(self.folder)):

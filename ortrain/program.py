@@ -217,6 +217,11 @@ class Program:
         """Reads what :meth:`save` wrote (or any ONNX file, whose values then have no roles)."""
         return cls(ir.load(path))
 
+    @classmethod
+    def parse(cls, data: bytes | memoryview) -> Program:
+        """Reads what :meth:`serialize` returned."""
+        return cls(ir.from_proto(onnx.ModelProto.FromString(data)))
+
     def drop_unused_domains(self) -> None:
         """Removes opset imports of domains of which there is no node."""
         used = {node.domain for node in self.graph.all_nodes()} | {""}
