@@ -1,38 +1,75 @@
 """Compiled graphs kept between processes: the same bytes in, the same bytes out.
 
 Every entry is named by a hash of all that it was made from, ortrain's own source included, so a
-stale entry cannot be hit; its manifest has the hashes of its files, so a damaged one is none.
+stale entry cannot be hit. An entry is one file, so that it is there whole or not at all::
+
+    sha256 of the entry's name and of all that follows
+    count of the programs, and the size of each
+    the programs, as ONNX
+
+Nothing of it is parsed before the hash is right, and what is parsed are the bytes that were hashed.
 Export always runs; what follows it is skipped where its result is known.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
 import importlib.metadata
-import json
+import os
 import shutil
-import tempfile
+import stat
+import struct
+import sys
+import time
+import uuid
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
 
+from ortrain.errors import GraphError, OrtrainWarning
 from ortrain.program import Program
 
-# Of an entry: its files and their hashes.
-MANIFEST = "manifest.json"
+try:
+    fcntl: Any = importlib.import_module("fcntl")
+except ModuleNotFoundError:  # Windows
+    fcntl = None
+
+SUFFIX = ".programs"
+HALF = "half-"
+# Nothing else in the folder is touched, which may be one that has other things in it.
+_ENTRIES = "[0-9a-f]" * 64 + SUFFIX
+_HALVES = HALF + "[0-9a-f]" * 32
+# Without locks, a file that nobody has written to for so many seconds has lost its writer.
+ABANDONED = 24 * 3600.0
 
 _LIBRARIES = ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
+_SEAL = hashlib.sha256().digest_size
+_INNER = ("ortrain.", "torch.nn.modules.module")
+
+T = TypeVar("T")
 
 
 class Cache:
     """A folder of programs.
 
+    Whatever happens to the folder, programs are made: a damaged entry is dropped and made again, a
+    folder that cannot be used is none. Both are told once, with an ``OrtrainWarning``.
+
     Args:
         folder: made where it does not exist; None caches nothing.
+        limit: bytes that the entries may have; those used longest ago make way. None is no bound.
     """
 
-    def __init__(self, folder: Path | str | None) -> None:
+    def __init__(self, folder: Path | str | None, limit: int | None = None) -> None:
         self.folder = None if folder is None else Path(folder)
+        self.limit = limit
+        self._told: set[str] = set()
+        # Entries of which nobody has said that they serve, and whether they were read.
+        self._unproven: dict[Path, bool] = {}
 
     def programs(
         self, parts: Iterable[object], make: Callable[[], Sequence[Program]]
@@ -43,51 +80,259 @@ class Cache:
             parts: everything that decides what ``make`` returns, as bytes or with a stable repr.
             make: makes the programs.
         """
+        return self.served(parts, make, lambda programs: programs)
+
+    def served(
+        self,
+        parts: Iterable[object],
+        make: Callable[[], Sequence[Program]],
+        serve: Callable[[Sequence[Program]], T],
+    ) -> T:
+        """What ``serve`` makes of the programs made from ``parts``.
+
+        Programs that were read and that it refuses are made again; those that were made and that it
+        refuses are not written.
+
+        Args:
+            parts: everything that decides what ``make`` returns, as bytes or with a stable repr.
+            make: makes the programs.
+            serve: takes them into use; what it raises on programs just made is raised.
+        """
         if self.folder is None:
-            return make()
-        entry = self.folder / fingerprint(parts)
+            return serve(make())
+        entry = self.folder / f"{fingerprint(parts)}{SUFFIX}"
         known = self._read(entry)
         if known is not None:
-            return known
+            try:
+                result = serve(known)
+            except Exception as error:
+                self._drop(entry, error)
+            else:
+                self._unproven[entry] = True
+                return result
         programs = make()
-        self._write(entry, programs)
-        return programs
+        result = serve(programs)
+        if self._write(entry, programs):
+            self._unproven[entry] = False
+        return result
+
+    def begin(self) -> None:
+        """What is read and written from now on is proven, or distrusted, together."""
+        self._unproven.clear()
+
+    def distrust(self) -> bool:
+        """Drops what was read and written since :meth:`begin`, since it does not serve.
+
+        Returns:
+            Whether some of it was read, so that it may help to make it anew.
+        """
+        entries, read = [*self._unproven], any(self._unproven.values())
+        self._unproven.clear()
+        for entry in entries:
+            _remove(entry)
+        if read:
+            self._tell("damaged", f"graphs kept in {str(self.folder)!r} do not serve")
+        return read
+
+    # -- files -------------------------------------------------------------------------------------
 
     def _read(self, entry: Path) -> list[Program] | None:
-        """The programs of an entry; None where it is absent, partial or damaged, and then gone."""
-        if not entry.exists():
-            return None
+        """The programs of an entry; None where it is absent, or damaged and then gone."""
         try:
-            digests = json.loads((entry / MANIFEST).read_text())
-            if all(_digest((entry / name).read_bytes()) == d for name, d in digests.items()):
-                count = sum(name.endswith(".onnx") for name in digests)
-                return [Program.load(entry / f"{i}.onnx") for i in range(count)]
-        except Exception:
-            # Half of it after a crash, or another version's format: as good as absent.
-            pass
-        shutil.rmtree(entry, ignore_errors=True)
-        return None
+            programs = [Program.parse(part) for part in _unsealed(entry)]
+        except FileNotFoundError:  # absent, or removed this moment by another process
+            return None
+        except (PermissionError, NotADirectoryError) as error:
+            self._unusable(error)
+            return None
+        except Exception as error:
+            self._drop(entry, error)
+            return None
+        with contextlib.suppress(OSError):  # a folder that can only be read
+            os.utime(entry)
+        return programs
 
-    def _write(self, entry: Path, programs: Sequence[Program]) -> None:
+    def _write(self, entry: Path, programs: Sequence[Program]) -> bool:
         """Writes an entry whole or not at all; a full disk costs the entry, not the training."""
         assert self.folder is not None
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            half = Path(tempfile.mkdtemp(dir=self.folder, prefix="half-"))
-        except OSError:
-            return
+            parts = [program.serialize() for program in programs]
+        except GraphError:  # above 2 GiB, which no runtime would be given either
+            return False
         try:
-            for i, program in enumerate(programs):
-                program.save(half / f"{i}.onnx")
-            digests = {file.name: _digest(file.read_bytes()) for file in half.iterdir()}
-            (half / MANIFEST).write_text(json.dumps(digests))
-            half.rename(entry)
-        except OSError:
-            shutil.rmtree(half, ignore_errors=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _remove_abandoned(self.folder)
+            _write_whole(entry, _sealed(entry.name, parts))
+            self._make_way(entry)
+        except OSError as error:
+            self._unusable(error)
+            return False
+        return True
+
+    def _make_way(self, entry: Path) -> None:
+        """Removes the entries used longest ago, as many as are too much beside a new one."""
+        assert self.folder is not None
+        if self.limit is None:
+            return
+        found = []
+        for path in self.folder.glob(_ENTRIES):
+            with contextlib.suppress(OSError):  # another process has removed it
+                status = path.lstat()
+                found.append((status.st_mtime_ns, path.name, status.st_size))
+        total = sum(size for _, _, size in found)
+        for _, name, size in sorted(found):
+            if total <= self.limit:
+                break
+            if name != entry.name:
+                _remove(self.folder / name)
+                total -= size
+
+    # -- words -------------------------------------------------------------------------------------
+
+    def _drop(self, entry: Path, error: Exception) -> None:
+        _remove(entry)
+        self._tell("damaged", f"a graph kept in {str(self.folder)!r} is damaged ({_said(error)})")
+
+    def _unusable(self, error: Exception) -> None:
+        self._tell(
+            "unusable",
+            f"cache_dir={str(self.folder)!r} cannot be used ({_said(error)})",
+            "graphs are made without it",
+        )
+
+    def _tell(self, kind: str, what: str, instead: str = "it is made again") -> None:
+        """Warns once of each kind, at the line outside of ortrain and torch that called."""
+        if kind in self._told:
+            return
+        self._told.add(kind)
+        frame, level = sys._getframe(1), 2
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INNER):
+            frame, level = frame.f_back, level + 1
+        warnings.warn(f"{what}; {instead}", OrtrainWarning, stacklevel=level)
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _said(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+# -- sealed files ----------------------------------------------------------------------------------
+
+
+def _sealed(name: str, parts: Sequence[bytes]) -> list[bytes]:
+    """The bytes of an entry, in pieces."""
+    sizes = struct.pack(f"<{len(parts) + 1}Q", len(parts), *map(len, parts))
+    digest = hashlib.sha256(name.encode())
+    for piece in (sizes, *parts):
+        digest.update(piece)
+    return [digest.digest(), sizes, *parts]
+
+
+def _unsealed(entry: Path) -> list[memoryview]:
+    """The parts of an entry.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not what was written.
+    """
+    if not stat.S_ISREG(entry.lstat().st_mode):
+        raise ValueError("it is no file")  # a pipe would keep us waiting
+    with entry.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        seal, count = file.read(_SEAL), file.read(8)
+        # Not more than there is: a damaged count must not ask for the machine's memory.
+        number = min(struct.unpack("<Q", count.ljust(8, b"\0"))[0], size // 8)
+        table = file.read(8 * number)
+        sizes = struct.unpack(f"<{len(table) // 8}Q", table[: len(table) // 8 * 8])
+        if _SEAL + 8 + len(table) + sum(sizes) != size:
+            raise ValueError("its size is not that of its parts")
+        data = file.read()
+    digest = hashlib.sha256(entry.name.encode())
+    for piece in (count, table, data):
+        digest.update(piece)
+    if digest.digest() != seal:
+        raise ValueError("its hash is another")
+    parts, rest = [], memoryview(data)
+    for part in sizes:
+        parts.append(rest[:part])
+        rest = rest[part:]
+    return parts
+
+
+def _write_whole(path: Path, pieces: Iterable[bytes]) -> None:
+    """Writes a file beside its place, and moves it there once the disk has it.
+
+    While it is written it is locked, by which others know that its writer lives.
+    """
+    with _half(path.parent) as file:
+        half = Path(file.name)
+        try:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+            if fcntl is None:  # where open files cannot be moved
+                file.close()
+            half.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                file.close()
+            _remove(half)
+            raise
+    with contextlib.suppress(OSError):  # not every system can sync a folder
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _half(folder: Path) -> BinaryIO:
+    """A new file, locked."""
+    while True:
+        file = (folder / f"{HALF}{uuid.uuid4().hex}").open("xb")
+        if fcntl is not None:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+        if fcntl is None or os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # taken for abandoned between the two lines above
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Removes what killed writers have left."""
+    for half in folder.glob(_HALVES):
+        with contextlib.suppress(OSError), half.open("rb") as file:
+            if _abandoned(file):
+                if fcntl is None:  # where open files cannot be removed
+                    file.close()
+                half.unlink()
+
+
+def _abandoned(file: BinaryIO) -> bool:
+    """Whether nobody writes a file any more."""
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system without locks
+            pass
+        else:
+            return True
+    return time.time() - os.fstat(file.fileno()).st_mtime > ABANDONED
+
+
+def _remove(path: Path) -> None:
+    """Removes a file, or whatever stands in its place, as far as one may."""
+    with contextlib.suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+# -- names -----------------------------------------------------------------------------------------
 
 
 def fingerprint(parts: Iterable[object]) -> str:

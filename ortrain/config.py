@@ -20,9 +20,26 @@ from ortrain.errors import (
     UnsupportedInput,
     UnsupportedOutput,
 )
+from ortrain.kinds import expect, refused
 
 Engine = Literal["auto", "onnxruntime", "torch"]
 Fallback = Literal["torch", "raise"]
+
+# A BERT-base has 2.2 MB of entries: so much keeps hundreds of models, and a disk is not filled by
+# the graphs of versions and shapes that nobody trains any more.
+CACHE_BYTES = 1 << 30
+
+# Of the options of ORTModule: names, types, and these in words.
+_TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
+    ("engine fallback", (str,), "a string"),
+    ("inference provider", (str, type(None)), "a string or None"),
+    ("opset threads backward_pieces", (int,), "a whole number"),
+    ("cache_bytes", (int, type(None)), "a number of bytes, or None"),
+    ("arena retry", (bool,), "True or False"),
+    ("cache_dir", (str, os.PathLike, type(None)), "the path of a folder, or None"),
+    ("certificate", (str, int), "a string or a number of steps"),
+    ("policy", (tuple,), "a tuple of errors of ortrain.errors"),
+)
 
 
 class LogLevel(enum.IntEnum):
@@ -53,11 +70,16 @@ class Options:
             that are each larger than the one before.
         backward_pieces: how many programs the backward is cut into; 0 decides by what is saved.
         cache_dir: folder in which compiled graphs are kept between processes; None keeps none.
+        cache_bytes: what they may take there; those used longest ago make way. None is no bound.
         policy: the errors to which ``fallback="torch"`` applies; the rest are raised.
         retry: try to capture again at each step after a fallback, instead of once.
         certificate: when a graph is compared with the module on the call at hand, outputs and
             gradients: ``"first"`` before a capture is used, ``"each size"`` also at every new size
             of the inputs, a number N also at every N-th step, ``"off"`` never.
+
+    Raises:
+        TypeError: a value of another type.
+        ValueError: a value that is not served.
     """
 
     engine: Engine = "auto"
@@ -69,6 +91,7 @@ class Options:
     arena: bool = True
     backward_pieces: int = 0
     cache_dir: Path | str | None = field(default_factory=lambda: _path("ORTMODULE_CACHE_DIR"))
+    cache_bytes: int | None = field(default_factory=lambda: _bytes("ORTMODULE_CACHE_BYTES"))
     policy: tuple[type[OrtrainError], ...] = field(
         default_factory=lambda: policy_from_environment() or _ALL
     )
@@ -76,8 +99,16 @@ class Options:
     certificate: Literal["first", "each size", "off"] | int = "first"
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.cache_dir is not None:
+            if "\0" in os.fspath(self.cache_dir):
+                raise ValueError(f"cache_dir={self.cache_dir!r}: no path has a null character")
             object.__setattr__(self, "cache_dir", Path(self.cache_dir))
+        for name in ("threads", "backward_pieces"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: expected 0 or more")
+        if self.cache_bytes is not None and self.cache_bytes < 1:
+            raise ValueError(f"cache_bytes={self.cache_bytes}: expected 1 or more, or None")
         for name, engine in (("engine", self.engine), ("inference", self.engine_for(False))):
             if engine not in ("auto", "onnxruntime", "torch"):
                 raise ValueError(f"{name}={engine!r}: expected 'auto', 'onnxruntime' or 'torch'")
@@ -91,6 +122,15 @@ class Options:
             )
         if not 18 <= self.opset <= 23:
             raise ValueError(f"opset={self.opset}: expected 18 to 23")
+
+    def _check_types(self) -> None:
+        """Raises where a value is of a type that its option never has."""
+        for names, kinds, expected in _TYPES:
+            for name in names.split():
+                expect(name, getattr(self, name), kinds, expected)
+        policy: tuple[Any, ...] = self.policy
+        if not all(isinstance(kind, type) and issubclass(kind, OrtrainError) for kind in policy):
+            raise refused("policy", policy, "a tuple of errors of ortrain.errors")
 
     def plain(self) -> dict[str, Any]:
         """The settings in types that every file format has."""
@@ -139,7 +179,7 @@ class DebugOptions:
     def __post_init__(self) -> None:
         level: Any = self.log_level
         if isinstance(level, bool) or not isinstance(level, int):
-            raise TypeError(f"log_level={self.log_level!r}: expected a LogLevel")
+            raise refused("log_level", level, "a LogLevel")
         try:
             object.__setattr__(self, "log_level", LogLevel(level))
         except ValueError:
@@ -147,12 +187,9 @@ class DebugOptions:
                 f"log_level={self.log_level!r}: expected one of "
                 f"{', '.join(f'{level.name} ({level.value})' for level in LogLevel)}"
             ) from None
-        if not isinstance(self.save_onnx, bool):
-            raise TypeError(f"save_onnx={self.save_onnx!r}: expected True or False")
-        if not isinstance(self.onnx_prefix, str):
-            raise TypeError(f"onnx_prefix={self.onnx_prefix!r}: expected a string")
-        if not isinstance(self.save_path, str | os.PathLike):
-            raise TypeError(f"save_path={self.save_path!r}: expected the path of a folder")
+        expect("save_onnx", self.save_onnx, bool, "True or False")
+        expect("onnx_prefix", self.onnx_prefix, str, "a string")
+        expect("save_path", self.save_path, (str, os.PathLike), "the path of a folder")
         if self.save_onnx and not self.onnx_prefix:
             raise ValueError("save_onnx=True needs an onnx_prefix: the start of the files' names")
         if self.save_onnx and (fault := _cannot_write(self.folder)):
@@ -240,6 +277,14 @@ def _variable(name: str, default: str) -> str:
 def _path(name: str) -> Path | None:
     value = _variable(name, "")
     return Path(value) if value else None
+
+
+def _bytes(name: str) -> int:
+    value = _variable(name, str(CACHE_BYTES))
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(f"{name}={value!r}: expected a number of bytes") from None
 
 
 def _flag(name: str) -> bool:

@@ -16,7 +16,8 @@ from torch import nn
 
 from ortrain.config import Options
 from ortrain.errors import OrtrainError, listing
-from ortrain.module import ORTModule, unwrap
+from ortrain.kinds import expect
+from ortrain.module import ORTModule, expect_options, unwrap
 
 # Agreement that float32 kernels of two libraries reach; what is above is marked.
 TOLERANCE = 1e-4
@@ -84,7 +85,12 @@ def explain(
 
     Returns:
         The explanation; ``print`` it.
+
+    Raises:
+        TypeError: ``model`` is no module, or ``options`` are none.
     """
+    expect("model", model, nn.Module, "a torch.nn.Module")
+    expect_options(None, options)
     module = unwrap(model)
     chosen = replace(
         options or Options(), engine="onnxruntime", fallback="raise", certificate="first"

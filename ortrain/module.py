@@ -20,6 +20,7 @@ from torch import nn
 
 from ortrain.config import DebugOptions, LogLevel, Options
 from ortrain.errors import OrtrainWarning
+from ortrain.kinds import NONE, expect
 from ortrain.step.report import Report
 from ortrain.step.runner import Runner
 
@@ -67,7 +68,8 @@ class ORTModule(nn.Module):
         options: engine, fallback, execution provider and the rest.
 
     Raises:
-        TypeError: ``module`` is not an ``nn.Module``, or is a ``DataParallel``.
+        TypeError: ``module`` is not an ``nn.Module``, or is a ``DataParallel``; or the settings are
+            none.
     """
 
     def __init__(
@@ -77,13 +79,13 @@ class ORTModule(nn.Module):
         *,
         options: Options | None = None,
     ) -> None:
-        if not isinstance(module, nn.Module):
-            raise TypeError(f"ORTModule wraps a torch.nn.Module, not {type(module).__name__}")
+        expect("module", module, nn.Module, "a torch.nn.Module, which ORTModule wraps")
         if isinstance(module, nn.DataParallel):
             raise TypeError(
                 "ORTModule cannot wrap torch.nn.DataParallel; wrap the module itself, and use "
                 "DistributedDataParallel around ORTModule for several devices"
             )
+        expect_options(debug_options, options)
         if isinstance(module, ORTModule):
             module = module.module
         super().__init__()
@@ -132,6 +134,7 @@ class ORTModule(nn.Module):
 
     @options.setter
     def options(self, options: Options) -> None:
+        expect_options(None, options)
         self.__dict__["_options"] = options
         self._runner.use(options)
 
@@ -290,6 +293,19 @@ def _tell_if_never_called(runner: Runner) -> None:
             "the script calls the module itself; call what ORTModule(…) returns",
             OrtrainWarning,
             stacklevel=2,
+        )
+
+
+def expect_options(debug_options: object, options: object) -> None:
+    """Raises TypeError where the settings of an ORTModule are none, or in each other's place."""
+    for name, value, kind, other in (
+        ("debug_options", debug_options, DebugOptions, "options"),
+        ("options", options, Options, "debug_options"),
+    ):
+        swapped = isinstance(value, Options | DebugOptions)
+        hint = f"write {other}={type(value).__name__}(…)" if swapped else ""
+        expect(
+            name, value, (kind, NONE), f"{'an' if kind is Options else 'a'} {kind.__name__}", hint
         )
 
 

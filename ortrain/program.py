@@ -245,6 +245,11 @@ class Program:
             program.model.metadata_props.pop(key, None)
         return program
 
+    @classmethod
+    def parse(cls, data: bytes | memoryview) -> Program:
+        """Reads what :meth:`serialize` returned."""
+        return cls(ir.from_proto(onnx.ModelProto.FromString(data)))
+
     def drop_unused_domains(self) -> None:
         """Removes opset imports of domains of which there is no node."""
         used = {node.domain for node in self.graph.all_nodes()} | {""}

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -36,34 +40,49 @@ def run(options: argparse.Namespace) -> int:
     from ortrain.ondevice.making.onnx_source import read, weights
 
     try:
-        model = read(options.model)
-        found = weights(model)
-        frozen = _matching(found, options.freeze, "--freeze")
-        trained = _matching(found, options.train, "--train") if options.train else found
-        trained = [name for name in trained if name not in frozen]
-        settings = {"weight_decay": options.weight_decay, "max_norm": options.max_norm}
-        given = {name: value for name, value in settings.items() if value is not None}
-        rank = options.lora_rank
-        generate_artifacts(
-            model,
-            requires_grad=trained if rank is None or options.train else None,
-            frozen_params=frozen if rank is None else None,
-            loss=LossType[options.loss] if options.loss else None,
-            optimizer=getattr(optim, options.optimizer)(**given),
-            artifact_directory=options.output,
-            prefix=options.prefix,
-            ort_format=options.ort_format,
-            additional_output_names=options.outputs,
-            nominal_checkpoint=options.nominal_checkpoint,
-            loss_input_names=options.loss_inputs,
-            lora=None if rank is None else LoRA(rank, options.lora_targets),
-        )
+        with held_back():
+            model = read(options.model)
+            found = weights(model)
+            frozen = _matching(found, options.freeze, "--freeze")
+            trained = _matching(found, options.train, "--train") if options.train else found
+            trained = [name for name in trained if name not in frozen]
+            settings = {"weight_decay": options.weight_decay, "max_norm": options.max_norm}
+            given = {name: value for name, value in settings.items() if value is not None}
+            rank = options.lora_rank
+            generate_artifacts(
+                model,
+                requires_grad=trained if rank is None or options.train else None,
+                frozen_params=frozen if rank is None else None,
+                loss=LossType[options.loss] if options.loss else None,
+                optimizer=getattr(optim, options.optimizer)(**given),
+                artifact_directory=options.output,
+                prefix=options.prefix,
+                ort_format=options.ort_format,
+                additional_output_names=options.outputs,
+                nominal_checkpoint=options.nominal_checkpoint,
+                loss_input_names=options.loss_inputs,
+                lora=None if rank is None else LoRA(rank, options.lora_targets),
+            )
     except OrtrainError as error:
         raise UsageError(told(error)) from error
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(one_line(error)) from error
     print(f"the artifacts are in {options.output}")
     return 0
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """What libraries warn of is shown where the command succeeds, else its own line alone."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)  # onnx_ir logs a traceback where it infers no shapes
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            yield
+    finally:
+        logging.disable(disabled)
+    for each in caught:
+        warnings.showwarning(each.message, each.category, each.filename, each.lineno)
 
 
 def _matching(found: list[str], patterns: tuple[str, ...], option: str) -> list[str]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from typing import NoReturn
 
 from ortrain.errors import OrtrainError
+
+# Characters of a reason that a line tells; a library's can be a page.
+_REASON = 300
 
 
 class CommandError(Exception):
@@ -60,6 +64,7 @@ def told(error: OrtrainError) -> str:
     """What an error of ortrain's says: what, the reason, and the remedy."""
     parts = (error.what, error.because, error.help)
     what, reason, remedy = (" ".join(text.split()) for text in parts)
+    reason = textwrap.shorten(reason, _REASON, placeholder="…")
     return what + (f" ({reason})" if reason else "") + (f"; {remedy}" if remedy else "")
 
 

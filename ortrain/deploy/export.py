@@ -20,6 +20,7 @@ from ortrain.capture.lift import drop_unused_inputs
 from ortrain.capture.modes import modes_kept
 from ortrain.errors import GraphError, ParityError, listing
 from ortrain.files.replacing import staged
+from ortrain.kinds import NONE, expect, expect_names, expect_path, expect_whole
 from ortrain.module import unwrap
 from ortrain.ops import expand
 from ortrain.passes.clean import clean
@@ -60,12 +61,27 @@ def export_onnx(
         The largest difference of an output, relative to its largest value or to 1.
 
     Raises:
-        ValueError: the module has no output of a name in ``outputs``.
+        TypeError: an argument is of another type.
+        ValueError: the module has no output of a name in ``outputs``, ``samples`` is empty, or the
+            opset is none of these.
         CaptureError: the module cannot become one graph.
         GraphError: it draws random numbers in evaluation.
         ParityError: the file answers otherwise than the module.
         SaveError: the file could not be written.
     """
+    expect("module", module, torch.nn.Module, "a torch.nn.Module")
+    expect("samples", samples, Sequence, "a list of the keyword arguments of calls")
+    if not samples:
+        raise ValueError("samples is empty: give the keyword arguments of one call at least")
+    for sample in samples:
+        expect("samples", sample, Mapping, "a list of dicts, the keyword arguments of calls")
+    expect_path("path", path, expected="the path of a file")
+    expect_whole("opset", opset)
+    if not 18 <= opset <= 23:
+        raise ValueError(f"opset={opset}: expected 18 to 23")
+    expect_names("outputs", outputs, NONE)
+    expect_names("dimensions", dimensions)
+    expect_whole("external_data_above", external_data_above)
     module, target = unwrap(module), Path(path)
     with modes_kept(module), torch.no_grad(), without_cache(module):
         module.eval()

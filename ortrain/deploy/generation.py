@@ -30,7 +30,7 @@ from ortrain.capture.survey import HOOKS
 from ortrain.config import DebugOptions, LogLevel, Options
 from ortrain.deploy.cached_decoder import CachedDecoder, Encoder, fill, states_of
 from ortrain.errors import NotServed, OrtrainWarning
-from ortrain.module import ORTModule, unwrap
+from ortrain.module import ORTModule, expect_options, unwrap
 from ortrain.step.report import Report
 
 # Outputs that the graphs do not have.
@@ -100,13 +100,14 @@ class ORTGenerator:
         report: what ran where; ``print`` it.
 
     Raises:
-        TypeError: ``model`` has no method ``generate``.
+        TypeError: ``model`` has no method ``generate``, or ``options`` are none.
     """
 
     def __init__(self, model: Any, *, options: Options | None = None) -> None:
         self.model = cast(Any, unwrap(model))
         if not callable(getattr(self.model, "generate", None)):
-            raise TypeError(f"{type(self.model).__name__} has no method generate")
+            raise TypeError(f"model: {type(self.model).__name__} has no method generate")
+        expect_options(None, options)
         # The cache is larger at each token. An arena would keep every size that it ever had: 4.7 GB
         # for 384 tokens of a cache that holds 24 MiB in the end.
         self.options = replace(

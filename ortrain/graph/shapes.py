@@ -42,6 +42,12 @@ _SAME_SHAPE = {
 }  # fmt: skip
 
 
+# onnx takes any vector for one of sizes, and keeps 330 bytes for each number of it: the labels of
+# 16 M rows took 12 s and 5 GB. Longer ones are not shown to it; where there is one far longer,
+# which it may find again by itself, it is to follow no sizes at all.
+MOST_SIZES, FAR_TOO_LONG = 1 << 12, 1 << 20
+
+
 def fits_float32(number: float) -> bool:
     """Whether a floating-point attribute of an operator, which is a float32, holds a number."""
     return float(np.float32(number)) == number
@@ -399,11 +405,16 @@ def infer_all(model: ir.Model) -> None:
     """Runs onnx's shape inference over the whole model; never overwrites what is known better."""
     from onnx_ir.passes.common import ShapeInferencePass
 
-    before = {}
+    before, longest = {}, 0
     for value in _values(model.graph):
         if value.shape is not None:
             before[value] = (value.shape.copy(), value.type)
-    ShapeInferencePass(check_type=False, strict_mode=False)(model)
+            if len(value.shape) == 1 and isinstance(value.shape[0], int):
+                longest = max(longest, value.shape[0])
+                if value.shape[0] > MOST_SIZES:
+                    value.shape = ir.Shape([None])
+    options = {"check_type": False, "strict_mode": False, "data_prop": longest <= FAR_TOO_LONG}
+    ShapeInferencePass(**options)(model)
     for value, (shape, type_) in before.items():
         if value.shape is None or len(value.shape) != len(shape):
             value.shape = shape

@@ -13,6 +13,7 @@ from onnxruntime import AdapterFormat, OrtValue
 
 from ortrain.errors import StateError
 from ortrain.files.replacing import replace_file
+from ortrain.kinds import expect, expect_path, expect_whole
 from ortrain.ondevice.checkpoint import CheckpointState
 
 
@@ -75,6 +76,10 @@ def export_adapter(
         StateError: the state has no adapters, or the checkpoint is nominal.
         SaveError: the file could not be written.
     """
+    expect("state", state, CheckpointState, "a CheckpointState")
+    expect_path("path", path, expected="the path of a file")
+    expect_whole("adapter_version", adapter_version)
+    expect_whole("model_version", model_version)
     names = [name for each in adapters_of(state) for name in (each.a, each.b)]
     state.require_values("export")
     adapter = AdapterFormat()

@@ -23,6 +23,7 @@ import enum
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
@@ -34,13 +35,21 @@ from ortrain.errors import GraphError, listing
 from ortrain.files import seal
 from ortrain.files.replacing import staged
 from ortrain.graph.build import Builder
+from ortrain.kinds import (
+    NONE,
+    expect,
+    expect_flag,
+    expect_names,
+    expect_path,
+    refused,
+)
 from ortrain.ondevice import contract, losses, optim
 from ortrain.ondevice.adapters import Adapter
 from ortrain.ondevice.lora import LoRA, adapt
 from ortrain.ondevice.making.block import Block, with_loss
 from ortrain.ondevice.making.forward import Forward
 from ortrain.ondevice.making.models import accumulating, arrange, backward, select, stepping
-from ortrain.ondevice.making.onnx_source import from_onnx
+from ortrain.ondevice.making.onnx_source import foreign, from_onnx
 from ortrain.ondevice.optim import Optimizer, State, optimizer_program, states
 from ortrain.ondevice.running import checkpoint_file
 from ortrain.ondevice.running.checkpoint_file import Content
@@ -144,8 +153,32 @@ def generate_artifacts(
         CaptureError: the module or the loss cannot become one graph.
         SaveError: the files could not be written.
     """
-    if loss is not None and not callable(loss) and not isinstance(loss, LossType):
-        raise TypeError(f"loss={loss!r}: expected a LossType, a loss or a function")
+    if not _is_module(model):
+        kinds = (onnx.ModelProto, str, os.PathLike)
+        expect("model", model, kinds, "an ONNX model, the path of one or a torch module")
+    expect_names("requires_grad", requires_grad, NONE)
+    expect_names("frozen_params", frozen_params, NONE)
+    # A class that is not called yet would take the outputs for its options.
+    given: Any = loss
+    if not isinstance(given, LossType | None) and (not callable(given) or isinstance(given, type)):
+        raise refused("loss", loss, "a LossType, a loss or a function")
+    expect(
+        "optimizer",
+        optimizer,
+        (OptimType, Optimizer, Block, NONE),
+        "an OptimType or an optimizer of ortrain.ondevice.optim",
+    )
+    expect_path("artifact_directory", artifact_directory, NONE, expected="the path of a folder")
+    expect("prefix", prefix, str, "a string")
+    expect_flag("ort_format", ort_format)
+    expect_path("custom_op_library", custom_op_library, NONE, expected="the path of a library")
+    expect_names("additional_output_names", additional_output_names, NONE)
+    expect_flag("nominal_checkpoint", nominal_checkpoint)
+    expect_names("loss_input_names", loss_input_names, NONE)
+    expect("lora", lora, (LoRA, NONE), "a LoRA")
+    arguments = "the arguments of one call of the module"
+    expect("example_inputs", example_inputs, (Sequence, Mapping, NONE), arguments)
+    expect("example_targets", example_targets, Sequence, "those of the loss after the first")
     if isinstance(loss, Block):
         if _is_module(model):
             raise TypeError("a block is stacked on an ONNX model: export the module first")
@@ -181,21 +214,23 @@ def generate_artifacts(
             frozen_params or (),
             all_frozen=lora is not None,
         )
-    if traced is None:
-        for program in (forward.training, forward.evaluation):
-            _attach(program, in_graph, loss_input_names)
-    adapters = [] if lora is None else adapt(forward, lora)
-    programs, content = make(forward, optimizer, adapters, additional_output_names or ())
-    with staged(Path(artifact_directory or "."), "artifacts", "artifacts") as folder:
-        for name, program in programs.items():
-            path = folder / f"{prefix}{name}"
-            program.save(path)
-            if ort_format:
-                _save_as_ort(path, custom_op_library)
-        checkpoint_file.write(content, folder / f"{prefix}{contract.CHECKPOINT}")
-        if nominal_checkpoint:
-            path = folder / f"{prefix}{contract.NOMINAL_CHECKPOINT}"
-            checkpoint_file.write(content.nominal(), path)
+    source = nullcontext() if _is_module(model) else foreign(model)
+    with source:
+        if traced is None:
+            for program in (forward.training, forward.evaluation):
+                _attach(program, in_graph, loss_input_names)
+        adapters = [] if lora is None else adapt(forward, lora)
+        programs, content = make(forward, optimizer, adapters, additional_output_names or ())
+        with staged(Path(artifact_directory or "."), "artifacts", "artifacts") as folder:
+            for name, program in programs.items():
+                path = folder / f"{prefix}{name}"
+                program.save(path)
+                if ort_format:
+                    _save_as_ort(path, custom_op_library)
+            checkpoint_file.write(content, folder / f"{prefix}{contract.CHECKPOINT}")
+            if nominal_checkpoint:
+                path = folder / f"{prefix}{contract.NOMINAL_CHECKPOINT}"
+                checkpoint_file.write(content.nominal(), path)
 
 
 def _is_module(model: Model) -> TypeGuard[torch.nn.Module]:

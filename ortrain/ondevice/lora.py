@@ -24,6 +24,7 @@ import onnx_ir as ir
 from ortrain.errors import GraphError, listing
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
+from ortrain.kinds import NONE, expect_names, expect_number, expect_whole
 from ortrain.ondevice.adapters import Adapter
 from ortrain.ondevice.making.forward import Forward
 from ortrain.program import Program, Role, set_role
@@ -41,6 +42,7 @@ class LoRA:
         seed: of the values that A begins with.
 
     Raises:
+        TypeError: a value of another type.
         ValueError: the rank is below 1, or there is no target.
     """
 
@@ -52,6 +54,10 @@ class LoRA:
     def __post_init__(self) -> None:
         if isinstance(self.targets, str):
             object.__setattr__(self, "targets", (self.targets,))
+        expect_whole("rank", self.rank)
+        expect_names("targets", self.targets)
+        expect_number("alpha", self.alpha, NONE, expected="a number or None")
+        expect_whole("seed", self.seed)
         if self.rank < 1:
             raise ValueError(f"rank={self.rank}: expected 1 or more")
         if not self.targets:

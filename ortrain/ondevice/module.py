@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime
 
 from ortrain.errors import InputError, StateError, listing
+from ortrain.kinds import NONE, expect, expect_flag, expect_names, expect_path
 from ortrain.ondevice import contract
 from ortrain.ondevice.adapters import merged, without_rank
 from ortrain.ondevice.checkpoint import CheckpointState
@@ -48,6 +49,7 @@ class Module(NotPickled):
             one thread.
 
     Raises:
+        TypeError: an argument is of another type.
         InputError: onnxruntime cannot load a model, or it is not of the state's artifacts.
         ExecutionError: onnxruntime has no execution provider for the device.
         StateError: the state is trained on another device already.
@@ -61,6 +63,10 @@ class Module(NotPickled):
         device: str = "cpu",
         session_options: onnxruntime.SessionOptions | None = None,
     ) -> None:
+        expect_model("train_model_uri", train_model_uri)
+        expect_state(state)
+        expect_model("eval_model_uri", eval_model_uri, optional=True)
+        expect_session(device, session_options)
         place = Device.parse(device)
         self.state = state
         self.session_options = session_options or default_options(state)
@@ -116,8 +122,10 @@ class Module(NotPickled):
         """Goes into training mode, or with False into evaluation mode; returns the module.
 
         Raises:
+            TypeError: ``mode`` is neither True nor False.
             StateError: evaluation is asked for, and there is no evaluation model.
         """
+        expect_flag("mode", mode)
         if not mode:
             self._evaluation()
         self.training = mode
@@ -243,12 +251,15 @@ class Module(NotPickled):
                 the base until a run has an adapter of :func:`export_adapter`.
 
         Raises:
+            TypeError: an argument is of another type.
             ValueError: ``adapters`` is none of these.
             StateError: there is no evaluation model, or the checkpoint is nominal.
             InputError: the model has no such value, keeps weights in other files, or would pass
                 2 GB.
             SaveError: the file could not be written.
         """
+        expect_path("inference_model_uri", inference_model_uri, expected="the path of a file")
+        expect_names("graph_output_names", graph_output_names)
         self._evaluation()
         assert self._eval_model_uri is not None
         self.state.require_values("export")
@@ -271,6 +282,30 @@ class Module(NotPickled):
             lambda model: open_session(model, "model for inference", CPU, self.session_options),
             defaults,
         )
+
+
+def expect_model(name: str, uri: object, *, optional: bool = False) -> None:
+    """Raises TypeError where an argument is neither the path of a model nor its content."""
+    if uri is not None or not optional:
+        kinds = (str, os.PathLike, bytes, bytearray, memoryview)
+        expect(name, uri, kinds, "the path of a model, or its content")
+
+
+def expect_state(state: object) -> None:
+    """Raises TypeError where an argument is no state."""
+    hint = "load it with CheckpointState.load_checkpoint" if isinstance(state, str | bytes) else ""
+    expect("state", state, CheckpointState, "a CheckpointState", hint)
+
+
+def expect_session(device: object, session_options: object) -> None:
+    """Raises TypeError where an argument is no name of a device, or no options of sessions."""
+    expect("device", device, str, 'the name of a device, such as "cpu"')
+    expect(
+        "session_options",
+        session_options,
+        (onnxruntime.SessionOptions, NONE),
+        "onnxruntime.SessionOptions",
+    )
 
 
 def _check_training(

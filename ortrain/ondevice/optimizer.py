@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ortrain.errors import StateError
+from ortrain.kinds import expect
 from ortrain.ondevice import contract
-from ortrain.ondevice.module import Module
+from ortrain.ondevice.module import Module, expect_model
 from ortrain.ondevice.running.checkpoint_file import Spec, Uri, source_name
 from ortrain.ondevice.running.session import BoundModel, check_fits, open_session
 from ortrain.ondevice.running.update import Update, needed
@@ -20,10 +21,13 @@ class Optimizer(Update):
         module: whose gradients it takes.
 
     Raises:
+        TypeError: an argument is of another type.
         InputError: onnxruntime cannot load the model, or it is not of the module's artifacts.
     """
 
     def __init__(self, optimizer_uri: Uri, module: Module) -> None:
+        expect_model("optimizer_uri", optimizer_uri)
+        expect("module", module, Module, "a Module of ortrain.ondevice")
         state = module.state
         label = f"optimizer model {source_name(optimizer_uri)}"
         session = open_session(optimizer_uri, label, state.device, module.session_options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ortrain.kinds import expect, expect_number, expect_whole
 from ortrain.ondevice.running.pickling import NotPickled
 from ortrain.ondevice.running.update import Update
 
@@ -27,6 +28,7 @@ class LinearLRScheduler(NotPickled):
         initial_lr: the highest learning rate.
 
     Raises:
+        TypeError: an argument is of another type.
         ValueError: the warm-up is longer than the whole, or a number is negative or not finite.
     """
 
@@ -37,6 +39,10 @@ class LinearLRScheduler(NotPickled):
         total_step_count: int,
         initial_lr: float,
     ) -> None:
+        expect("optimizer", optimizer, Update, "an Optimizer or a TrainStep of ortrain.ondevice")
+        expect_whole("warmup_step_count", warmup_step_count)
+        expect_whole("total_step_count", total_step_count)
+        expect_number("initial_lr", initial_lr)
         if not 0 <= warmup_step_count <= total_step_count:
             raise ValueError(
                 f"a warm-up of {warmup_step_count} steps does not fit into {total_step_count} "

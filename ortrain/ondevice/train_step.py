@@ -6,6 +6,7 @@ import onnxruntime
 
 from ortrain.ondevice import contract
 from ortrain.ondevice.checkpoint import CheckpointState
+from ortrain.ondevice.module import expect_model, expect_session, expect_state
 from ortrain.ondevice.running.checkpoint_file import Uri, source_name
 from ortrain.ondevice.running.session import (
     Results,
@@ -36,6 +37,7 @@ class TrainStep(Update):
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
 
     Raises:
+        TypeError: an argument is of another type.
         InputError: onnxruntime cannot load the model, or it is not of the state's artifacts.
         ExecutionError: onnxruntime has no execution provider for the device.
         StateError: the state is trained on another device already.
@@ -48,6 +50,9 @@ class TrainStep(Update):
         session_options: onnxruntime.SessionOptions | None = None,
         device: str = "cpu",
     ) -> None:
+        expect_model("train_step_model_uri", train_step_model_uri)
+        expect_state(state)
+        expect_session(device, session_options)
         place = Device.parse(device)
         label = f"train step model {source_name(train_step_model_uri)}"
         options = session_options or default_options(state)

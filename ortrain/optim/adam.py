@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from ortrain.kinds import expect_flag, expect_whole
 from ortrain.optim.adam_mode import AdamWMode, kernel_terms
 from ortrain.optim.bucket import Bucket, buckets
 from ortrain.optim.clip import total_norm
 from ortrain.optim.closure import loss_of
-from ortrain.optim.hyperparameters import check_group, newest
+from ortrain.optim.hyperparameters import check_group, check_params, newest
 
 # Elements whose decay is in memory at a time, where it takes passes of its own.
 PART = 2**24
@@ -77,6 +78,11 @@ class FusedAdam(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         set_grad_none: bool = True,
     ) -> None:
+        check_params(params)
+        expect_whole("adam_w_mode", adam_w_mode, expected="an AdamWMode")
+        expect_flag("set_grad_none", set_grad_none)
+        if adam_w_mode not in [*AdamWMode]:
+            raise ValueError(f"adam_w_mode: {adam_w_mode} is not a valid AdamWMode, 0 to 2")
         self._adam_w_mode = AdamWMode(adam_w_mode)
         self._set_grad_none = set_grad_none
         defaults = {

@@ -10,6 +10,8 @@ from types import GeneratorType
 import torch
 from torch import Tensor
 
+from ortrain.kinds import expect, expect_flag, expect_number
+
 # Elements from which on a norm is taken by rows, and those of a row.
 LARGE, ROW = 2**17, 2**12
 
@@ -39,11 +41,19 @@ def clip_grad_norm_(
 
     Raises:
         RuntimeError: the norm is not finite, and ``error_if_nonfinite``.
+        TypeError: an argument is of another type.
     """
+    hint = "write model.parameters()" if isinstance(parameters, torch.nn.Module) else ""
+    expect("parameters", parameters, Iterable, "tensors, or one", hint)
+    expect_number("max_norm", max_norm)
+    expect_number("norm_type", norm_type)
+    expect_flag("error_if_nonfinite", error_if_nonfinite)
     exhausted = isinstance(parameters, GeneratorType)
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     if exhausted and not parameters:
         warnings.warn("the generator of parameters is empty: nothing is clipped", stacklevel=3)
+    for parameter in parameters:
+        expect("parameters", parameter, Tensor, "tensors")
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     # Summed by rows, a norm would not be torch's to the bit.
     norm = total_norm if norm_type == math.inf else torch.nn.utils.get_total_norm

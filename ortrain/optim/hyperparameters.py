@@ -6,7 +6,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+
+from ortrain.kinds import expect_flag, expect_number, expect_pair, refused
+
+
+def check_params(params: object) -> None:
+    """Raises TypeError where parameters are none; what is in a list of them, torch looks at.
+
+    Args:
+        params: parameters, or groups of them.
+    """
+    hint = "write model.parameters()" if isinstance(params, nn.Module) else ""
+    single = isinstance(params, Tensor | str | bytes | nn.Module)
+    if single or isinstance(params, type) or not hasattr(params, "__iter__"):
+        raise refused("params", params, "parameters, or groups of them", hint)
 
 
 @contextmanager
@@ -32,7 +46,7 @@ def check_group(group: Mapping[str, Any], owner: str) -> None:
 
     Raises:
         ValueError: a hyperparameter is out of its range; the message has its name and value.
-        TypeError: a parameter is not of a floating point type.
+        TypeError: a hyperparameter is of another type, or a parameter not of a floating point one.
     """
     missing = [name for name in ("lr", "betas", "eps", "weight_decay") if name not in group]
     if missing:
@@ -41,6 +55,11 @@ def check_group(group: Mapping[str, Any], owner: str) -> None:
             "of another kind of optimizer?"
         )
     lr, eps, decay = group["lr"], group["eps"], group["weight_decay"]
+    expect_number("lr", lr, Tensor, expected="a number or a tensor")
+    expect_number("eps", eps)
+    expect_number("weight_decay", decay)
+    expect_pair("betas", group["betas"])
+    expect_flag("bias_correction", group.get("bias_correction", True))
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError(f"Tensor lr must be 1-element, and has shape {tuple(lr.shape)}")
     if not lr >= 0.0:
@@ -64,4 +83,4 @@ def check_group(group: Mapping[str, Any], owner: str) -> None:
             )
 
 
-__all__ = ["check_group", "newest"]
+__all__ = ["check_group", "check_params", "newest"]

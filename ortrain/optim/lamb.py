@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from ortrain.kinds import NONE, expect_number
 from ortrain.optim.bucket import Bucket, buckets
 from ortrain.optim.clip import by_rows, total_norm
 from ortrain.optim.closure import loss_of
-from ortrain.optim.hyperparameters import check_group, newest
+from ortrain.optim.hyperparameters import check_group, check_params, newest
 
 # Elements that are updated together on CPU, so that the direction of small parameters stays in the
 # cache; a larger parameter goes alone. Elsewhere a bucket is one part, for few launches.
@@ -67,6 +68,7 @@ class Lamb(torch.optim.Optimizer):
         max_norm_clip: float | None = 1.0,
         bias_correction: bool = False,
     ) -> None:
+        check_params(params)
         self._scratch: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         defaults = {
             "lr": lr,
@@ -95,6 +97,9 @@ class Lamb(torch.optim.Optimizer):
         with newest(self.param_groups) as group:
             check_group(group, "Lamb")
             clip, low, high = (group[k] for k in ("max_norm_clip", "ratio_min", "ratio_max"))
+            expect_number("max_norm_clip", clip, NONE, expected="a number or None")
+            expect_number("ratio_min", low)
+            expect_number("ratio_max", high)
             if clip is not None and not clip > 0.0:
                 raise ValueError(f"Invalid max_norm_clip value: {clip}; None switches it off")
             if not low <= high:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from ortrain.optim.hyperparameters import newest
+from ortrain.kinds import expect_flag, expect_number
+from ortrain.optim.hyperparameters import check_params, newest
 
 
 class SGD(torch.optim.SGD):
@@ -28,6 +29,7 @@ class SGD(torch.optim.SGD):
 
     Raises:
         ValueError: a hyperparameter is out of its range, or a parameter has holes in its memory.
+        TypeError: an argument is of another type.
     """
 
     # torch sets it in the constructor, where copies and pickles lose it.
@@ -42,6 +44,12 @@ class SGD(torch.optim.SGD):
         weight_decay: float = 0.0,
         nesterov: bool = False,
     ) -> None:
+        check_params(params)
+        expect_number("lr", lr, Tensor, expected="a number or a tensor")
+        expect_number("momentum", momentum)
+        expect_number("dampening", dampening)
+        expect_number("weight_decay", weight_decay)
+        expect_flag("nesterov", nesterov)
         super().__init__(
             params,
             lr,

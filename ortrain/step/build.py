@@ -215,22 +215,29 @@ def build(
         yield from foreign_rules()
         yield from (step.name for step in PIPELINES["training"])
 
-    both = list((cache or Cache(None)).programs(decided_by(), make))
-    programs, lowered = both[: len(both) // 2], both[len(both) // 2 :]
-    with watch("compile"):
-        compiled = [executor.compile(p) for p in lowered]
     reached = reachable(program.graph, [program.input(name) for name in wrt])
     users = program.outputs(Role.USER_OUTPUT, Role.LOSS)
-    return _plan(
-        programs,
-        lowered,
-        compiled,
-        tuple(wrt),
-        tuple(v in reached for v in users),
-        {v.name or "" for v in users if v in reached and (outputs is None or v.name in outputs)},
-        exchanged,
-        watch.seconds,
-    )
+
+    def planned(both: Sequence[Program]) -> Plan:
+        programs, lowered = list(both[: len(both) // 2]), list(both[len(both) // 2 :])
+        with watch("compile"):
+            compiled = [executor.compile(p) for p in lowered]
+        return _plan(
+            programs,
+            lowered,
+            compiled,
+            tuple(wrt),
+            tuple(v in reached for v in users),
+            {
+                v.name or ""
+                for v in users
+                if v in reached and (outputs is None or v.name in outputs)
+            },
+            exchanged,
+            watch.seconds,
+        )
+
+    return (cache or Cache(None)).served(decided_by(), make, planned)
 
 
 _TURN = {"feed": 0, "fetch": 0, "upstream": 1, "carry": 2}

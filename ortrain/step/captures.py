@@ -79,13 +79,22 @@ class Captures:
     def use(self, options: Options) -> None:
         """Takes other settings."""
         self.options = options
-        self.cache = Cache(options.cache_dir)
+        self.cache = Cache(options.cache_dir, options.cache_bytes)
 
     def find(self, state: State, form: Form, flat: FlatCall, sizes: Sizes) -> Served:
         """The capture for a call of these sizes, made anew where none serves it."""
         with EXCLUSIVE:
             served = form.by_sizes.get(sizes)  # another thread may have found it meanwhile
-            return self._find(state, form, flat, sizes) if served is None else served
+            if served is not None:
+                return served
+            known = len(form.served)
+            try:
+                return self._find(state, form, flat, sizes)
+            except OrtrainError as error:
+                if isinstance(error, CheckFailed) or not self.cache.distrust():
+                    raise
+                del form.served[known:]
+                return self._find(state, form, flat, sizes)
 
     def _find(self, state: State, form: Form, flat: FlatCall, sizes: Sizes) -> Served:
         refused = form.refused.get(sizes)
@@ -121,6 +130,7 @@ class Captures:
                 because="its code depends on sizes that change from call to call",
                 help="pad the inputs to a few sizes, or wrap a sub-module whose code does not",
             )
+        self.cache.begin()
         start = time.perf_counter()
         with (
             _no_bug("capturing"),
@@ -290,6 +300,7 @@ class Captures:
         report.certificate, self.certificate = str(certificate), certificate
         if certificate.faults:
             raise refuted(self.module, certificate)
+        self.cache.begin()  # what was taken from it until now is right
 
     def _step(self, state: State, served: Served, flat: FlatCall) -> Variants:
         """Builds the step for what is trainable now, by the likely outputs."""

@@ -187,6 +187,8 @@ class Runner:
         except CheckFailed as error:
             return self._astray(form, served, flat, error)
         except OrtrainError as error:
+            if self.captures.cache.distrust():
+                return self._made_anew(form, flat)
             if isinstance(flat, WithAttributes):
                 return self._with_constant_attributes(state, flat)
             if isinstance(flat, WithNumbers):
@@ -195,6 +197,8 @@ class Runner:
         except Exception as error:
             if _saving_hooks(False) is not None:
                 raise  # a hook's own: checkpointing ends what it computes again so
+            if self.captures.cache.distrust():
+                return self._made_anew(form, flat)
             return self._refused(form, flat, sizes, _unforeseen(error))
         report = form.report
         report.graph_calls += 1
@@ -206,6 +210,11 @@ class Runner:
         if served.returned:
             outputs = instead(outputs, served.returned, tensors, state.tensors)
         return served.structure.rebuild(outputs)
+
+    def _made_anew(self, form: Form, flat: FlatCall) -> Any:
+        """Runs a call whose graph came from the cache and does not serve, captured anew."""
+        form.drop()
+        return self(flat.args, flat.kwargs)
 
     def _with_constants(self, form: Form, flat: WithNumbers) -> Any:
         """Runs a call whose numbers cannot be inputs, with each value a constant of a graph."""
@@ -445,9 +454,13 @@ class Runner:
 
     def _recovers(self, form: Form, error: OrtrainError, flat: FlatCall) -> bool:
         """Whether PyTorch may answer a backward in which the graph failed."""
+        if anew := self.captures.cache.distrust():
+            form.drop()
         if not self.options.falls_back(error):
             return False
         form.report.recovered += 1
+        if anew:  # the next call captures again
+            return True
         self._note(form, tuple([t.shape for t in flat.tensors]), error)
         self._warn(str(error))
         return True

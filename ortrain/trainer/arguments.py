@@ -11,6 +11,7 @@ from transformers.integrations import deepspeed
 from transformers.training_args import OptimizerNames
 
 from ortrain.config import DebugOptions, LogLevel, Options
+from ortrain.kinds import NONE, expect, expect_flag
 from ortrain.trainer.checks import check_deepspeed_config
 
 # Optimizers by names that transformers does not have, or no longer.
@@ -40,6 +41,7 @@ class ORTTrainingArguments(TrainingArguments):
             PyTorch with one warning, ``"raise"`` raises the error.
 
     Raises:
+        TypeError: a setting of ortrain's of another type.
         ValueError: ``save_onnx`` without ``onnx_prefix``, a value that does not exist, or a
             configuration of DeepSpeed that cannot be read.
         ImportError: ``deepspeed`` is given and not installed.
@@ -69,6 +71,11 @@ class ORTTrainingArguments(TrainingArguments):
     ort_fallback: str = field(default="torch", metadata={"help": "torch or raise."})
 
     def __post_init__(self) -> None:
+        for name in ("use_module_with_loss", "inference_with_ort", "save_onnx"):
+            expect_flag(name, getattr(self, name))
+        for name in ("onnx_log_level", "ort_engine", "ort_fallback"):
+            expect(name, getattr(self, name), str, "a string")
+        expect("onnx_prefix", self.onnx_prefix, (str, NONE), "a string")
         check_deepspeed_config(self.deepspeed)
         if self.deepspeed and not deepspeed.is_deepspeed_available():
             raise ImportError(

@@ -27,11 +27,12 @@ from torch import nn
 from transformers import PreTrainedModel, Seq2SeqTrainer, Trainer, TrainingArguments
 
 from ortrain.capture.key_value_cache import caching_configs
-from ortrain.config import Options
+from ortrain.config import DebugOptions, Options
 from ortrain.deploy import export_onnx
 from ortrain.deploy.generation import ORTGenerator
 from ortrain.errors import OrtrainWarning, StateError
-from ortrain.module import ORTModule
+from ortrain.kinds import NONE, expect, refused
+from ortrain.module import ORTModule, expect_options
 from ortrain.trainer.arguments import (
     ORTSeq2SeqTrainingArguments,
     ORTTrainingArguments,
@@ -61,6 +62,12 @@ class _ThroughORTModule(ChecksInput):
         onnx_model_path: Any = None,
         **kwargs: Any,
     ) -> None:
+        expect("model", model, (nn.Module, NONE), "a model, or None beside model_init")
+        expect("args", args, (TrainingArguments, NONE), "training arguments")
+        expect_options(None, options)
+        for name, value in (*(("options", each) for each in positional), *kwargs.items()):
+            if isinstance(value, Options | DebugOptions):
+                raise refused(name, value, "ortrain's own settings as options=Options(…)")
         if tokenizer is not None:
             _deprecated("tokenizer=", "pass processing_class= instead")
             kwargs.setdefault("processing_class", tokenizer)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import onnx
 import pytest
 
-from ortrain.graph.shapes import Dim, dims, evaluate
+from ortrain.graph.shapes import Dim, dims, evaluate, infer_all
 from tests.programs import program
 
 
@@ -49,3 +50,20 @@ def test_the_outputs_of_a_recurrent_layer_are_known(layout: int) -> None:
     state = ("b", 2, 5) if layout else (2, "b", 5)
     y = ("b", "t", 2, 5) if layout else ("t", 2, "b", 5)
     assert [dims(value) for value in subject.graph.outputs] == [y, state, state]
+
+
+def test_long_vectors_are_not_taken_for_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = []
+    own = onnx.shape_inference.infer_shapes
+
+    def infer_shapes(proto: onnx.ModelProto, **options: bool) -> onnx.ModelProto:
+        shown.append([v.type.tensor_type.shape.dim[0].dim_value for v in proto.graph.input])
+        return own(proto, **options)
+
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", infer_shapes)
+    sizes = {"x": [1 << 24], "y": [3], "z": [1 << 24, 2]}
+    subject = program(lambda op, x, y, z: {"a": op.Unsqueeze(x, [1]), "b": op.Add(y, y)}, sizes)
+    infer_all(subject.model)
+    assert [each[:3] for each in shown] == [[0, 3, 1 << 24]]
+    assert [dims(value) for value in subject.graph.inputs] == [(1 << 24,), (3,), (1 << 24, 2)]
+    assert dims(subject.graph.outputs[0]) == (1 << 24, 1)

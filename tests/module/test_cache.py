@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ortrain import ORTModule
+from ortrain import Options, ORTModule
 from ortrain.autodiff import registry
+from ortrain.cache import _sealed, _unsealed
+from ortrain.errors import ExecutionError, OrtrainWarning
+from ortrain.runtime.onnxruntime.executor import Compiled
 from ortrain.step.captures import Captures
 from tests.module.agreement import GRAPH
 
 
-def trained(folder: Path) -> tuple[Tensor, ORTModule]:
+def trained(folder: Path, **options: Any) -> tuple[Tensor, ORTModule]:
     """The gradient of one step with graphs kept in a folder."""
     torch.manual_seed(0)
-    model = ORTModule(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), options=replace(
-        GRAPH, cache_dir=folder, certificate="off"
-    ))  # fmt: skip
+    options = {"cache_dir": folder, "certificate": "off", **options}
+    model = ORTModule(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), options=replace(GRAPH, **options))
     model(torch.randn(5, 4)).sum().backward()
     gradient = model.module[0].weight.grad
     assert gradient is not None
     return gradient, model
+
+
+def damage_told() -> AbstractContextManager[Any]:
+    return pytest.warns(OrtrainWarning, match="(damaged|do not serve).*; it is made again")
 
 
 def files(folder: Path) -> list[Path]:
@@ -58,11 +67,148 @@ def test_a_damaged_entry_is_none_and_is_made_again(tmp_path: Path, damage: str) 
             path.unlink()
         else:
             path.write_bytes(b"" if damage == "empty" else bytes(data))
-        again, _ = trained(tmp_path)
+        with contextlib.nullcontext() if damage == "missing" else damage_told():
+            again, _ = trained(tmp_path)
         assert torch.equal(first, again), path.name
-    whole = {path.relative_to(tmp_path) for path in files(tmp_path)}
+    whole = {path: path.read_bytes() for path in files(tmp_path)}
     trained(tmp_path)
-    assert {path.relative_to(tmp_path) for path in files(tmp_path)} == whole
+    assert {path: path.read_bytes() for path in files(tmp_path)} == whole
+
+
+def test_entries_in_each_others_places_are_damaged(tmp_path: Path) -> None:
+    first, _ = trained(tmp_path)
+    capture, step = files(tmp_path)
+    one, other = capture.read_bytes(), step.read_bytes()
+    capture.write_bytes(other)
+    step.write_bytes(one)
+    with damage_told():
+        again, _ = trained(tmp_path)
+    assert torch.equal(first, again)
+    assert (capture.read_bytes(), step.read_bytes()) == (one, other)
+
+
+@pytest.mark.parametrize("stage", ["capture", "step"])
+@pytest.mark.parametrize("wrong", ["another graph", "no graph", "none", "too few"])
+@pytest.mark.parametrize("certificate", ["off", "first"])
+def test_an_entry_that_is_whole_and_does_not_serve_is_made_again(
+    tmp_path: Path, stage: str, wrong: str, certificate: str
+) -> None:
+    """As a library would write it that had the versions of these and another mistake."""
+    first, _ = trained(tmp_path)
+    read = {path: [bytes(part) for part in _unsealed(path)] for path in files(tmp_path)}
+    entry = next(p for p, parts in read.items() if (len(parts) == 1) == (stage == "capture"))
+    whole = entry.read_bytes()
+    parts = read[entry]
+    if wrong == "another graph":
+        other = onnx.parser.parse_model(
+            '<ir_version: 10, opset_import: ["" : 21]> '
+            "other (float[N] x) => (float[N] y) { y = Missing (x) }"
+        )
+        parts = [other.SerializeToString()] * len(parts)
+    elif wrong == "no graph":
+        parts = [b""] * len(parts)
+    else:
+        parts = [] if wrong == "none" else parts[:-1]
+    entry.write_bytes(b"".join(_sealed(entry.name, parts)))
+    with damage_told():
+        again, model = trained(tmp_path, certificate=certificate)
+    assert torch.equal(first, again)
+    assert (model.report.mode, model.report.eager_calls) == ("graph", 0)
+    assert entry.read_bytes() == whole
+    trained(tmp_path)
+
+
+def test_a_graph_with_other_numbers_is_made_again_where_it_is_compared(tmp_path: Path) -> None:
+    first, _ = trained(tmp_path)
+    step = max(files(tmp_path), key=lambda path: path.stat().st_size)
+    whole = step.read_bytes()
+    parts = [onnx.ModelProto.FromString(part) for part in _unsealed(step)]
+    for node in (node for part in parts for node in part.graph.node):
+        node.op_type = {"Tanh": "Sigmoid"}.get(node.op_type, node.op_type)
+    step.write_bytes(b"".join(_sealed(step.name, [p.SerializeToString() for p in parts])))
+    with pytest.warns(OrtrainWarning, match="do not serve; it is made again"):
+        again, model = trained(tmp_path, certificate="first")
+    assert torch.equal(first, again)
+    assert model.report.mode == "graph"
+    assert step.read_bytes() == whole
+
+
+def test_a_graph_that_fails_as_it_runs_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = trained(tmp_path)
+    own, failures = Compiled.run_values, iter([True])
+
+    def run_values(self: Compiled, feeds: Any) -> Any:
+        if next(failures, False):
+            raise ExecutionError("onnxruntime failed to run the graph")
+        return own(self, feeds)
+
+    monkeypatch.setattr(Compiled, "run_values", run_values)
+    with pytest.warns(OrtrainWarning, match="do not serve; it is made again"):
+        again, model = trained(tmp_path)
+    assert torch.equal(first, again)
+    assert (model.report.mode, model.report.eager_calls) == ("graph", 0)
+    assert len(files(tmp_path)) == 2
+
+
+def test_a_backward_that_fails_takes_its_entries_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = trained(tmp_path)
+    own, runs = Compiled.run_values, iter([False, True])
+
+    def run_values(self: Compiled, feeds: Any) -> Any:
+        if next(runs, False):
+            raise ExecutionError("onnxruntime failed to run the graph")
+        return own(self, feeds)
+
+    monkeypatch.setattr(Compiled, "run_values", run_values)
+    with pytest.warns(OrtrainWarning, match="do not serve; it is made again"):
+        again, model = trained(tmp_path, fallback="torch")
+    torch.testing.assert_close(first, again)
+    assert files(tmp_path) == []
+    model(torch.randn(5, 4)).sum().backward()
+    assert (model.report.mode, model.report.recovered) == ("graph", 1)
+    assert len(files(tmp_path)) == 2
+
+
+def test_what_does_not_become_a_graph_costs_no_entry_of_what_does(tmp_path: Path) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, value: Tensor, named: bool = False) -> Any:
+            out = self.layer(value).tanh()
+            return out if not named else out.sum() * float(np.array(out.tolist()).sum())
+
+    for _ in range(2):
+        model = ORTModule(
+            Two(), options=Options(engine="onnxruntime", cache_dir=tmp_path, certificate="off")
+        )
+        model(torch.randn(5, 4)).sum().backward()
+        with pytest.warns(OrtrainWarning, match="in PyTorch"):
+            model(torch.randn(5, 4), named=True).backward()
+        assert len(files(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("place", ["a file", "below a file", "a lost link"])
+def test_a_folder_that_cannot_be_used_is_none_and_is_told_once(tmp_path: Path, place: str) -> None:
+    first, _ = trained(tmp_path / "usable")
+    folder = tmp_path / "cache"
+    if place == "a lost link":
+        folder.symlink_to(tmp_path / "nowhere")
+    else:
+        folder.write_text("mine")
+    used = folder / "inner" if place == "below a file" else folder
+    with pytest.warns(OrtrainWarning, match="cannot be used .*; graphs are made") as told:
+        again, model = trained(used)
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    assert torch.equal(first, again)
+    assert model.report.mode == "graph"
+    assert place == "a lost link" or folder.read_text() == "mine"
 
 
 def test_a_rule_of_the_users_own_is_part_of_the_name(

@@ -234,7 +234,7 @@ def values_of(graph: onnx.GraphProto) -> set[str]:
 
 def types_of(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
     """Dtypes and shapes by name, as far as ONNX's inference can tell."""
-    graph = onnx.shape_inference.infer_shapes(_without_weights(model)).graph
+    graph = onnx.shape_inference.infer_shapes(without_weights(model)).graph
     initializers = [
         helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         for tensor in model.graph.initializer
@@ -253,7 +253,7 @@ def check_model(model: onnx.ModelProto, after: str) -> None:
         GraphError: it is not.
     """
     try:
-        onnx.checker.check_model(_without_weights(model), full_check=True)
+        onnx.checker.check_model(without_weights(model), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise GraphError(
             f"{after} left a model that is not valid",
@@ -263,7 +263,7 @@ def check_model(model: onnx.ModelProto, after: str) -> None:
         ) from error
 
 
-def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with large initializers as inputs: checked and inferred at any size."""
     result, graph = onnx.ModelProto(), model.graph
     result.ir_version = model.ir_version

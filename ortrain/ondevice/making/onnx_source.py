@@ -10,8 +10,11 @@ normalization stays frozen.
 from __future__ import annotations
 
 import difflib
+import math
 import os
-from collections.abc import Collection, Iterable, Sequence
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +22,21 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass, NameFixPass
 
-from ortrain.errors import GraphError
+from ortrain.errors import GraphError, OrtrainError
+from ortrain.files import seal
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 from ortrain.graph.rewire import take_place
+from ortrain.kinds import shown
 from ortrain.ondevice import contract
+from ortrain.ondevice.making.base import without_weights
 from ortrain.ondevice.making.forward import Forward
 from ortrain.ops.base import DOMAIN
 from ortrain.passes.clean import RANDOM
 from ortrain.program import PHASE, Phase, Program, Role, set_role
+
+# Of one tensor: 8 GB of float32, more than a device has that trains.
+MOST_ELEMENTS = 1 << 31
 
 
 def from_onnx(
@@ -50,34 +59,71 @@ def from_onnx(
         GraphError: an initializer does not exist or cannot be trained, or the model holds what
             artifacts cannot have.
     """
-    program = Program(_standard(read(model)))
-    _refuse_random(program.graph)
-    buffers = _statistics(program.graph)
-    if all_frozen:
-        frozen_params = _floating(program.graph, {*requires_grad, *buffers})
-    tensors = _lift(program, requires_grad, frozen_params, buffers)
-    shapes.infer_all(program.model)  # onnx's inference stops at operators of ours
-    training, evaluation = program, program.clone()
-    _train(training)
-    _evaluate(evaluation)
-    trainable = [v.name or "" for v in program.inputs(Role.PARAMETER) if v.name in requires_grad]
-    return Forward(training, evaluation, tensors, tuple(trainable))
+    with foreign(model):
+        proto = read(model)
+        _check(proto)
+        program = Program(_standard(proto))
+        _refuse_random(program.graph)
+        buffers = _statistics(program.graph)
+        if all_frozen:
+            frozen_params = _floating(program.graph, {*requires_grad, *buffers})
+        tensors = _lift(program, requires_grad, frozen_params, buffers)
+        shapes.infer_all(program.model)  # onnx's inference stops at operators of ours
+        training, evaluation = program, program.clone()
+        _train(training)
+        _evaluate(evaluation)
+        parameters = program.inputs(Role.PARAMETER)
+        trainable = [v.name or "" for v in parameters if v.name in requires_grad]
+        return Forward(training, evaluation, tensors, tuple(trainable))
 
 
 def weights(model: onnx.ModelProto) -> list[str]:
     """Names of the initializers of a model that look like weights.
 
     They are floating tensors of more than one element, and no running statistics.
+
+    Raises:
+        GraphError: the model is not valid.
     """
-    graph = ir.from_proto(model).graph
-    statistics = {
-        value.name
-        for node in graph.all_nodes()
-        if node.op_type == "BatchNormalization"
-        for value in node.inputs[3:5]
-        if value is not None
-    }
-    return _floating(graph, {name for name in statistics if name})
+    with foreign(model):
+        _check(model)
+        graph = ir.from_proto(model).graph
+        statistics = {
+            value.name
+            for node in graph.all_nodes()
+            if node.op_type == "BatchNormalization"
+            for value in node.inputs[3:5]
+            if value is not None
+        }
+        return _floating(graph, {name for name in statistics if name})
+
+
+@contextmanager
+def foreign(model: object) -> Iterator[None]:
+    """What is raised inside, ortrain's own errors aside, is told as a fault of the model.
+
+    A file from elsewhere may hold anything, and protobuf, onnx, onnx_ir and onnxruntime each have
+    errors of their own for it.
+
+    Args:
+        model: the model, or the path of its file.
+
+    Raises:
+        GraphError: in place of any error but those of the file system.
+    """
+    try:
+        yield
+    except (OrtrainError, OSError):
+        raise
+    except Exception as error:
+        at = "" if isinstance(model, onnx.ModelProto) else f" at {shown(os.fspath(str(model)))}"
+        lines = str(error).strip().splitlines()
+        raise GraphError(
+            f"the ONNX model{at} cannot be used: {lines[0] if lines else type(error).__name__}",
+            because=f"{type(error).__name__}: {error}",
+            help="onnx.checker.check_model(model, full_check=True) says whether it is valid; if it "
+            "is, please report it",
+        ) from error
 
 
 def read(model: onnx.ModelProto | str | os.PathLike[str]) -> onnx.ModelProto:
@@ -85,17 +131,59 @@ def read(model: onnx.ModelProto | str | os.PathLike[str]) -> onnx.ModelProto:
 
     Raises:
         FileNotFoundError: there is no such file.
+        GraphError: it is no ONNX model, or its external data is not beside it.
+        InputError: it has a checksum, which is not that of its content.
     """
     if isinstance(model, onnx.ModelProto):
         return model
-    if not Path(model).is_file():
-        raise FileNotFoundError(f"there is no ONNX model at {os.fspath(model)!r}")
-    return onnx.load(model)
+    with foreign(model), warnings.catch_warnings(action="ignore"):  # of keys that nobody needs
+        if not Path(model).is_file():  # a device or a pipe would be read for ever
+            raise FileNotFoundError(f"there is no ONNX model at {os.fspath(model)!r}")
+        seal.is_model_whole(model, f"ONNX model {os.fspath(model)}")
+        try:
+            # onnx itself refuses external data that leaves the folder, is no file or is too short.
+            return onnx.load(model)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise GraphError(
+                f"the ONNX model at {os.fspath(model)!r} cannot be read: {error}"
+            ) from error
+
+
+def _check(proto: onnx.ModelProto) -> None:
+    """Raises where a model is not valid ONNX, or a tensor has not the size that it says."""
+    if not proto.graph.node:
+        raise GraphError("the ONNX model has no nodes", help="give a model that computes something")
+    checked = without_weights(proto)
+    made = {name for node in proto.graph.node for name in node.output}
+    for output in proto.graph.output:
+        # onnx refuses an output of unknown rank, as some exporters leave it; onnxruntime does not.
+        if output.name in made and not output.type.tensor_type.HasField("shape"):
+            checked.graph.output.remove(output)
+    onnx.checker.check_model(checked)
+    inferred = onnx.shape_inference.infer_shapes(checked, check_type=True, strict_mode=True).graph
+    for value in (*inferred.input, *inferred.value_info, *inferred.output):
+        sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        if max(sizes, default=0) > MOST_ELEMENTS or math.prod(sizes) > MOST_ELEMENTS:
+            raise GraphError(
+                f"the tensor {value.name!r} of the model has the shape {sizes}",
+                because=f"that is more than {MOST_ELEMENTS} elements",
+                help="export the model with other sizes, or with open ones",
+            )
+    for tensor in proto.graph.initializer:
+        if not onnx.external_data_helper.uses_external_data(tensor):
+            onnx.numpy_helper.to_array(tensor)  # a view, mostly
 
 
 def _standard(proto: onnx.ModelProto) -> ir.Model:
     """The model in the standard domain at opset 18 or above, without functions of its own."""
     version = max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=0)
+    if version > onnx.defs.onnx_opset_version():
+        raise GraphError(
+            f"the model is of opset {version}, which onnx {onnx.__version__} does not know",
+            help=f"export it again with opset_version={contract.OPSET}",
+        )
     if version < contract.OPSET:
         try:
             proto = onnx.version_converter.convert_version(proto, contract.OPSET)

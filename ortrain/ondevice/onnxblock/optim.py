@@ -9,6 +9,7 @@ from onnx import TensorProto
 
 from ortrain.errors import StateError
 from ortrain.files import seal
+from ortrain.kinds import expect_number, expect_pair, refused
 from ortrain.ondevice import contract, optim
 from ortrain.ondevice.making.base import current
 from ortrain.ondevice.onnxblock.models import ForwardBlock, Parameters
@@ -24,6 +25,7 @@ class ClipGradNorm:
     """
 
     def __init__(self, max_norm: float) -> None:
+        expect_number("max_norm", max_norm)
         self.max_norm = max_norm
 
 
@@ -90,6 +92,7 @@ class AdamW(_Optimizer):
         clip_grad: ClipGradNorm | None = None,
     ) -> None:
         super().__init__()
+        expect_pair("betas", betas)
         self.optimizer = optim.AdamW(
             betas=(betas[0], betas[1]),
             eps=eps,
@@ -113,5 +116,5 @@ class SGD(_Optimizer):
 
 def _max_norm(clip_grad: ClipGradNorm | None) -> float | None:
     if clip_grad is not None and not isinstance(clip_grad, ClipGradNorm):
-        raise TypeError(f"clip_grad={clip_grad!r}: expected a ClipGradNorm")
+        raise refused("clip_grad", clip_grad, "a ClipGradNorm")
     return None if clip_grad is None else clip_grad.max_norm

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortrain.graph.build import Builder
+from ortrain.kinds import expect_flag
 from ortrain.ondevice.optim.base import Optimizer, Rule, States, check, check_betas
 from ortrain.ondevice.optim.phrases import one_minus_power, towards
 
@@ -37,6 +38,7 @@ class Adam(Optimizer):
         super().__post_init__()
         check_betas(self.betas)
         check("eps", self.eps)
+        expect_flag("bias_correction", self.bias_correction)
 
     @property
     def kinds(self) -> tuple[str, ...]:

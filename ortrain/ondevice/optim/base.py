@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 import onnx_ir as ir
 
 from ortrain.graph.build import Builder
+from ortrain.kinds import NONE, expect, expect_number, expect_pair
 
 States = dict[str, ir.Value]
 
@@ -74,6 +75,8 @@ class Optimizer(ABC):
 
     def __post_init__(self) -> None:
         check("weight_decay", self.weight_decay)
+        expect_number("max_norm", self.max_norm, NONE, expected="a number or None")
+        expect("groups", self.groups, Mapping, "patterns of names, each with a Group")
         if self.max_norm is not None and not self.max_norm > 0:
             raise ValueError(f"max_norm must be above 0, and is {self.max_norm}")
         for pattern, group in self.groups.items():
@@ -109,13 +112,15 @@ class Optimizer(ABC):
 
 
 def check(name: str, value: float, below: float = float("inf")) -> None:
-    """Raises ValueError where a hyperparameter is not in [0, below)."""
+    """Raises ValueError where a hyperparameter is not in [0, below), TypeError for no number."""
+    expect_number(name, value)
     if not 0.0 <= value < below:
         limit = "" if below == float("inf") else f" and below {below:g}"
         raise ValueError(f"{name} must be at least 0{limit}, and is {value}")
 
 
 def check_betas(betas: tuple[float, float]) -> None:
-    """Raises ValueError where a decay of a moment is not in [0, 1)."""
+    """Raises ValueError where a decay of a moment is not in [0, 1), TypeError for no pair."""
+    expect_pair("betas", betas)
     for index, beta in enumerate(betas):
         check(f"betas[{index}]", beta, below=1.0)

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortrain.graph.build import Builder
+from ortrain.kinds import expect_flag, expect_number
 from ortrain.ondevice.optim.base import Optimizer, Rule, States, check
 
 MOMENTUM = "momentum_buffer"
@@ -37,6 +38,8 @@ class SGD(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         check("momentum", self.momentum)
+        expect_number("dampening", self.dampening)
+        expect_flag("nesterov", self.nesterov)
         if self.nesterov and (not self.momentum or self.dampening):
             raise ValueError(
                 "nesterov needs a momentum above 0 and a dampening of 0, and these are "
