@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from ortrain.cli import artifacts, demo, ondevice, train
+from ortrain.cli.output import descriptor_to_stderr
 from ortrain.cli.usage import CommandError, Parser, one_line, told
 from ortrain.errors import MissingPackage
 
@@ -23,7 +24,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 on success, 1 if a step failed, 2 if the command line or an input is wrong, 130 after
         Ctrl-C.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    with descriptor_to_stderr():
+        return _run(list(sys.argv[1:] if argv is None else argv))
+
+
+def _run(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     options.command_line = ["ortrain", *arguments]
     try:
