@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from ortrain.cli import artifacts, check, demo, ondevice, signals, train
+from ortrain.cli.output import descriptor_to_stderr
 from ortrain.cli.usage import CommandError, Parser, one_line, told
 from ortrain.errors import MissingPackage
 
@@ -26,7 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 on success, 1 if a step failed, 2 if the command line or an input is wrong or a file
         cannot be written, 128 and the signal's number after one that asks to end (130: Ctrl-C).
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    with descriptor_to_stderr():
+        return _run(list(sys.argv[1:] if argv is None else argv))
+
+
+def _run(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     options.command_line = ["ortrain", *arguments]
     for stream in (sys.stdout, sys.stderr):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ortrain.cli.arguments import count, names, not_negative, positive
+from ortrain.cli.output import libraries_to_stderr
 from ortrain.cli.usage import UsageError, one_line, told
 
 LOSSES = ("CrossEntropyLoss", "MSELoss", "BCEWithLogitsLoss", "L1Loss")
@@ -33,6 +34,13 @@ def add_to(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Make the artifacts; returns the exit status."""
+    with libraries_to_stderr():
+        _make(options)
+    print(f"the artifacts are in {options.output}")
+    return 0
+
+
+def _make(options: argparse.Namespace) -> None:
     from ortrain.errors import OrtrainError
     from ortrain.ondevice import optim
     from ortrain.ondevice.artifacts import LossType, generate_artifacts
@@ -67,8 +75,6 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(told(error)) from error
     except (OSError, ValueError) as error:
         raise UsageError(one_line(error)) from error
-    print(f"the artifacts are in {options.output}")
-    return 0
 
 
 @contextmanager

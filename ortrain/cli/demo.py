@@ -16,9 +16,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ortrain.cli import signals
+from ortrain.cli.output import libraries_to_stderr
 from ortrain.cli.text_classification.settings import Engine, Settings
 from ortrain.cli.train import print_outcome
 from ortrain.cli.usage import UsageError
@@ -76,7 +77,8 @@ def run_demo(options: argparse.Namespace) -> int:
     model = _model_directory()
     try:
         directory.mkdir(parents=True)
-        _run(model, directory)
+        with libraries_to_stderr() as out:
+            _run(model, directory, out)
     except BaseException as error:
         kept = (directory / "model").exists()  # the trained model, which is complete
         if not kept:
@@ -107,7 +109,7 @@ def comparison(eager: Steps, ortrain: Steps) -> str:
     return "\n".join(lines)
 
 
-def _run(model: Path, directory: Path) -> None:
+def _run(model: Path, directory: Path, out: TextIO) -> None:
     from ortrain.cli import docstrings
     from ortrain.cli.text_classification import job
     from ortrain.cli.text_classification.examples import read_examples
@@ -134,24 +136,34 @@ def _run(model: Path, directory: Path) -> None:
         "Which library does a docstring come from? The names of the libraries are taken out.\n"
         f"{len(examples)} docstrings of {', '.join(docstrings.LIBRARIES)}, read from their sources "
         "on this machine.\n"
-        f"Model: all-MiniLM-L6-v2, 22 million weights, batches of {settings.batch_size}.\n"
+        f"Model: all-MiniLM-L6-v2, 22 million weights, batches of {settings.batch_size}.\n",
+        file=out,
     )
-    print(f"1. The same {STEPS} batches from the same weights, dropout off, AdamW\n", flush=True)
+    print(
+        f"1. The same {STEPS} batches from the same weights, dropout off, AdamW\n",
+        flush=True,
+        file=out,
+    )
     eager = _steps(settings, examples, "torch")
     ortrain = _steps(settings, examples, "ortrain")
-    print(comparison(eager, ortrain))
-    print("\n2. The whole job with ortrain, from the start, dropout as the model has it\n")
-    outcome = job.run(settings)
+    print(comparison(eager, ortrain), file=out)
+    print(
+        "\n2. The whole job with ortrain, from the start, dropout as the model has it\n", file=out
+    )
+    outcome = job.run(settings, out=out)
     assert outcome is not None  # as only of a run that is resumed
-    print_outcome(outcome)
-    print(f"\n{textwrap.indent(outcome.engine, '   ')}")
-    print("\n3. Docstrings that it has not seen, asked of model.onnx on the stock onnxruntime\n")
+    print_outcome(outcome, out)
+    print(f"\n{textwrap.indent(outcome.engine, '   ')}", file=out)
+    print(
+        "\n3. Docstrings that it has not seen, asked of model.onnx on the stock onnxruntime\n",
+        file=out,
+    )
     unseen = read_examples(evaluation_file)
     shown = unseen[:: max(1, len(unseen) // _SHOWN)][:_SHOWN]
     for example, answer in zip(shown, _answers(settings.output, shown), strict=True):
         quoted = f'"{textwrap.shorten(example.text, 160, placeholder=" …")}"'
-        print(textwrap.indent(textwrap.fill(quoted, 94), "   "))
-        print(f"   is from {example.label}; the model says {answer}\n")
+        print(textwrap.indent(textwrap.fill(quoted, 94), "   "), file=out)
+        print(f"   is from {example.label}; the model says {answer}\n", file=out)
 
 
 def _steps(settings: Settings, examples: Sequence[Example], engine: Engine) -> Steps:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ortrain.cli import signals
 from ortrain.cli.arguments import (
@@ -19,6 +19,7 @@ from ortrain.cli.arguments import (
     probability,
     seed,
 )
+from ortrain.cli.output import libraries_to_stderr
 from ortrain.cli.text_classification.settings import Settings
 from ortrain.cli.usage import UsageError
 from ortrain.extras import require
@@ -70,15 +71,16 @@ def run_text_classification(options: argparse.Namespace) -> int:
         trust_remote_code=options.trust_remote_code,
     )
     try:
-        # Here and not above: torch and transformers take seconds to load, which --help and a typing
-        # error need not wait for.
-        from ortrain.cli.text_classification import job
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"the package '{error.name}' is not installed; pip install 'ortrain[hf]'"
-        ) from error
-    try:
-        outcome = job.run(settings)
+        with libraries_to_stderr() as out:
+            try:
+                # Here and not above: torch and transformers take seconds to load, which --help and
+                # a typing error need not wait for.
+                from ortrain.cli.text_classification import job
+            except ModuleNotFoundError as error:
+                raise UsageError(
+                    f"the package '{error.name}' is not installed; pip install 'ortrain[hf]'"
+                ) from error
+            outcome = job.run(settings, out=out)
     except KeyboardInterrupt as interrupt:
         message = _how_to_resume(settings, options.command_line)
         raise signals.Ended(signals.number_of(interrupt), message) from None
@@ -87,15 +89,14 @@ def run_text_classification(options: argparse.Namespace) -> int:
     return 0
 
 
-def print_outcome(outcome: Outcome) -> None:
-    """Print what a finished run has come to."""
+def print_outcome(outcome: Outcome, out: TextIO | None = None) -> None:
+    """Print what a finished run has come to, by default on stdout."""
     settings = outcome.settings
-    print(
-        f"trained in {outcome.training_seconds:.1f} s, {outcome.samples_per_second:.1f} samples/s"
-    )
-    print(f"accuracy {outcome.accuracy:.4f} on {settings.evaluation_file}")
+    seconds, rate = outcome.training_seconds, outcome.samples_per_second
     written = "the model, its ONNX file" if settings.onnx else "the model"
-    print(f"{written} and report.md are in {settings.output}")
+    print(f"trained in {seconds:.1f} s, {rate:.1f} samples/s", file=out)
+    print(f"accuracy {outcome.accuracy:.4f} on {settings.evaluation_file}", file=out)
+    print(f"{written} and report.md are in {settings.output}", file=out)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

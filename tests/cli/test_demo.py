@@ -86,7 +86,7 @@ def test_a_directory_that_exists_is_left_alone(
 def test_an_interrupted_demo_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def press(model: Path, directory: Path) -> None:
+    def press(model: Path, directory: Path, out: object) -> None:
         (directory / "begun").touch()
         raise KeyboardInterrupt
 
