@@ -15,36 +15,26 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import importlib.metadata
 import os
 import shutil
 import stat
 import struct
 import sys
-import time
-import uuid
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import TypeVar
 
-from ortrain.errors import GraphError, OrtrainWarning
+from ortrain.errors import GraphError, OrtrainWarning, SaveError
+from ortrain.files.replacing import remove_abandoned, replace_file
 from ortrain.program import Program
 
-try:
-    fcntl: Any = importlib.import_module("fcntl")
-except ModuleNotFoundError:  # Windows
-    fcntl = None
-
 SUFFIX = ".programs"
-HALF = "half-"
 # Nothing else in the folder is touched, which may be one that has other things in it.
 _ENTRIES = "[0-9a-f]" * 64 + SUFFIX
-_HALVES = HALF + "[0-9a-f]" * 32
-# Without locks, a file that nobody has written to for so many seconds has lost its writer.
-ABANDONED = 24 * 3600.0
+_ENTRY = r"[0-9a-f]{64}\.programs"
 
 _LIBRARIES = ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 _SEAL = hashlib.sha256().digest_size
@@ -161,8 +151,8 @@ class Cache:
             return False
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            _remove_abandoned(self.folder)
-            _write_whole(entry, _sealed(entry.name, parts))
+            remove_abandoned(self.folder, _ENTRY)
+            replace_file(entry, _sealed(entry.name, parts), "cache entry")
             self._make_way(entry)
         except OSError as error:
             self._unusable(error)
@@ -212,7 +202,8 @@ class Cache:
 
 
 def _said(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
+    text = error.because if isinstance(error, SaveError) else str(error)
+    lines = text.strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
@@ -257,70 +248,6 @@ def _unsealed(entry: Path) -> list[memoryview]:
         parts.append(rest[:part])
         rest = rest[part:]
     return parts
-
-
-def _write_whole(path: Path, pieces: Iterable[bytes]) -> None:
-    """Writes a file beside its place, and moves it there once the disk has it.
-
-    While it is written it is locked, by which others know that its writer lives.
-    """
-    with _half(path.parent) as file:
-        half = Path(file.name)
-        try:
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-            if fcntl is None:  # where open files cannot be moved
-                file.close()
-            half.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                file.close()
-            _remove(half)
-            raise
-    with contextlib.suppress(OSError):  # not every system can sync a folder
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def _half(folder: Path) -> BinaryIO:
-    """A new file, locked."""
-    while True:
-        file = (folder / f"{HALF}{uuid.uuid4().hex}").open("xb")
-        if fcntl is not None:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_EX)
-        if fcntl is None or os.fstat(file.fileno()).st_nlink:
-            return file
-        file.close()  # taken for abandoned between the two lines above
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Removes what killed writers have left."""
-    for half in folder.glob(_HALVES):
-        with contextlib.suppress(OSError), half.open("rb") as file:
-            if _abandoned(file):
-                if fcntl is None:  # where open files cannot be removed
-                    file.close()
-                half.unlink()
-
-
-def _abandoned(file: BinaryIO) -> bool:
-    """Whether nobody writes a file any more."""
-    if fcntl is not None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:  # a file system without locks
-            pass
-        else:
-            return True
-    return time.time() - os.fstat(file.fileno()).st_mtime > ABANDONED
 
 
 def _remove(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 from typing import BinaryIO
 
@@ -11,6 +12,10 @@ try:
     import fcntl
 except ImportError:  # Windows, where a file that is open cannot be removed: that is its lock
     fcntl = None  # type: ignore[assignment]
+
+
+# Where there are no locks, what nobody has written to for so many seconds has lost its writer.
+LONG = 24 * 3600.0
 
 
 class Lock:
@@ -97,8 +102,10 @@ def is_abandoned(path: Path) -> bool:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:  # a file system without locks
+        return time.time() - os.fstat(descriptor).st_mtime > LONG
     finally:
         os.close(descriptor)
     return True

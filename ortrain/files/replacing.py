@@ -67,7 +67,7 @@ def replacing(path: str | os.PathLike[str], what: str) -> Iterator[BinaryIO]:
     unfinished: Path | None = None
     try:
         target = regular(path)
-        _remove_abandoned(target)
+        remove_abandoned(target.parent, re.escape(_stem(target)))
         unfinished, file = _beside(target)
         with file:
             yield file
@@ -121,7 +121,7 @@ def staged(folder: Path, stem: str, what: str) -> Iterator[Path]:
     moved: list[str] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(folder / stem)
+        remove_abandoned(folder, re.escape(stem))
         unfinished, descriptor = _folder_beside(folder / stem)
         yield unfinished
         synchronize_tree(unfinished)
@@ -220,10 +220,15 @@ def _folder_beside(target: Path) -> tuple[Path, int]:
         os.close(descriptor)
 
 
-def _remove_abandoned(target: Path) -> None:
-    """Removes what processes that were killed while they saved the same have left."""
-    pattern = re.compile(rf"\.{re.escape(_stem(target))}\.[0-9a-f]{{8}}\.tmp")
-    with contextlib.suppress(OSError), os.scandir(target.parent) as entries:
+def remove_abandoned(folder: Path, names: str) -> None:
+    """Removes what processes that were killed while they saved files have left beside them.
+
+    Args:
+        folder: that the files are in.
+        names: of the files, as a regular expression.
+    """
+    pattern = re.compile(rf"\.(?:{names})\.[0-9a-f]{{8}}\.tmp")
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if pattern.fullmatch(entry.name) and is_abandoned(Path(entry.path)):
                 if entry.is_dir(follow_symlinks=False):
