@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,15 @@ from ortrain.cli import main
 WORDS = ("good", "fine", "great", "bad", "poor", "awful", "film", "plot", "the", "a", "was")
 
 Run = Callable[..., int]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signals_are_not_ignored() -> None:
+    """As in a shell's foreground: in its background, and under nohup, they would be."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
