@@ -145,6 +145,18 @@ def test_two_processes_do_not_write_one_directory(
     assert train() == 0
 
 
+def test_what_a_run_left_that_was_killed_before_its_first_checkpoint_goes(
+    train: Run, output: Path
+) -> None:
+    folder = output.with_name("out.unfinished") / "checkpoint"
+    folder.mkdir(parents=True)
+    for name in ("state.new", ".state.pt.01234567.tmp"):
+        (folder / name).write_bytes(b"half")
+    assert train() == 0
+    assert _whole(output)
+    assert not folder.parent.exists()
+
+
 def test_files_of_the_users_beside_it_are_not_taken_for_ours(train: Run, output: Path) -> None:
     mine = output.with_name("out.unfinished") / "mine"
     mine.parent.mkdir()

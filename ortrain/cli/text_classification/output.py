@@ -29,6 +29,8 @@ from ortrain.files.lock import Lock, is_abandoned
 from ortrain.files.replacing import replacing, synchronize, synchronize_tree
 
 _CHECKPOINT = "checkpoint"
+# What earlier versions wrote a checkpoint to, and left when they were killed meanwhile.
+_OLD = "state.new"
 # What a rename says where something else has the name.
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
 
@@ -107,6 +109,7 @@ class Output:
             self._is_ours = True
             if not (resume and self.is_complete()):
                 self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+                (self.checkpoint.parent / _OLD).unlink(missing_ok=True)
         except OSError as error:
             self.close()
             raise UsageError(
@@ -248,7 +251,8 @@ class Output:
         folder = self.checkpoint.parent
         others = [path for path in self.unfinished.iterdir() if path != folder]
         left = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-        return not others and all(name.startswith(f".{self.checkpoint.name}.") for name in left)
+        ours = f".{self.checkpoint.name}."
+        return not others and all(name.startswith(ours) or name == _OLD for name in left)
 
 
 def _checked(directory: Path) -> Path:
