@@ -7,12 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
 
 from ortrain.cli import main
-
-WORDS = ("good", "fine", "great", "bad", "poor", "awful", "film", "plot", "the", "a", "was")
+from tests.cli.tiny import make_model
 
 Run = Callable[..., int]
 
@@ -30,21 +27,7 @@ def signals_are_not_ignored() -> None:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a two-layer BERT of width 16, with the dropout of the real ones."""
     directory = tmp_path_factory.mktemp("model") / "tiny"
-    directory.mkdir()
-    vocabulary = directory / "vocab.txt"
-    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]) + "\n")
-    tokenizer = transformers.BertTokenizer(vocab=str(vocabulary), model_max_length=16)
-    tokenizer.save_pretrained(directory)
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-    )
-    transformers.BertModel(config).save_pretrained(directory)
+    make_model(directory)
     return directory
 
 

@@ -21,8 +21,8 @@ from ortrain.cli.text_classification.batches import Batches
 from ortrain.cli.text_classification.classifier import Classifier, check_length, load_classifier
 from ortrain.cli.text_classification.examples import Example
 from ortrain.cli.usage import UsageError
-
-from .conftest import WORDS, Run
+from tests.cli.conftest import Run
+from tests.cli.tiny import WORDS
 
 LABELS = ["no", "yes"]
 HEAD = ("classifier.weight", "classifier.bias")

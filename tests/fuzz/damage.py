@@ -23,6 +23,7 @@ from ortrain.files import checksums
 from ortrain.ondevice import CheckpointState, Module, Optimizer, TrainStep, optim
 from ortrain.ondevice.artifacts import LossType, generate_artifacts
 from ortrain.program import Program
+from tests.cli.tiny import make_model
 from tests.fuzz.forked import each, told
 
 REFUSED, SAME = "refused", "no effect"
@@ -170,28 +171,6 @@ def _data(folder: Path) -> Kind:
     rows = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
     np.savez_compressed(path, x=rows, y=np.arange(6))
     return Kind("data.npz", path, lambda: told(arrays(path, ["x", "y"])))
-
-
-WORDS = ("good", "fine", "great", "bad", "poor", "awful", "film", "plot", "the", "a", "was")
-
-
-def make_model(folder: Path) -> None:
-    """A two-layer BERT of width 16 and its tokenizer."""
-    folder.mkdir(parents=True)
-    vocabulary = folder / "vocab.txt"
-    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]) + "\n")
-    tokenizer = transformers.BertTokenizer(vocab=str(vocabulary), model_max_length=16)
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-    )
-    transformers.BertModel(config).save_pretrained(folder)
 
 
 # -- damage --------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from ortrain.errors import InputError
 from ortrain.files import checksums
 from ortrain.ondevice import CheckpointState, optim
 from ortrain.ondevice.artifacts import LossType, generate_artifacts
-from tests.fuzz.damage import make_model
+from tests.cli.tiny import make_model
 from tests.fuzz.forked import Ended, Operations, command, told
 
 FINE = "whole"
