@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
+
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 60, 60
 _PLAIN = (str, bytes, bool, int, float, list, tuple, dict, set, type(None))
@@ -53,7 +55,9 @@ def expect(
 
 def expect_flag(name: str, value: object) -> None:
     """Raises TypeError where an argument is not True or False, which old scripts write 1 or 0."""
-    if type(value) is not bool and not (isinstance(value, Integral) and int(value) in (0, 1)):
+    if isinstance(value, bool | np.bool_):
+        return
+    if not isinstance(value, Integral) or int(value) not in (0, 1):
         raise refused(name, value, "True or False")
 
 
@@ -67,11 +71,11 @@ def expect_whole(name: str, value: object, *others: type, expected: str = "a who
     expect(name, value, (Integral, *others), expected)
 
 
-def expect_pair(name: str, value: Any) -> None:
-    """Raises TypeError where an argument is no pair of numbers."""
+def expect_pair(name: str, value: Any, *others: type) -> None:
+    """Raises TypeError where an argument is no pair of numbers, or of the other classes."""
     if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
         raise refused(name, value, "a pair of numbers")
-    if len(value) != 2 or not all(isinstance(v, Real) for v in value):
+    if len(value) != 2 or not all(isinstance(v, (Real, *others)) for v in value):
         raise refused(name, value, "a pair of numbers")
 
 

@@ -6,11 +6,13 @@ import math
 import warnings
 from collections.abc import Iterable, Sequence
 from types import GeneratorType
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ortrain.kinds import expect, expect_flag, expect_number
+from ortrain.kinds import expect, expect_flag, expect_number, refused
+from ortrain.optim.hyperparameters import expect_scalar
 
 # Elements from which on a norm is taken by rows, and those of a row.
 LARGE, ROW = 2**17, 2**12
@@ -20,7 +22,7 @@ LARGE, ROW = 2**17, 2**12
 def clip_grad_norm_(
     parameters: Iterable[Tensor] | Tensor,
     max_norm: float,
-    norm_type: float = 2.0,
+    norm_type: float | Literal["inf"] = 2.0,
     error_if_nonfinite: bool = False,
 ) -> Tensor:
     """Scales gradients so that their norm, over all of them, is at most ``max_norm``.
@@ -45,7 +47,9 @@ def clip_grad_norm_(
     """
     hint = "write model.parameters()" if isinstance(parameters, torch.nn.Module) else ""
     expect("parameters", parameters, Iterable, "tensors, or one", hint)
-    expect_number("max_norm", max_norm)
+    expect_scalar("max_norm", max_norm)
+    if isinstance(norm_type, str) and norm_type == "inf":  # as torch has it, too
+        norm_type = math.inf
     expect_number("norm_type", norm_type)
     expect_flag("error_if_nonfinite", error_if_nonfinite)
     exhausted = isinstance(parameters, GeneratorType)
@@ -53,7 +57,8 @@ def clip_grad_norm_(
     if exhausted and not parameters:
         warnings.warn("the generator of parameters is empty: nothing is clipped", stacklevel=3)
     for parameter in parameters:
-        expect("parameters", parameter, Tensor, "tensors")
+        if not isinstance(parameter, Tensor):
+            raise refused("parameters", parameter, "tensors")
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     # Summed by rows, a norm would not be torch's to the bit.
     norm = total_norm if norm_type == math.inf else torch.nn.utils.get_total_norm

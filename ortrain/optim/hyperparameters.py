@@ -11,6 +11,12 @@ from torch import Tensor, nn
 from ortrain.kinds import expect_flag, expect_number, expect_pair, refused
 
 
+def expect_scalar(name: str, value: object) -> None:
+    """Raises TypeError where an argument is neither a number nor a tensor of one element."""
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        expect_number(name, value)
+
+
 def check_params(params: object) -> None:
     """Raises TypeError where parameters are none; what is in a list of them, torch looks at.
 
@@ -56,9 +62,9 @@ def check_group(group: Mapping[str, Any], owner: str) -> None:
         )
     lr, eps, decay = group["lr"], group["eps"], group["weight_decay"]
     expect_number("lr", lr, Tensor, expected="a number or a tensor")
-    expect_number("eps", eps)
-    expect_number("weight_decay", decay)
-    expect_pair("betas", group["betas"])
+    expect_scalar("eps", eps)
+    expect_scalar("weight_decay", decay)
+    expect_pair("betas", group["betas"], Tensor)
     expect_flag("bias_correction", group.get("bias_correction", True))
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError(f"Tensor lr must be 1-element, and has shape {tuple(lr.shape)}")
@@ -83,4 +89,4 @@ def check_group(group: Mapping[str, Any], owner: str) -> None:
             )
 
 
-__all__ = ["check_group", "check_params", "newest"]
+__all__ = ["check_group", "check_params", "expect_scalar", "newest"]

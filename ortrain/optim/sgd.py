@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from ortrain.kinds import expect_flag, expect_number
-from ortrain.optim.hyperparameters import check_params, newest
+from ortrain.optim.hyperparameters import check_params, expect_scalar, newest
 
 
 class SGD(torch.optim.SGD):
@@ -46,9 +46,9 @@ class SGD(torch.optim.SGD):
     ) -> None:
         check_params(params)
         expect_number("lr", lr, Tensor, expected="a number or a tensor")
-        expect_number("momentum", momentum)
-        expect_number("dampening", dampening)
-        expect_number("weight_decay", weight_decay)
+        expect_scalar("momentum", momentum)
+        expect_scalar("dampening", dampening)
+        expect_scalar("weight_decay", weight_decay)
         expect_flag("nesterov", nesterov)
         super().__init__(
             params,

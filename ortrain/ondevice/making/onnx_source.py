@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 from onnx_ir.passes.common import InlinePass, NameFixPass
 
 from ortrain.errors import GraphError, OrtrainError
@@ -151,6 +152,35 @@ def read(model: onnx.ModelProto | str | os.PathLike[str]) -> onnx.ModelProto:
             ) from error
 
 
+def _inferred(proto: onnx.ModelProto, checked: onnx.ModelProto) -> onnx.ModelProto:
+    """A model with the shapes of its values.
+
+    Args:
+        proto: the model.
+        checked: the same without its weights.
+
+    Raises:
+        Exception: of onnx, where the graph contradicts itself and onnxruntime refuses it, too.
+    """
+    infer = onnx.shape_inference.infer_shapes
+    try:
+        return infer(checked, check_type=True, strict_mode=True)
+    except onnx.shape_inference.InferenceError:
+        # Some exporters declare shapes that are not those of the nodes, and onnxruntime takes its
+        # own: it is the one to decide.
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        try:
+            content = proto.SerializeToString()
+            onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        except Exception:  # onnxruntime has no common base of its errors
+            pass
+        else:
+            return infer(checked)
+        raise
+
+
 def _check(proto: onnx.ModelProto) -> None:
     """Raises where a model is not valid ONNX, or a tensor has not the size that it says."""
     if not proto.graph.node:
@@ -162,7 +192,7 @@ def _check(proto: onnx.ModelProto) -> None:
         if output.name in made and not output.type.tensor_type.HasField("shape"):
             checked.graph.output.remove(output)
     onnx.checker.check_model(checked)
-    inferred = onnx.shape_inference.infer_shapes(checked, check_type=True, strict_mode=True).graph
+    inferred = _inferred(proto, checked).graph
     for value in (*inferred.input, *inferred.value_info, *inferred.output):
         sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
         if max(sizes, default=0) > MOST_ELEMENTS or math.prod(sizes) > MOST_ELEMENTS:
