@@ -10,7 +10,7 @@ from typing import Any
 
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 60, 60
-_PLAIN = (str, bytes, int, float, list, tuple, dict, set, type(None))
+_PLAIN = (str, bytes, int, float, bool, list, tuple, dict, set, type(None))
 
 
 def shown(value: object) -> str:
