@@ -120,9 +120,11 @@ class Cache:
         self._unproven.clear()
         for entry in entries:
             _remove(entry)
-        if read:
-            self._tell("damaged", f"graphs kept in {str(self.folder)!r} do not serve")
         return read
+
+    def remade(self) -> None:
+        """Tells that what was distrusted serves now: only then was it the entries' fault."""
+        self._tell("damaged", f"graphs kept in {str(self.folder)!r} did not serve", "they are new")
 
     # -- files -------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from ortrain.errors import (
     UnsupportedInput,
     UnsupportedOutput,
 )
-from ortrain.kinds import expect, refused
+from ortrain.kinds import expect, refused, shown
 
 Engine = Literal["auto", "onnxruntime", "torch"]
 Fallback = Literal["torch", "raise"]
@@ -37,7 +37,6 @@ _TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
     ("cache_bytes", (int, type(None)), "a number of bytes, or None"),
     ("arena retry", (bool,), "True or False"),
     ("cache_dir", (str, os.PathLike, type(None)), "the path of a folder, or None"),
-    ("certificate", (str, int), "a string or a number of steps"),
     ("policy", (tuple,), "a tuple of errors of ortrain.errors"),
 )
 
@@ -115,9 +114,10 @@ class Options:
         if self.fallback not in ("torch", "raise"):
             raise ValueError(f"fallback={self.fallback!r}: expected 'torch' or 'raise'")
         every = type(self.certificate) is int and self.certificate > 0
-        if not every and self.certificate not in ("first", "each size", "off"):
+        named = isinstance(self.certificate, str)
+        if not every and not (named and self.certificate in ("first", "each size", "off")):
             raise ValueError(
-                f"certificate={self.certificate!r}: expected 'first', 'each size', 'off' or a "
+                f"certificate={shown(self.certificate)}: expected 'first', 'each size', 'off' or a "
                 "number of steps"
             )
         if not 18 <= self.opset <= 23:

@@ -94,7 +94,9 @@ class Captures:
                 if isinstance(error, CheckFailed) or not self.cache.distrust():
                     raise
                 del form.served[known:]
-                return self._find(state, form, flat, sizes)
+                served = self._find(state, form, flat, sizes)
+                self.cache.remade()
+                return served
 
     def _find(self, state: State, form: Form, flat: FlatCall, sizes: Sizes) -> Served:
         refused = form.refused.get(sizes)

@@ -214,7 +214,10 @@ class Runner:
     def _made_anew(self, form: Form, flat: FlatCall) -> Any:
         """Runs a call whose graph came from the cache and does not serve, captured anew."""
         form.drop()
-        return self(flat.args, flat.kwargs)
+        output = self(flat.args, flat.kwargs)
+        if form.served:
+            self.captures.cache.remade()
+        return output
 
     def _with_constants(self, form: Form, flat: WithNumbers) -> Any:
         """Runs a call whose numbers cannot be inputs, with each value a constant of a graph."""
@@ -460,6 +463,7 @@ class Runner:
             return False
         form.report.recovered += 1
         if anew:  # the next call captures again
+            self.captures.cache.remade()
             return True
         self._note(form, tuple([t.shape for t in flat.tensors]), error)
         self._warn(str(error))

@@ -35,7 +35,9 @@ def trained(folder: Path, **options: Any) -> tuple[Tensor, ORTModule]:
 
 
 def damage_told() -> AbstractContextManager[Any]:
-    return pytest.warns(OrtrainWarning, match="(damaged|do not serve).*; it is made again")
+    return pytest.warns(
+        OrtrainWarning, match="(is damaged.*; it is made again|did not serve; they are new)"
+    )
 
 
 def files(folder: Path) -> list[Path]:
@@ -126,7 +128,7 @@ def test_a_graph_with_other_numbers_is_made_again_where_it_is_compared(tmp_path:
     for node in (node for part in parts for node in part.graph.node):
         node.op_type = {"Tanh": "Sigmoid"}.get(node.op_type, node.op_type)
     step.write_bytes(b"".join(_sealed(step.name, [p.SerializeToString() for p in parts])))
-    with pytest.warns(OrtrainWarning, match="do not serve; it is made again"):
+    with pytest.warns(OrtrainWarning, match="did not serve; they are new"):
         again, model = trained(tmp_path, certificate="first")
     assert torch.equal(first, again)
     assert model.report.mode == "graph"
@@ -145,7 +147,7 @@ def test_a_graph_that_fails_as_it_runs_is_made_again(
         return own(self, feeds)
 
     monkeypatch.setattr(Compiled, "run_values", run_values)
-    with pytest.warns(OrtrainWarning, match="do not serve; it is made again"):
+    with pytest.warns(OrtrainWarning, match="did not serve; they are new"):
         again, model = trained(tmp_path)
     assert torch.equal(first, again)
     assert (model.report.mode, model.report.eager_calls) == ("graph", 0)
@@ -164,7 +166,7 @@ def test_a_backward_that_fails_takes_its_entries_with_it(
         return own(self, feeds)
 
     monkeypatch.setattr(Compiled, "run_values", run_values)
-    with pytest.warns(OrtrainWarning, match="do not serve; it is made again"):
+    with pytest.warns(OrtrainWarning, match="did not serve; they are new"):
         again, model = trained(tmp_path, fallback="torch")
     torch.testing.assert_close(first, again)
     assert files(tmp_path) == []
@@ -191,6 +193,25 @@ def test_what_does_not_become_a_graph_costs_no_entry_of_what_does(tmp_path: Path
         with pytest.warns(OrtrainWarning, match="in PyTorch"):
             model(torch.randn(5, 4), named=True).backward()
         assert len(files(tmp_path)) == 2
+
+
+def test_a_module_without_a_backward_in_the_graph_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its evaluation and its training have one capture, and only the first becomes a step."""
+    monkeypatch.delitem(registry._ENTRIES, registry._key("Tanh"))
+    for _ in range(3):
+        model = ORTModule(
+            nn.Sequential(nn.Linear(4, 3), nn.Tanh()),
+            options=Options(engine="onnxruntime", cache_dir=tmp_path),
+        )
+        value = torch.rand(3, 4)
+        with torch.no_grad():
+            model(value)
+        assert model.report.mode == "graph"
+        with pytest.warns(OrtrainWarning, match="in PyTorch") as told:
+            model(value).sum().backward()
+        assert len(told) == 1
 
 
 @pytest.mark.parametrize("place", ["a file", "below a file", "a lost link"])
