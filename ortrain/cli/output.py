@@ -56,6 +56,8 @@ def descriptor_to_stderr() -> Iterator[None]:
         yield
     finally:
         sys.stdout = original
+        with contextlib.suppress(OSError, ValueError):  # what Python keeps of what it was given
+            original.flush()
         with contextlib.suppress(OSError, AttributeError):  # what C keeps for a pipe until the end
             ctypes.CDLL(None).fflush(None)
         os.dup2(kept, 1)
