@@ -243,9 +243,10 @@ def _digest(path: Path) -> str:
 
 def _check_identity(saved: dict[str, str], now: dict[str, str], output: Output) -> None:
     for option, value in now.items():
-        if saved.get(option) == value:
-            continue
-        if option in ("--train", "--eval") or option.startswith("--model's"):
+        is_part = option.startswith("--model's")
+        if saved.get(option) == value or (is_part and option not in saved):
+            continue  # earlier versions did not note the model's files
+        if is_part or option in ("--train", "--eval"):
             raise UsageError(
                 f"{option}: the file is not the one that the run began with; restore it, or remove "
                 f"{output.unfinished} and start again without --resume"
