@@ -163,7 +163,7 @@ def _cache(folder: Path) -> list[Kind]:
 
     files = sorted(path for path in (folder / "entries").rglob("*") if path.is_file())
     files = [path for path in files if path.stat().st_size]
-    return [Kind(f"cache entry's {path.name}", path, read) for path in files]
+    return [Kind("cache entry", path, read) for path in files]
 
 
 def _data(folder: Path) -> Kind:
