@@ -48,7 +48,7 @@ def _make(options: argparse.Namespace) -> None:
     from ortrain.ondevice.making.onnx_source import read, weights
 
     try:
-        with held_back():
+        with warnings_held_back():
             model = read(options.model)
             found = weights(model)
             frozen = _matching(found, options.freeze, "--freeze")
@@ -78,7 +78,7 @@ def _make(options: argparse.Namespace) -> None:
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def warnings_held_back() -> Iterator[None]:
     """What libraries warn of is shown where the command succeeds, else its own line alone."""
     disabled = logging.root.manager.disable
     logging.disable(logging.ERROR)  # onnx_ir logs a traceback where it infers no shapes

@@ -26,11 +26,6 @@ class Ended(KeyboardInterrupt):
         super().__init__(message)
         self.number = number
 
-    @property
-    def status(self) -> int:
-        """The exit status by convention: 130 after Ctrl-C."""
-        return 128 + self.number
-
 
 def number_of(interrupt: KeyboardInterrupt) -> int:
     """The signal behind an exception; Python's own is raised for Ctrl-C."""

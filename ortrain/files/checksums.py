@@ -20,7 +20,7 @@ def write(folder: Path) -> None:
         OSError: a file cannot be read, or this one not be written.
     """
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != NAME)
-    rows = [f"{_digest(path)}  {path.name}\n" for path in files]
+    rows = [f"{sha256(path)}  {path.name}\n" for path in files]
     with (folder / NAME).open("w", encoding="utf-8") as file:
         file.writelines(rows)
 
@@ -58,7 +58,7 @@ def check(folder: Path, *, whole: bool = False) -> None:
         if not path.is_file():
             if whole:
                 faults.append(f"{match[2]} is missing")
-        elif _digest(path) != match[1]:
+        elif sha256(path) != match[1]:
             faults.append(f"{match[2]} has another checksum than in {NAME}")
     if faults:
         raise InputError(
@@ -68,6 +68,11 @@ def check(folder: Path, *, whole: bool = False) -> None:
         )
 
 
-def _digest(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """The checksum of a file, in hexadecimal digits.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -16,6 +15,7 @@ import numpy as np
 from ortrain.cli import signals
 from ortrain.cli.progress import Progress
 from ortrain.errors import InputError, listing
+from ortrain.files.checksums import sha256
 from ortrain.ondevice import contract
 from ortrain.ondevice.checkpoint import CheckpointState
 from ortrain.ondevice.module import Module
@@ -87,7 +87,7 @@ class Settings:
             "--decay": self.decay,
             "--seed": self.seed,
         }
-        digests = {name: _digest(path) for name, path in files.items() if path.exists()}
+        digests = {name: sha256(path) for name, path in files.items() if path.exists()}
         return digests | {option: str(value) for option, value in numbers.items()}
 
 
@@ -277,8 +277,7 @@ class Loop:
         return InputError(
             f"training has diverged: {what}",
             because=told,
-            help=f"lower --learning-rate {self.settings.learning_rate:g} and start again"
-            + (f"; {told}" if told else ""),
+            help=f"lower --learning-rate {self.settings.learning_rate:g} and start again",
         )
 
     def _save(self, batches: int) -> None:
@@ -343,11 +342,6 @@ def _identity(state: CheckpointState) -> dict[str, str]:
     except (RecursionError, ValueError):
         found = None
     return found if isinstance(found, dict) else {}
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _loss(results: Any) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import time
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from ortrain.cli.text_classification.output import Output
 from ortrain.cli.text_classification.report import Outcome, write_report, write_steps
 from ortrain.cli.text_classification.settings import Settings
 from ortrain.cli.usage import CommandError, FileError, UsageError, one_line
+from ortrain.files.checksums import sha256
 
 _WEIGHTS = {".bin", ".h5", ".msgpack", ".onnx", ".pt", ".safetensors"}
 _ONE_FILE = 1_500_000_000
@@ -213,7 +213,7 @@ def _identity(settings: Settings) -> dict[str, str]:
         others = (path for path in folder.iterdir() if path.suffix not in _WEIGHTS)
         files |= {f"--model's {path.name}": path for path in others if path.is_file()}
     try:
-        digests = {option: _digest(path) for option, path in files.items()}
+        digests = {option: sha256(path) for option, path in files.items()}
     except OSError as error:
         raise UsageError(
             f"{error.filename}: cannot be read any more ({error.strerror}); let it be as long as "
@@ -234,11 +234,6 @@ def _identity(settings: Settings) -> dict[str, str]:
         "--columns": settings.columns,
     }
     return {**digests, **{option: str(value) for option, value in names.items()}}
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _check_identity(saved: dict[str, str], now: dict[str, str], output: Output) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ortrain.cli import signals
-from ortrain.cli.usage import FileError, UsageError, one_line
+from ortrain.cli.usage import FileError, UsageError, excerpt, one_line
 from ortrain.errors import InputError, OrtrainError
 from ortrain.files import checksums, seal
 from ortrain.files.lock import Lock, is_abandoned
@@ -275,9 +275,9 @@ def _checked(directory: Path) -> Path:
             with contextlib.suppress(FileNotFoundError):
                 path.stat()
     except OSError as error:
-        shown = _shortened(str(directory))
         raise UsageError(
-            f"--output '{shown}': cannot be made ({error.strerror}); choose another"
+            f"--output '{excerpt(str(directory))}': cannot be made ({error.strerror}); choose "
+            "another"
         ) from None
     except ValueError as error:
         raise UsageError(f"--output: is no path ({one_line(error)}); choose another") from None
@@ -289,10 +289,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:40]}…{text[-30:]}"
 
 
 def _is_free(path: Path) -> bool:
