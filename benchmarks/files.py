@@ -8,96 +8,76 @@ own reading and writing of the same tensors, which is synchronized alike.
 
 from __future__ import annotations
 
-import argparse
-import json
+import contextlib
 import os
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
+from measurement import Results, alternate, arguments, compared, ratio
 from safetensors import safe_open
 from safetensors.numpy import save_file
-from workloads import machine
 
-from ortrain.files import crc32
-from ortrain.ondevice.running import checkpoint_file, safetensors_file
+from ortrain.files import crc32, seal
+from ortrain.ondevice.running import checkpoint_file
+
+ACTIONS = ("save", "load")
 
 
-def seconds(call: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
+@contextlib.contextmanager
+def no_checksum() -> Iterator[None]:
+    """Checksums cost nothing and are not compared."""
+    with (
+        mock.patch.object(crc32, "of", return_value=0),
+        mock.patch.object(seal, "compare", return_value=None),
+    ):
+        yield
+
+
+def contestants(folder: Path, megabytes: int) -> dict[str, Callable[[], object]]:
+    """What is timed, each on a file of its own; all save before the first loads."""
+    generator = np.random.default_rng(0)
+    size = megabytes * 2500
+    weights = {f"w{i}": (generator.standard_normal(size, np.float32), True) for i in range(100)}
+    content = checkpoint_file.new(weights, {})
+
+    def save_plain() -> None:
+        save_file(content.tensors, folder / "safetensors")
+        with (folder / "safetensors").open("rb") as file:
+            os.fsync(file.fileno())
+
+    def load_plain() -> dict[str, np.ndarray]:
+        with safe_open(folder / "safetensors", framework="np") as file:
+            return {name: file.get_tensor(name) for name in content.tensors}
+
+    return {
+        "save with": lambda: checkpoint_file.write(content, folder / "with"),
+        "save without": no_checksum()(lambda: checkpoint_file.write(content, folder / "without")),
+        "save safetensors": save_plain,
+        "load with": lambda: checkpoint_file.read(folder / "with"),
+        "load without": no_checksum()(lambda: checkpoint_file.read(folder / "without")),
+        "load safetensors": load_plain,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--megabytes", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results/files.json")
     options = parser.parse_args()
-    generator = np.random.default_rng(0)
-    size = options.megabytes * 2500
-    weights = {f"w{i}": (generator.standard_normal(size, np.float32), True) for i in range(100)}
-    content = checkpoint_file.new(weights, {})
+    results = Results("files", options.json)
     with tempfile.TemporaryDirectory() as folder:
-        path, plain = Path(folder) / "checkpoint", Path(folder) / "plain"
-
-        def save_plain() -> None:
-            save_file(content.tensors, plain)
-            with plain.open("rb") as file:
-                os.fsync(file.fileno())
-
-        def load_plain() -> dict[str, np.ndarray]:
-            with safe_open(plain, framework="np") as file:
-                return {name: file.get_tensor(name) for name in content.tensors}
-
-        def without(call: Callable[[], object]) -> Callable[[], object]:
-            def run() -> object:
-                with (
-                    mock.patch.object(crc32, "of", return_value=0),
-                    mock.patch.object(safetensors_file.seal, "compare", return_value=None),
-                ):
-                    return call()
-
-            return run
-
-        def save() -> None:
-            checkpoint_file.write(content, path)
-
-        def load() -> object:
-            return checkpoint_file.read(path)
-
-        contestants: dict[str, dict[str, Callable[[], object]]] = {
-            "with": {"save": save, "load": load},
-            "without": {"save": without(save), "load": without(load)},
-            "safetensors": {"save": save_plain, "load": load_plain},
-        }
-        found: dict[str, dict[str, list[float]]] = {
-            name: {"save": [], "load": []} for name in contestants
-        }
-        for _ in range(options.rounds):
-            for name, calls in contestants.items():
-                for action, call in calls.items():
-                    found[name][action].append(seconds(call))
-            save()  # what is loaded next has its checksum
-    results: dict[str, Any] = {
-        "machine": machine(),
-        "checksum": crc32.of.__module__,
-        "megabytes": options.megabytes,
-    }
-    for action in ("save", "load"):
-        rows = {name: statistics.median(times[action]) for name, times in found.items()}
-        pairs = zip(found["with"][action], found["without"][action], strict=True)
-        ratio = statistics.median(a / b for a, b in pairs)
-        results[action] = {"median_seconds": rows, "median_of_with_over_without": ratio}
+        times = alternate(contestants(Path(folder), options.megabytes), options.rounds)
+    found = {}
+    for action in ACTIONS:
+        own = {name.split()[1]: each for name, each in times.items() if name.startswith(action)}
+        rows = {name: row["median_ms"] / 1e3 for name, row in compared(own).items()}
+        times_ratio = ratio(own["with"], own["without"])
+        found[action] = {"median_seconds": rows, "median_of_with_over_without": times_ratio}
         told = ", ".join(f"{name} {value:.3f} s" for name, value in rows.items())
-        print(f"{action}: {told}; with / without {ratio:.2f}")
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
+        print(f"{action}: {told}; with / without {times_ratio:.2f}")
+    results.save(checksum=crc32.of.__module__, megabytes=options.megabytes, **found)
 
 
 if __name__ == "__main__":

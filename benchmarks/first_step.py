@@ -1,6 +1,6 @@
 """Seconds to the first finished training step, after imports.
 
-    python benchmarks/first_step.py [bert minilm]
+    python benchmarks/first_step.py [bert minilm] [--contestants ort aten]
 
 Each measurement is a process of its own: without a cache, with an empty `cache_dir`, and with one
 that an earlier process has filled.
@@ -8,67 +8,75 @@ that an earlier process has filled.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
+from measurement import ProcessFailed, Results, Row, arguments, in_a_process, one_of
 
-def child(workload: str, cache: str) -> dict[str, Any]:
+OURS = ("ort", "aten", "aten-bf16", "auto", "auto-bf16")
+
+
+def child(workload: str, name: str, cache: str) -> Row:
     start = time.perf_counter()
-    import torch
-    from workloads import WORKLOADS, loss_of
+    from contestants import Training
+    from workloads import WORKLOADS
 
-    from ortrain import Options, ORTModule
+    import ortrain.module
 
     imports = time.perf_counter() - start
-    module, batch = WORKLOADS[workload].make()
-    cache_dir = Path(cache) if cache else None
-    model = ORTModule(
-        module, options=Options(engine="onnxruntime", fallback="raise", cache_dir=cache_dir)
-    )
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
-    start = time.perf_counter()
-    loss_of(model(**batch)).backward()
-    optimizer.step()
-    first = time.perf_counter() - start
-    return {"imports": imports, "first_step": first, "stages": model.report.stages}
+    training = Training(name, WORKLOADS[workload])
+    training.wrap(cache_dir=cache or None)
+    first = training.turn(1, warm_up=0) / 1e3
+    assert isinstance(training.model, ortrain.module.ORTModule)
+    return {"imports": imports, "first_step": first, "stages": training.report.stages}
+
+
+def measure(workload: str, name: str, rounds: int) -> dict[str, list[Row]]:
+    """The runs without a cache, with an empty one, and with a full one."""
+
+    def runs(cache: str, count: int) -> list[Row]:
+        return [in_a_process(__file__, workload, name, cache) for _ in range(count)]
+
+    with tempfile.TemporaryDirectory() as folder:
+        return {
+            "no cache": runs("", rounds),
+            "cache, first process": runs(folder, 1),
+            "cache, later process": runs(folder, rounds),
+        }
+
+
+def middle(runs: list[Row]) -> Row:
+    """The run with the middle time."""
+    return sorted(runs, key=lambda run: float(run["first_step"]))[len(runs) // 2]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__, rounds=3)
     parser.add_argument("workloads", nargs="*", default=["bert", "minilm"])
-    parser.add_argument("--child", nargs=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--json", type=Path, default=Path(__file__).parent / "results/first_step.json"
-    )
+    parser.add_argument("--contestants", nargs="+", default=["ort", "aten"], type=one_of(OURS))
+    parser.add_argument("--child", nargs=3)
     options = parser.parse_args()
     if options.child:
         print(json.dumps(child(*options.child)))
         return
-    from workloads import in_a_process, machine
-
-    results: dict[str, Any] = {"machine": machine(), "workloads": {}}
+    results = Results("first_step", options.json)
     for workload in options.workloads:
-        with tempfile.TemporaryDirectory() as folder:
-            runs = {
-                "no cache": [in_a_process(__file__, workload, "") for _ in range(options.rounds)],
-                "cache, first process": [in_a_process(__file__, workload, folder)],
-                "cache, later process": [
-                    in_a_process(__file__, workload, folder) for _ in range(options.rounds)
-                ],
-            }
-        results["workloads"][workload] = runs
-        print(workload)
-        for name, rows in runs.items():
-            middle = sorted(rows, key=lambda row: row["first_step"])[len(rows) // 2]
-            stages = ", ".join(f"{k} {v:.2f}" for k, v in middle["stages"].items())
-            print(f"  {name:<22}{middle['first_step']:6.2f} s  ({stages})")
-    options.json.parent.mkdir(exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
+        found: dict[str, Any] = {}
+        for name in options.contestants:
+            try:
+                found[name] = measure(workload, name, options.rounds)
+            except ProcessFailed as failure:
+                found[name] = {"skipped": str(failure)}
+                print(f"{workload}, {name}: skipped: {failure}")
+                continue
+            print(f"{workload}, {name}")
+            for kind, runs in found[name].items():
+                run = middle(runs)
+                stages = ", ".join(f"{key} {value:.2f}" for key, value in run["stages"].items())
+                print(f"  {kind:<22}{run['first_step']:6.2f} s  ({stages})", flush=True)
+        results.save(workloads={workload: found})
 
 
 if __name__ == "__main__":

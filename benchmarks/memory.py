@@ -1,6 +1,6 @@
-"""Peak resident memory of a training step, each engine in a process of its own.
+"""Peak resident memory of a training step, each contestant in a process of its own.
 
-    python benchmarks/memory.py [bert minilm bert-checkpointed]
+    python benchmarks/memory.py [bert minilm bert-checkpointed] [--contestants eager ort auto]
 
 The peak over steps 3 to 10, less what was resident once model and optimizer were made. What the
 import of ortrain and the capture leave behind is part of that number and is shown apart.
@@ -8,30 +8,25 @@ import of ortrain and the capture leave behind is part of that number and is sho
 
 from __future__ import annotations
 
-import argparse
+import importlib
 import json
+import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from contestants import CONTESTANTS, Training
+from measurement import ProcessFailed, Results, Row, arguments, in_a_process, one_of
+from workloads import CHECKPOINTED, WORKLOADS
+
 PAGE = 4096
+MODELS = {**WORKLOADS, "bert-checkpointed": CHECKPOINTED}
 
 
 def resident() -> int:
     """Resident bytes of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
-
-
-def make(workload: str) -> tuple[Any, dict[str, Any]]:
-    """The model and its batch; checkpointed layers with four times the batch."""
-    from workloads import WORKLOADS, bert
-
-    if workload != "bert-checkpointed":
-        return WORKLOADS[workload].make()
-    model, batch = bert(batch=32)
-    model.activation_checkpointing_enable()
-    return model, batch
 
 
 class Peak(threading.Thread):
@@ -47,71 +42,81 @@ class Peak(threading.Thread):
             time.sleep(0.001)
 
 
-def child(workload: str, engine: str) -> dict[str, Any]:
-    import torch
-    from workloads import loss_of
+def peak(workload: str, name: str) -> Row:
+    """A contestant's peak, measured in a process of its own.
 
-    model, batch = make(workload)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    Raises:
+        ProcessFailed: the contestant has raised an error.
+    """
+    apart = CONTESTANTS[name].apart
+    with tempfile.TemporaryDirectory() as folder:
+        environment = apart.environment(Path(folder)) if apart is not None else {}
+        return in_a_process(__file__, workload, name, environment=environment)
+
+
+def child(workload: str, name: str) -> Row:
+    """The same, measured in this process."""
+    training = Training(name, MODELS[workload])
     before = resident()
-    left_behind = 0
-    if engine != "eager":
-        from ortrain import Options, ORTModule
+    training.wrap()
+    left_behind = _capture(training) - before if training.report is not None else 0
+    training.turn(2, warm_up=0)
+    sampled = Peak()
+    sampled.start()
+    training.turn(8, warm_up=0)
+    sampled.stopped = True
+    sampled.join()
+    return {"peak": sampled.value - before, "import_and_capture": left_behind}
 
-        options = (
-            Options() if engine == "default" else Options(engine="onnxruntime", fallback="raise")
-        )
-        model = ORTModule(model, options=options)
-        imported = resident()
-        import importlib
 
-        for name in ("ortrain.capture.export", "ortrain.step.runner"):
-            importlib.import_module(name)
-        from ortrain.capture.export import capture
+def _capture(training: Training) -> int:
+    """What is resident once everything is imported and the module was captured."""
+    for module in ("ortrain.capture.export", "ortrain.step.runner"):
+        importlib.import_module(module)
+    from ortrain.capture.export import capture
 
-        capture(model.module, (), batch)
-        left_behind = resident() - before
-        del imported
-    peak = Peak()
-    for number in range(1, 11):
-        if number == 3:
-            peak.start()
-        loss_of(model(**batch)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    peak.stopped = True
-    peak.join()
-    return {"peak": peak.value - before, "import_and_capture": left_behind}
+    capture(training.model.module, (), training.batches[0])
+    return resident()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workloads", nargs="*", default=["bert", "minilm", "bert-checkpointed"])
+    parser = arguments(__doc__, rounds=None)
+    default = ["bert", "minilm", "bert-checkpointed"]
+    parser.add_argument("workloads", nargs="*", default=default, type=one_of(MODELS))
+    parser.add_argument(
+        "--contestants", nargs="+", default=["eager", "ort", "auto"], type=one_of(CONTESTANTS)
+    )
     parser.add_argument("--child", nargs=2)
-    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results/memory.json")
     options = parser.parse_args()
     if options.child:
         print(json.dumps(child(*options.child)))
         return
-    from workloads import in_a_process, machine
-
-    results: dict[str, Any] = {"machine": machine(), "workloads": {}}
+    results = Results("memory", options.json)
     for workload in options.workloads:
-        rows = results["workloads"][workload] = {}
-        for engine in ("eager", "graph", "default"):
-            rows[engine] = in_a_process(__file__, workload, engine)
-        base = rows["eager"]["peak"]
         print(workload)
-        for engine, row in rows.items():
-            left = row["import_and_capture"]
-            net = row["peak"] - left
-            print(
-                f"  {engine:<8} peak {row['peak'] / 2**20:7.0f} MiB"
-                f" ({row['peak'] / base:.2f} of eager); import and capture {left / 2**20:5.0f} MiB;"
-                f" without them {net / 2**20:7.0f} MiB ({net / base:.2f})"
-            )
-    options.json.parent.mkdir(exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
+        rows: dict[str, Any] = {}
+        for name in options.contestants:
+            absent = CONTESTANTS[name].absent("cpu")
+            try:
+                row = {"skipped": absent} if absent else peak(workload, name)
+            except ProcessFailed as failure:
+                row = {"skipped": str(failure)}
+            rows[name] = row
+            print(f"  {name:<20}{told(row, rows[options.contestants[0]])}", flush=True)
+        results.save(workloads={workload: rows})
+
+
+def told(row: Row, base: Row) -> str:
+    """A row in words, compared with another."""
+    if "skipped" in row:
+        return f"skipped: {row['skipped']}"
+    left, whole = row["import_and_capture"], base["peak"]
+    net = row["peak"] - left
+    return (
+        f"peak {row['peak'] / 2**20:7.0f} MiB ({row['peak'] / whole:.2f} of the first); "
+        f"import and capture {left / 2**20:5.0f} MiB; "
+        f"without them {net / 2**20:7.0f} MiB ({net / whole:.2f})"
+    )
 
 
 if __name__ == "__main__":

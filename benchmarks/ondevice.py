@@ -15,8 +15,6 @@ it.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -26,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measurement import Results, Row, alternate, arguments, compared, table, waited
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
-from workloads import alternate, machine, waited
 
 from ortrain.autodiff import differentiate
 from ortrain.autodiff.partition import partition, saved_bytes
@@ -64,8 +62,12 @@ class Encoder(nn.Module):
 
     def __init__(self, layers: int = LAYERS) -> None:
         super().__init__()
-        sizes = {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536}
-        off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        sizes: dict[str, Any] = {
+            "hidden_size": 384,
+            "num_attention_heads": 12,
+            "intermediate_size": 1536,
+        }
+        off: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
         self.body = BertForSequenceClassification(
             BertConfig(num_hidden_layers=layers, **sizes, **off)
         )
@@ -134,20 +136,11 @@ class Contest:
 
 def measure(
     functions: dict[str, Callable[[], None]], rounds: int, device: str = "cpu"
-) -> dict[str, dict[str, float]]:
-    """Medians in milliseconds; ``ratio`` is the median of time to the first one's."""
+) -> dict[str, Row]:
+    """Medians in milliseconds, compared with the first one's."""
     if device != "cpu":
         functions = {name: waited(function, []) for name, function in functions.items()}
-    times = alternate(functions, rounds, warm_up=3)
-    base = next(iter(times.values()))
-    return {
-        name: {
-            "median_ms": statistics.median(values),
-            "min_ms": min(values),
-            "ratio": statistics.median(v / b for v, b in zip(values, base, strict=True)),
-        }
-        for name, values in times.items()
-    }
+    return compared(alternate(functions, rounds, warm_up=3))
 
 
 def saved(frozen: bool, layers: int = LAYERS) -> int:
@@ -184,69 +177,52 @@ def first_step(folder: Path, contest: Contest, rounds: int) -> dict[str, float]:
     return {"seconds": seconds, "import_seconds": imports}
 
 
-def table(title: str, rows: dict[str, dict[str, float]]) -> str:
-    lines = [f"{title:<44}{'median':>12}{'min':>12}{'ratio':>8}"]
-    lines += [
-        f"  {name:<42}{row['median_ms']:>10.3f}ms{row['min_ms']:>10.3f}ms{row['ratio']:>8.2f}"
-        for name, row in rows.items()
-    ]
-    return "\n".join(lines)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument(
-        "--json", type=Path, help="by default results/ondevice.json, or ondevice_cuda.json"
-    )
+    parser = arguments(__doc__, rounds=21)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
     device = options.device
-    file = "ondevice.json" if device == "cpu" else f"ondevice_{device}.json"
-    path = options.json or Path(__file__).parent / "results" / file
-    results: dict[str, Any] = {"machine": machine(device)}
-    print("  ".join(f"{key}={value}" for key, value in results["machine"].items()))
+    results = Results("ondevice", options.json, device)
+
+    def tell(key: str, title: str, functions: dict[str, Callable[[], None]], times: int = 1) -> Row:
+        rows = measure(functions, times * options.rounds, device)
+        results.save(**{key: rows})
+        print(table(title, rows), flush=True)
+        return rows
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         small = Contest(folder / "mlp", mlp, device)
         contestants = {"eager": small.eager, "fused step": small.step, "two models": small.pair}
-        results["mlp"] = measure(contestants, 100 * options.rounds, device)
-        print(table("MLP 64-128-10, batch 32", results["mlp"]), flush=True)
-
+        tell("mlp", "MLP 64-128-10, batch 32", contestants, 100)
         large = Contest(folder / "encoder", encoder, device)
         contestants = {"eager": large.eager, "fused step": large.step, "two models": large.pair}
-        results["encoder"] = measure(contestants, options.rounds, device)
-        print(table("MiniLM-shaped encoder, batch 8 x 64", results["encoder"]), flush=True)
+        tell("encoder", "MiniLM-shaped encoder, batch 8 x 64", contestants)
         contestants = {"AdamW(fused=True)": large.eager_optimizer.step}
         contestants["optimizer model"] = large.optimizer.step
         large.training(*large.batch)
-        results["update"] = measure(contestants, options.rounds, device)
-        print(table("its update alone", results["update"]), flush=True)
+        tell("update", "its update alone", contestants)
         if device != "cpu":
-            path.write_text(json.dumps(results, indent=1) + "\n")
             return
-        results["first_step"] = first_step(large.folder, large, 5)
-        found = results["first_step"]
+        found = first_step(large.folder, large, 5)
+        results.save(first_step=found)
         print(f"first step: {found['seconds']:.2f} s; {found['import_seconds']:.2f} s of imports")
 
         names = [name for name, _ in large.module.named_parameters()]
         frozen = Contest(folder / "frozen", encoder, requires_grad=last_block(names))
         contestants = {"all trained": large.forward_and_backward}
         contestants["last block trained"] = frozen.forward_and_backward
-        results["frozen"] = measure(contestants, options.rounds)
-        print(table("forward and backward", results["frozen"]))
+        rows = tell("frozen", "forward and backward", contestants)
         share = (LAYERS + 2) / (3 * LAYERS)
-        ratio = results["frozen"]["last block trained"]["ratio"]
+        ratio = rows["last block trained"]["ratio"]
         print(f"  share of operations {share:.3f}; time is {ratio / share:.2f} of that")
         whole, less, kept = saved(False), saved(False, LAYERS - 1), saved(True)
         head = whole - LAYERS * (whole - less)
-        results["frozen_bytes"] = {"saved": kept, "block": whole - less, "rest": head}
+        results.save(frozen_bytes={"saved": kept, "block": whole - less, "rest": head})
         print(
             f"  saved {kept / 2**20:.2f} MiB; of all trained {whole / 2**20:.2f}, of a block "
             f"{(whole - less) / 2**20:.2f} MiB: {kept / (whole - less):.2f} of that"
         )
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

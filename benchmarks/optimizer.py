@@ -10,18 +10,15 @@ the call returns.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import statistics
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
+from measurement import Results, Row, alternate, arguments, compared, table, waited
 from torch import nn
-from workloads import alternate, machine, waited
 
 from ortrain.optim import AdamWMode, FusedAdam, Lamb, clip_grad_norm_
 
@@ -107,63 +104,36 @@ def shrinking() -> float:
     return 0.1 * 0.99 ** next(CALLS)
 
 
-def measure(
-    functions: dict[str, Callable[[], Any]], rounds: int, device: str
-) -> dict[str, dict[str, float]]:
+def measure(functions: dict[str, Callable[[], Any]], rounds: int, device: str) -> dict[str, Row]:
     """Medians and spreads in milliseconds; the first is what the others are compared with."""
     host: dict[str, list[float]] = {name: [] for name in functions}
     if device != "cpu":
         functions = {name: waited(function, host[name]) for name, function in functions.items()}
-    times = alternate(functions, rounds)  # the first call, which makes moments, is left out
-    base = next(iter(times.values()))
-    rows = {
-        name: {
-            "median_ms": statistics.median(values),
-            "min_ms": min(values),
-            "max_ms": max(values),
-            "paired_speedup": statistics.median(b / v for b, v in zip(base, values, strict=True)),
-        }
-        for name, values in times.items()
-    }
+    # The first call, which makes moments, is left out.
+    rows = compared(alternate(functions, rounds))
     for name, values in host.items():
         if values:
             rows[name]["host_ms"] = statistics.median(values[1:])
     return rows
 
 
-def table(title: str, rows: dict[str, dict[str, float]]) -> str:
-    lines = [f"{title:<42}{'median':>10}{'min':>10}{'max':>10}{'speed-up':>10}"]
-    lines += [
-        f"  {name:<40}{row['median_ms']:>8.2f}ms{row['min_ms']:>8.2f}ms{row['max_ms']:>8.2f}ms"
-        f"{row['paired_speedup']:>9.2f}x"
-        + (f"{row['host_ms']:>8.2f}ms until it returns" if "host_ms" in row else "")
-        for name, row in rows.items()
-    ]
-    return "\n".join(lines)
+def until_return(row: Row) -> str:
+    return f"{row['host_ms']:>8.2f}ms until it returns" if "host_ms" in row else ""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=31)
+    parser = arguments(__doc__, rounds=31)
     parser.add_argument("--layers", type=int, default=12, help="of BERT-base")
-    parser.add_argument(
-        "--json", type=Path, help="by default results/optimizer.json, or optimizer_cuda.json"
-    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
-    file = "optimizer.json" if options.device == "cpu" else f"optimizer_{options.device}.json"
-    path = options.json or Path(__file__).parent / "results" / file
+    results = Results("optimizer", options.json, options.device)
     parameters = bert(options.layers, options.device)
     elements = sum(parameter.numel() for parameter in parameters)
-    known = machine(options.device)
-    results: dict[str, Any] = {"machine": known, "parameters": elements, "tables": {}}
-    print("  ".join(f"{key}={value}" for key, value in results["machine"].items()))
     print(f"{len(parameters)} parameters of {elements / 1e6:.1f} M elements")
     for title, functions in contestants(parameters).items():
-        results["tables"][title] = measure(functions, options.rounds, options.device)
-        print(table(title, results["tables"][title]), flush=True)
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n")
+        rows = measure(functions, options.rounds, options.device)
+        results.save(parameters=elements, tables={title: rows})
+        print(table(title, rows, until_return), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,134 +1,313 @@
-"""Writes the figures of `results/*.json` into README.md, between its two `measured` marks.
+"""Writes the figures of `results/` into both READMEs, between their two `measured` marks.
 
-python benchmarks/readme.py
+    python benchmarks/readme.py
+
+The tables have a column for each processor: one table in the project's README, and in that of
+`benchmarks/` one for each workload, with all contestants.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from first_step import middle
+from measurement import RESULTS
+
+from examples import gain
+
 HERE = Path(__file__).parent
-README = HERE.parent / "README.md"
+README, PAGE = HERE.parent / "README.md", HERE / "README.md"
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
+STEPS = {
+    "fp32": {"eager": "eager", "compile": "compile", "ortrain": "auto"},
+    "bf16": {"eager": "eager-bf16", "compile": "compile-bf16", "ortrain": "auto-bf16"},
+}
+# Our engines where no contest decides; told is the first of these that was measured.
+FORCED = ("aten", "ort")
+
+Found = dict[str, Any]
+"""The files of one processor, by benchmark."""
+Cell = Callable[[Found], str]
+"""What a processor has in a row; empty where it was not measured."""
 
 
 def main() -> None:
-    text = README.read_text()
+    results = load()
+    for path, render in ((README, overview), (PAGE, contestants)):
+        path.write_text(replaced(path.read_text(), render(results)))
+
+
+def load(folder: Path = RESULTS) -> dict[str, Found]:
+    """Everything that was measured, by processor."""
+    results: dict[str, Found] = {}
+    for path in sorted(folder.glob("*/*.json")):
+        results.setdefault(path.parent.name, {})[path.stem] = json.loads(path.read_text())
+    return results
+
+
+def replaced(text: str, part: str) -> str:
+    """A page with this between its marks."""
     head, rest = text.split(BEGIN)
     _, tail = rest.split(END)
-    parts = [render() for render in (speed, start, memory, trainings, device) if _known(render)]
-    README.write_text(f"{head}{BEGIN}\n{chr(10).join(parts)}{END}{tail}")
+    return f"{head}{BEGIN}\n{part}{END}{tail}"
 
 
-def speed() -> str:
-    """The table of `step.py`."""
-    found = _results("step")
-    rows = [
-        "One training step (forward, backward, and `AdamW(fused=True)` where named), medians in",
-        "milliseconds, engines alternating in one process (torch.compile with eager in another).",
-        _machine(found["machine"]),
-        "",
-        "| | eager fp32 | **ortrain** | speed-up | torch.compile fp32 | eager bf16 autocast |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for result in found["workloads"].values():
-        known = result["contestants"]
-        eager, ours = known["eager fp32"], known["ortrain default"]
-        rows.append(
-            f"| {result['title']} | {_ms(eager)} | **{_ms(ours)}** "
-            f"| **{ours['paired_speedup']:.2f}x** | {_ms(known['torch.compile fp32'])} "
-            f"| {_ms(known['eager bf16 autocast'])} |"
+# --- the project's page ---------------------------------------------------------------------------
+
+
+def overview(results: Mapping[str, Found]) -> str:
+    """A row for each thing measured, a column for each processor."""
+    rows: dict[str, Cell] = {}
+    for title in titles(results):
+        for precision in STEPS:
+            rows[f"{title}, {precision}"] = speed(title, precision)
+    rows["first finished step of the BERT"] = start
+    rows["peak memory of its steps"] = memory
+    for precision in STEPS:
+        rows[f"trainings of [examples/](examples/README.md), {precision}"] = trainings(precision)
+        rows[f"`ORTTrainer` in place of `Trainer`, MiniLM-L6 shape, {precision}"] = trainer(
+            precision
         )
-    rows += [
+    rows["fused step on a device, of eager's time"] = device
+    rows["first step of the encoder from its files"] = device_start
+    text, measured = table("", rows, results)
+    lines = [
+        "Milliseconds of one training step (forward, backward, and `AdamW(fused=True)` where",
+        "named), medians of engines that alternate; ortrain has its default options, and beside it",
+        "stands how many times as fast as eager in the same precision it is. `compile` is",
+        "torch.compile, in a process of its own; bf16 is under autocast.",
         "",
-        "ortrain computes in fp32, with eager's numbers; autocast computes in bf16. Eager's matrix",
-        "products go through MKL, which is slow on AMD processors: on Intel expect a smaller gain.",
+        text,
+        "",
+        *(f"- {machine(name, results[name])}" for name in measured),
+        "",
+        "Eager's float32 products go through MKL, which takes a slow path on AMD processors: the",
+        "gain in float32 is larger there. All contestants: [benchmarks/](benchmarks/README.md).",
         "",
     ]
-    return "\n".join(rows)
+    return "\n".join(lines)
 
 
-def start() -> str:
+def speed(title: str, precision: str) -> Cell:
+    """Eager, torch.compile and ours on a workload."""
+
+    def cell(found: Found) -> str:
+        rows = workload(found, title)
+        parts = []
+        for label, name in STEPS[precision].items():
+            row = rows.get(name, {"skipped": ""})
+            if "skipped" in row:
+                continue
+            told = f"{label} {ms(row)}"
+            if label == "ortrain":
+                told = f"**{told}, {1 / row['ratio_same_precision']:.2f}x**"
+            parts.append(told)
+        return ", ".join(parts)
+
+    return cell
+
+
+def start(found: Found) -> str:
     """The figures of `first_step.py`, and of torch.compile's first step in `step.py`."""
-    runs = _results("first_step")["workloads"]["bert"]
-    cold, warm = (_middle(runs[k]) for k in ("no cache", "cache, later process"))
-    known = _results("step")["workloads"]["bert"]["contestants"]
-    compiled = known["torch.compile fp32"]["first_step_s"]
-    return (
-        f"The first finished step of the BERT above takes {cold:.1f} s as a graph, {warm:.1f} s in "
-        f"a later process\nwith `Options(cache_dir=…)`, and {compiled:.0f} s with torch.compile.\n"
-    )
+    parts = []
+    for name, runs in found.get("first_step", {}).get("workloads", {}).get("bert", {}).items():
+        if "skipped" not in runs:
+            cold, warm = (middle(runs[k]) for k in ("no cache", "cache, later process"))
+            parts.append(
+                f"`{name}` {cold['first_step']:.1f} s, "
+                f"{warm['first_step']:.1f} s with a full `cache_dir`"
+            )
+    steps = found.get("step", {}).get("workloads", {}).get("bert", {}).get("contestants", {})
+    if "first_step_s" in steps.get("compile", {}):
+        parts.append(f"compile {steps['compile']['first_step_s']:.0f} s")
+    return ", ".join(parts)
 
 
-def memory() -> str:
+def memory(found: Found) -> str:
     """The figures of `memory.py`."""
-    rows = _results("memory")["workloads"]["bert"]
-    eager, ours = rows["eager"]["peak"], rows["default"]["peak"]
-    graph, left = rows["graph"]["peak"], rows["graph"]["import_and_capture"]
+    rows = found.get("memory", {}).get("workloads", {}).get("bert", {})
+    names = {name: "ortrain" if name == "auto" else f"`{name}`" for name in rows}
+    peaks = [
+        f"{names[name]} {row['peak'] / 2**20:.0f} MiB"
+        for name, row in rows.items()
+        if "skipped" not in row
+    ]
+    return ", ".join(peaks)
+
+
+def trainings(precision: str) -> Cell:
+    """The least and the largest gain of `examples.py`."""
+
+    def cell(found: Found) -> str:
+        every = found.get("examples", {}).get("examples", {}).values()
+        rows = [by_precision.get(precision, {}) for by_precision in every]
+        for name in FORCED:
+            gains = [value for row in rows if (value := gain(row, name)) is not None]
+            if gains:
+                return f"{min(gains):.2f}x to {max(gains):.2f}x (`{name}`, {len(gains)} of them)"
+        return ""
+
+    return cell
+
+
+def trainer(precision: str) -> Cell:
+    """The whole trainings of `trainer.py`."""
+
+    def cell(found: Found) -> str:
+        rows = found.get("trainer", {}).get("precisions", {}).get(precision, {})
+        parts = [
+            f"{steps} steps {1 / row['ratio']:.2f}x"
+            for steps, row in rows.items()
+            if "skipped" not in row
+        ]
+        return ", ".join(parts)
+
+    return cell
+
+
+def device(found: Found) -> str:
+    """The fused steps of `ondevice.py`."""
+    rows = found.get("ondevice")
+    if rows is None:
+        return ""
+    small, large = (rows[name]["fused step"]["ratio"] for name in ("mlp", "encoder"))
+    return f"perceptron {small:.2f}, MiniLM-shaped encoder {large:.2f}"
+
+
+def device_start(found: Found) -> str:
+    """The first step of `ondevice.py`."""
+    row = found.get("ondevice", {}).get("first_step")
+    return f"{row['seconds']:.1f} s" if row else ""
+
+
+# --- the page of the benchmarks -------------------------------------------------------------------
+
+
+def contestants(results: Mapping[str, Found]) -> str:
+    """A table for each workload: a row for each contestant, a column for each processor."""
+    parts = []
+    for title in titles(results):
+        every = (workload(found, title) for found in results.values())
+        names = dict.fromkeys(name for rows in every for name in rows)
+        text, _ = table(title, {f"`{name}`": contestant(title, name) for name in names}, results)
+        parts.append(text)
+    for benchmark, render in (("lengths", length), ("loss_curve", distance)):
+        every = (found.get(benchmark, {}).get("contestants", {}) for found in results.values())
+        names = dict.fromkeys(name for rows in every for name in rows)
+        if names:
+            label = next(
+                found[benchmark].get("title", "distance of the loss to eager's, accuracy")
+                for found in results.values()
+                if benchmark in found
+            )
+            rows = {f"`{name}`": row_of(benchmark, name, render) for name in names}
+            parts.append(table(label, rows, results)[0])
+    intro = (
+        "Medians in milliseconds; how many times as fast as eager in float32, and as eager in the "
+        "contestant's precision.\n"
+    )
+    return "\n\n".join([intro.strip(), *parts]) + "\n"
+
+
+def contestant(title: str, name: str) -> Cell:
+    """A contestant's time and both of its ratios."""
+
+    def cell(found: Found) -> str:
+        row = workload(found, title).get(name)
+        if row is None or "skipped" in row:
+            return "" if row is None else f"skipped: {row['skipped']}"
+        told = f"{ms(row)} ms, {1 / row['ratio']:.2f}x"
+        if row["ratio_same_precision"] != row["ratio"]:
+            told += f", {1 / row['ratio_same_precision']:.2f}x"
+        if row.get("ran", "").startswith("eager"):
+            told += ", in PyTorch"
+        if "peak_bytes" in row:
+            told += f", {row['peak_bytes'] / 2**20:.0f} MiB"
+        return told
+
+    return cell
+
+
+def row_of(benchmark: str, name: str, render: Callable[[Found], str]) -> Cell:
+    """A contestant in the only table of a benchmark."""
+
+    def cell(found: Found) -> str:
+        row = found.get(benchmark, {}).get("contestants", {}).get(name)
+        if row is None or "skipped" in row:
+            return "" if row is None else f"skipped: {row['skipped']}"
+        return render(row)
+
+    return cell
+
+
+def length(row: Found) -> str:
     return (
-        f"Peak memory of its steps: {graph / 2**20:.0f} MiB as a graph, {eager / 2**20:.0f} MiB "
-        f"for eager, {ours / 2**20:.0f} MiB with the default\noptions, where eager runs first. "
-        f"Imports and capture are {left / 2**20:.0f} MiB of ours.\n"
+        f"{ms(row)} ms, {1 / row['ratio']:.2f}x; {row['ratio_fixed_length']:.2f} of one length's; "
+        f"first pass {row['first_pass_s']:.0f} s, {row['captures']} captures"
     )
 
 
-def trainings() -> str:
-    """The figures of `examples.py`."""
-    gains = sorted(
-        graph["samples_per_second"] / eager["samples_per_second"]
-        for eager, graph in _results("examples")["examples"].values()
+def distance(row: Found) -> str:
+    shares = row.get("accuracies")
+    told = f"{row['mean']:.1e}, smoothed {row['smoothed']:.1e}"
+    return told + (f"; {', '.join(f'{share:.3f}' for share in shares)}" if shares else "")
+
+
+# --- both -----------------------------------------------------------------------------------------
+
+
+def table(
+    title: str, rows: Mapping[str, Cell], results: Mapping[str, Found]
+) -> tuple[str, list[str]]:
+    """The rows that some processor was measured for, and the processors that were for some row."""
+    cells = {label: {name: cell(results[name]) for name in results} for label, cell in rows.items()}
+    measured = [name for name in results if any(each[name] for each in cells.values())]
+    lines = [_row(title, (f"`{name}`" for name in measured)), _row("---", ["---"] * len(measured))]
+    for label, each in cells.items():
+        if any(each.values()):
+            lines.append(_row(label, (each[name] or "–" for name in measured)))
+    return "\n".join(lines), measured
+
+
+def _row(label: str, cells: Iterable[str]) -> str:
+    return f"| {label} | " + " | ".join(cells) + " |"
+
+
+def titles(results: Mapping[str, Found]) -> list[str]:
+    """Of all workloads of `step.py`: other batches have another title, and a row of their own."""
+    every = [found.get("step", {}).get("workloads", {}) for found in results.values()]
+    keys = dict.fromkeys(key for workloads in every for key in workloads)
+    found = (workloads[key]["title"] for key in keys for workloads in every if key in workloads)
+    return [*dict.fromkeys(found)]
+
+
+def workload(found: Found, title: str) -> dict[str, Any]:
+    """The contestants of a workload."""
+    workloads = found.get("step", {}).get("workloads", {}).values()
+    rows: dict[str, Any] = next((w["contestants"] for w in workloads if w["title"] == title), {})
+    return rows
+
+
+def machine(name: str, found: Found) -> str:
+    """What a processor's figures were taken on; files of different versions name them all."""
+    every = [result["machine"] for result in found.values()]
+    gpus, cores, processors, torches, blas, runtimes = (
+        " and ".join(sorted({str(facts[key]) for facts in every if key in facts}))
+        for key in ("gpu", "cores", "processor", "torch", "torch_blas", "onnxruntime")
     )
+    gpu = f"an {gpus} beside " if gpus else ""
     return (
-        f"The {len(gains)} trainings of [examples/](examples/README.md), small models on short "
-        f"texts, images and sounds, take\n{gains[0]:.2f} to {gains[-1]:.2f} times as many samples "
-        f"a second as in PyTorch.\n"
+        f"[`{name}`](benchmarks/results/{name}): {gpu}{cores} cores of an {processors}, "
+        f"torch {torches} (BLAS: {blas}), onnxruntime {runtimes}."
     )
 
 
-def device() -> str:
-    """The figures of `ondevice.py`."""
-    found = _results("ondevice")
-    small, large = (found[name]["fused step"]["ratio"] for name in ("mlp", "encoder"))
-    return (
-        f"On a device, the fused step of a small perceptron takes {small:.2f} of eager PyTorch's "
-        f"time, that of a MiniLM-shaped\nencoder {large:.2f}; from its files to the end of the "
-        f"encoder's first step it is {found['first_step']['seconds']:.1f} s.\n"
-    )
-
-
-def _results(name: str) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((HERE / "results" / f"{name}.json").read_text())
-    return result
-
-
-def _known(render: Any) -> bool:
-    names = {
-        speed: "step",
-        start: "first_step",
-        memory: "memory",
-        trainings: "examples",
-        device: "ondevice",
-    }
-    return (HERE / "results" / f"{names[render]}.json").exists()
-
-
-def _machine(facts: dict[str, Any]) -> str:
-    return (
-        f"{facts['cores']} cores of an {facts['processor']}, torch {facts['torch']} "
-        f"(BLAS: {facts['torch_blas']}), onnxruntime {facts['onnxruntime']}."
-    )
-
-
-def _ms(row: dict[str, Any]) -> str:
+def ms(row: Found) -> str:
     value = row["median_ms"]
     return f"{value:.0f}" if value >= 10 else f"{value:.3f}"
-
-
-def _middle(rows: list[dict[str, Any]]) -> float:
-    ordered = sorted(row["first_step"] for row in rows)
-    return float(ordered[len(ordered) // 2])
 
 
 if __name__ == "__main__":

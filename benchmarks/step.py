@@ -1,167 +1,92 @@
-"""One training step under each engine, alternating in one process.
+"""One training step under each contestant, alternating by rounds.
 
-    python benchmarks/step.py [bert minilm mlp] [--rounds N] [--json FILE] [--no-compile]
+    python benchmarks/step.py [bert minilm …] [--contestants eager aten-bf16 …] [--memory]
 
-Contestants: PyTorch eager in float32, eager under bfloat16 autocast, ortrain with the graph forced,
-and ortrain with its default options. torch.compile, where there is a compiler, alternates with
-eager in a process of its own, because its presence slows small eager steps down by half.
+All contestants share one process, where their settings allow that; the others have processes of
+their own, which wait meanwhile. The eager ones of the same precision always take part: the others
+are compared with them, and with eager in float32. What raises an error is left out with its reason.
 """
 
 from __future__ import annotations
 
-import argparse
-import copy
-import json
-import os
-import shutil
-import statistics
-import tempfile
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-from workloads import WORKLOADS, Workload, in_a_process, loss_of, machine
-
-from ortrain import Options, ORTModule
-
-ENGINES = ("eager fp32", "ortrain graph", "ortrain default", "eager bf16 autocast")
-COMPILED = "torch.compile fp32"
-
-
-def contestants(workload: Workload, names: Sequence[str]) -> dict[str, Callable[[], None]]:
-    """A function for each contestant that does one step on a model of its own."""
-    base, batch = workload.make()
-    result: dict[str, Callable[[], None]] = {}
-
-    wrappers: dict[str, Any] = {
-        "ortrain graph": lambda m: ORTModule(
-            m, options=Options(engine="onnxruntime", fallback="raise")
-        ),
-        "ortrain default": ORTModule,
-        COMPILED: torch.compile,
-    }
-
-    def add(name: str) -> None:
-        model = copy.deepcopy(base)
-        model = wrappers[name](model) if name in wrappers else model
-        autocast = "autocast" in name
-        parameters = list(model.parameters())
-        optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
-
-        def step() -> None:
-            if autocast:
-                with torch.autocast("cpu", dtype=torch.bfloat16):
-                    loss = loss_of(model(**batch))
-            else:
-                loss = loss_of(model(**batch))
-            loss.backward()
-            if workload.optimizer:
-                optimizer.step()
-            for parameter in parameters:
-                parameter.grad = None
-
-        result[name] = step
-
-    for name in names:
-        add(name)
-    return result
+import memory
+from contestants import CONTESTANTS
+from lanes import Lanes, with_bases
+from measurement import Results, Row, arguments, compared, one_of, ratio, table, turns
+from workloads import WORKLOADS, Workload
 
 
 def measure(
-    workload: Workload, names: Sequence[str], rounds: int, seconds: float
-) -> dict[str, Any]:
-    """Medians and spreads of every contestant, in milliseconds; eager is the first."""
-    steps = contestants(workload, names)
-    first: dict[str, float] = {}
-    for name, step in steps.items():
-        start = time.perf_counter()
-        step()
-        first[name] = time.perf_counter() - start
-    warm_up = max(10, min(100, int(1.0 / _once(steps["eager fp32"]))))
-    for name, step in steps.items():
-        # The default engine decides during its first steps: let it finish.
-        for _ in range(warm_up if name == "ortrain default" else 3):
-            step()
-    inner = max(1, int(seconds / rounds / _once(steps["eager fp32"]) / 4))
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(rounds):
-        names = list(steps)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            step = steps[name]
-            step()  # the other contestants have filled the caches
-            start = time.perf_counter()
-            for _ in range(inner):
-                step()
-            times[name].append((time.perf_counter() - start) / inner * 1e3)
-    base = statistics.median(times["eager fp32"])
+    workload: Workload, names: Sequence[str], rounds: int, seconds: float, device: str = "cpu"
+) -> Row:
+    """Medians and spreads of every contestant, compared with eager and with that of its precision.
+
+    Args:
+        workload: what they train.
+        names: of contestants, eager among them.
+        rounds: in which each has a turn.
+        seconds: of all turns together, about.
+        device: on which they train.
+    """
+    with Lanes(workload, names, device) as lanes:
+        first = {name: lanes.ask("enter", name) for name in names}
+        for name in names:
+            lanes.ask("settle", name)
+        once = lanes.ask("turn", "eager", 1)
+        assert once is not None, lanes.skipped["eager"]
+        steps = max(1, int(seconds * 1e3 / rounds / len(lanes.names) / once))
+        times: dict[str, list[float]] = {name: [] for name in lanes.names}
+        for name in turns(lanes.names[:], rounds):
+            spent = lanes.ask("turn", name, steps)
+            if spent is not None:
+                times[name].append(spent / steps)
+        ran = {name: lanes.ask("ran", name) for name in lanes.names[:]}
+        rows: dict[str, Row] = {name: {"skipped": why} for name, why in lanes.skipped.items()}
+    finished = {name: times[name] for name in names if name not in rows}
+    for name, row in compared(finished, "eager").items():
+        base = times.get(CONTESTANTS[name].base) or times["eager"]
+        same = {"ratio_same_precision": ratio(times[name], base), "first_step_s": first[name]}
+        rows[name] = row | same | {"ran": ran[name]}
     return {
         "title": workload.title,
-        "target": workload.target,
-        "steps_per_round": inner,
-        "contestants": {
-            name: {
-                "median_ms": statistics.median(values),
-                "min_ms": min(values),
-                "max_ms": max(values),
-                "first_step_s": first[name],
-                "speedup_over_eager": base / statistics.median(values),
-                "paired_speedup": statistics.median(
-                    e / v for e, v in zip(times["eager fp32"], values, strict=True)
-                ),
-            }
-            for name, values in times.items()
-        },
+        "steps_per_round": steps,
+        "contestants": {name: rows[name] for name in names},
     }
 
 
-def _once(step: Callable[[], None]) -> float:
-    step()
-    start = time.perf_counter()
-    step()
-    return max(time.perf_counter() - start, 1e-5)
-
-
-def table(result: dict[str, Any]) -> str:
-    rows = [f"{result['title']} (target {result['target']:.2f}x eager)"]
-    rows.append(f"  {'':<22}{'median':>10}{'min':>10}{'max':>10}{'first step':>12}{'speed-up':>10}")
-    for name, row in result["contestants"].items():
-        rows.append(
-            f"  {name:<22}{row['median_ms']:>8.3f}ms{row['min_ms']:>8.3f}ms{row['max_ms']:>8.3f}ms"
-            f"{row['first_step_s']:>11.2f}s{row['paired_speedup']:>9.2f}x"
-        )
-    return "\n".join(rows)
+def more(row: Row) -> str:
+    """The other columns of the table."""
+    text = f"{1 / row['ratio_same_precision']:>9.2f}x{row['first_step_s']:>9.2f}s"
+    if "peak_bytes" in row:
+        text += f"{row['peak_bytes'] / 2**20:>8.0f} MiB"
+    return text + (f"  {row['ran']}" if row["ran"] else "")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workloads", nargs="*", default=[*WORKLOADS])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=40.0, help="per workload, about")
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
-    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results/step.json")
-    parser.add_argument("--child", nargs=3)
+    parser = arguments(__doc__)
+    parser.add_argument("workloads", nargs="*", default=[*WORKLOADS], type=one_of(WORKLOADS))
+    parser.add_argument("--contestants", nargs="+", type=one_of(CONTESTANTS))
+    parser.add_argument("--seconds", type=float, default=60.0, help="per workload, about")
+    parser.add_argument("--memory", action="store_true", help="peaks, in processes of their own")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
-    if options.child:
-        name, rounds, seconds = options.child
-        names = [ENGINES[0], COMPILED]
-        with tempfile.TemporaryDirectory() as folder:  # nothing that an earlier process compiled
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-            print(json.dumps(measure(WORKLOADS[name], names, int(rounds), float(seconds) / 2)))
-        return
-    results = {"machine": machine(), "workloads": {}}
-    print("  ".join(f"{k}={v}" for k, v in results["machine"].items()))
-    compiled = not options.no_compile and shutil.which("g++") is not None
-    for name in options.workloads:
-        result = measure(WORKLOADS[name], ENGINES, options.rounds, options.seconds)
-        if compiled:
-            other = in_a_process(__file__, name, str(options.rounds), str(options.seconds))
-            result["contestants"][COMPILED] = other["contestants"][COMPILED]
-        results["workloads"][name] = result
-        print(table(result), flush=True)
-    options.json.parent.mkdir(exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
+    if options.memory and options.device != "cpu":
+        parser.error("--memory: what is measured is the processor's")
+    results = Results("step", options.json, options.device)
+    for key in options.workloads:
+        workload = WORKLOADS[key]
+        known = [n for n, c in CONTESTANTS.items() if c.precision in workload.precisions]
+        names = with_bases(options.contestants or known)
+        found = measure(workload, names, options.rounds, options.seconds, options.device)
+        rows: dict[str, Any] = found["contestants"]
+        if options.memory:
+            for name in [name for name in names if "skipped" not in rows[name]]:
+                rows[name]["peak_bytes"] = memory.peak(key, name)["peak"]
+        results.save(workloads={key: found})
+        print(table(workload.title, rows, more), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,12 @@
-"""The models that the benchmarks train, and the machine they run on."""
+"""The models that the benchmarks train, with random weights and random batches."""
 
 from __future__ import annotations
 
-import json
 import os
-import platform
-import re
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -19,60 +14,173 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from torch import nn
 
+Batch = dict[str, torch.Tensor]
+Made = tuple[nn.Module, list[Batch]]
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Workload:
-    """One model and its batch.
+    """One model and its batches.
 
     Attributes:
-        title: for the table.
-        make: returns the module and the keyword arguments of one call, whose result has a loss.
+        title: for the tables; other batches have another title.
+        make: returns the module and the keyword arguments of its calls, which are called in turn.
         optimizer: whether a fused AdamW step is part of what is timed.
-        target: wanted ratio of eager's time to the graph's.
+        precisions: in which it is measured.
     """
 
     title: str
-    make: Callable[[], tuple[nn.Module, dict[str, Any]]]
-    optimizer: bool
-    target: float
+    make: Callable[[], Made]
+    optimizer: bool = True
+    precisions: tuple[str, ...] = ("fp32", "bf16")
 
 
-def bert(layers: int = 4, batch: int = 8, length: int = 128) -> tuple[nn.Module, dict[str, Any]]:
-    """The first layers of BERT-base with a classifier, random weights, dropout on."""
-    from transformers import BertConfig, BertForSequenceClassification
-
-    torch.manual_seed(0)
-    module = BertForSequenceClassification(BertConfig(num_hidden_layers=layers, num_labels=2))
-    return module.train(), text_batch(module.config.vocab_size, batch, length)
+# --- text ---------------------------------------------------------------------------------------
 
 
-def minilm(batch: int = 32, length: int = 48) -> tuple[nn.Module, dict[str, Any]]:
-    """The shape of all-MiniLM-L6-v2 (22 M parameters), random weights, dropout on."""
-    from transformers import BertConfig, BertForSequenceClassification
-
-    torch.manual_seed(0)
-    config = BertConfig(
-        hidden_size=384,
-        num_hidden_layers=6,
-        num_attention_heads=12,
-        intermediate_size=1536,
-        num_labels=2,
-    )
-    return BertForSequenceClassification(config).train(), text_batch(30522, batch, length)
-
-
-def text_batch(vocabulary: int, batch: int, length: int) -> dict[str, torch.Tensor]:
-    """Random token ids without padding, and binary labels."""
-    ids = torch.randint(1000, vocabulary, (batch, length))
+def text_batch(vocabulary: int, batch: int, length: int) -> Batch:
+    """Random token ids of a quarter to all of the length, the rest masked, and binary labels."""
+    lengths = torch.randint(length // 4, length + 1, (batch, 1))
+    lengths[0] = length
+    mask = (torch.arange(length) < lengths).long()
     return {
-        "input_ids": ids,
-        "attention_mask": torch.ones_like(ids),
+        "input_ids": torch.randint(1000, vocabulary, (batch, length)) * mask,
+        "attention_mask": mask,
         "labels": torch.randint(0, 2, (batch,)),
     }
 
 
+def bert_model(**sizes: Any) -> nn.Module:
+    """A BERT with a classifier, of BERT-base's width where nothing else is said, dropout on."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    config: Any = BertConfig(**sizes)
+    config.num_labels = 2
+    return BertForSequenceClassification(config).train()
+
+
+def minilm_model() -> nn.Module:
+    """The shape of all-MiniLM-L6-v2 (22 M parameters)."""
+    return bert_model(
+        hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
+    )
+
+
+def bert(batch: int = 8, length: int = 128, layers: int = 4) -> Made:
+    """The first layers of BERT-base."""
+    return bert_model(num_hidden_layers=layers), [text_batch(30522, batch, length)]
+
+
+def bert_checkpointed() -> Made:
+    """The same with checkpointed layers and four times the batch."""
+    module: Any
+    module, batches = bert(batch=32)
+    module.activation_checkpointing_enable()
+    return module, batches
+
+
+def minilm() -> Made:
+    """MiniLM's shape on a batch of 32 x 48."""
+    return minilm_model(), [text_batch(30522, 32, 48)]
+
+
+def minilm_of_lengths(lengths: list[int], batch: int = 16) -> Made:
+    """MiniLM's shape on batches of these lengths."""
+    return minilm_model(), [text_batch(30522, batch, length) for length in lengths]
+
+
+def gpt2() -> Made:
+    """The first layers of GPT-2 small with its head of 50257 words."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    module = GPT2LMHeadModel(GPT2Config(n_layer=4, use_cache=False)).train()
+    ids = torch.randint(0, 50257, (4, 128))
+    return module, [{"input_ids": ids, "labels": ids}]
+
+
+class Tagger(nn.Module):
+    """Two layers of a bidirectional LSTM that give each word a tag; returns the loss."""
+
+    def __init__(self, words: int = 10000, tags: int = 17) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, 100)
+        self.dropout = nn.Dropout(0.3)
+        self.recurrent = nn.LSTM(100, 200, num_layers=2, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(400, tags)
+
+    def forward(self, words: torch.Tensor, tags: torch.Tensor) -> torch.Tensor:
+        """Of words and tags, both [batch, length]."""
+        hidden, _ = self.recurrent(self.dropout(self.embedding(words)))
+        return nn.functional.cross_entropy(self.head(hidden).flatten(0, 1), tags.flatten())
+
+
+def tagger() -> Made:
+    """The tagger on a batch of 32 x 40."""
+    torch.manual_seed(0)
+    batch = {"words": torch.randint(0, 10000, (32, 40)), "tags": torch.randint(0, 17, (32, 40))}
+    return Tagger().train(), [batch]
+
+
+# --- images and vectors -------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """Two convolutions beside a shortcut (He et al., Deep Residual Learning, figure 2)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut = nn.Sequential()
+        if stride > 1 or inputs != outputs:
+            self.shortcut.append(nn.Conv2d(inputs, outputs, 1, stride, bias=False))
+            self.shortcut.append(nn.BatchNorm2d(outputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Of images [batch, inputs, height, width]."""
+        return torch.relu(self.body(x) + self.shortcut(x))
+
+
+class ResNet18(nn.Module):
+    """The network of 18 layers of the same paper's table 1; returns the loss."""
+
+    def __init__(self, classes: int = 1000) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, 1),
+        )
+        widths = (64, 64, 128, 256, 512)
+        self.blocks = nn.Sequential()
+        for inputs, outputs in pairwise(widths):
+            self.blocks.append(Block(inputs, outputs, 1 if inputs == outputs else 2))
+            self.blocks.append(Block(outputs, outputs, 1))
+        self.head = nn.Linear(512, classes)
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Of images [batch, 3, height, width] and labels [batch]."""
+        features = self.blocks(self.stem(images)).mean((2, 3))
+        return nn.functional.cross_entropy(self.head(features), labels)
+
+
+def resnet() -> Made:
+    """ResNet-18 on 16 images of 224 x 224."""
+    torch.manual_seed(0)
+    batch = {"images": torch.randn(16, 3, 224, 224), "labels": torch.randint(0, 1000, (16,))}
+    return ResNet18().train(), [batch]
+
+
 class Perceptron(nn.Module):
-    """Three layers of width 64, loss inside."""
+    """Three layers of width 64."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,99 +189,45 @@ class Perceptron(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Of vectors [batch, 64]."""
         result: torch.Tensor = self.layers(x)
         return result
 
 
-def perceptron() -> tuple[nn.Module, dict[str, Any]]:
+def perceptron() -> Made:
     """A perceptron at batch 32."""
     torch.manual_seed(0)
-    return Perceptron(), {"x": torch.randn(32, 64)}
+    return Perceptron(), [{"x": torch.randn(32, 64)}]
 
 
 WORKLOADS = {
-    "bert": Workload("4 layers of BERT-base, batch 8 x 128, dropout, AdamW", bert, True, 1.8),
-    "minilm": Workload("MiniLM-L6 shape, batch 32 x 48, dropout, AdamW", minilm, True, 1.6),
+    "bert": Workload(
+        title="4 layers of BERT-base, batch 8 x 128 padded, dropout, AdamW", make=bert
+    ),
+    "minilm": Workload(title="MiniLM-L6 shape, batch 32 x 48 padded, dropout, AdamW", make=minilm),
     "mlp": Workload(
-        "3-layer perceptron of width 64, batch 32, no optimizer", perceptron, False, 1 / 1.1
+        title="3-layer perceptron of width 64, batch 32, no optimizer",
+        make=perceptron,
+        optimizer=False,
+    ),
+    "gpt2": Workload(title="4 layers of GPT-2 small, batch 4 x 128, dropout, AdamW", make=gpt2),
+    "resnet": Workload(title="ResNet-18, 16 images of 224 x 224, AdamW", make=resnet),
+    "lstm": Workload(title="LSTM tagger, batch 32 x 40, dropout, AdamW", make=tagger),
+    "longtext": Workload(
+        title="4 layers of BERT-base, batch 2 x 512 padded, dropout, AdamW",
+        make=partial(bert, batch=2, length=512),
+        precisions=("bf16",),
     ),
 }
+"""What is timed; `memory.py` has more."""
+CHECKPOINTED = Workload(
+    title="4 layers of BERT-base, checkpointed, batch 32 x 128 padded, dropout, AdamW",
+    make=bert_checkpointed,
+)
 
 
 def loss_of(output: Any) -> torch.Tensor:
     """The scalar that a step goes backward from."""
     loss = getattr(output, "loss", None)
-    result: torch.Tensor = output.sum() if loss is None else loss
-    return result
-
-
-def in_a_process(script: str, *arguments: str) -> dict[str, Any]:
-    """Runs ``script --child ARGUMENTS`` alone; returns the JSON object in its last line."""
-    command = [sys.executable, script, "--child", *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
-def alternate(
-    functions: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 1
-) -> dict[str, list[float]]:
-    """Milliseconds of each call of some functions, in turns; each round another one is first."""
-    names = list(functions)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(warm_up + rounds):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            start = time.perf_counter()
-            functions[name]()
-            if turn >= warm_up:
-                times[name].append((time.perf_counter() - start) * 1e3)
-    return times
-
-
-def waited(function: Callable[[], Any], host: list[float]) -> Callable[[], None]:
-    """The function, and a wait for the GPU; to ``host`` go milliseconds until it returned."""
-
-    def call() -> None:
-        start = time.perf_counter()
-        function()
-        host.append((time.perf_counter() - start) * 1e3)
-        torch.cuda.synchronize()
-
-    return call
-
-
-def machine(device: str = "cpu") -> dict[str, Any]:
-    """Processor, cores, versions and the BLAS of the baseline; name and driver of a GPU."""
-    import onnxruntime
-
-    name = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-        name = found.group(1) if found else name
-    configuration = torch.__config__.show()
-    blas = re.search(r"BLAS_INFO=(\w+)", configuration)
-    gpu = {} if device == "cpu" else _gpu()
-    return gpu | {
-        "processor": name,
-        "vendor": _vendor(),
-        "cores": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "torch_blas": blas.group(1) if blas else "unknown",
-        "onnxruntime": onnxruntime.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def _gpu() -> dict[str, str]:
-    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    name, driver = found.stdout.splitlines()[0].split(", ")
-    return {"gpu": name, "driver": driver, "cuda": torch.version.cuda or "none"}
-
-
-def _vendor() -> str:
-    path = Path("/proc/cpuinfo")
-    found = re.search(r"vendor_id\s*: (.*)", path.read_text()) if path.exists() else None
-    return found.group(1) if found else "unknown"
+    result: torch.Tensor = output if loss is None else loss
+    return result.sum() if result.dim() else result
