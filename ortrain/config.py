@@ -6,7 +6,7 @@ import enum
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ortrain import errors
 from ortrain.errors import (
@@ -22,8 +22,11 @@ from ortrain.errors import (
 )
 from ortrain.kinds import expect, refused, shown
 
-Engine = Literal["auto", "onnxruntime", "torch"]
+Engine = Literal["auto", "onnxruntime", "aten", "reference", "torch"]
+# Those that run graphs; of the others one chooses, and one runs none.
+EXECUTORS = frozenset({"onnxruntime", "aten", "reference"})
 Fallback = Literal["torch", "raise"]
+Precision = Literal["bf16", "fp16"]
 
 # A BERT-base has 2.2 MB of entries: so much keeps hundreds of models, and a disk is not filled by
 # the graphs of versions and shapes that nobody trains any more.
@@ -32,7 +35,7 @@ CACHE_BYTES = 1 << 30
 # Of the options of ORTModule: names, types, and these in words.
 _TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
     ("engine fallback", (str,), "a string"),
-    ("inference provider", (str, type(None)), "a string or None"),
+    ("inference provider precision", (str, type(None)), "a string or None"),
     ("opset threads backward_pieces", (int,), "a whole number"),
     ("cache_bytes", (int, type(None)), "a number of bytes, or None"),
     ("arena retry", (bool,), "True or False"),
@@ -58,11 +61,16 @@ class Options:
 
     Attributes:
         engine: ``"auto"`` times the graph against eager on the first steps and keeps the faster;
-            ``"onnxruntime"`` always runs the graph, ``"torch"`` never.
+            ``"onnxruntime"`` always runs the graph in sessions of onnxruntime, ``"aten"`` as a
+            generated function of PyTorch's own operators, ``"reference"`` on ``onnx.reference``
+            (slow, for debugging); ``"torch"`` never runs it.
         inference: the same for calls without gradients; None goes by ``engine``.
         fallback: what happens where the module cannot become a graph: ``"torch"`` runs it eagerly
             with one warning, ``"raise"`` raises the error.
         provider: execution provider of onnxruntime; None picks the one of the module's device.
+        precision: ``"bf16"`` or ``"fp16"`` has every call run as if it were made under
+            ``torch.autocast`` with that dtype, in graphs and in PyTorch alike; None leaves that to
+            the caller, whose autocast is followed.
         opset: of the captured graph.
         threads: threads inside an operator; 0 takes torch's number.
         arena: keep the memory of a run for the next ones; False gives it back, which suits calls
@@ -85,6 +93,7 @@ class Options:
     inference: Engine | None = None
     fallback: Fallback = field(default_factory=lambda: fallback_from_environment())
     provider: str | None = None
+    precision: Precision | None = None
     opset: int = field(default_factory=lambda: int(_variable("ORTMODULE_ONNX_OPSET_VERSION", "21")))
     threads: int = 0
     arena: bool = True
@@ -109,8 +118,12 @@ class Options:
         if self.cache_bytes is not None and self.cache_bytes < 1:
             raise ValueError(f"cache_bytes={self.cache_bytes}: expected 1 or more, or None")
         for name, engine in (("engine", self.engine), ("inference", self.engine_for(False))):
-            if engine not in ("auto", "onnxruntime", "torch"):
-                raise ValueError(f"{name}={engine!r}: expected 'auto', 'onnxruntime' or 'torch'")
+            if engine not in get_args(Engine):
+                raise ValueError(f"{name}={engine!r}: expected {_either(get_args(Engine))}")
+        if self.precision not in (None, *get_args(Precision)):
+            raise ValueError(
+                f"precision={self.precision!r}: expected {_either(get_args(Precision))}, or None"
+            )
         if self.fallback not in ("torch", "raise"):
             raise ValueError(f"fallback={self.fallback!r}: expected 'torch' or 'raise'")
         every = type(self.certificate) is int and self.certificate > 0
@@ -262,6 +275,11 @@ def fallback_from_environment() -> Fallback:
     return "torch" if policy_from_environment() else "raise"
 
 
+def _either(words: tuple[str, ...]) -> str:
+    quoted = [repr(word) for word in words]
+    return f"{', '.join(quoted[:-1])} or {quoted[-1]}"
+
+
 def _cannot_write(folder: Path) -> str:
     """Why no file can be made in a folder, which need not be there yet; empty where one can."""
     there = next((p for p in (folder, *folder.absolute().parents) if p.exists()), folder)
@@ -272,6 +290,11 @@ def _cannot_write(folder: Path) -> str:
 
 def _variable(name: str, default: str) -> str:
     return os.environ.get(name, default)
+
+
+def user_cache() -> Path:
+    """The folder for what is measured or made once for a user of this host."""
+    return Path(_variable("XDG_CACHE_HOME", "") or Path.home() / ".cache") / "ortrain"
 
 
 def _path(name: str) -> Path | None:

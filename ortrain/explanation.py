@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortrain.config import Options
+from ortrain.config import EXECUTORS, Engine, Options
 from ortrain.errors import OrtrainError, listing
 from ortrain.kinds import expect
 from ortrain.module import ORTModule, expect_options, unwrap
@@ -32,6 +32,7 @@ class Explanation:
         reason: why it does not run as a graph; empty where it does.
         stages: seconds of each stage.
         programs: name → (nodes before lowering, nodes after it, operators after it).
+        sources: name → the function that the program runs as, where its engine has one to show.
         saved_bytes: kept between forward and backward.
         where: what runs where, a sentence each.
         parity: output, parameter or buffer → difference from eager with the same random numbers,
@@ -42,6 +43,7 @@ class Explanation:
     reason: str = ""
     stages: dict[str, float] = field(default_factory=dict)
     programs: dict[str, tuple[int, int, Counter[str]]] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
     saved_bytes: int = 0
     where: list[str] = field(default_factory=list)
     parity: dict[str, float] = field(default_factory=dict)
@@ -67,6 +69,8 @@ class Explanation:
                 rows.append(f"  {name:<48}{error:10.1e}{mark}")
             if len(worst) > 8:
                 rows.append(f"  and {len(worst) - 8} more, all below")
+        for title, source in self.sources.items():
+            rows += ["", f"# {title}", source]
         return "\n".join(rows)
 
 
@@ -80,7 +84,8 @@ def explain(
     Args:
         model: a module, or an ORTModule around one.
         args: positional arguments of one call.
-        options: as for ORTModule; the engine is onnxruntime in any case.
+        options: as for ORTModule; onnxruntime stands for an engine that runs no graph, and for
+            ``"auto"``.
         kwargs: keyword arguments of one call.
 
     Returns:
@@ -92,9 +97,9 @@ def explain(
     expect("model", model, nn.Module, "a torch.nn.Module")
     expect_options(None, options)
     module = unwrap(model)
-    chosen = replace(
-        options or Options(), engine="onnxruntime", fallback="raise", certificate="first"
-    )
+    asked = options or Options()
+    engine: Engine = asked.engine if asked.engine in EXECUTORS else "onnxruntime"
+    chosen = replace(asked, engine=engine, fallback="raise", certificate="first")
     result = Explanation(type(module).__name__)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         wrapped = ORTModule(copy.deepcopy(module), options=chosen)
@@ -117,6 +122,8 @@ def explain(
             name: (len(before.graph), len(after.graph), after.operators())
             for name, before, after in zip(names, plan.programs, plan.lowered, strict=True)
         }
+        compiled = [plan.forward, *(piece.compiled for piece in plan.pieces)]
+        result.sources = {n: c.source for n, c in zip(names, compiled, strict=True) if c.source}
         result.where = [f"forward and backward in {report.engine}", "optimizer in PyTorch"]
         unused = sorted(
             name

@@ -13,10 +13,12 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from ortrain.config import DebugOptions, LogLevel, Options
 from ortrain.errors import OrtrainWarning
@@ -49,6 +51,9 @@ _METHODS = tuple(
     for name, value in vars(nn.Module).items()
     if callable(value) and not name.startswith("_") and name != "forward"
 )
+
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ORTModule(nn.Module):
@@ -112,7 +117,7 @@ class ORTModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module; same arguments, same results."""
-        return self.__dict__["_runner"](args, kwargs)
+        return _call(self.__dict__["_runner"], args, kwargs)
 
     @property
     def module(self) -> nn.Module:
@@ -138,6 +143,20 @@ class ORTModule(nn.Module):
         self.__dict__["_options"] = options
         self._runner.use(options)
 
+    @property
+    def steps_to_come(self) -> int | None:
+        """How many forwards with gradients are to come, where somebody knows; settable.
+
+        With ``engine="auto"`` a graph is made once it is likely to save more time than it costs.
+        Unless this says how long a run is, it is taken that it will last as long as it has lasted.
+        """
+        steps: int | None = self._runner.prospect.steps
+        return steps
+
+    @steps_to_come.setter
+    def steps_to_come(self, steps: int | None) -> None:
+        self._runner.prospect.steps = steps
+
     # -- everything else is the module's own -------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
@@ -152,7 +171,7 @@ class ORTModule(nn.Module):
             self.__dict__[name] = value
         elif name in _SHARED:
             self.__dict__[name] = self.module.__dict__[name] = value
-        elif name == "options" and isinstance(value, Options):
+        elif name == "steps_to_come" or (name == "options" and isinstance(value, Options)):
             object.__setattr__(self, name, value)
         else:
             setattr(self.__dict__["_original"], name, value)
@@ -249,10 +268,21 @@ def _entry(runner: Runner, forward: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             # torch.compile around ORTModule would trace the runner, and capture and build with it.
-            return torch.compiler.disable(runner.__call__)(args, kwargs)
-        return runner(args, kwargs)
+            return torch.compiler.disable(_call)(runner, args, kwargs)
+        return _call(runner, args, kwargs)
 
     return call
+
+
+def _call(runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs a call, in the precision that the options ask for."""
+    precision = runner.options.precision
+    if precision is None:
+        return runner(args, kwargs)
+    held = chain(runner.module.parameters(), pytree.tree_leaves((args, kwargs)))
+    device = next((t.device.type for t in held if isinstance(t, torch.Tensor)), "cpu")
+    with torch.autocast(device, _DTYPES[precision]):
+        return runner(args, kwargs)
 
 
 def _rebuild(

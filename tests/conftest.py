@@ -34,6 +34,12 @@ def no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ortrain.step.progress.FIRST", 1e6)
 
 
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph is made at once: tests are short runs, in which none would pay."""
+    monkeypatch.setattr("ortrain.step.prospect.Prospect.pays", lambda *_: True)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def frozen_heap() -> Iterator[None]:
     """What a file leaves behind is no garbage: a full collection at the end took 2 to 5 s else."""

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from ortrain.graph.build import Builder
+from ortrain.graph.function_body import function_body
 from ortrain.graph.rewire import take_place
 from ortrain.ops.base import attributes_of
 
@@ -28,14 +29,14 @@ def decompose(node: ir.Node, opset: int) -> None:
         node: its inputs have dtypes and ranks.
         opset: of the standard domain.
     """
-    schema: Any = onnx.defs.get_schema(node.op_type, opset)
-    function = _body(schema, node)
+    function = function_body(node, opset)
+    assert function is not None
     given = list(node.inputs) + [None] * (len(function.input) - len(node.inputs))
     values: dict[str, ir.Value | None] = {"": None, **dict(zip(function.input, given, strict=True))}
     builder = Builder.before(node, opset=opset)
     with builder as op:
         for inner in function.node:
-            attributes = _attributes(inner, node, schema)
+            attributes = _attributes(inner, node, function)
             if inner.op_type == "Constant":
                 values[inner.output[0]] = op.constant(_constant(attributes))
                 continue
@@ -53,25 +54,11 @@ def decompose(node: ir.Node, opset: int) -> None:
     builder.graph.remove(node, safe=True)
 
 
-def _body(schema: Any, node: ir.Node) -> onnx.FunctionProto:
-    if schema.has_function:
-        return schema.function_body
-    types = []
-    for value in node.inputs:
-        proto = onnx.TypeProto()
-        if value is not None and value.type is not None:
-            ir.serde.serialize_type_into(proto, value.type)
-            if value.shape is not None:
-                ir.serde.serialize_shape_into(proto, value.shape)
-        types.append(proto.SerializeToString())
-    plain = ir.to_proto(node).SerializeToString()
-    function = onnx.FunctionProto()
-    function.ParseFromString(schema.get_context_dependent_function(plain, types))
-    return function
-
-
-def _attributes(inner: onnx.NodeProto, node: ir.Node, schema: Any) -> dict[str, Any]:
+def _attributes(
+    inner: onnx.NodeProto, node: ir.Node, function: onnx.FunctionProto
+) -> dict[str, Any]:
     """The attributes of a node of the body, references to the operator's own ones resolved."""
+    defaults = {attribute.name: attribute for attribute in function.attribute_proto}
     result: dict[str, Any] = {}
     for attribute in inner.attribute:
         source = attribute
@@ -79,9 +66,9 @@ def _attributes(inner: onnx.NodeProto, node: ir.Node, schema: Any) -> dict[str, 
             if attribute.ref_attr_name in node.attributes:
                 result[attribute.name] = attributes_of(node)[attribute.ref_attr_name]
                 continue
-            source = schema.attributes[attribute.ref_attr_name].default_value
-            if not source.type:
+            if attribute.ref_attr_name not in defaults:
                 continue
+            source = defaults[attribute.ref_attr_name]
         value = onnx.helper.get_attribute_value(source)
         result[attribute.name] = value.decode() if isinstance(value, bytes) else value
     return result

@@ -7,20 +7,26 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from ortrain.autodiff import rules as _rules  # noqa: F401  (registers every rule)
-from ortrain.autodiff.broadcast import unbroadcast
 from ortrain.autodiff.decompose import DECOMPOSES, decompose
-from ortrain.autodiff.registry import Gradient, call, entry_of
+from ortrain.autodiff.pairs import take_pairs
+from ortrain.autodiff.registry import Entry, Gradient, Keep, call, entry_of
 from ortrain.autodiff.steepness import steep_values
 from ortrain.errors import GradientError, NoGradientRule
 from ortrain.graph import shapes
+from ortrain.graph.broadcast import unbroadcast
 from ortrain.graph.build import Builder
+from ortrain.graph.rounding import NARROW, is_narrow, rounds_once
 from ortrain.graph.walk import reads
 from ortrain.ops.base import DOMAIN, expand_node
 from ortrain.program import Phase, Program, Role, origin_of, region_of, set_role
 
 
 def differentiate(
-    program: Program, wrt: Iterable[str], outputs: Iterable[str] | None = None
+    program: Program,
+    wrt: Iterable[str],
+    outputs: Iterable[str] | None = None,
+    *,
+    keep: Keep | None = None,
 ) -> Program:
     """Adds the backward of a program: the vector-Jacobian product of its outputs.
 
@@ -29,6 +35,9 @@ def differentiate(
         wrt: names of the inputs to differentiate with respect to.
         outputs: names of the outputs that receive a gradient; by default every floating user
             output that depends on ``wrt``.
+        keep: says of a composite of ortrain's, such as ``ortrain::GeluGradient``, whether it stays
+            one node, as an executor's ``keeps`` does; by default each is spelled in standard
+            operators.
 
     Returns:
         A program with the forward's inputs and outputs, an input ``<output>.gradient`` for each of
@@ -44,11 +53,13 @@ def differentiate(
     result = program.clone()
     graph = result.graph
     sources = [result.input(name) for name in wrt]
+    if keep is not None:
+        take_pairs(result, reachable(graph, sources), keep)
     _expand_operators_without_rule(result, sources)
     reached = reachable(graph, sources)
     chosen = _outputs(result, outputs, reached)
 
-    walk = _Walk(graph, result.opset, reached, steep_values(graph, chosen))
+    walk = _Walk(graph, result.opset, reached, steep_values(graph, chosen), keep)
     for value in chosen:
         kind = None if value.dtype is None else ir.TensorType(value.dtype)
         seed = ir.Value(name=f"{value.name}.gradient", shape=value.shape, type=kind)
@@ -125,11 +136,24 @@ def influences(graph: ir.Graph, outputs: Iterable[ir.Value]) -> set[ir.Value]:
     return found
 
 
+def _narrows(node: ir.Node) -> bool:
+    """Whether a node is a cast of wide numbers to float16 or bfloat16."""
+    cast = node.op_type == "Cast" and not node.domain and node.outputs[0].dtype in NARROW
+    source = node.inputs[0] if cast else None
+    return source is not None and source.dtype in shapes.FLOATING - NARROW
+
+
 class _Walk:
     def __init__(
-        self, graph: ir.Graph, opset: int, reached: set[ir.Value], steep: set[ir.Value]
+        self,
+        graph: ir.Graph,
+        opset: int,
+        reached: set[ir.Value],
+        steep: set[ir.Value],
+        keep: Keep | None,
     ) -> None:
         self.graph, self.opset, self.reached, self.steep = graph, opset, reached, steep
+        self.keep = keep
         self.forward = list(graph)
         self.contributions: dict[ir.Value, list[ir.Value]] = {}
         self.constants: dict[tuple[object, ...], ir.Value] = {}
@@ -165,10 +189,29 @@ class _Walk:
 
     def run(self) -> None:
         for node in reversed(self.forward):
-            dys = [self.total(v) for v in node.outputs]
-            if all(dy is None for dy in dys) or not any(v in self.reached for v in reads(node)):
+            if not any(v in self.reached for v in reads(node)):
                 continue
-            self.visit(node, dys)
+            if _narrows(node):
+                self.widen_each(node)
+                continue
+            dys = [self.total(v) for v in node.outputs]
+            if any(dy is not None for dy in dys):
+                self.visit(node, dys)
+
+    def widen_each(self, node: ir.Node) -> None:
+        """Adds up in the wide dtype what comes to a cast to a narrow one.
+
+        Autocast casts an activation for each reader anew, so that autograd adds up behind the
+        casts. In the graph they are one.
+        """
+        (source,) = node.inputs
+        assert source is not None
+        assert source.dtype is not None
+        with self.builder(node, node.outputs[0].name or "Cast") as op:
+            for part in self.contributions.get(node.outputs[0], ()):
+                wide = op.cast(part, source.dtype)
+                self.check(node, source, wide)
+                self.contribute(source, wide)
 
     def visit(self, node: ir.Node, dys: list[ir.Value | None]) -> None:
         entry = entry_of(node)
@@ -177,15 +220,36 @@ class _Walk:
         if entry.rule is None:
             return
         with self.builder(node, node.outputs[0].name or node.op_type) as op:
-            g = Gradient(node, dys, op, self.reached, node.outputs[0] in self.steep)
-            gradients = call(entry.rule, g)
+            g, gradients = self.gradients(node, entry, dys, op)
             for value, part in zip(node.inputs, gradients, strict=True):
                 if value is None or part is None or value not in self.reached:
                     continue
                 if entry.broadcast:
                     part = unbroadcast(op, part, value, g.y)
+                if g.wide and value.dtype in NARROW:
+                    part = op.cast(part, value.dtype)
                 self.check(node, value, part)
                 self.contribute(value, part)
+
+    def gradients(
+        self, node: ir.Node, entry: Entry, dys: list[ir.Value | None], op: Builder
+    ) -> tuple[Gradient, list[ir.Value | None]]:
+        """What a rule makes of a node.
+
+        Of narrow tensors in float32, where it would round its results more than once: so do the
+        kernels of PyTorch that it stands for.
+        """
+        assert entry.rule is not None
+        steep, narrow = node.outputs[0] in self.steep, is_narrow((*node.inputs, *node.outputs))
+        wide = narrow and entry.wide
+        g = Gradient(node, dys, op, self.reached, steep, self.keep, wide=wide)
+        gradients = call(entry.rule, g)
+        if narrow and not wide and not rounds_once(op):
+            op.discard()
+            g = Gradient(node, dys, op, self.reached, steep, self.keep, wide=True)
+            gradients = call(entry.rule, g)
+        g.share_shapes()
+        return g, gradients
 
     def check(self, node: ir.Node, value: ir.Value, part: ir.Value) -> None:
         """A gradient has its value's dtype and, as far as both are known, its shape."""

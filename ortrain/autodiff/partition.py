@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import onnx_ir as ir
 
 from ortrain.graph import shapes
+from ortrain.graph.rounding import is_narrowing, is_widening
 from ortrain.graph.walk import reads
 from ortrain.program import PHASE, Phase, Program, Role, phase_of, region_of, role_of, set_role
 
@@ -25,7 +26,16 @@ CHEAP_COMPOSITES = {"Dropout", "StopGradient"}
 VIEWS = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
 
 
-def partition(program: Program, pieces: int = 1) -> list[Program]:
+def is_cheap(node: ir.Node) -> bool:
+    """Whether a node's result is computed again rather than kept."""
+    if node.domain == "ortrain":
+        return node.op_type in CHEAP_COMPOSITES
+    return node.op_type in CHEAP and not node.domain
+
+
+def partition(
+    program: Program, pieces: int = 1, cheap: Callable[[ir.Node], bool] = is_cheap
+) -> list[Program]:
     """Cuts a differentiated program between its phases.
 
     Args:
@@ -34,6 +44,7 @@ def partition(program: Program, pieces: int = 1) -> list[Program]:
             needed can be freed before the later ones run, and gradients come out in groups. Where
             there are checkpointed regions, each has a piece of its own, whatever is asked for: what
             it computes again is freed before the next one begins.
+        cheap: tells of which nodes the result is computed again rather than kept.
 
     Returns:
         The forward, which has the user outputs, the updated buffers and then the saved values as
@@ -47,7 +58,7 @@ def partition(program: Program, pieces: int = 1) -> list[Program]:
     forward = [n for n in order if phase_of(n) is Phase.FORWARD]
     needed = {v for n in backward for v in reads(n)} | set(program.outputs(Role.GRADIENT))
     made_forward = {v for n in forward for v in n.outputs}
-    keep, again = saved_values(forward, [v for v in made_forward if v in needed])
+    keep, again = saved_values(forward, [v for v in made_forward if v in needed], cheap)
 
     groups = _split([n for n in forward if n in again] + backward, pieces, again)
     cuts: list[tuple[list[ir.Node], list[ir.Value], list[ir.Value]]] = []
@@ -65,18 +76,21 @@ def partition(program: Program, pieces: int = 1) -> list[Program]:
     first, *rest = cuts
     inputs = [v for v in graph.inputs if role_of(v) is not Role.OUTPUT_GRADIENT]
     return [
-        _extract(program, *first, phase=Phase.FORWARD, inputs=inputs),
-        *(_extract(program, *cut, phase=Phase.BACKWARD) for cut in rest),
+        extract(program, *first, phase=Phase.FORWARD, inputs=inputs),
+        *(extract(program, *cut, phase=Phase.BACKWARD) for cut in rest),
     ]
 
 
 def saved_values(
-    forward: Iterable[ir.Node], needed: Collection[ir.Value]
+    forward: Iterable[ir.Node],
+    needed: Collection[ir.Value],
+    cheap: Callable[[ir.Node], bool] = is_cheap,
 ) -> tuple[set[ir.Value], set[ir.Node]]:
     """Which forward values the backward keeps, and which forward nodes it runs again.
 
     A cheap node runs again where all it reads is at hand: a graph input, a constant, a saved value
-    or the result of another node that runs again. Of a view its source is kept. Of a checkpointed
+    or the result of another node that runs again. Of a view its source is kept, and so it is of a
+    cast that makes numbers wider. A parameter is cast to a narrower dtype once. Of a checkpointed
     region only what the forward reads outside of it is kept, and everything else in it runs again.
     This one function decides; a memory budget would replace it.
     """
@@ -100,7 +114,8 @@ def saved_values(
         mine = [v for v in node.outputs if v in wanted and not _stays_inside(v)]
         if not mine:
             continue
-        if _constant(node) or (_cheap(node) and all(at_hand(v) for v in reads(node))):
+        runs = cheap(node) and not _narrows_parameter(node)
+        if _constant(node) or (runs and all(at_hand(v) for v in reads(node))):
             again.add(node)
         else:
             keep.update(mine)
@@ -133,14 +148,16 @@ def _constant(node: ir.Node) -> bool:
     return node.op_type == "Constant" and not node.domain
 
 
-def _cheap(node: ir.Node) -> bool:
-    if node.domain == "ortrain":
-        return node.op_type in CHEAP_COMPOSITES
-    return node.op_type in CHEAP and not node.domain
+def _narrows_parameter(node: ir.Node) -> bool:
+    """Whether a node is a cast of a parameter as a product reads it: a pass over all of it."""
+    source = node.inputs[0] if node.inputs else None
+    return is_narrowing(node) and source is not None and role_of(source) is Role.PARAMETER
 
 
 def _viewed(node: ir.Node) -> ir.Value | None:
-    """The source of a view whose shape is at hand anywhere."""
+    """The source of a view whose shape is at hand anywhere, and of a cast to a wider dtype."""
+    if is_widening(node):
+        return node.inputs[0]
     if node.op_type not in VIEWS or node.domain:
         return None
     source, *others = reads(node)
@@ -216,18 +233,24 @@ def _by_region(backward: list[ir.Node]) -> list[list[ir.Node]]:
     return [nodes for nodes in groups if nodes]
 
 
-def _extract(
+def extract(
     program: Program,
     nodes: list[ir.Node],
     outputs: list[ir.Value],
     saved: list[ir.Value],
-    phase: Phase,
+    phase: Phase | None = None,
     inputs: Iterable[ir.Value] = (),
 ) -> Program:
     """A program of its own from some nodes: what they do not make becomes an input.
 
-    All its nodes take its phase, so that a mask that the backward draws again and one that a
-    forward node drew can be one computation there.
+    Args:
+        program: that the nodes are of; left as it is.
+        nodes: in an order in which they can run.
+        outputs: that keep their roles.
+        saved: further outputs, for other programs.
+        phase: that all its nodes take, so that a mask that the backward draws again and one that a
+            forward node drew can be one computation there; None leaves each its own.
+        inputs: of the program, that it takes whether it reads them or not.
     """
     values: dict[ir.Value, ir.Value] = {}
     copied: list[ir.Value] = []
@@ -260,7 +283,7 @@ def _extract(
             [_copied(attribute, values) for attribute in node.attributes.values()],
             num_outputs=len(node.outputs),
             name=node.name,
-            metadata_props={**node.metadata_props, PHASE: phase.value},
+            metadata_props={**node.metadata_props, PHASE: (phase or phase_of(node)).value},
         )
         for old, new in zip(node.outputs, copy_node.outputs, strict=True):
             new.name, new.shape, new.type = old.name, old.shape, copy.copy(old.type)

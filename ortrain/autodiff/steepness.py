@@ -19,7 +19,10 @@ _MIXING = {
     for name in ("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "LSTM", "GRU", "RNN",
                  "Softmax", "LogSoftmax", "LayerNormalization", "GroupNormalization",
                  "InstanceNormalization", "RMSNormalization")
-} | {("ortrain", name) for name in ("Attention", "BatchNorm", "CrossEntropy")}  # fmt: skip
+} | {
+    ("ortrain", name)
+    for name in ("Attention", "BatchNorm", "CrossEntropy", "FlashAttention", "GroupNorm")
+}  # fmt: skip
 
 
 def steep_values(graph: ir.Graph, outputs: list[ir.Value]) -> set[ir.Value]:

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from ortrain.cache import Cache
 from ortrain.capture import exporter, fx, ladder, lift
+from ortrain.capture.autocast import Autocast, active
 from ortrain.capture.call import Axes, Call, example_call, step_name
 from ortrain.capture.constraints import Constraints, Shapes
 from ortrain.capture.doubles import refuse_rounded
@@ -37,6 +38,7 @@ from ortrain.capture.untouched import uncollected, untouched
 from ortrain.errors import CaptureError, UnsupportedOutput
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.passes.clean import clean
+from ortrain.passes.precision import place_casts
 from ortrain.program import Check, Program, Role
 
 IR_VERSION = 10  # the first that has opset 21; runtimes of its time read it
@@ -134,7 +136,8 @@ def capture(
     """Captures a module's forward, in its present mode, as an ONNX program.
 
     All dimensions of all tensors are symbolic as far as the module's code allows. Neither the
-    module nor any random state changes.
+    module nor any random state changes. Autocast that is on around the call is part of it: the
+    program has its casts.
 
     A size of 1 is special to the trace. A module that can say how a call of larger sizes would look
     has a method ``example_for_capture(*args, **kwargs)``, which returns such ``(args, kwargs)`` of
@@ -161,7 +164,7 @@ def capture(
         UnsupportedInput: an argument is of a type that a graph cannot take.
     """
     exporter.check_version()
-    _check_ambient_modes()
+    autocast = active()
     watch = _Watch()
     state = lift.state_of(module)
     with EXCLUSIVE, traceable_layers():  # the call holds the module's forward
@@ -171,9 +174,9 @@ def capture(
 
     def program_of(exported: ExportedProgram) -> Program:
         def make() -> list[Program]:
-            return [_program(exported, registry, call, state, watch, branches)]
+            return [_program(exported, registry, call, state, watch, branches, autocast)]
 
-        parts = parts_of(exported, state, opset, branches)
+        parts = parts_of(exported, state, opset, branches, autocast)
         return (cache or Cache(None)).programs(parts, make)[0]
 
     with EXCLUSIVE, located(module), uncollected(), untouched(module), traceable_layers():
@@ -231,9 +234,10 @@ def _program(
     state: lift.State,
     watch: _Watch,
     checked: bool,
+    autocast: Autocast,
 ) -> Program:
     """The program of an exported graph."""
-    translated = _translate(exported, registry, watch, checked)
+    translated = _translate(exported, registry, watch, checked, autocast)
     _, names = _outputs(exported)
     program = lift.lift(
         translated.model,
@@ -246,6 +250,7 @@ def _program(
         translated.checks,
     )
     clean(program)
+    place_casts(program)
     lift.drop_unused_inputs(program)
     for node in program.graph.all_nodes():
         node.name = node.outputs[0].name  # as profilers show it
@@ -274,16 +279,6 @@ def _registry(opset: int) -> exporter.Registry:
     return _registries[opset]
 
 
-def _check_ambient_modes() -> None:
-    devices = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
-    if devices:
-        raise CaptureError(
-            f"autocast is on ({', '.join(devices)})",
-            because="the exported graph does not record the casts of autocast",
-            help="call the module outside of torch.autocast, or run it eagerly",
-        )
-
-
 # -- translation ---------------------------------------------------------------------------------
 
 
@@ -297,9 +292,13 @@ class _Translated:
 
 
 def _translate(
-    exported: ExportedProgram, registry: exporter.Registry, watch: _Watch, checked: bool
+    exported: ExportedProgram,
+    registry: exporter.Registry,
+    watch: _Watch,
+    checked: bool,
+    autocast: Autocast,
 ) -> _Translated:
-    cleaned = fx.clean(exported, registry.covers, checked)
+    cleaned = fx.clean(exported, registry.covers, checked, autocast)
     watch.lap("clean-up of the ATen graph")
     for node in fx.missing(exported.graph_module, registry.covers):
         name = operator_name(node.target)

@@ -38,6 +38,7 @@ from torch.fx.experimental import symbolic_shapes
 from torch.onnx._internal.exporter import _building, _core, _registration
 from torch.utils.hooks import RemovableHandle
 
+from ortrain.capture import autocast
 from ortrain.capture.autograd_calls import check_autograd_calls, checked_autograd_calls
 from ortrain.capture.checkpointing import marked_checkpoints
 from ortrain.capture.origin import is_users
@@ -99,6 +100,7 @@ def export(
         sizes,
         _quiet(),
         _uncached(),
+        autocast.uncached(),
         _buffers_left_to_us(),
         watching,
         checking,

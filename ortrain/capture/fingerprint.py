@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch.export import ExportedProgram
 
+from ortrain.capture.autocast import Autocast
 from ortrain.capture.checkpointing import checkpoint_of
 from ortrain.capture.lift import State
 
 
 def parts_of(
-    exported: ExportedProgram, state: State, opset: int, checked: bool
+    exported: ExportedProgram, state: State, opset: int, checked: bool, autocast: Autocast = ()
 ) -> Iterator[object]:
     """Everything of an export that its translation depends on.
 
@@ -21,8 +22,9 @@ def parts_of(
         state: names of the module's parameters and buffers, ties included.
         opset: of the translation.
         checked: whether its checks are looked at.
+        autocast: around the call.
     """
-    yield opset, checked, torch.is_grad_enabled()
+    yield opset, checked, torch.is_grad_enabled(), str(autocast)
     yield repr(exported.graph_signature)
     yield sorted(state.first.items())
     yield {str(k): str(v) for k, v in exported.range_constraints.items()}

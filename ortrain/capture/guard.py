@@ -41,6 +41,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as global_hooks
 
 from ortrain.capture.attributes import Attribute, Moving
+from ortrain.capture.autocast import Autocast, active
 from ortrain.capture.holder import cell_value, memo_state, slot_value, slots_of
 from ortrain.capture.numbers import is_number
 from ortrain.capture.survey import (
@@ -71,7 +72,7 @@ class Ambient(NamedTuple):
 
     grad: bool
     inference: bool
-    autocast: tuple[tuple[str, torch.dtype], ...] | None
+    autocast: Autocast | None
     deterministic: bool
     default_dtype: torch.dtype
     function_modes: int
@@ -91,7 +92,7 @@ def ambient() -> tuple[Hashable, ...]:
     return (
         is_grad_enabled(),
         is_inference_mode_enabled(),
-        _autocast() if _is_any_autocast_enabled() else None,
+        active() if _is_any_autocast_enabled() else None,
         _get_deterministic_algorithms(),
         get_default_dtype(),
         _len_torch_function_stack(),
@@ -100,16 +101,6 @@ def ambient() -> tuple[Hashable, ...]:
         forward_ad._current_level >= 0,
         "" if (hooks := _saving_hooks(False)) is None else hooks[0].__module__,
         _current_graph_task_id() != -1,
-    )
-
-
-def _autocast() -> tuple[tuple[str, torch.dtype], ...]:
-    """The devices for which autocast is on, and its dtype there."""
-    devices = ("cpu", "cuda")
-    return tuple(
-        (device, torch.get_autocast_dtype(device))
-        for device in devices
-        if torch.is_autocast_enabled(device)
     )
 
 

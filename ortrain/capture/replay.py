@@ -53,8 +53,10 @@ def replay(
         if kind == "uniform" and dtype is not None:
             digits = min(digits, 1 - round(math.log2(torch.finfo(dtype).eps)))
         array = drawn(kind, tuple(shape), seed=seed, stream=stream, chance=chance, digits=digits)
-        return torch.from_numpy(np.asarray(array)).to(dtype)
+        return torch.from_numpy(np.asarray(array)).to(device, dtype)
 
+    tensors = (a for a in args if isinstance(a, torch.Tensor))
+    device = kwargs.get("device") or next((t.device for t in tensors), torch.device("cpu"))
     return function(numbers, *args, **kwargs)
 
 

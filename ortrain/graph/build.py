@@ -44,6 +44,8 @@ _INT64 = {
     ("ReduceLogSumExp", 1), ("CenterCropPad", 1), ("MaxUnpool", 2), ("Col2Im", 1), ("Col2Im", 2),
 }  # fmt: skip
 
+_NARROW = (ir.DataType.FLOAT16.numpy(), ir.DataType.BFLOAT16.numpy())
+
 
 class Builder:
     """Emits nodes into a graph, or collects them where ``graph`` is None.
@@ -57,6 +59,10 @@ class Builder:
         region: the checkpointed region, written into every node.
         constants: shared pool of constants: (dtype, shape, bytes) → value.
         at: nodes are inserted before this node of the graph instead of appended.
+
+    Attributes:
+        nodes: what was emitted.
+        rounded: constants in float16 or bfloat16 that were other numbers before.
     """
 
     def __init__(
@@ -79,6 +85,7 @@ class Builder:
         self.region = region
         self.at = at
         self.nodes: list[ir.Node] = []
+        self.rounded: set[ir.Value] = set()
         self.constants: dict[tuple[Any, ...], ir.Value] = {} if constants is None else constants
         self._outer: list[Any] = []
         self._owner_of_constants: Builder | None = None
@@ -197,6 +204,15 @@ class Builder:
                 self.graph.insert_before(self.at, node)
         return node.outputs[0] if outputs == 1 else tuple(node.outputs)
 
+    def discard(self) -> None:
+        """Takes back the nodes that were emitted; constants, which others may share, stay."""
+        kept = [node for node in self.nodes if node.op_type == "Constant"]
+        if self.graph is not None:
+            gone = [node for node in self.nodes if node.op_type != "Constant"]
+            self.graph.remove(gone, safe=True)
+        self.nodes[:] = kept
+        self.rounded.clear()
+
     # -- constants ---------------------------------------------------------------------------
 
     def constant(self, value: Any, dtype: ir.DataType | np.dtype | None = None) -> ir.Value:
@@ -206,6 +222,12 @@ class Builder:
         if isinstance(dtype, ir.DataType):
             dtype = dtype.numpy()
         array = np.asarray(value, dtype=dtype)
+        result = self._constant(array)
+        if array.dtype in _NARROW and (array.astype(np.float64) != np.asarray(value)).any():
+            self.rounded.add(result)
+        return result
+
+    def _constant(self, array: np.ndarray) -> ir.Value:
         key = (array.dtype.str, str(array.dtype), array.shape, array.tobytes())
         known = self.constants.get(key)
         if known is not None:

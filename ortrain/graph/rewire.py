@@ -23,6 +23,12 @@ def take_place(new: ir.Value, old: ir.Value) -> None:
     new.name = name
 
 
+def detach(node: ir.Node) -> None:
+    """Has a node that is in no graph read nothing, so that no value lists it among its readers."""
+    for place in range(len(node.inputs)):
+        node.replace_input_with(place, None)
+
+
 def learn(new: ir.Value, old: ir.Value) -> None:
     """Gives ``new`` what ``old``, which holds the same, knows of dtype and shape beyond it."""
     new.type = new.type or old.type

@@ -153,6 +153,8 @@ def infer(node: ir.Node) -> None:
         dtype = ir.DataType.INT64
     elif op == "Cast":
         dtype = ir.DataType(node.attributes["to"].as_int())
+    elif op == "EyeLike" and "dtype" in node.attributes:
+        dtype = ir.DataType(node.attributes["dtype"].as_int())
     elif op == "Where":
         dtype = node.inputs[1].dtype if node.inputs[1] is not None else None
     elif op == "OneHot":
@@ -167,8 +169,9 @@ def infer(node: ir.Node) -> None:
         dtype = first.dtype if first is not None else None
     for value in node.outputs:
         assign(value, dtype)
-    if op in ("Dropout", "MaxPool", "TopK") and len(node.outputs) > 1:
-        assign(node.outputs[1], ir.DataType.BOOL if op == "Dropout" else ir.DataType.INT64)
+    if op in ("Dropout", "MaxPool", "TopK", "Unique"):
+        for value in node.outputs[1:]:
+            assign(value, ir.DataType.BOOL if op == "Dropout" else ir.DataType.INT64)
     shapes = _OF_ALL_OUTPUTS[op](node) if op in _OF_ALL_OUTPUTS else [_shape(node, op)]
     for value, shape in zip(node.outputs, shapes, strict=False):
         if shape is not None:

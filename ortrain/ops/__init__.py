@@ -14,9 +14,14 @@ from ortrain.ops import (
     cross_entropy,
     dropout,
     embedding,
+    flash_attention,
+    gradients,
+    group_norm,
     grouped_matmul,
+    max_pool,
     precise,
     random,
+    silu,
     stop_gradient,
 )
 from ortrain.ops.base import DOMAIN, OPERATORS, Operator, expand, operator

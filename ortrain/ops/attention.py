@@ -56,22 +56,8 @@ def attention(
     Returns:
         [..., L, F].
     """
-    assert query.dtype is not None
-    length = shapes.rank(key)
-    if length is None:
-        raise AssertionError("capture gives every value a rank")
-    order = [*range(length - 2), length - 1, length - 2]
-    scores = op.Mul(op.MatMul(query, op.Transpose(key, perm=order)), scale)
-    alive = None
-    if causal:
-        assert mask is None, "torch refuses a mask together with is_causal"
-        scores = op.Add(scores, _bias(op, _causal(op, query, key), query.dtype))
-    elif mask is not None:
-        if mask.dtype != ir.DataType.BOOL:
-            mask = op.cast(mask, query.dtype)
-        bias, alive = _masked(op, mask, query.dtype)
-        scores = op.Add(scores, bias)
-    weights = op.Softmax(scores, axis=-1)
+    found, alive = scores(op, query, key, mask, scale=scale, causal=causal)
+    weights = op.Softmax(found, axis=-1)
     if ratio > 0:
         assert seed is not None
         weights = op.node(
@@ -79,6 +65,37 @@ def attention(
         )
     result: ir.Value = op.MatMul(weights, value)
     return result if alive is None else op.Mul(result, alive)
+
+
+def scores(
+    op: Builder,
+    query: ir.Value,
+    key: ir.Value,
+    mask: ir.Value | None,
+    *,
+    scale: float,
+    causal: int,
+) -> tuple[ir.Value, ir.Value | None]:
+    """Of each query with each key, and 1 for each query that sees a key, else 0.
+
+    Where every query is known to see one there is no second one.
+    """
+    assert query.dtype is not None
+    length = shapes.rank(key)
+    if length is None:
+        raise AssertionError("capture gives every value a rank")
+    order = [*range(length - 2), length - 1, length - 2]
+    found = op.Mul(op.MatMul(query, op.Transpose(key, perm=order)), scale)
+    alive = None
+    if causal:
+        assert mask is None, "torch refuses a mask together with is_causal"
+        found = op.Add(found, _bias(op, _causal(op, query, key), query.dtype))
+    elif mask is not None:
+        if mask.dtype != ir.DataType.BOOL:
+            mask = op.cast(mask, query.dtype)
+        bias, alive = _masked(op, mask, query.dtype)
+        found = op.Add(found, bias)
+    return found, alive
 
 
 def _masked(op: Builder, mask: ir.Value, dtype: ir.DataType) -> tuple[ir.Value, ir.Value]:

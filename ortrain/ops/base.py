@@ -13,6 +13,7 @@ from ortrain.errors import GraphError
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 from ortrain.graph.rewire import take_place
+from ortrain.graph.rounding import rounding_once
 
 DOMAIN = "ortrain"
 
@@ -68,6 +69,18 @@ def like_first(node: ir.Node) -> None:
     shapes.assign(target, source.dtype, source.shape)
 
 
+def like_inputs(*places: int) -> Callable[[ir.Node], None]:
+    """Typing: each output is like the input at its place, where there is one."""
+
+    def types(node: ir.Node) -> None:
+        for target, place in zip(node.outputs, places, strict=False):
+            source = node.inputs[place] if place < len(node.inputs) else None
+            if source is not None:
+                shapes.assign(target, source.dtype, source.shape)
+
+    return types
+
+
 def attributes_of(node: ir.Node) -> dict[str, Any]:
     """A node's attributes as Python values."""
     return {name: _plain(attribute) for name, attribute in node.attributes.items()}
@@ -111,14 +124,20 @@ def expand_node(
         raise GraphError(f"there is no operator {DOMAIN}::{node.op_type}")
     builder = Builder.before(node, opset=opset, constants=constants)
     with builder as op:
-        results = known.body(op, *node.inputs, **attributes_of(node))
+        results = rounding_once(op, known.body, node.inputs, attributes_of(node))
     if isinstance(results, ir.Value):
         results = (results,)
+    taken: set[ir.Value] = set()
     for old, new in zip(node.outputs, results, strict=False):
-        if new.producer() is None:  # the body passed an input through
+        if new is None:  # the body has it not, where nobody asks for it
+            assert not old.uses(), f"{DOMAIN}::{node.op_type} was not asked for {old.name}"
+            continue
+        # The body passed an input through, or returns one value as two outputs.
+        if new.producer() is None or new in taken:
             with builder as op:
                 new = op.Identity(new)
         take_place(new, old)
+        taken.add(new)
     assert builder.graph is not None
     builder.graph.remove(node, safe=True)
     return builder.nodes

@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
+from ortrain.graph.rounding import NARROW, WIDE
 from ortrain.ops.base import operator
 
 
@@ -14,8 +15,9 @@ def _types(node: ir.Node) -> None:
     assert source is not None
     known = shapes.dims(source)
     shapes.assign(node.outputs[0], source.dtype, source.shape)
-    for value in node.outputs[1:]:
-        shapes.assign(value, source.dtype, None if known is None else ir.Shape([known[1]]))
+    for i, value in enumerate(node.outputs[1:], 1):
+        dtype = WIDE if i < 3 and source.dtype in NARROW else source.dtype
+        shapes.assign(value, dtype, None if known is None else ir.Shape([known[1]]))
 
 
 @operator(
@@ -50,8 +52,9 @@ def batch_norm(
         eps: added to the variance.
 
     Returns:
-        The output [N, C, ...]; the batch's mean [C] and 1/sqrt(variance + eps) [C]; the new running
-        mean and variance [C] (the batch's own where there are none to update).
+        The output [N, C, ...]; the batch's mean [C] and 1/sqrt(variance + eps) [C], in float32 of
+        narrow tensors; the new running mean and variance [C] (the batch's own where there are none
+        to update).
     """
     length = shapes.rank(input)
     assert length is not None
@@ -73,4 +76,7 @@ def batch_norm(
         unbiased = op.Mul(flat_variance, op.Div(count, op.Sub(count, 1.0)))
         new_mean = op.Add(op.Mul(running_mean, 1.0 - momentum), op.Mul(flat_mean, momentum))
         new_variance = op.Add(op.Mul(running_var, 1.0 - momentum), op.Mul(unbiased, momentum))
-    return output, flat_mean, op.Reshape(inverse, [-1]), new_mean, new_variance
+    statistics = [flat_mean, op.Reshape(inverse, [-1])]
+    if input.dtype in NARROW:
+        statistics = [op.cast(value, WIDE) for value in statistics]
+    return output, *statistics, new_mean, new_variance

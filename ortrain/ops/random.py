@@ -37,32 +37,32 @@ from ortrain.ops.base import operator
 from ortrain.ops.dropout import keep, threshold
 from ortrain.ops.hash import U32, WEYL, Sizes, keys, mix, salt_of, weyl
 
-_HALF = {ir.DataType.FLOAT16: 11, ir.DataType.BFLOAT16: 8}
-_DIGITS = 24
+HALF = {ir.DataType.FLOAT16: 11, ir.DataType.BFLOAT16: 8}
+DIGITS = 24
 
 # Numerators and denominators by ascending power, and between which arguments they were fitted.
 # z / q of q², where q = p - 1/2 and z is the normal number of p: q² from 0 to 0.425².
-_NORMAL_NEAR = (
+NORMAL_NEAR = (
     (2.50662839, -15.807963, 26.5909691, -8.21876948),
     (1.0, -7.35364787, 16.0053012, -9.34017003),
 )
 # -z of u = 1 - the sixteenth root of p: p from 2^-33 to 0.075.
-_NORMAL_FAR = (
+NORMAL_FAR = (
     (-1.29240965, 20.7705096, 248.685143, -193.915148, -195.547651, 132.444561),
     (1.0, 23.1427584, 18.0773302, -82.6935184, 41.3684401),
 )
 # -log(1 - v) / v of v: from 0 to 0.5.
-_EXPONENTIAL_NEAR = (
+EXPONENTIAL_NEAR = (
     (0.999999967, -0.936244575, 0.0951841603, 0.0116634387),
     (1.0, -1.43624817, 0.480038535),
 )
 # -log(p) / u of the same u: p from 2^-33 to 0.5.
-_EXPONENTIAL_FAR = (
+EXPONENTIAL_FAR = (
     (16.0000105, -24.3090925, 9.32769146, -0.412731956),
     (1.0, -2.01929906, 1.25912765, -0.231645204),
 )
-# Steps of 2^-32 away from the middle that _NORMAL_NEAR serves.
-_NEAR = int(0.425 * 2**32)
+# Steps of 2^-32 away from the middle that NORMAL_NEAR serves.
+NEAR = int(0.425 * 2**32)
 
 Rational = tuple[Sequence[float], Sequence[float]]
 
@@ -114,7 +114,7 @@ def random_uniform(
         stream: as in RandomBits.
         dtype: of the numbers. What float64 gets are those of float32.
     """
-    digits = _HALF.get(ir.DataType(dtype), _DIGITS)
+    digits = HALF.get(ir.DataType(dtype), DIGITS)
     first = _shifted(op, _bits(op, shape, seed, stream), 32 - digits)
     scaled = op.Mul(op.cast(first, ir.DataType.FLOAT), 2.0**-digits)
     return op.cast(scaled, ir.DataType(dtype))
@@ -137,10 +137,10 @@ def random_normal(
     # Bit 31 is the sign; the others count steps of 2^-32 away from the middle.
     steps = op.BitwiseAnd(k, U32(0x7FFFFFFF))
     q = _middle_of_step(op, steps)
-    near = op.Mul(q, _quotient(op, op.Mul(q, q), _NORMAL_NEAR))
+    near = op.Mul(q, _quotient(op, op.Mul(q, q), NORMAL_NEAR))
     p = _middle_of_step(op, op.Sub(U32(0x7FFFFFFF), steps))
-    far = _quotient(op, _root(op, p), _NORMAL_FAR)
-    size = op.Where(op.Less(steps, U32(_NEAR)), near, far)
+    far = _quotient(op, _root(op, p), NORMAL_FAR)
+    size = op.Where(op.Less(steps, U32(NEAR)), near, far)
     signed = op.Where(op.Less(k, U32(0x80000000)), size, op.Neg(size))
     return op.cast(signed, ir.DataType(dtype))
 
@@ -160,9 +160,9 @@ def random_exponential(
     """
     k = _bits(op, shape, seed, stream)
     v = _middle_of_step(op, op.BitwiseNot(k))
-    near = op.Mul(v, _quotient(op, v, _EXPONENTIAL_NEAR))
+    near = op.Mul(v, _quotient(op, v, EXPONENTIAL_NEAR))
     u = _root(op, _middle_of_step(op, k))
-    far = op.Mul(u, _quotient(op, u, _EXPONENTIAL_FAR))
+    far = op.Mul(u, _quotient(op, u, EXPONENTIAL_FAR))
     return op.cast(op.Where(op.Less(k, U32(0x80000000)), far, near), ir.DataType(dtype))
 
 
@@ -244,7 +244,7 @@ def drawn(
     seed: int,
     stream: int,
     chance: float = 1.0,
-    digits: int = _DIGITS,
+    digits: int = DIGITS,
 ) -> np.ndarray:
     """What a program draws, computed in numpy: equal bit for bit.
 
@@ -267,7 +267,7 @@ def drawn(
         rows, columns = _places(shape, seed, stream)
         if kind == "bernoulli":
             return _kept(rows, columns, len(shape), chance).reshape(shape)
-        k = _mixed(rows + columns).reshape(shape)
+        k = mixed(rows + columns).reshape(shape)
     if kind == "bits":
         return k.astype(np.int64)
     if kind == "uniform":
@@ -279,12 +279,12 @@ def _places(shape: Sequence[int], seed: int, stream: int) -> tuple[np.ndarray, n
     """The mixed numbers of rows, as a column, and of columns."""
     salt = salt_of(stream)
     high = abs(seed) // 2**32 * (1 if seed >= 0 else -1)  # ONNX divides towards zero
-    first = _mixed(_wrapped(seed))
-    second = _mixed(_wrapped(high) + first)
+    first = mixed(_wrapped(seed))
+    second = mixed(_wrapped(high) + first)
     row_key, column_key = first ^ _wrapped(salt), second ^ _wrapped(salt >> 32)
     row_count, column_count = int(np.prod(shape[:-1])), shape[-1] if len(shape) else 1
     rows, columns = (
-        _mixed(np.arange(n, dtype=U32) * U32(WEYL) + key)
+        mixed(np.arange(n, dtype=U32) * U32(WEYL) + key)
         for n, key in ((row_count, row_key), (column_count, column_key))
     )
     return rows[:, None], columns
@@ -302,15 +302,15 @@ def _kept(rows: np.ndarray, columns: np.ndarray, rank: int, chance: float) -> np
 def _normal(k: np.ndarray) -> np.ndarray:
     steps = k & U32(0x7FFFFFFF)
     q = _middle(steps)
-    near = q * _ratio(q * q, _NORMAL_NEAR)
-    far = _ratio(_rooted(_middle(U32(0x7FFFFFFF) - steps)), _NORMAL_FAR)
-    size = np.where(steps < U32(_NEAR), near, far)
+    near = q * _ratio(q * q, NORMAL_NEAR)
+    far = _ratio(_rooted(_middle(U32(0x7FFFFFFF) - steps)), NORMAL_FAR)
+    size = np.where(steps < U32(NEAR), near, far)
     return np.where(k < U32(0x80000000), size, -size)
 
 
 def _exponential(k: np.ndarray) -> np.ndarray:
     v, u = _middle(~k), _rooted(_middle(k))
-    near, far = v * _ratio(v, _EXPONENTIAL_NEAR), u * _ratio(u, _EXPONENTIAL_FAR)
+    near, far = v * _ratio(v, EXPONENTIAL_NEAR), u * _ratio(u, EXPONENTIAL_FAR)
     return np.where(k < U32(0x80000000), far, near)
 
 
@@ -343,7 +343,8 @@ def _wrapped(number: int) -> np.ndarray:
     return np.array([number & 0xFFFFFFFF], U32)
 
 
-def _mixed(h: np.ndarray) -> np.ndarray:
+def mixed(h: np.ndarray) -> np.ndarray:
+    """``mix`` of :mod:`ortrain.ops.hash`, of uint32."""
     h = (h ^ (h >> U32(16))) * U32(0x7FEB352D)
     h = (h ^ (h >> U32(15))) * U32(0x846CA68B)
     return h ^ (h >> U32(16))

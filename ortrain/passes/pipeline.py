@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ortrain.graph.check import check
 from ortrain.passes.clean import clean
+from ortrain.passes.precision import place_casts
 from ortrain.program import Program
 
 logger = logging.getLogger(__name__)
@@ -32,9 +33,9 @@ class Pass:
 
 PIPELINES: dict[str, tuple[Pass, ...]] = {
     # before autodiff: what is done here has its backward for free
-    "forward": (Pass("clean", clean),),
+    "forward": (Pass("clean", clean), Pass("precision", place_casts)),
     # over forward and backward together, before they are cut
-    "training": (Pass("clean", clean),),
+    "training": (Pass("clean", clean), Pass("precision", place_casts)),
 }
 
 

@@ -13,16 +13,44 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
+from ortrain.autodiff.partition import is_cheap
 from ortrain.errors import ExecutionError
-from ortrain.ops.base import expand
+from ortrain.ops.base import OPERATORS, expand
 from ortrain.program import Program
 from ortrain.runtime import reference_ops, reference_recurrent
+from ortrain.runtime.base import Exchange
 
 
 class ReferenceExecutor:
     """Runs programs on ``onnx.reference``, with its gaps filled (see ``reference_*``)."""
 
     name = "reference"
+    frees = False
+
+    def __repr__(self) -> str:
+        return "ReferenceExecutor()"
+
+    def __str__(self) -> str:
+        return "onnx.reference"
+
+    @property
+    def exchange(self) -> Exchange:
+        """Of tensors with arrays."""
+        from ortrain.runtime.arrays import Arrays
+
+        return Arrays
+
+    def keeps(self, node: ir.Node) -> bool:
+        """None: it runs what operators mean."""
+        return False
+
+    def cheap(self, node: ir.Node) -> bool:
+        """What is cheap anywhere."""
+        return is_cheap(node)
+
+    def claims(self, node: ir.Node) -> bool:
+        """Standard operators, and ours by their bodies."""
+        return not node.domain or node.op_type in OPERATORS
 
     def lower(self, program: Program) -> Program:
         """A copy of the program in which ortrain's operators are replaced by their bodies."""
@@ -61,13 +89,26 @@ class ReferenceCompiled:
     Attributes:
         inputs: names of the inputs, in the order in which :meth:`run` takes them.
         outputs: names of the outputs, in the order in which :meth:`run` returns them.
+        source: none.
     """
+
+    source = ""
 
     def __init__(self, program: Program, *, check_annotations: bool = False) -> None:
         proto = ir.to_proto(program.model)
         self.inputs = [v.name or "" for v in program.graph.inputs]
         self.outputs = [v.name or "" for v in program.graph.outputs]
         self._evaluator = _Evaluator(proto, check_shape_annotations=check_annotations)
+
+    def run_values(self, feeds: list[np.ndarray]) -> list[np.ndarray]:
+        """Runs on arrays, and returns such as nothing else holds."""
+        given = {id(array) for array in feeds}
+        results = self.run(feeds)
+        for i, array in enumerate(results):
+            if id(array) in given or array.base is not None:
+                results[i] = array.copy()
+            given.add(id(results[i]))
+        return results
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Runs the program once.

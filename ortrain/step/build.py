@@ -20,6 +20,7 @@ from ortrain.graph import shapes
 from ortrain.graph.walk import dependencies
 from ortrain.passes import PIPELINES, rewrite
 from ortrain.program import Check, Program, Role, checks_of, role_of, target_of
+from ortrain.runtime.base import Compiled, Exchange, Executor
 
 # Above this much kept between forward and backward, the backward runs in pieces, so that what the
 # first pieces used is freed while the last ones make the gradients. A run costs about 10 µs.
@@ -49,14 +50,14 @@ class Piece:
     """One backward program.
 
     Attributes:
-        compiled: its session.
+        compiled: what runs it.
         takes: where its inputs come from: feeds and fetches, then upstream, then carried ones.
         gives: the positions of its outputs: ``(position, index of the gradient)``.
         carries: positions of its outputs that later pieces take.
         frees: of all carried values those that no later piece takes.
     """
 
-    compiled: Any
+    compiled: Compiled
     takes: tuple[Source, ...]
     gives: tuple[tuple[int, int], ...]
     carries: tuple[int, ...]
@@ -80,7 +81,8 @@ class Plan:
     """A compiled step.
 
     Attributes:
-        forward: session of the forward program.
+        forward: runs the forward program.
+        exchange: of tensors with the programs.
         feeds: its inputs, as (role, name).
         outputs: how many of its outputs the user gets; they come first.
         reachable: which of them depend on what requires a gradient.
@@ -98,7 +100,8 @@ class Plan:
         seconds: what each stage took.
     """
 
-    forward: Any
+    forward: Compiled
+    exchange: Exchange
     feeds: tuple[tuple[Role, str], ...]
     outputs: int
     reachable: tuple[bool, ...]
@@ -118,19 +121,26 @@ class Plan:
 
 @dataclass(frozen=True)
 class Checked:
-    """A forward session one of whose outputs has a bit for each check that does not hold.
+    """A forward program one of whose outputs has a bit for each check that does not hold.
 
     Attributes:
-        compiled: the session.
+        compiled: the program.
+        exchange: of tensors with it.
         checks: by their bits.
         position: of that output.
         seed: where the seed is among the feeds; None where the output does not depend on it.
     """
 
-    compiled: Any
+    compiled: Compiled
+    exchange: Exchange
     checks: tuple[Check, ...]
     position: int
     seed: int | None
+
+    @property
+    def source(self) -> str:
+        """Of the program."""
+        return self.compiled.source
 
     def run_values(self, feeds: Any) -> Any:
         """Runs on values in input order.
@@ -139,26 +149,26 @@ class Checked:
             CheckFailed: the module goes another way, or raises; or the runtime fails, as it may
                 where sizes are not those of the graph's way.
         """
+        seed = None if self.seed is None else int(self.exchange.give(feeds[self.seed]))
         try:
             fetches = self.compiled.run_values(feeds)
         except ExecutionError as error:
-            raise self._failed(feeds, error.where, f"{error.what}: {error.because}") from error
-        if bits := int(fetches[self.position].numpy()):
+            raise self._failed(seed, error.where, f"{error.what}: {error.because}") from error
+        if bits := int(self.exchange.at(fetches, self.position, False)):
             failed = [check for bit, check in enumerate(self.checks) if bits >> bit & 1]
             places = dict.fromkeys(check.where for check in failed if check.where)
             reasons = dict.fromkeys(check.because for check in failed)
-            raise self._failed(feeds, listing([*places]), listing([*reasons]))
+            raise self._failed(seed, listing([*places]), listing([*reasons]))
         return fetches
 
-    def _failed(self, feeds: Any, where: str, because: str) -> CheckFailed:
+    def _failed(self, seed: int | None, where: str, because: str) -> CheckFailed:
         error = CheckFailed(
             "the graph does not hold for values of this call",
             where=where,
             because=because,
             help="none is needed: such calls run in PyTorch",
         )
-        if self.seed is not None:
-            error.seed = int(feeds[self.seed].numpy())
+        error.seed = seed
         return error
 
 
@@ -180,7 +190,7 @@ def build(
     program: Program,
     wrt: Sequence[str],
     outputs: Sequence[str] | None,
-    executor: Any,
+    executor: Executor,
     *,
     pieces: int = 0,
     exchanged: bool = False,
@@ -205,7 +215,7 @@ def build(
     watch = Stopwatch()
 
     def make() -> list[Program]:
-        programs = cut(program, wrt, outputs, pieces, exchanged, sizes or {}, watch)
+        programs = cut(program, wrt, outputs, executor, pieces, exchanged, sizes or {}, watch)
         with watch("lower"):
             return [*programs, *(executor.lower(p) for p in programs)]
 
@@ -220,12 +230,15 @@ def build(
 
     def planned(both: Sequence[Program]) -> Plan:
         programs, lowered = list(both[: len(both) // 2]), list(both[len(both) // 2 :])
+        sources = wire(programs, lowered[1:])
         with watch("compile"):
             compiled = [executor.compile(p) for p in lowered]
         return _plan(
             programs,
             lowered,
             compiled,
+            sources,
+            executor.exchange,
             tuple(wrt),
             tuple(v in reached for v in users),
             {
@@ -247,6 +260,7 @@ def cut(
     program: Program,
     wrt: Sequence[str],
     outputs: Sequence[str] | None,
+    executor: Executor,
     pieces: int,
     exchanged: bool,
     sizes: dict[str, int],
@@ -256,17 +270,18 @@ def cut(
     if not wrt:
         return [program.clone()]
     with watch("differentiate"):
-        whole = differentiate(program, wrt, outputs)
+        whole = differentiate(program, wrt, outputs, keep=executor.keeps)
     if not whole.outputs(Role.GRADIENT):
         return [whole]
     with watch("rewrite"):
         rewrite(whole, "training")
     with watch("partition"):
-        programs = partition(whole, 1)
+        programs = partition(whole, 1, executor.cheap)
         sent = _gradient_bytes(whole) if exchanged else 0
-        wanted = max(saved_bytes(programs, sizes) // PIECE_BYTES, sent // MESSAGE_BYTES)
+        held = 0 if executor.frees else saved_bytes(programs, sizes)
+        wanted = max(held // PIECE_BYTES, sent // MESSAGE_BYTES)
         count = pieces or max(1, min(MOST_PIECES, wanted))
-        return partition(whole, count) if count > 1 else programs
+        return partition(whole, count, executor.cheap) if count > 1 else programs
 
 
 def _gradient_bytes(whole: Program) -> int:
@@ -275,10 +290,47 @@ def _gradient_bytes(whole: Program) -> int:
     return int(sum((shapes.size(v) or 0) * (v.dtype.itemsize if v.dtype else 4) for v in gradients))
 
 
+def wire(programs: Sequence[Program], backward: Sequence[Program]) -> list[tuple[Source, ...]]:
+    """Where the inputs of each lowered backward piece come from.
+
+    They are put into an order in place: what the forward leaves, then what arrives, then what
+    earlier pieces have made.
+    """
+    forward = programs[0].graph
+    users = [v for v in forward.outputs if role_of(v) in (Role.USER_OUTPUT, Role.LOSS)]
+    feed = {v.name: i for i, v in enumerate(forward.inputs)}
+    fetch = {v.name: i for i, v in enumerate(forward.outputs)}
+    user = {v.name: i for i, v in enumerate(users)}
+    carried: dict[str | None, int] = {}
+    wired = []
+
+    def source(value: ir.Value) -> Source:
+        if role_of(value) is Role.OUTPUT_GRADIENT:
+            return Source("upstream", user[target_of(value)])
+        for kind, places in (("carry", carried), ("feed", feed)):
+            if value.name in places:
+                return Source(kind, places[value.name])
+        return Source("fetch", fetch[value.name])
+
+    for made, program in zip(programs[1:], backward, strict=True):
+        inputs = program.graph.inputs
+        found = {value: source(value) for value in inputs}
+        order = sorted(found, key=lambda value: _TURN[found[value].kind])
+        inputs.clear()
+        inputs.extend(order)
+        wired.append(tuple(found[value] for value in order))
+        for value in made.graph.outputs:
+            if role_of(value) is not Role.GRADIENT:
+                carried[value.name] = len(carried)
+    return wired
+
+
 def _plan(
     programs: list[Program],
     lowered: list[Program],
-    compiled: list[Any],
+    compiled: list[Compiled],
+    sources: list[tuple[Source, ...]],
+    exchange: Exchange,
     arguments: tuple[str, ...],
     reachable: tuple[bool, ...],
     upstream: set[str],
@@ -289,43 +341,25 @@ def _plan(
     feeds = tuple((role_of(v) or Role.USER_INPUT, v.name or "") for v in lowered[0].graph.inputs)
     outs = list(forward.graph.outputs)
     users = [v for v in outs if role_of(v) in (Role.USER_OUTPUT, Role.LOSS)]
-    feed_index = {name: i for i, (_, name) in enumerate(feeds)}
-    fetch_index = {v.name: i for i, v in enumerate(outs)}
-    user_index = {v.name: i for i, v in enumerate(users)}
-    carried: dict[str, int] = {}
     wrt: list[str] = []
-    pieces = []
-    for source_program, program, session in zip(backward, lowered[1:], compiled[1:], strict=True):
-        takes = []
-        for value in program.graph.inputs:
-            name = value.name or ""
-            if role_of(value) is Role.OUTPUT_GRADIENT:
-                takes.append((name, Source("upstream", user_index[target_of(value)])))
-            elif name in carried:
-                takes.append((name, Source("carry", carried[name])))
-            elif name in feed_index:
-                takes.append((name, Source("feed", feed_index[name])))
-            else:
-                takes.append((name, Source("fetch", fetch_index[name])))
-        takes.sort(key=lambda take: _TURN[take[1].kind])
-        session = replace(session, input_names=[name for name, _ in takes])
+    pieces: list[Piece] = []
+    for program, runs, takes in zip(backward, compiled[1:], sources, strict=True):
         gives, carries = [], []
-        for i, value in enumerate(source_program.graph.outputs):
+        for i, value in enumerate(program.graph.outputs):
             if role_of(value) is Role.GRADIENT:
                 gives.append((i, len(wrt)))
                 wrt.append(target_of(value))
             else:
-                carried[value.name or ""] = len(carried)
                 carries.append(i)
-        sources = tuple(source for _, source in takes)
-        pieces.append(Piece(session, sources, tuple(gives), tuple(carries)))
+        pieces.append(Piece(runs, takes, tuple(gives), tuple(carries)))
     last = {t.index: i for i, p in enumerate(pieces) for t in p.takes if t.kind == "carry"}
     for i, piece in enumerate(pieces):
         pieces[i] = replace(piece, frees=tuple(index for index, at in last.items() if at == i))
     read = {t.index for p in pieces for t in p.takes if t.kind == "feed"}
     fetched = {t.index for p in pieces for t in p.takes if t.kind == "fetch"}
     return Plan(
-        forward=_checked(compiled[0], lowered[0].graph),
+        forward=_checked(compiled[0], exchange, lowered[0].graph),
+        exchange=exchange,
         feeds=feeds,
         outputs=len(users),
         reachable=reachable,
@@ -346,14 +380,14 @@ def _plan(
     )
 
 
-def _checked(compiled: Any, graph: ir.Graph) -> Any:
-    """A forward session that raises where its check does not hold, if it has one."""
+def _checked(compiled: Compiled, exchange: Exchange, graph: ir.Graph) -> Any:
+    """A forward program that raises where its check does not hold, if it has one."""
     for position, value in enumerate(graph.outputs):
         if role_of(value) is Role.CHECK:
             depends = dependencies(graph, [value])
             seeds = (i for i, v in enumerate(graph.inputs) if role_of(v) is Role.SEED)
             seed = next((i for i in seeds if graph.inputs[i] in depends), None)
-            return Checked(compiled, checks_of(value), position, seed)
+            return Checked(compiled, exchange, checks_of(value), position, seed)
     return compiled
 
 

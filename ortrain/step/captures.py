@@ -30,7 +30,8 @@ from ortrain.errors import CaptureError, CheckFailed, OrtrainError
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.graph.cost import Multiplications
 from ortrain.program import Program, Role
-from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
+from ortrain.runtime import engines
+from ortrain.runtime.base import Executor
 from ortrain.runtime.onnxruntime.executor import SMALL
 from ortrain.step.build import Plan, build, likely_upstream
 from ortrain.step.certificate import ENOUGH, Certificate, Trial, compare, quiet_backward, refuted
@@ -106,18 +107,19 @@ class Captures:
         for served in form.served:
             own = [sizes[i] for i in served.order]
             if served.captured.accepts(own):
-                if self._holds(state, served, flat, own):
+                if self._holds(state, form, served, flat, own):
                     break
                 apart = True
         else:
             served = self._capture(state, form, flat, exact=apart)
             form.served.append(served)
-            if not apart and not self._holds(state, served, flat, [sizes[i] for i in served.order]):
+            own = [sizes[i] for i in served.order]
+            if not apart and not self._holds(state, form, served, flat, own):
                 served = self._capture(state, form, flat, exact=True)
                 form.served.append(served)
-        if served.threads == 1 < self._threads(served, _sizes(served, flat)):
+        if served.threads == 1 < self._threads(form.engine, served, _sizes(served, flat)):
             served.variants.clear()  # built for small batches: from now on with more threads
-        known = served.variants.get(self._trainable(state))
+        known = served.variants.get((form.engine, self._trainable(state)))
         if known is not None and self.options.certificate == "each size":
             self.compare(state, served, flat, known.step)
         if len(form.by_sizes) >= MOST_SIZES:
@@ -197,7 +199,12 @@ class Captures:
             yield
 
     def _holds(
-        self, state: State, served: Served, flat: FlatCall, sizes: Sequence[torch.Size]
+        self,
+        state: State,
+        form: Form,
+        served: Served,
+        flat: FlatCall,
+        sizes: Sequence[torch.Size],
     ) -> bool:
         """Whether the capture computes what the module does at these sizes.
 
@@ -209,8 +216,8 @@ class Captures:
         if not untraced:
             return True
         if untraced not in served.ones:
-            variants = served.variants.get(self._trainable(state))
-            step = variants.step if variants else self._step(state, served, flat).step
+            variants = served.variants.get((form.engine, self._trainable(state)))
+            step = variants.step if variants else self._step(state, form, served, flat).step
             served.ones[untraced] = not self.certify(state, served, flat, step).faults
         return served.ones[untraced]
 
@@ -272,20 +279,20 @@ class Captures:
         """What selects among the steps of a capture."""
         return state.guard.trainable() if is_grad_enabled() else ()
 
-    def first_step(self, state: State, served: Served, flat: FlatCall) -> Step:
+    def first_step(self, state: State, form: Form, served: Served, flat: FlatCall) -> Step:
         """Builds the step for what is trainable now, and compares it with the module.
 
         Raises:
             ParityError: they do not agree.
         """
         with EXCLUSIVE:
-            trainable = self._trainable(state)
-            variants = served.variants.get(trainable)
+            key = (form.engine, self._trainable(state))
+            variants = served.variants.get(key)
             if variants is None:
-                variants = self._step(state, served, flat)
+                variants = self._step(state, form, served, flat)
                 if self.options.certificate != "off":
                     self.compare(state, served, flat, variants.step)
-                served.variants[trainable] = variants
+                served.variants[key] = variants
             return variants.step
 
     def compare(self, state: State, served: Served, flat: FlatCall, step: Step) -> None:
@@ -304,7 +311,7 @@ class Captures:
             raise refuted(self.module, certificate)
         self.cache.begin()  # what was taken from it until now is right
 
-    def _step(self, state: State, served: Served, flat: FlatCall) -> Variants:
+    def _step(self, state: State, form: Form, served: Served, flat: FlatCall) -> Variants:
         """Builds the step for what is trainable now, by the likely outputs."""
         program = served.captured.program
         grad = is_grad_enabled()
@@ -321,8 +328,9 @@ class Captures:
             influential = {v.name for v in influences(program.graph, users)}
             trainable = [name for name in trainable if name in influential]
         sizes = _sizes(served, flat)
-        served.threads = threads = self._threads(served, sizes)
+        served.threads = threads = self._threads(form.engine, served, sizes)
         tensors = state.tensors
+        runs = self._executor(form.engine, device_of(flat, tensors), threads)
         outputs = _users(program)
 
         original = Original(
@@ -330,7 +338,7 @@ class Captures:
         )
 
         def make(upstream: Sequence[str]) -> Step:
-            plan = self._build(program, trainable, upstream, sizes, threads)
+            plan = self._build(program, trainable, upstream, sizes, runs)
             return Step(plan, tensors, other, original)
 
         def other(received: Received) -> Step:
@@ -357,10 +365,8 @@ class Captures:
         trainable: Sequence[str],
         upstream: Sequence[str],
         sizes: dict[str, int],
-        threads: int,
+        executor: Executor,
     ) -> Plan:
-        provider = self.options.provider or "CPUExecutionProvider"
-        executor = OnnxRuntimeExecutor(provider, threads, arena=self.options.arena)
         pieces = self.options.backward_pieces
         exchanged = distributed.is_available() and distributed.is_initialized()
         with EXCLUSIVE, located(self.module), _no_bug("building"), uncollected():
@@ -378,8 +384,20 @@ class Captures:
         self._describe(plan, executor, sizes)
         return plan
 
-    def _threads(self, served: Served, sizes: dict[str, int]) -> int:
+    def _executor(self, engine: str, device: torch.device, threads: int) -> Executor:
+        options = self.options
+        return engines.executor(
+            engine,
+            device=device,
+            provider=options.provider,
+            threads=threads,
+            arena=options.arena,
+        )
+
+    def _threads(self, engine: str, served: Served, sizes: dict[str, int]) -> int:
         """The threads for a program at these sizes: one where more would only be woken up."""
+        if engine != "onnxruntime":  # the others have those of PyTorch, or one
+            return 0
         small = served.cost(sizes) < SMALL
         return self.options.threads or (1 if small else torch.get_num_threads())
 
@@ -394,9 +412,9 @@ class Captures:
             self.report.inference = Report()
         return self.report.inference
 
-    def _describe(self, plan: Plan, executor: OnnxRuntimeExecutor, sizes: dict[str, int]) -> None:
+    def _describe(self, plan: Plan, executor: Executor, sizes: dict[str, int]) -> None:
         report = self.described(is_grad_enabled())
-        report.engine = f"{executor.name} {executor.provider}"
+        report.engine = str(executor)
         report.stages.update(plan.seconds)
         names = ["forward", *(f"backward {i + 1}" for i in range(len(plan.pieces)))]
         report.nodes = {
@@ -477,6 +495,12 @@ def _placed(
         held = every[source.name]
         return replace(source, name=next(n for n, t in tensors.items() if t is held))
     return source
+
+
+def device_of(flat: FlatCall, tensors: Mapping[str, torch.Tensor]) -> torch.device:
+    """That a call and its module are on."""
+    first = next(iter((*tensors.values(), *flat.tensors)), None)
+    return torch.device("cpu") if first is None else first.device
 
 
 def _users(program: Program) -> list[str]:

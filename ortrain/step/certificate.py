@@ -15,104 +15,31 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ortrain.capture.autocast import without_autocast
 from ortrain.capture.returned import instead
 from ortrain.capture.structure import FlatCall, OutputStructure
 from ortrain.capture.untouched import random_states, untouched
 from ortrain.errors import OrtrainError, ParityError, listing
-from ortrain.program import Role
+from ortrain.program import Program, Role
+from ortrain.step.agreement import TOLERANCES, compare
 from ortrain.step.build import Plan
 from ortrain.step.digest import Digest
 from ortrain.step.draws import replayed_draws
+from ortrain.step.evidence import Certificate, Evidence
 from ortrain.step.run import Received, Step, draw_seed
 
-# Root mean square of the differences, relative to that of the values, that passes without a doubt.
-CLOSE = {torch.float32: 1e-4, torch.float64: 1e-9}
-# A gradient that is zero but for roundings, such as that of a key's bias, has no digits of its own:
-# it may differ by roundings of the others.
-FLOOR = 1e-3
-# Where that is exceeded, eager's own distance from float64 decides: the graph may be so many times
-# as far, of which a factor of two comes from estimating both distances.
-SLACK = 6.0
-# What counts as equal to float64 in any case, relative as above; and where there is no float64. Of
-# what is float64 itself it is CLOSE, unless eager is further away, by parts in float32.
-ROUNDING, LOOSE = 1e-5, 1e-3
-# What is zero but for roundings, such as the mean of a normalized tensor, has no digits at all: in
-# float64 and in both engines it is below so many roundings of the typical parameter or input.
-NOISE = 16
 # Multiplications of the forward above which a batch's first rows stand for it: four layers of
 # BERT-base are 3.6e9 for a row of 128 tokens, and 0.15 s forward and backward.
 ENOUGH = 6 << 30
-
-
-@dataclass
-class Evidence:
-    """What one engine made of a call.
-
-    Attributes:
-        outputs: name → digest, with whether it requires a gradient.
-        gradients: name of a parameter or input → digest; None where autograd delivers none.
-        buffers: name → digest, after the call.
-        strays: tensors that receive a gradient and are neither parameters nor inputs.
-    """
-
-    outputs: dict[str, tuple[Digest, bool]] = field(default_factory=dict)
-    gradients: dict[str, Digest | None] = field(default_factory=dict)
-    buffers: dict[str, Digest] = field(default_factory=dict)
-    strays: list[str] = field(default_factory=list)
-
-    def tensors(self, kind: str) -> Mapping[str, Digest | None]:
-        """All that is known of outputs, gradients or buffers."""
-        if kind == "output":
-            return {name: digest for name, (digest, _) in self.outputs.items()}
-        return self.gradients if kind == "gradient" else self.buffers
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """That a graph agrees with its module on one batch.
-
-    Attributes:
-        loss: whether the first output is a single number.
-        outputs: output → difference from eager, root mean square, relative to the values.
-        gradients: likewise for each parameter and input that has a gradient.
-        buffers: likewise for each buffer, after the forward.
-        faults: what does not agree, a phrase each; none in a certificate that holds.
-    """
-
-    loss: bool
-    outputs: dict[str, float]
-    gradients: dict[str, float]
-    buffers: dict[str, float]
-    faults: tuple[str, ...] = ()
-
-    @property
-    def differences(self) -> dict[str, float]:
-        """All of them, by name."""
-        return {**self.buffers, **self.outputs, **self.gradients}
-
-    def __str__(self) -> str:
-        parts = []
-        if self.outputs:
-            name = "loss" if self.loss else "outputs"
-            parts.append(f"{name} {_digits(max(self.outputs.values()))}")
-        if self.gradients:
-            worst = _digits(max(self.gradients.values()))
-            parts.append(f"gradients {worst} of {len(self.gradients)} tensors")
-        if self.buffers:
-            parts.append(f"buffers {_digits(max(self.buffers.values()))} of {len(self.buffers)}")
-        return ", ".join(parts) or "nothing to compare"
-
-
-def _digits(value: float) -> str:
-    return f"{value:.0e}" if value else "0"
 
 
 @dataclass(frozen=True)
@@ -127,6 +54,7 @@ class Trial:
         upstream: which outputs receive a gradient.
         seed: of the random numbers.
         draws: whether the graph draws any.
+        precision: the narrowest dtype that the graph computes in; float32 where it is wider.
     """
 
     module: nn.Module
@@ -136,6 +64,7 @@ class Trial:
     upstream: Received
     seed: int
     draws: bool
+    precision: torch.dtype = torch.float32
 
     @classmethod
     def of(
@@ -174,7 +103,12 @@ class Trial:
             call = flat.rebuilt(args, kwargs)
         seed = int(torch.initial_seed() + number & 0x7FFFFFFF)
         draws = any(role is Role.SEED for role, _ in plan.feeds)
-        return cls(module, call, tuple(names), grad, plan.upstream, seed, draws)
+        precision = _precision(plan.programs)
+        return cls(module, call, tuple(names), grad, plan.upstream, seed, draws, precision)
+
+    def digest(self, tensor: torch.Tensor) -> Digest:
+        """What is kept of a tensor, as exact as the comparison needs it."""
+        return Digest.of(tensor, TOLERANCES[self.precision].directions)
 
     def tensors(self, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
         """The call's tensors anew, in another floating dtype where one is asked for."""
@@ -191,16 +125,21 @@ class Trial:
             ]
         return statistics.median(scales) if scales else 0.0
 
-    def eager(self, dtype: torch.dtype | None = None) -> Evidence:
-        """What the module makes of it; in another floating dtype where one is asked for."""
+    def eager(self, dtype: torch.dtype | None = None, rounding: int = 0) -> Evidence:
+        """What the module makes of it.
+
+        Args:
+            dtype: floating, of everything; None leaves each tensor its own.
+            rounding: number of a way of rounding parameters and arguments; 0 leaves them.
+        """
         evidence = Evidence()
-        tensors, structure, leaves, buffers = self._forward(dtype)
-        evidence.buffers = {name: Digest.of(buffer) for name, buffer in buffers.items()}
+        tensors, structure, leaves, buffers = self._forward(dtype, rounding)
+        evidence.buffers = {name: self.digest(buffer) for name, buffer in buffers.items()}
         strays = _strays(tensors, leaves.values()) if self.grad else []
         if strays:
             # What the forward has made itself, as transformers does for reentrant checkpointing,
             # is another tensor the next time, and nobody sees its gradient.
-            again, _, others, _ = self._forward(dtype)
+            again, _, others, _ = self._forward(dtype, rounding)
             lasting = {id(stray) for stray in _strays(again, others.values())}
             evidence.strays = [
                 f"a tensor of shape {[*stray.shape]} that is no parameter"
@@ -212,7 +151,7 @@ class Trial:
         return evidence
 
     def _forward(
-        self, dtype: torch.dtype | None
+        self, dtype: torch.dtype | None, rounding: int
     ) -> tuple[
         list[torch.Tensor], OutputStructure, dict[str, torch.Tensor], dict[str, torch.Tensor]
     ]:
@@ -221,8 +160,12 @@ class Trial:
         named = list(module.named_parameters())
         held = {n: _own_parameter(p, dtype, self.grad and p.requires_grad) for n, p in named}
         buffers = {n: _own(b, dtype, False) for n, b in module.named_buffers()}
-        everything = {**held, **buffers}
         users = self.tensors(dtype)
+        if rounding:
+            generator = torch.Generator().manual_seed(rounding)
+            held = {n: _rounded(p, self.precision, generator) for n, p in held.items()}
+            users = [_rounded(t, self.precision, generator) for t in users]
+        everything = {**held, **buffers}
         args, kwargs = _replaced(self.call, users)
         with untouched(module), quiet_backward(), torch.set_grad_enabled(self.grad):
             torch.manual_seed(self.seed)
@@ -258,7 +201,7 @@ class Trial:
         outputs = instead(outputs, served.returned, users, {**buffers, **parameters})
         found, structure = OutputStructure.from_output(served.structure.rebuild(outputs))
         del outputs
-        evidence.buffers = {name: Digest.of(buffer) for name, buffer in buffers.items()}
+        evidence.buffers = {name: self.digest(buffer) for name, buffer in buffers.items()}
         leaves = dict(zip(self.names, users, strict=True)) | parameters
         self._close(evidence, structure.names, found, leaves)
         return evidence
@@ -275,7 +218,7 @@ class Trial:
         for name, tensor in zip(names, outputs, strict=True):
             # A view made under no_grad says that it requires a gradient, and passes none on.
             requires = any(id(leaf) in known for leaf in _leaves([tensor]))
-            evidence.outputs[name] = (Digest.of(tensor), requires)
+            evidence.outputs[name] = (self.digest(tensor), requires)
         if not self.grad:
             return
         roots = [
@@ -295,143 +238,16 @@ class Trial:
                 if leaf.grad is None:
                     return  # the hooks of a leaf run where no gradient came, too
                 gradient = leaf.grad.to_dense() if leaf.grad.is_sparse else leaf.grad
-                evidence.gradients[name] = Digest.of(gradient)
+                evidence.gradients[name] = self.digest(gradient)
                 leaf.grad = None
 
             return take
 
         for name, leaf in waiting.items():
             leaf.register_post_accumulate_grad_hook(digested(name))
-        with quiet_backward(), random_states():
+        with quiet_backward(), random_states(), without_autocast():
             torch.autograd.backward(roots, cotangents)
-
-
-def compare(eager: Evidence, graph: Evidence, trial: Trial) -> Certificate:
-    """The certificate of two engines' evidence, with what does not agree.
-
-    Args:
-        eager: of the module.
-        graph: of the graph.
-        trial: runs the module in float64, where that is needed to decide.
-    """
-    faults = [f"{name} receives a gradient that the graph does not know" for name in eager.strays]
-    if list(eager.outputs) != list(graph.outputs):
-        faults.append(f"the outputs are {_names(eager.outputs)}, not {_names(graph.outputs)}")
-        return Certificate(False, {}, {}, {}, tuple(faults))
-    for name, (_, requires) in eager.outputs.items():
-        if requires and not graph.outputs[name][1]:
-            faults.append(f"{name} requires a gradient in PyTorch only")
-        elif not requires and graph.outputs[name][1]:
-            faults.append(f"{name} requires a gradient in the graph only")
-    rows = _Rows()
-    outputs, gradients, buffers = (
-        rows.add(kind, eager.tensors(kind), graph.tensors(kind))
-        for kind in ("output", "gradient", "buffer")
-    )
-    faults += rows.faults
-    if rows.doubtful:
-        truth, typical = _in_double(trial), trial.typical()
-        differences = {"output": outputs, "gradient": gradients, "buffer": buffers}
-        for row in rows.doubtful:
-            if row.is_noise(truth, typical):
-                differences[row.kind][row.name] = 0.0
-            elif not row.excused_by(truth):
-                faults.append(row.fault)
-    first = next(iter(eager.outputs.values()), None)
-    loss = first is not None and len(first[0].shape) == 0
-    return Certificate(loss, outputs, gradients, buffers, tuple(faults))
-
-
-@dataclass(frozen=True)
-class _Row:
-    """One tensor of both engines."""
-
-    kind: str
-    name: str
-    eager: Digest
-    graph: Digest
-    difference: float
-    scale: float
-
-    @property
-    def fault(self) -> str:
-        label = f"{self.kind} {self.name}"
-        if self.eager.shape != self.graph.shape:
-            return f"{label} has shape {[*self.eager.shape]}, not {[*self.graph.shape]}"
-        if self.eager.dtype != self.graph.dtype:
-            return f"{label} is {self.eager.dtype}, not {self.graph.dtype}"
-        if self.eager.special != self.graph.special:
-            return f"{label} has NaN or infinities in other places"
-        return f"{label} differs by {self.difference:.1e}"
-
-    def is_noise(self, truth: Evidence | None, typical: float) -> bool:
-        """Whether it is zero but for roundings: nothing above the noise, in float64 neither."""
-        rounding = torch.float64 if self.eager.dtype == torch.float64 else torch.float32
-        noise = NOISE * torch.finfo(rounding).eps * typical
-        exact = truth.tensors(self.kind).get(self.name) if truth is not None else None
-        return (
-            exact is not None
-            and self.eager.alike(self.graph)
-            and exact.special == self.eager.special
-            and max(exact.scale, self.eager.scale, self.graph.scale) <= noise
-        )
-
-    def excused_by(self, truth: Evidence | None) -> bool:
-        """Whether the graph is about as close to float64 as eager is."""
-        if not self.eager.dtype.is_floating_point or not self.eager.alike(self.graph):
-            return False
-        least, loose = ROUNDING, LOOSE
-        if self.eager.dtype == torch.float64:
-            least = loose = CLOSE[torch.float64]
-        if truth is None:
-            return self.difference <= loose
-        exact = truth.tensors(self.kind).get(self.name)
-        if exact is None or exact.shape != self.eager.shape or exact.special != self.eager.special:
-            return self.difference <= loose
-        own, mine = exact.distance(self.eager), exact.distance(self.graph)
-        return mine <= max(SLACK * own, least * self.scale)
-
-
-class _Rows:
-    """Sorts pairs of tensors into those that agree, that do not, and that are in doubt."""
-
-    def __init__(self) -> None:
-        self.faults: list[str] = []
-        self.doubtful: list[_Row] = []
-
-    def add(
-        self, kind: str, eager: Mapping[str, Digest | None], graph: Mapping[str, Digest | None]
-    ) -> dict[str, float]:
-        known = {name: d for name, d in eager.items() if d is not None}
-        other = {name: d for name, d in graph.items() if d is not None}
-        for name in [*eager, *(n for n in graph if n not in eager)]:
-            if (name in known) != (name in other):
-                where = "PyTorch" if name in known else "the graph"
-                self.faults.append(f"{kind} of {name} is there in {where} only")
-        floats = [d.scale for d in known.values() if d.dtype.is_floating_point]
-        floor = FLOOR * max(floats, default=0.0) if kind == "gradient" else 0.0
-        differences: dict[str, float] = {}
-        for name in known.keys() & other.keys():
-            mine, theirs = known[name], other[name]
-            scale = max(mine.scale, floor)
-            apart = mine.distance(theirs) if mine.alike(theirs) else math.inf
-            difference = apart / scale if scale else (math.inf if apart else 0.0)
-            differences[name] = difference
-            if not difference <= CLOSE.get(mine.dtype, 0.0):
-                self.doubtful.append(_Row(kind, name, mine, theirs, difference, scale))
-        return differences
-
-
-def _in_double(trial: Trial) -> Evidence | None:
-    """What the module makes of it in float64; None where it cannot compute in that."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        return trial.eager(torch.float64)
-    except Exception:
-        return None
-    finally:
-        torch.set_default_dtype(default)
+        torch.clear_autocast_cache()  # of parameters that nobody else knows
 
 
 def refuted(module: nn.Module, certificate: Certificate) -> ParityError:
@@ -494,12 +310,35 @@ def _own_parameter(parameter: torch.Tensor, dtype: torch.dtype | None, grad: boo
 
 
 def _cotangent(root: torch.Tensor) -> torch.Tensor:
-    """The gradient that an output receives: 1 for a loss, else noise."""
+    """The gradient that an output receives: 1 for a loss, else noise, the same in every dtype."""
     if root.ndim == 0:
         return torch.ones_like(root)
     generator = torch.Generator().manual_seed(root.ndim)
     noise = torch.randn(root.shape, generator=generator, dtype=torch.float32)
-    return noise.to(root.device, root.dtype)
+    return (noise * 16).round_().div_(16).to(root.device, root.dtype)
+
+
+def _precision(programs: Sequence[Program]) -> torch.dtype:
+    """The narrowest dtype in some programs; float32 where it is wider."""
+    graphs = [program.graph for program in programs]
+    made = {v.dtype for graph in graphs for node in graph.all_nodes() for v in node.outputs}
+    found = made | {v.dtype for graph in graphs for v in graph.inputs}
+    narrow = {ir.DataType.BFLOAT16: torch.bfloat16, ir.DataType.FLOAT16: torch.float16}
+    return next((own for dtype, own in narrow.items() if dtype in found), torch.float32)
+
+
+def _rounded(
+    tensor: torch.Tensor, precision: torch.dtype, generator: torch.Generator
+) -> torch.Tensor:
+    """A leaf like another, whose numbers another rounding to a narrow dtype might have made."""
+    if not tensor.is_floating_point():
+        return tensor
+    step = torch.finfo(precision).eps / (1 if tensor.dtype is precision else 2)
+    with torch.no_grad():
+        noise = torch.rand(tensor.shape, generator=generator).to(tensor.device) * 2 - 1
+        other = (tensor * (1 + step * noise)).to(tensor.dtype)
+    other = nn.Parameter(other) if isinstance(tensor, nn.Parameter) else other
+    return other.requires_grad_(tensor.requires_grad)
 
 
 class _Nobody:
@@ -525,3 +364,6 @@ def quiet_backward() -> Iterator[None]:
 
 def _itself(value: Any) -> Any:
     return value
+
+
+__all__ = ["ENOUGH", "Certificate", "Evidence", "Trial", "compare", "quiet_backward", "refuted"]

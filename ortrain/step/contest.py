@@ -1,7 +1,8 @@
 """Eager against the graph on real steps: the faster one stays.
 
-Eager runs the first steps, the graph the next ones. So a short run never pays for a capture, and
-the two never hold their memory at the same time. Where the result is close, each runs again.
+Eager runs the first steps until a graph is likely to pay (:mod:`~ortrain.step.prospect`), then each
+engine has its turn. So a short run never pays for a capture, and no two hold their memory at the
+same time. Those that are clearly slower leave; where the result is close, the others run again.
 
 Both contestants are timed the same way, by autograd hooks on the outputs and on what receives a
 gradient, so that neither work outside the module nor the optimizer counts. Every timed step is a
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ortrain.runtime.memory import release_free_memory
+from ortrain.step.prospect import Prospect
 from ortrain.step.report import Contest, median
 
 # A turn lasts until so many of its steps are timed, and either this time or this number is reached.
@@ -111,36 +113,73 @@ class Sample:
 
 
 class Race:
-    """Gives the contestants turns and decides."""
+    """Gives the contestants turns and decides.
 
-    def __init__(self) -> None:
+    Args:
+        engines: that run the graph, in the order of their turns.
+        prospect: whether a graph pays; without one it always does.
+
+    Attributes:
+        contest: what it has found, for reports.
+        winner: ``"eager"`` or an engine; empty while it runs.
+    """
+
+    def __init__(self, engines: Sequence[str], prospect: Prospect | None = None) -> None:
         self.contest = Contest()
+        self.prospect, self._began = prospect, clock()
         self.winner = ""
+        self.contestants = ["eager", *engines]
         self._turn, self._calls, self._rounds = "eager", 0, 0
-        self._times: dict[str, list[float]] = {"graph": [], "eager": []}
-        self._counted: dict[str, list[float]] = {"graph": [], "eager": []}
+        self._times: dict[str, list[float]] = {name: [] for name in self.contestants}
+        self._counted: dict[str, list[float]] = {name: [] for name in self.contestants}
+        self._medians: dict[str, list[float]] = {name: [] for name in self.contestants}
         self._sizes: list[int] = []
         self._samples: list[Sample] = []
 
     def next(self) -> str:
-        """``"graph"`` or ``"eager"``: who runs the next step."""
+        """Who runs the next step: ``"eager"`` or an engine."""
         if self.winner:
             return self.winner
         self._calls += 1
         self._samples = [s for s in self._samples if not s.settle()]
-        if self._turn_is_over():
-            self._counted[self._turn] += self._times[self._turn][WARM_UP:]
+        if self._turn_is_over() and self._pays():
+            times = self._times[self._turn][WARM_UP:]
+            self._counted[self._turn] += times
+            if times:
+                self._medians[self._turn].append(median(times))
             self._times[self._turn].clear()
-            self._calls = 0
-            if self._turn == "graph":
+            if self._turn == "eager":
+                release_free_memory()
+            if self._turn == self.contestants[-1]:
                 self._rounds += 1
                 if self._rounds == MOST_ROUNDS or self._is_clear():
                     return self._decide()
-            else:
-                release_free_memory()
-            self._turn = "graph" if self._turn == "eager" else "eager"
+            self._pass_on()
         self._tell()
         return self._turn
+
+    def _pays(self) -> bool:
+        """Whether it is time to make the graph; eager goes on until it is."""
+        if self._rounds or self._turn != "eager" or self.prospect is None:
+            return True
+        times = self._times["eager"]
+        pays = self.prospect.pays(clock() - self._began, median(times[WARM_UP:]) * self._size())
+        self.contest.waits = not pays
+        if not pays:
+            del times[WARM_UP:-MOST_STEPS]  # the latest stand for the turn
+        return pays
+
+    def forfeit(self, engine: str) -> bool:
+        """Takes out an engine that cannot run the graph; whether another one is left."""
+        if self._turn == engine:
+            self._pass_on()
+        self.contestants.remove(engine)
+        return len(self.contestants) > 1
+
+    def _pass_on(self) -> None:
+        """Gives the turn to the next contestant."""
+        place = self.contestants.index(self._turn) + 1
+        self._turn, self._calls = self.contestants[place % len(self.contestants)], 0
 
     def _turn_is_over(self) -> bool:
         # Forwards that never come to their backward are not waited for.
@@ -153,23 +192,37 @@ class Race:
 
     def _tell(self) -> None:
         """Notes in the contest how far it has come."""
-        times = {kind: [*self._counted[kind], *self._times[kind][WARM_UP:]] for kind in self._times}
         size = self._size()
-        for kind, noted in (("graph", self.contest.graph), ("eager", self.contest.eager)):
-            noted[:] = [t * size for t in times[kind]]
+        times = {name: [*self._counted[name], *self._times[name][WARM_UP:]] for name in self._times}
+        self._note(times)
 
-        def calls(kind: str) -> int:
-            # The graph's first turn is taken to be as long as eager's.
-            seconds = median(times[kind] or times["eager"]) * size
+        def calls(name: str) -> int:
+            # An engine's first turn is taken to be as long as eager's.
+            seconds = median(times[name] or times["eager"]) * size
             enough = math.ceil(ENOUGH_SECONDS / seconds) if seconds else 0
             return WARM_UP + min(max(enough, LEAST_STEPS), MOST_STEPS)
 
+        here = self.contestants.index(self._turn)
         left = max(calls(self._turn) - len(self._times[self._turn]), 1)
-        self.contest.left = left + (calls("graph") if self._turn == "eager" else 0)
+        self.contest.left = left + sum(calls(name) for name in self.contestants[here + 1 :])
+
+    def _note(self, times: dict[str, list[float]]) -> None:
+        """Notes times in seconds a step of typical size."""
+        size, contest = self._size(), self.contest
+        seconds = {name: [t * size for t in found] for name, found in times.items()}
+        contest.eager = seconds.pop("eager")
+        contest.engines = {name: found for name, found in seconds.items() if found}
 
     def _is_clear(self) -> bool:
-        graph, eager = (median(self._counted[k]) for k in ("graph", "eager"))
-        return not graph or not eager or abs(graph - eager) > CLEAR * eager
+        """Whether one is left after those that are clearly slower than the fastest have gone."""
+        known = {name: median(self._counted[name]) for name in self.contestants}
+        if not all(known.values()):
+            return True
+        best = min(known.values())
+        near = [name for name in self.contestants if known[name] * (1 - CLEAR) <= best]
+        if len(near) > 1:
+            self.contestants = near
+        return len(near) == 1
 
     def sample(
         self, contestant: str, size: int, start: float, again: Callable[[], None] = _ignored
@@ -196,14 +249,18 @@ class Race:
         return median([float(s) for s in self._sizes])
 
     def _decide(self) -> str:
-        graph, eager = self._counted["graph"], self._counted["eager"]
-        size = self._size()
         self.contest.left = 0
-        self.contest.graph = [t * size for t in graph]
-        self.contest.eager = [t * size for t in eager]
-        # Without times of both there is no contest, and the graph is what was asked for.
-        known = bool(graph and eager)
-        wins = not known or median(graph) <= MARGIN * median(eager)
-        self.winner = self.contest.winner = "graph" if wins else "eager"
+        self._note(self._counted)
+        known = {name: median(t) for name, t in self._counted.items() if t and name != "eager"}
+        ran = [name for name in self.contestants if name != "eager"]
+        best = min(known, key=known.__getitem__) if known else (ran or ["eager"])[0]
+        # Rounds in which both ran: what slows a machine down for a while slows both. Without times
+        # of both there is no contest, and the graph is what was asked for.
+        pairs = zip(self._medians.get(best, []), self._medians["eager"], strict=False)
+        ratios = [mine / its for mine, its in pairs]
+        wins = not ratios or median(ratios) <= MARGIN
+        self.winner = best if wins else "eager"
+        self.contest.winner = "eager" if self.winner == "eager" else "graph"
+        self.contest.engine = "" if self.winner == "eager" else self.winner
         self.close()
         return self.winner

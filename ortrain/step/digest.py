@@ -1,6 +1,6 @@
 """``Digest``: what is kept of a tensor to tell later whether another is the same but for roundings.
 
-A tensor is looked at in blocks. Kept are its norm and four projections on fixed random directions,
+A tensor is looked at in blocks. Kept are its norm and a few projections on fixed random directions,
 so that the distance of two tensors can be estimated when neither is there any more: the projections
 of a difference have its norm as their standard deviation (Johnson and Lindenstrauss, 1984). Costs
 one matrix product that reads the tensor once: 32 ms for 20 M elements on two cores.
@@ -15,7 +15,6 @@ from functools import cache
 import torch
 
 _BLOCK = 1 << 14
-_DIRECTIONS = 4
 
 
 @dataclass(frozen=True)
@@ -37,15 +36,20 @@ class Digest:
     projections: tuple[float, ...]
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Digest:
-        """The digest of a dense tensor of any dtype."""
+    def of(cls, tensor: torch.Tensor, directions: int = 4) -> Digest:
+        """The digest of a dense tensor of any dtype.
+
+        Args:
+            tensor: any.
+            directions: of the projections; so many more make distances so much more exact.
+        """
         with torch.no_grad():
             flat = tensor.detach().contiguous().reshape(-1)
             if flat.is_complex():
                 flat = torch.view_as_real(flat).reshape(-1)
             if flat.dtype not in (torch.float32, torch.float64):
                 flat = flat.double()
-            norm, projections = _projected(flat)
+            norm, projections = _projected(flat, directions)
             special: tuple[float, ...] = ()
             if not math.isfinite(norm + sum(projections)):
                 # Elements that are not finite, or whose squares are not.
@@ -54,9 +58,9 @@ class Digest:
                 special = tuple(
                     number
                     for kind in kinds
-                    for number in (float(kind.sum()), *_projected(kind.double())[1])
+                    for number in (float(kind.sum()), *_projected(kind.double(), directions)[1])
                 )
-                norm, projections = _projected(flat.nan_to_num(0.0, 0.0, 0.0))
+                norm, projections = _projected(flat.nan_to_num(0.0, 0.0, 0.0), directions)
             return cls(tensor.shape, tensor.dtype, special, norm, projections)
 
     @property
@@ -71,14 +75,15 @@ class Digest:
     def distance(self, other: Digest) -> float:
         """Root mean square of the elements' differences: a lower bound or an estimate.
 
-        The estimate is off by less than a third, as a rule; zero for equal tensors.
+        From four directions the estimate is off by less than a third, as a rule, from 32 by less
+        than an eighth; zero for equal tensors.
         """
         differences = [a - b for a, b in zip(self.projections, other.projections, strict=True)]
-        estimate = math.sqrt(sum(d * d for d in differences) / _DIRECTIONS)
+        estimate = math.sqrt(sum(d * d for d in differences) / len(differences))
         return max(abs(self.norm - other.norm), estimate) / math.sqrt(max(self.shape.numel(), 1))
 
 
-def _projected(flat: torch.Tensor) -> tuple[float, tuple[float, ...]]:
+def _projected(flat: torch.Tensor, directions: int) -> tuple[float, tuple[float, ...]]:
     """Norm and projections of a vector."""
     count = flat.numel()
     whole = count - count % _BLOCK
@@ -86,9 +91,10 @@ def _projected(flat: torch.Tensor) -> tuple[float, tuple[float, ...]]:
     for part in (flat[:whole].view(-1, _BLOCK), flat[whole:].view(1, -1)):
         if part.numel():
             norms.append(torch.linalg.vector_norm(part, dim=1))
-            rows.append(part @ _directions(flat.dtype, flat.device)[: part.shape[1]])
+            drawn = _directions(flat.dtype, flat.device, directions)
+            rows.append(part @ drawn[: part.shape[1]])
     if not rows:
-        return 0.0, (0.0,) * _DIRECTIONS
+        return 0.0, (0.0,) * directions
     projected = torch.cat(rows).double()
     if len(projected) > 1:
         projected *= _weights(len(projected))[:, None].to(flat.device)
@@ -97,9 +103,9 @@ def _projected(flat: torch.Tensor) -> tuple[float, tuple[float, ...]]:
 
 
 @cache
-def _directions(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _directions(dtype: torch.dtype, device: torch.device, count: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0x0A7A)
-    drawn = torch.randn(_BLOCK, _DIRECTIONS, generator=generator, dtype=torch.float64)
+    drawn = torch.randn(_BLOCK, count, generator=generator, dtype=torch.float64)
     return drawn.to(device, dtype)
 
 

@@ -67,7 +67,7 @@ class Served:
         structure: rebuilds the module's output.
         axes: symbolic dimensions, each with a tensor of the call and its axis that has this size.
         cost: of the program.
-        variants: steps by what is trainable.
+        variants: steps by engine and by what is trainable.
         ones: which patterns of sizes of 1 were compared with the module, and whether they agree.
         threads: of the steps.
         strays: calls at whose values the code went another way than the graph.
@@ -83,7 +83,7 @@ class Served:
     structure: OutputStructure
     axes: list[tuple[str, int, int]]
     cost: Multiplications
-    variants: dict[tuple[bool, ...], Variants] = field(default_factory=dict)
+    variants: dict[tuple[str, tuple[bool, ...]], Variants] = field(default_factory=dict)
     ones: dict[tuple[Any, ...], bool] = field(default_factory=dict)
     threads: int = 0
     strays: int = 0
@@ -110,6 +110,7 @@ class Form:
 
     Attributes:
         grad: whether gradients are enabled.
+        engine: that runs its graphs.
         report: that its calls are counted in.
         reason: why calls of this form run in PyTorch; empty where they do not.
         lost: whether that is because eager is faster.
@@ -125,6 +126,7 @@ class Form:
 
     grad: bool
     report: Report
+    engine: str = "onnxruntime"
     reason: str = ""
     lost: bool = False
     race: Race | None = None
@@ -167,6 +169,12 @@ class Form:
             self.race.close()
             self.race = None
         self.drop()
+
+    def forget_other_engines(self) -> None:
+        """Keeps the steps of its engine alone."""
+        for served in self.served:
+            for key in [key for key in served.variants if key[0] != self.engine]:
+                del served.variants[key]
 
     def drop(self) -> None:
         """Forgets all captures."""

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ortrain.capture.autocast import active, autocast_as, without_autocast
 from ortrain.capture.modes import modes_kept
 from ortrain.capture.structure import FlatCall, OutputStructure
 from ortrain.capture.untouched import untouched
@@ -53,7 +54,7 @@ class Original:
     ) -> None:
         self.module, self.changed = module, changed
         self.training = [(part, part.training) for part in module.modules()]
-        self.dtype = torch.get_default_dtype()
+        self.dtype, self.autocast = torch.get_default_dtype(), active()
         stand_ins = [torch.zeros(()) for _ in range(outputs)]
         found, _ = OutputStructure.from_output(rebuild(stand_ins))
         # Where each output of the program stands among the module's; None where it is a number.
@@ -99,7 +100,7 @@ class Original:
             given, structure = OutputStructure.from_output((call.args, call.kwargs))
             args, kwargs = structure.rebuild([_instead(t, views) for t in given])
             draws = contextlib.nullcontext() if seed is None else replayed_draws(seed)
-            with untouched(self.module), draws:
+            with untouched(self.module), draws, autocast_as(self.autocast):
                 output = torch.func.functional_call(
                     self.module, self._state(views, buffers), args, kwargs, tie_weights=False
                 )
@@ -173,9 +174,7 @@ class Original:
                     because=f"the forward has to run again in PyTorch, and since then {why}",
                     help="call backward before you change the module",
                 )
-            for device in ("cpu", "cuda"):
-                if torch.is_autocast_enabled(device):
-                    stack.enter_context(torch.autocast(device, enabled=False))
+            stack.enter_context(without_autocast())
             stack.callback(torch.set_default_dtype, torch.get_default_dtype())
             torch.set_default_dtype(self.dtype)
             yield

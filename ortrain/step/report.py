@@ -7,20 +7,30 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Contest:
-    """Seconds of the graph and of eager PyTorch over the same steps.
+    """Seconds of the graph, by the engines that run it, and of eager PyTorch over like steps.
 
     Attributes:
-        graph: seconds per measured step, forward and backward.
+        engines: engine → seconds per measured step, forward and backward.
         eager: likewise.
         winner: ``"graph"`` or ``"eager"``; empty while it runs.
+        engine: that has won, where the graph has.
         left: calls until the decision, as far as can be told while it runs: steps may get slower,
             and a close result takes another round.
+        waits: whether the run has been too short until now for a graph to pay.
     """
 
-    graph: list[float] = field(default_factory=list)
+    engines: dict[str, list[float]] = field(default_factory=dict)
     eager: list[float] = field(default_factory=list)
     winner: str = ""
     left: int = 0
+    engine: str = ""
+    waits: bool = False
+
+    @property
+    def graph(self) -> list[float]:
+        """Seconds per measured step of the engine that has won, or else of the fastest."""
+        times = self.engines.get(self.engine)
+        return times or min(self.engines.values(), key=median, default=[])
 
     @property
     def speedup(self) -> float:
@@ -29,15 +39,26 @@ class Contest:
         return eager / graph if graph and eager else 0.0
 
     def __str__(self) -> str:
-        if not self.winner:
+        if not self.winner and self.waits:
             return (
-                f"running, {self.left} calls or more to go: {len(self.graph)} graph and "
+                f"waits: after {len(self.eager)} eager steps or more the run is still too short to "
+                "pay for a capture"
+            )
+        if not self.winner:
+            timed = sum(map(len, self.engines.values()))
+            return (
+                f"running, {self.left} calls or more to go: {timed} graph and "
                 f"{len(self.eager)} eager steps timed"
             )
+        if len(self.engines) < 2:
+            graph = _seconds(median(self.graph))
+        else:
+            parts = [f"on {name} {_seconds(median(t))}" for name, t in self.engines.items()]
+            graph = ", ".join(parts)
+        counts = [*(str(len(times)) for times in self.engines.values()), str(len(self.eager))]
         return (
-            f"{self.winner} is faster: graph {_seconds(median(self.graph))}, "
-            f"eager {_seconds(median(self.eager))} (medians of {len(self.graph)} and "
-            f"{len(self.eager)} steps)"
+            f"{self.winner} is faster: graph {graph}, eager {_seconds(median(self.eager))} "
+            f"(medians of {' and '.join(counts)} steps)"
         )
 
 

@@ -6,7 +6,7 @@ file prefers plain lists and local names, and does nothing twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,6 @@ from ortrain.capture.survey import contents
 from ortrain.errors import ExecutionError, OrtrainError, StateError, listing
 from ortrain.graph.walk import dependencies
 from ortrain.program import Role
-from ortrain.runtime.bridge import all_to_torch, to_ort, to_torch
-from ortrain.runtime.onnxruntime.executor import OrtValueVector
 from ortrain.step.build import Piece, Plan
 from ortrain.step.replay import Caller, Gradients, Original, Sealed
 
@@ -36,9 +34,9 @@ Received = tuple[bool, ...]
 class Feeds:
     """The feeds of a forward: what changes at every call first, then parameters and buffers.
 
-    The ``OrtValue`` of a parameter is made once, and again where its memory has moved; the guard
-    tells of other strides. That of a parameter that is not contiguous is a copy, and made at every
-    call.
+    The executor's value of a parameter is made once, and again where its memory has moved; the
+    guard tells of other strides. One that cannot share the parameter's memory is a copy, and made
+    at every call.
 
     Args:
         plan: the compiled step.
@@ -49,6 +47,7 @@ class Feeds:
     def __init__(
         self, plan: Plan, tensors: dict[str, torch.Tensor], copied: Collection[str] = ()
     ) -> None:
+        self.exchange = plan.exchange
         self.names = [name for _, name in plan.feeds]
         self.users = [i for i, (role, _) in enumerate(plan.feeds) if role is Role.USER_INPUT]
         self.seeded = any(role is Role.SEED for role, _ in plan.feeds)
@@ -63,9 +62,10 @@ class Feeds:
 
     def __call__(self, users: Sequence[torch.Tensor]) -> list[Any]:
         """All feeds of one forward, in the order of the program's inputs."""
-        feeds = [to_ort(tensor) for tensor in users]
+        take = self.exchange.take
+        feeds = [take(tensor) for tensor in users]
         if self.seeded:
-            feeds.append(to_ort(draw_seed()))
+            feeds.append(take(draw_seed()))
         pointers = [*map(_address, self.held)]
         if pointers != self.pointers:
             before, self.pointers = self.pointers, pointers  # earlier forwards may still read those
@@ -78,10 +78,10 @@ class Feeds:
     def _again(self, i: int, tensor: torch.Tensor) -> Any:
         if i in self.copied:
             tensor = tensor.clone()
-        elif tensor.is_contiguous() and not tensor.is_neg():
-            return to_ort(tensor)
+        elif self.exchange.shares(tensor):
+            return self.exchange.take(tensor)
         self.pointers[i] = _COPIED
-        return to_ort(tensor)
+        return self.exchange.take(tensor)
 
 
 _address = torch.Tensor.data_ptr
@@ -147,8 +147,8 @@ class Step:
 
     def infer(self, users: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Runs the forward alone."""
-        fetches = self.plan.forward.run_values(_vector(self.feeds(users)))
-        tensors = all_to_torch(fetches, self.plan.bools)
+        fetches = self.plan.forward.run_values(self.feeds(users))
+        tensors = self.plan.exchange.all(fetches, self.plan.bools)
         self.write_back(tensors)
         return tensors[: self.plan.outputs]
 
@@ -288,18 +288,19 @@ class _Way:
             self._choose(step)
 
     def _run(self, number: int, piece: Piece) -> None:
+        exchange = self.kept.step.plan.exchange
         feeds = self.stash[number]
         if self.keeps:
-            feeds = _vector(feeds)
+            feeds = list(feeds)
         else:
             self.stash[number] = None
         for is_upstream, index in piece.given:
             if is_upstream:
                 gradient = self.upstream[index]
                 assert gradient is not None
-                feeds.push_back(to_ort(gradient))
+                feeds.append(exchange.take(gradient))
             else:
-                feeds.push_back(self.carried[index])
+                feeds.append(self.carried[index])
         fetches = piece.compiled.run_values(feeds)
         del feeds
         self.done = number + 1
@@ -309,9 +310,9 @@ class _Way:
         if piece.carries:
             self.carried += [fetches[i] for i in piece.carries]
             for position, place in piece.gives:
-                gradients[place] = _at(fetches, position, False)
+                gradients[place] = exchange.at(fetches, position, False)
         else:
-            tensors = all_to_torch(fetches)
+            tensors = exchange.all(fetches)
             for position, place in piece.gives:
                 gradients[place] = tensors[position]
 
@@ -375,11 +376,11 @@ class _Function(torch.autograd.Function):
     def forward(ctx: Any, kept: _Kept, token: torch.Tensor | None, *tensors: torch.Tensor) -> Any:
         step, feeds, users = kept.step, kept.feeds, kept.users
         plan = step.plan
-        fetches = plan.forward.run_values(_vector(feeds))
-        count = plan.outputs
-        outputs = [_at(fetches, i, i in plan.bools) for i in range(count)]
+        fetches = plan.forward.run_values(list(feeds))
+        count, at = plan.outputs, plan.exchange.at
+        outputs = [at(fetches, i, i in plan.bools) for i in range(count)]
         for i, buffer in step.buffers:
-            buffer.copy_(_at(fetches, i, False))
+            buffer.copy_(at(fetches, i, False))
         kept.stash = _stash(plan, feeds, fetches)
         ctx.kept, ctx.group, ctx.chained = kept, step.groups[0], token is not None
         ctx.set_materialize_grads(False)
@@ -487,7 +488,7 @@ class _Kept:
         self._expect_unchanged(_matters(other.plan, saved_only=True))
         place = {name: i for i, name in enumerate(self.step.feeds.names)}
         feeds = [self.feeds[place[name]] for name in other.feeds.names]
-        return other, _stash(other.plan, feeds, other.plan.forward.run_values(_vector(feeds)))
+        return other, _stash(other.plan, feeds, other.plan.forward.run_values(list(feeds)))
 
     def in_pytorch(
         self, upstream: Sequence[torch.Tensor | None], *, create_graph: bool
@@ -506,8 +507,9 @@ class _Kept:
         received = zip(forward.outputs, upstream, strict=False)
         chosen = [value for value, gradient in received if gradient is not None]
         self._expect_unchanged({v.name or "" for v in dependencies(forward, chosen)})
-        seed = int(to_torch(self.feeds[len(self.users)])) if step.feeds.seeded else None
-        buffers = {id(buffer): to_torch(self.feeds[i]) for i, buffer in step.copies}
+        give = step.plan.exchange.give
+        seed = int(give(self.feeds[len(self.users)])) if step.feeds.seeded else None
+        buffers = {id(buffer): give(self.feeds[i]) for i, buffer in step.copies}
         return step.original.gradients(
             self.call, self.wrt(), buffers, upstream, seed=seed, create_graph=create_graph
         )
@@ -557,26 +559,9 @@ def _matters(plan: Plan, *, saved_only: bool = False) -> set[str]:
     return {v.name or "" for v in found} | {plan.feeds[i][1] for i in plan.reads_back}
 
 
-def _vector(values: Iterable[Any]) -> Any:
-    vector = OrtValueVector()
-    push = vector.push_back
-    for value in values:
-        push(value)
-    return vector
-
-
 def _stash(plan: Plan, feeds: Sequence[Any], fetches: Any) -> list[Any]:
     """The feeds of each backward piece, as far as the forward knows them."""
-    stash = []
-    for piece in plan.pieces:
-        vector = OrtValueVector()
-        push = vector.push_back
-        for is_fetch, index in piece.kept:
-            push(fetches[index] if is_fetch else feeds[index])
-        stash.append(vector)
-    return stash
-
-
-def _at(values: Any, index: int, is_bool: bool) -> torch.Tensor:
-    tensor: torch.Tensor = torch._C._from_dlpack(values.dlpack_at(index))
-    return tensor.view(torch.bool) if is_bool else tensor
+    return [
+        [fetches[index] if is_fetch else feeds[index] for is_fetch, index in piece.kept]
+        for piece in plan.pieces
+    ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -28,7 +28,7 @@ from ortrain.capture.rehearsal import foretold
 from ortrain.capture.returned import instead
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.capture.untouched import call_aside, uncollected
-from ortrain.config import DebugOptions, LogLevel, Options
+from ortrain.config import EXECUTORS, DebugOptions, LogLevel, Options
 from ortrain.errors import (
     CaptureError,
     CheckFailed,
@@ -41,11 +41,13 @@ from ortrain.errors import (
 )
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.program import Role
+from ortrain.runtime import engines
 from ortrain.step import contest
-from ortrain.step.captures import MOST_SHAPES, Captures
+from ortrain.step.captures import MOST_SHAPES, Captures, device_of
 from ortrain.step.contest import Race
 from ortrain.step.draws import replayed_draws
 from ortrain.step.forms import Form, Served, Sizes, State, too_many_ways
+from ortrain.step.prospect import Prospect
 from ortrain.step.report import Report
 
 _saving_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
@@ -75,6 +77,8 @@ NUMBERS_CHANGE = (
     "pass it as a tensor, and choose with torch.where"
 )
 
+_BY_ATEN = 'engine="aten" serves it'
+
 PROVIDERS = {"cpu": "CPUExecutionProvider"}
 
 
@@ -89,6 +93,7 @@ class Runner:
     Attributes:
         captures: what was captured of it.
         report: what ran where.
+        prospect: of its graphs; who knows how many steps are to come, says it there.
     """
 
     def __init__(self, module: nn.Module, options: Options, debug_options: DebugOptions) -> None:
@@ -98,6 +103,7 @@ class Runner:
         self.report: Report = self.captures.report
         self.warned = False
         self.calls = 0
+        self.prospect = Prospect.of(module)
         self.use(options)
 
     def use(self, options: Options) -> None:
@@ -156,12 +162,16 @@ class Runner:
             flat = state.moving.added_to(flat)
         race, sample = form.race, None
         if race is not None:
-            if race.next() == "eager":
+            turn = race.next()
+            if turn == "eager":
                 return self._eager_turn(race, state, form, flat)
+            if turn != form.engine:
+                form.engine = turn
             if race.winner:
                 form.race = None
+                form.forget_other_engines()
             elif form.served:
-                sample = race.sample("graph", _size(flat), start)
+                sample = race.sample(turn, _size(flat), start)
         sizes = tuple([t.shape for t in flat.tensors])
         served = form.by_sizes.get(sizes)
         try:
@@ -172,9 +182,10 @@ class Runner:
                 if self._draws_apart(form, served):
                     form.reason = RUN_AGAIN
                     return self._eager(form.reason, args, kwargs)
-            variants = served.variants.get(state.guard.trainable() if form.grad else ())
+            trainable = state.guard.trainable() if form.grad else ()
+            variants = served.variants.get((form.engine, trainable))
             if variants is None:
-                step = self.captures.first_step(state, served, flat)
+                step = self.captures.first_step(state, form, served, flat)
             else:
                 step = variants.step
                 if form.report.graph_calls >= self.due:
@@ -189,6 +200,8 @@ class Runner:
         except OrtrainError as error:
             if self.captures.cache.distrust():
                 return self._made_anew(form, flat)
+            if race is not None and served is not None and race.forfeit(form.engine):
+                return self._eager(str(error), flat.args, flat.kwargs)
             if isinstance(flat, WithAttributes):
                 return self._with_constant_attributes(state, flat)
             if isinstance(flat, WithNumbers):
@@ -339,7 +352,12 @@ class Runner:
                     form.report = self.captures.described(form.grad)
         reason = self._not_served(state, modes, flat)
         engine = self.options.engine_for(modes.grad)
-        race = Race() if engine == "auto" and not reason else None
+        device = device_of(flat, state.tensors)
+        race = None
+        if engine == "auto" and not reason:
+            # Who knows of steps to come, knows of those of training.
+            prospect = self.prospect if modes.grad else Prospect(self.prospect.cost)
+            race = Race(engines.candidates(device, _dtypes(state, modes, flat)), prospect)
         if engine == "torch":
             asked = "engine" if modes.grad or self.options.inference is None else "inference"
             reason = f'{asked}="torch"'
@@ -351,7 +369,8 @@ class Runner:
         elif self._run_again(modes):
             race, reason = None, RUN_AGAIN
         report = self.captures.described(modes.grad)
-        return Form(modes.grad, report, reason=reason, race=race, recover=self._recovers)
+        chosen = engine if engine in EXECUTORS else "onnxruntime"
+        return Form(modes.grad, report, chosen, reason, race=race, recover=self._recovers)
 
     def _unserved(self, reason: str) -> NotServed:
         return NotServed(f"{type(self.module).__name__} cannot run as a graph here: {reason}")
@@ -363,7 +382,7 @@ class Runner:
         masks of dropout.
         """
         chosen = {self.options.engine_for(grad) for grad in (True, False)}
-        if chosen == {"onnxruntime"}:
+        if len(chosen) == 1 and chosen <= EXECUTORS:
             return False
         return modes.grad and (modes.in_backward or modes.saving == checkpoint.__name__)
 
@@ -374,12 +393,11 @@ class Runner:
         """
         chosen = {self.options.engine_for(grad) for grad in (True, False)}
         drawn = served.captured.program.inputs(Role.SEED)
-        return bool(drawn and not form.grad and self.module.training and chosen != {"onnxruntime"})
+        alike = len(chosen) == 1 and chosen <= EXECUTORS
+        return bool(drawn and not form.grad and self.module.training and not alike)
 
     def _not_served(self, state: State, modes: Ambient, flat: FlatCall) -> str:
         """Why no graph can serve calls under these modes; empty where one can."""
-        if modes.autocast is not None:
-            return "autocast is on: mixed precision is not served yet"
         if modes.deterministic and self.options.provider not in (None, "CPUExecutionProvider"):
             return "deterministic algorithms are asked for"
         if modes.function_modes or modes.dispatch_modes or modes.transformed:
@@ -389,14 +407,21 @@ class Runner:
         if modes.saving not in _KEEPING and modes.grad:
             return "hooks are set on saved tensors, of which a graph has others than PyTorch"
         inputs = {f"an input of shape {[*t.shape]}": t for t in flat.tensors}
+        engine = self.options.engine_for(modes.grad)
+        device = device_of(flat, state.tensors)
+        for kind, dtype in modes.autocast or ():
+            if kind == device.type and not self._executor_serves({dtype}, modes, device):
+                return f"autocast is on: mixed precision is not served by onnxruntime; {_BY_ATEN}"
         for name, tensor in {**state.tensors, **inputs}.items():
-            if tensor.device.type not in PROVIDERS:
+            by_aten = tensor.device.type == "cuda" and engine == "aten"
+            if tensor.device.type not in PROVIDERS and not by_aten:
                 if self.options.provider is None:
                     return f"{name} is on {tensor.device}, for which there is no execution provider"
                 # Its outputs would come back on the CPU.
                 return f"{name} is on {tensor.device}, and graphs take tensors of the CPU"
-            if tensor.dtype in (torch.bfloat16, torch.float16):
-                return f"{name} is {tensor.dtype}: reduced precision is not served yet"
+            if not self._executor_serves({tensor.dtype}, modes, device):
+                wanted = f"reduced precision is not served by onnxruntime; {_BY_ATEN}"
+                return f"{name} is {tensor.dtype}: {wanted}"
             if tensor.layout is not torch.strided:
                 return f"{name} is {tensor.layout}"
             if hasattr(tensor, "ds_status"):
@@ -405,6 +430,14 @@ class Runner:
                     "modules that it calls; stages 1 and 2 leave parameters whole"
                 )
         return inner_hooks(self.module) or ""
+
+    def _executor_serves(
+        self, dtypes: Collection[torch.dtype], modes: Ambient, device: torch.device
+    ) -> bool:
+        """Whether an executor that may run a call has kernels for these dtypes."""
+        engine = self.options.engine_for(modes.grad)
+        chosen = engines.candidates(device, dtypes) if engine == "auto" else (engine,)
+        return any(engines.serves(each, dtypes) for each in chosen)
 
     # -- running in PyTorch ------------------------------------------------------------------
 
@@ -601,6 +634,13 @@ def _unforeseen(error: Exception) -> ExecutionError:
     )
     failure.__cause__ = error
     return failure
+
+
+def _dtypes(state: State, modes: Ambient, flat: FlatCall) -> set[torch.dtype]:
+    """Of a call's tensors and the module's, and what autocast casts them to."""
+    device = device_of(flat, state.tensors)
+    cast = {dtype for kind, dtype in modes.autocast or () if kind == device.type}
+    return cast | {t.dtype for t in (*state.tensors.values(), *flat.tensors)}
 
 
 class _Anything:

@@ -265,7 +265,8 @@ class _Check:
         self, executor: Executor, program: Program, feeds: Arrays, seeds: Arrays, expected: Arrays
     ) -> None:
         """Compares everything with a float32 run on another executor."""
-        training = executor.lower(differentiate(program, self.wrt, self.outputs))
+        keep = getattr(executor, "keeps", None)
+        training = executor.lower(differentiate(program, self.wrt, self.outputs, keep=keep))
         if all(v.shape is not None for v in (*training.graph.inputs, *training.graph.outputs)):
             onnx.checker.check_model(ir.to_proto(training.model))  # it insists on a rank
         added, made = _added(program, training)

@@ -17,7 +17,13 @@ from ortrain.config import Engine
 from ortrain.module import ORTModule
 
 _KEY = "ortrain"
-_ENGINES: dict[str, Engine] = {"graph": "onnxruntime", "eager": "torch"}
+# By what a checkpoint says; an earlier version knew of one engine.
+_ENGINES: dict[str, Engine] = {
+    "graph": "onnxruntime",
+    "onnxruntime": "onnxruntime",
+    "aten": "aten",
+    "eager": "torch",
+}
 
 
 class EngineNote:
@@ -27,7 +33,7 @@ class EngineNote:
     is without it, and there is no callback for it: both are as the user knows them.
 
     Attributes:
-        winner: ``"graph"`` or ``"eager"``, of the checkpoint that was loaded; else empty.
+        winner: an engine or ``"eager"``, of the checkpoint that was loaded; else empty.
     """
 
     def __init__(self) -> None:
@@ -46,7 +52,7 @@ class EngineNote:
     def in_state(self, state: TrainerState, model: ORTModule | None) -> Iterator[None]:
         """Puts the note into a state while it is saved, once there is a winner."""
         contest = model.report.contest if model is not None else None
-        winner = contest.winner if contest is not None else self.winner
+        winner = (contest.engine or contest.winner) if contest is not None else self.winner
         if winner:
             _notes(state)[_KEY] = {"args": {}, "attributes": {"winner": winner}}
         try:

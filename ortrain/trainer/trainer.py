@@ -211,6 +211,9 @@ class _ThroughORTModule(ChecksInput):
         if isinstance(num_items_in_batch, int):
             # A number would be a constant of the graph, and another one another capture.
             num_items_in_batch = torch.tensor(num_items_in_batch, device=self.args.device)
+        if (wrapped := _find(model)) is not None:
+            left = self.state.max_steps - self.state.global_step
+            wrapped.steps_to_come = left * self.args.gradient_accumulation_steps
         return super().training_step(model, inputs, num_items_in_batch)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:

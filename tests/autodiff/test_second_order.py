@@ -25,7 +25,7 @@ TRIED = """
     ConvTranspose-stride MaxPool-2x2 MaxPool-overlapping AveragePool-overlapping
     ortrain::CrossEntropy-mean ortrain::CrossEntropy-weight-smoothing-mean
     SoftmaxCrossEntropyLoss-mean ortrain::Embedding ortrain::Dropout ortrain::Attention-float-mask
-""".split()  # noqa: SIM905
+""".split()
 CASES = {case.id: case for case in ALL}
 
 

@@ -7,6 +7,7 @@ from tests.cases import (
     composite,
     conv,
     elementwise,
+    gradients,
     index,
     linear,
     loss,
@@ -29,6 +30,7 @@ FAMILIES = {
     "pool": pool.CASES,
     "recurrent": recurrent.CASES,
     "composite": composite.CASES,
+    "gradients": gradients.CASES,
 }
 
 ALL: list[OpCase] = [case for cases in FAMILIES.values() for case in cases]

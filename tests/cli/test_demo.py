@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from ortrain.cli import demo, docstrings, main
+from ortrain.cli.text_classification.examples import Example
+from ortrain.cli.text_classification.settings import Precision, Settings
+from tests.cli.tiny import make_model
 
 
 @pytest.fixture
@@ -75,6 +78,74 @@ def test_the_comparison_states_speed_and_agreement() -> None:
     assert lines[4].split() == ["4", "0.12500", "0.12502", "2.0e-05", "1.000", "0.500"]
 
 
+def steps(seconds: list[float], as_graph: list[bool] | None = None, reason: str = "") -> demo.Steps:
+    return demo.Steps([1.0] * len(seconds), seconds, as_graph or [], reason)
+
+
+EAGER_FIRST = [False, False, False, True, True, False]
+
+
+def test_a_typical_step_is_one_of_the_graphs_where_the_graph_ran() -> None:
+    seconds = [9.0, 1.0, 1.0, 0.5, 0.7, 1.0]
+    assert steps(seconds, EAGER_FIRST).typical_seconds == pytest.approx(0.6)
+    assert steps(seconds, [False] * 6).typical_seconds == 0.7
+    assert steps(seconds).typical_seconds == 0.7
+
+
+@pytest.mark.parametrize(("precision", "name"), [("fp32", "float32"), ("bf16", "bfloat16")])
+@pytest.mark.parametrize("graph", [0.99, 1.0, 1.3])
+def test_where_there_is_no_gain_it_says_so_in_a_sentence(
+    graph: float, precision: Precision, name: str
+) -> None:
+    ours = steps([1.0, 1.0, 1.0, graph, graph, 1.0], EAGER_FIRST)
+    told = demo.gain(steps([1.0] * 6), ours, precision)
+    figures = f"typical step: eager 1.000 s, ortrain {graph:.3f} s"
+    assert told == (
+        f"{figures}: no gain in {name} on this processor,\n"
+        "where PyTorch by itself is as fast. ortrain times both during the first steps of a\n"
+        "training and goes on with the faster one, so that a model is not slower for being wrapped."
+    )
+
+
+def test_a_gain_that_only_the_graphs_steps_have_is_told() -> None:
+    ours = steps([1.0, 1.0, 1.0, 0.5, 0.5, 1.0], EAGER_FIRST)
+    told = demo.gain(steps([1.0] * 6), ours, "bf16")
+    assert told == "typical step: eager 1.000 s, ortrain 0.500 s, 2.00 times as fast"
+
+
+def test_where_ortrain_ran_no_graph_it_says_why_and_compares_nothing() -> None:
+    ours = steps([0.5] * 4, [False] * 4, "autocast is on: not served yet\n  and more")
+    assert demo.gain(steps([1.0] * 4), ours, "bf16") == (
+        "typical step: eager 1.000 s. ortrain ran its steps in PyTorch as well, so that there is "
+        "nothing to compare:\nautocast is on: not served yet"
+    )
+
+
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+def test_both_runs_are_in_the_precision_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path / "model")
+    monkeypatch.setattr(demo, "STEPS", 2)
+    settings = Settings(
+        model=str(tmp_path / "model"),
+        training_file=tmp_path,
+        evaluation_file=tmp_path,
+        output=tmp_path,
+        batch_size=4,
+        max_length=16,
+    )
+    examples = [Example(f"the film was {word}", word, 0) for word in ("good", "bad")] * 4
+    losses = {}
+    for precision in demo.PRECISIONS:
+        eager, ours = (demo._steps(settings, examples, e, precision) for e in ("torch", "ortrain"))
+        assert eager.losses == ours.losses  # two steps are eager's turn in the contest
+        assert (eager.as_graph, ours.as_graph) == ([], [False, False])
+        losses[precision] = eager.losses
+    assert losses["fp32"] == pytest.approx(losses["bf16"], abs=1e-2)
+    assert losses["fp32"] != losses["bf16"]
+
+
 def test_a_directory_that_exists_is_left_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,7 +157,8 @@ def test_a_directory_that_exists_is_left_alone(
 def test_an_interrupted_demo_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def press(model: Path, directory: Path, out: object) -> None:
+    def press(model: Path, directory: Path, out: object, precision: str) -> None:
+        assert precision == "fp32"
         (directory / "begun").touch()
         raise KeyboardInterrupt
 

@@ -134,6 +134,7 @@ def _flat(value: Tensor) -> Any:
 class _Plan:
     upstream = (True,)
     feeds = ()
+    programs = ()
 
 
 def test_nan_is_no_number() -> None:

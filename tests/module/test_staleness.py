@@ -361,7 +361,7 @@ def test_a_hook_inside_raises_where_no_fallback_is_allowed(trio: Trio) -> None:
 AROUND: dict[str, tuple[Callable[[], Any], str]] = {
     "autocast": (
         lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-        "autocast is on: mixed precision is not served yet",
+        "autocast is on: mixed precision is not served by onnxruntime",
     ),
     "a function mode": (_function_mode, "a torch function mode or transform is active"),
 }
@@ -376,7 +376,7 @@ def test_a_mode_around_the_call_gives_eagers_result(kind: str) -> None:
     with pytest.warns(OrtrainWarning, match=reason), enter():
         ours, eager = _outcome(trio.graph), _outcome(trio.eager)
     assert _equal(ours, eager)
-    assert trio.graph.report.reason == reason
+    assert trio.graph.report.reason.startswith(reason)
     trio.truth.load_state_dict(trio.eager.state_dict())
     trio.check()
     assert trio.graph.report.mode == "graph"
@@ -393,7 +393,7 @@ def test_reduced_precision_runs_eagerly_with_one_reason(dtype: torch.dtype) -> N
     with pytest.warns(OrtrainWarning, match="reduced precision"):
         ours, eager = _outcome(trio.graph), _outcome(trio.eager)
     assert _equal(ours, eager)
-    assert "reduced precision is not served yet" in trio.graph.report.reason
+    assert "reduced precision is not served by onnxruntime" in trio.graph.report.reason
     assert _equal(_outcome(trio.graph), _outcome(trio.eager)), "and warns only once"
 
 

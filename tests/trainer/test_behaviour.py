@@ -93,7 +93,7 @@ def test_a_resumed_training_goes_on_with_the_winner_of_the_contest(
     assert not [text for text in warned if "Checkpoint included callbacks" in text]
     assert list(again.state.stateful_callbacks) == ["TrainerControl"]
     last = json.loads((tmp_path / "again" / "checkpoint-16" / "trainer_state.json").read_text())
-    assert last["stateful_callbacks"]["ortrain"]["attributes"] == {"winner": "graph"}
+    assert last["stateful_callbacks"]["ortrain"]["attributes"] == {"winner": "onnxruntime"}
 
 
 def test_a_checkpoint_of_trainer_can_be_continued(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def told(**values: Any) -> str:
                 "mode": "graph",
                 "graph_calls": 90,
                 "eager_calls": 10,
-                "contest": Contest([1.0], [1.5], "graph"),
+                "contest": Contest({"onnxruntime": [1.0]}, [1.5], "graph", engine="onnxruntime"),
                 "certificate": "…",
             },
             (
@@ -51,7 +51,7 @@ def told(**values: Any) -> str:
                 "reason": "eager is faster: …",
                 "graph_calls": 10,
                 "eager_calls": 90,
-                "contest": Contest([1.25], [1.0], "eager"),
+                "contest": Contest({"onnxruntime": [1.25]}, [1.0], "eager"),
             },
             "10 of 100 forwards ran as a graph; this was 0.80 times as fast as PyTorch",
         ),

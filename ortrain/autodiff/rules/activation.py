@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import math
-
 from ortrain.autodiff.registry import gradient
 
 
 @gradient("Sigmoid")
 def sigmoid(g, x):
     """dx = dy * y * (1 - y)"""
-    return g.dy * (g.y - g.y * g.y)
+    return g.composite("SigmoidGradient", g.dy, g.y)
 
 
 @gradient("Tanh")
 def tanh(g, x):
     """dx = dy * (1 - y²)"""
-    return g.dy - g.dy * g.y * g.y
+    return g.composite("TanhGradient", g.dy, g.y)
 
 
 @gradient("Relu")
 def relu(g, x):
     """dx = dy where y > 0"""
-    return g.dy_where(g.op.Greater(g.y, 0))
+    return g.composite("ThresholdGradient", g.dy, g.y, threshold=0.0, steep=int(g.steep))
 
 
 @gradient("LeakyRelu")
 def leaky_relu(g, x, *, alpha=0.01):
     """dx = dy where x > 0, else alpha * dy"""
-    return g.op.Where(g.op.Greater(x, 0), g.dy, g.dy * alpha)
+    return g.composite("LeakyReluGradient", g.dy, x, alpha=alpha)
 
 
 @gradient("PRelu", broadcast=True)
@@ -42,7 +40,7 @@ def prelu(g, x, slope):
 @gradient("ThresholdedRelu")
 def thresholded_relu(g, x, *, alpha=1.0):
     """dx = dy where x > alpha"""
-    return g.dy_where(g.op.Greater(x, alpha))
+    return g.composite("ThresholdGradient", g.dy, x, threshold=alpha, steep=int(g.steep))
 
 
 @gradient("Shrink")
@@ -54,7 +52,7 @@ def shrink(g, x, *, bias=0.0, lambd=0.5):
 @gradient("Elu")
 def elu(g, x, *, alpha=1.0):
     """dx = dy where x > 0, else dy * (y + alpha)"""
-    return g.op.Where(g.op.Greater(x, 0), g.dy, g.dy * (g.y + alpha))
+    return g.composite("EluGradient", g.dy, x, g.y, alpha=alpha)
 
 
 @gradient("Celu")
@@ -72,7 +70,7 @@ def selu(g, x, *, alpha=1.67326319217681884765625, gamma=1.050701022148132324218
 @gradient("Softplus")
 def softplus(g, x):
     """dx = dy * sigmoid(x)"""
-    return g.dy * g.op.Sigmoid(x)
+    return g.composite("SoftplusGradient", g.dy, x)
 
 
 @gradient("Softsign")
@@ -92,9 +90,7 @@ def hard_sigmoid(g, x, *, alpha=0.2, beta=0.5):
 @gradient("HardSwish")
 def hard_swish(g, x):
     """dx = dy * (x / 3 + 1/2) where |x| < 3, dy above, 0 below"""
-    slope = x * (1 / 3) + 0.5
-    above = g.op.Where(g.op.GreaterOrEqual(x, 3), 1, slope)
-    return g.dy * g.op.Where(g.op.LessOrEqual(x, -3), 0, above)
+    return g.composite("HardSwishGradient", g.dy, x)
 
 
 @gradient("Swish")
@@ -108,25 +104,10 @@ def swish(g, x, *, alpha=1.0):
 @gradient("Mish")
 def mish(g, x):
     """with t = tanh(softplus(x)): dx = dy * (t + x * (1 - t²) * sigmoid(x))"""
-    t = g.op.Tanh(g.op.Softplus(x))
-    return g.dy * (t + x * g.op.Sigmoid(x) * (1 - t * t))
+    return g.composite("MishGradient", g.dy, x)
 
 
 @gradient("Gelu")
 def gelu(g, x, *, approximate="none"):
-    """dx = dy * (Phi(x) + x * phi(x)); tanh form: the derivative of Hendrycks and Gimpel's
-
-    The exact form takes nine passes: with s = x/sqrt(2), Phi = (1 + erf(s))/2 is one HardSigmoid
-    of erf(s) (its clipping to [0, 1] never acts), and x * phi(x) = s / exp(s²) / sqrt(pi), where
-    an overflow of the exponential gives the right zero.
-    """
-    if approximate == "tanh":
-        k, c = math.sqrt(2 / math.pi), 0.044715
-        square = x * x
-        t = g.op.Tanh((x * (square * c + 1)) * k)
-        inner = (square * (3 * c) + 1) * (x * k)
-        return g.dy * ((t + 1) * 0.5 + (inner - inner * t * t) * 0.5)
-    s = x * math.sqrt(0.5)
-    cdf = g.op.HardSigmoid(g.op.Erf(s), alpha=0.5, beta=0.5)
-    tail = (s / g.op.Exp(s * s)) * (1 / math.sqrt(math.pi))
-    return g.dy * (cdf + tail)
+    """dx = dy * (Phi(x) + x * phi(x)); tanh form: the derivative of Hendrycks and Gimpel's"""
+    return g.composite("GeluGradient", g.dy, x, approximate=approximate)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ortrain.autodiff.registry import gradient, no_gradient
-from ortrain.graph.scatter import rows_of_zeros
+from ortrain.graph.rounding import NARROW, WIDE
 from ortrain.ops.grouped_matmul import groups, matrices
 
 no_gradient("ortrain::StopGradient", reason="the user's program cut the gradient here")
@@ -66,11 +66,7 @@ def grouped_matmul(g, input, weight, ends):
 @gradient("ortrain::Embedding")
 def embedding(g, weight, indices, *, padding_idx=-1):
     """d weight = zeros, with dy added at the indices; none at padding_idx"""
-    dy = g.dy
-    if padding_idx >= 0:
-        takes_part = g.op.cast(g.op.Not(g.op.Equal(indices, padding_idx)), dy.dtype)
-        dy = dy * g.op.Unsqueeze(takes_part, [-1])
-    return rows_of_zeros(g.op, weight, indices, dy)
+    return g.composite("EmbeddingGradient", g.dy, g.like(weight), indices, padding_idx=padding_idx)
 
 
 @gradient("ortrain::BatchNorm")
@@ -78,17 +74,24 @@ def batch_norm(
     g, x, weight=None, bias=None, running_mean=None, running_var=None, *, momentum=0.1, eps=1e-5
 ):
     """with n = (x - mean) / std: dx = weight / std * (dy - mean(dy) - n * mean(dy * n))"""
-    op, length = g.op, g.rank(x)
-    axes = [0, *range(2, length)]
-    column = [-1] + [1] * (length - 2)
-    mean, inverse = op.Reshape(g.output(1), column), op.Reshape(g.output(2), column)
-    n = (x - mean) * inverse
-    product = g.dy * n
-    d_weight = op.ReduceSum(product, axes, keepdims=0) if weight is not None else None
-    d_bias = op.ReduceSum(g.dy, axes, keepdims=0) if bias is not None else None
-    if not g.needs(0):
-        return None, d_weight, d_bias
-    mean_d = op.ReduceMean(g.dy, axes, keepdims=1)
-    mean_dn = op.ReduceMean(product, axes, keepdims=1)
-    factor = inverse if weight is None else inverse * op.Reshape(weight, column)
-    return ((g.dy - mean_d) - n * mean_dn) * factor, d_weight, d_bias
+    g.rank(x)
+    needs = [g.needs(0), weight is not None, bias is not None]
+    return g.composite("BatchNormGradient", g.dy, x, weight, g.output(1), g.output(2), needs=needs)
+
+
+@gradient("ortrain::Silu")
+def silu(g, x):
+    """with s = sigmoid(x): dx = dy * s * (1 + x * (1 - s))"""
+    return g.composite("SiluGradient", g.dy, x)
+
+
+@gradient("ortrain::FlashAttention")
+def flash_attention(g, query, key, value, mask=None, *, scale, causal=0):
+    """with p = exp(s - logsumexp), ds = scale * p * (dy vᵀ - sum(dy * y)): ds k, dsᵀ q and pᵀ dy"""
+    if mask is not None and g.needs(3):
+        g.unsupported("its mask requires a gradient")
+    wide = WIDE if query.dtype in NARROW else query.dtype
+    return g.composite(
+        "FlashAttentionGradient", g.dy, query, key, value, g.y, g.output(1, wide), mask,
+        scale=scale, causal=causal,
+    )  # fmt: skip

@@ -6,9 +6,9 @@ import math
 
 import onnx_ir as ir
 
-from ortrain.autodiff.broadcast import unbroadcast
 from ortrain.autodiff.registry import gradient, no_gradient
 from ortrain.graph import shapes
+from ortrain.graph.broadcast import unbroadcast
 
 no_gradient(
     "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",

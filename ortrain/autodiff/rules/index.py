@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx_ir as ir
 
 from ortrain.autodiff.registry import gradient
 from ortrain.autodiff.rules.shape import put_back
 from ortrain.graph import shapes
-from ortrain.graph.scatter import add_rows, reduce_places, rows_of_zeros
+from ortrain.graph.scatter import reduce_places
 
 
 @gradient("Gather")
@@ -19,22 +18,10 @@ def gather(g, data, indices, *, axis=0):
     known = shapes.constant(indices)
     if known is not None and known.ndim <= 1 and known.size == 1:
         return _one_row(g, data, int(known.reshape(-1)[0]), axis, keep=known.ndim == 1)
-    dy = g.dy
-    places = g.rank(indices)
+    g.rank(indices)
     if axis:
-        # Bring the gathered axes of dy to the front, scatter rows, and put the axis back.
-        total = g.rank(g.dy)
-        moved = [*range(axis, axis + places), *range(axis), *range(axis + places, total)]
-        dy = g.op.Transpose(dy, perm=moved)
-    if not axis:
-        return rows_of_zeros(g.op, data, indices, dy)
-    lead = [axis, *(i for i in range(length) if i != axis)]
-    shape = g.op.Gather(g.op.shape(data), lead)
-    zeros = g.op.Expand(g.op.constant(0, data.dtype), shape)
-    if zeros.shape is None:
-        zeros.shape = ir.Shape([None] * length)
-    total = add_rows(g.op, zeros, indices, dy)
-    return g.op.Transpose(total, perm=np.argsort(lead).tolist())
+        g.rank(g.dy)
+    return g.composite("GatherGradient", g.dy, g.like(data), indices, axis=axis)
 
 
 def _one_row(g, data, index, axis, keep):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortrain.autodiff.broadcast import unbroadcast
 from ortrain.autodiff.registry import gradient
 from ortrain.graph import shapes
+from ortrain.graph.broadcast import unbroadcast
 
 
 @gradient("MatMul")

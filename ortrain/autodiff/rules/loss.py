@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from ortrain.autodiff.registry import gradient
-from ortrain.ops.cross_entropy import normalizer, row_factors, safe_index
 
 
 @gradient("ortrain::CrossEntropy")
 def cross_entropy(
     g, logits, target, weight=None, *, ignore_index=-100, label_smoothing=0.0, reduction="mean"
 ):
-    """dx = (softmax(x) * sum(q) - q) * dloss, where q are the target probabilities times weights
-
-    A row's q is its coefficient at the target plus, with smoothing, a share at every class. The
-    result is scaled by each row's factor before the target's entry is subtracted, so that the
-    [rows, classes] tensor is passed over three times.
-    """
+    """dx = (softmax(x) * sum(q) - q) * dloss, where q are the target probabilities times weights"""
     if weight is not None and g.needs(2):
         g.unsupported("the class weights require a gradient")
     op, log_prob = g.op, g.output(1)
@@ -25,28 +19,10 @@ def cross_entropy(
         further = further - op.Exp(log_prob) * op.ReduceSum(further, [-1], keepdims=1)
     if g.dys[0] is None:
         return further
-    options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    coefficient, spread = row_factors(op, logits, target, weight, **options)
-    upstream = g.dy
-    if reduction == "mean":
-        upstream = upstream / normalizer(op, logits, target, weight, ignore_index=ignore_index)
-    # Where all targets are ignored, the mean is 0 / 0; the gradient of what is ignored is none.
-    ignored, zero = op.Equal(target, ignore_index), op.constant(0, logits.dtype)
-    picked = op.Unsqueeze(op.Where(ignored, zero, coefficient * upstream), [-1])
-    total = picked
-    shared = None
-    if spread is not None:
-        shared = op.Unsqueeze(op.Where(ignored, zero, spread * upstream), [-1])
-        if weight is None:
-            total = picked + shared * op.cast(op.dim(logits, -1), logits.dtype)
-        else:
-            total = picked + shared * op.ReduceSum(weight, keepdims=0)
-            shared = shared * weight
-    dx = op.Exp(log_prob) * total
-    if shared is not None:
-        dx = dx - shared
-    index = safe_index(op, target, ignore_index)
-    dx = op.ScatterElements(dx, index, -picked, axis=-1, reduction="add")
+    dx = g.composite(
+        "CrossEntropyGradient", g.dy, log_prob, target, weight, ignore_index=ignore_index,
+        label_smoothing=label_smoothing, reduction=reduction,
+    )  # fmt: skip
     return dx if further is None else dx + further
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 
@@ -10,15 +9,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ortrain.autodiff.registry import gradient
-from ortrain.autodiff.rules.conv import Frame, numbers
+from ortrain.autodiff.rules.conv import spelled
 from ortrain.autodiff.rules.reduce import reduce_extremum, reduced_count
 from ortrain.autodiff.rules.shape import scatter_flat
-from ortrain.graph import shapes
+from ortrain.ops.gradients.conv import numbers
 
 # Places of a window that are compared one by one.
 MOST_PLACES = 16
-# Elements of the windows of ones, one for each channel; above, the channels share one.
-MOST_ONES = 1 << 20
 
 
 @gradient("MaxPool")
@@ -32,16 +29,16 @@ def max_pool(
     output (0.18 ms against 0.43 for 8x16x28x28, 2x2); others use the indices, which count over the
     whole flattened input.
     """
-    frame = Frame(g, x, None, g.y, auto_pad, dilations, kernel_shape, pads, strides)
-    steps, window = list(frame.strides), list(kernel_shape)
+    frame = spelled(g, x, None, auto_pad, dilations, kernel_shape, pads, strides)
+    steps, window = list(frame["strides"]), list(kernel_shape)
     sizes = g.dims(x)[2:]
-    tiles = steps == window and not any(frame.flat_pads()) and set(frame.dilations) == {1}
+    tiles = steps == window and not any(frame["pads"]) and set(frame["dilations"]) == {1}
     tiles = tiles and math.prod(window) <= MOST_PLACES
     if tiles and all(isinstance(n, int) and n % k == 0 for n, k in zip(sizes, window, strict=True)):
         return _tiled(g, x, window)
     if storage_order:
         g.unsupported("its indices count along columns first (storage_order=1)")
-    spans = [(k - 1) * d + 1 for k, d in zip(window, frame.dilations, strict=True)]
+    spans = [(k - 1) * d + 1 for k, d in zip(window, frame["dilations"], strict=True)]
     overlap = any(step < span for step, span in zip(steps, spans, strict=True))
     return scatter_flat(g, x, g.output(1, ir.DataType.INT64), g.dy, repeats=overlap)
 
@@ -80,59 +77,32 @@ def _interleaved(op, parts, window, whole):
     return parts[0]
 
 
+@gradient("ortrain::MaxPool")
+def max_pool_with_places(
+    g, x, *, kernel_shape, ceil_mode=0, dilations=None, pads=None, strides=None
+):
+    """dy goes to the first maximum of each window (as torch)"""
+    return g.composite(
+        "MaxPoolGradient", g.dy, g.like(x), g.output(1, ir.DataType.INT64),
+        kernel_shape=kernel_shape, ceil_mode=ceil_mode, dilations=dilations, pads=pads,
+        strides=strides,
+    )  # fmt: skip
+
+
 @gradient("AveragePool")
 def average_pool(
     g, x, *, kernel_shape, auto_pad="NOTSET", ceil_mode=0, count_include_pad=0, dilations=None,
     pads=None, strides=None,
 ):  # fmt: skip
     """dx = dy / count, spread over each window: a transposed convolution with a window of ones"""
-    op = g.op
-    frame = Frame(g, x, None, g.y, auto_pad, dilations, kernel_shape, pads, strides)
-    area, dy = math.prod(kernel_shape), g.dy
-    if (any(frame.flat_pads()) and not count_include_pad) or ceil_mode:
-        dy = dy / _counts(g, x, frame, count_include_pad)
-        area = 1
-    # What of a window never meets the image is not spread: of 1280 x 1280 over 2 x 2, four places.
-    frame.kernel = [
-        min(k, (size + low - 1) // d + 1) if isinstance(size, int) else k
-        for k, d, size, (low, _) in zip(
-            kernel_shape, frame.dilations, g.dims(x)[2:], frame.pads, strict=True
-        )
-    ]
-    channels, ones = g.dims(x)[1], math.prod(frame.kernel)
-    group = channels if isinstance(channels, int) and channels * ones <= MOST_ONES else 1
-    if group == 1:  # every channel an image of its own
-        dy = op.Reshape(dy, op.Concat([-1, 1], frame.sizes(g.y), axis=0))
-        dy.shape = ir.Shape([None, 1, *g.y.shape[2:]])
-    ones = op.constant(np.full((group, 1, *frame.kernel), 1 / area, x.dtype.numpy()))
-    dx = frame.transposed(dy, ones, x, group)
-    return dx if group > 1 else op.Reshape(dx, op.shape(x))
-
-
-def _counts(g, x, frame, count_include_pad):
-    """How many elements each window averages, [1, 1, positions]."""
-    op, rank = g.op, frame.rank
-    sizes, counts = (numbers((shapes.dims(v) or (None,) * 3)[2:]) for v in (x, g.y))
-    if sizes is not None and counts is not None:
-        each = []
-        for i, (low, high) in enumerate(frame.pads):
-            starts = np.arange(counts[i]) * frame.strides[i] - low
-            places = starts[:, None] + np.arange(frame.kernel[i]) * frame.dilations[i]
-            # In ceil mode the last window hangs over the end, where nothing is counted.
-            begin, end = (-low, sizes[i] + high) if count_include_pad else (0, sizes[i])
-            each.append(np.sum((begin <= places) & (places < end), axis=1))
-        product = functools.reduce(np.multiply.outer, each)
-        return op.constant(product.astype(x.dtype.numpy())[None, None])
-    if any(s > 1 for s in frame.strides) and bool(g.node.attributes.get("ceil_mode")):
+    window = spelled(g, x, None, auto_pad, dilations, kernel_shape, pads, strides)
+    known = numbers(g.dims(x)[2:]) is not None and numbers(g.dims(g.y)[2:]) is not None
+    if ceil_mode and not known and any(s > 1 for s in window["strides"]):
         g.unsupported("ceil_mode over sizes that are known at run time only")
-    # A convolution of ones.
-    ones = op.Expand(op.constant(1, x.dtype), op.Concat([1, 1], frame.sizes(x), axis=0))
-    pads = frame.flat_pads()
-    if count_include_pad and any(pads):
-        ones = op.Pad(ones, [0, 0, *pads[:rank], 0, 0, *pads[rank:]], 1)
-        pads = [0] * (2 * rank)
-    window = op.constant(np.ones((1, 1, *frame.kernel), x.dtype.numpy()))
-    return op.Conv(ones, window, pads=pads, **frame.steps())
+    return g.composite(
+        "AveragePoolGradient", g.dy, g.like(x), ceil_mode=ceil_mode,
+        count_include_pad=count_include_pad, **window,
+    )  # fmt: skip
 
 
 @gradient("GlobalAveragePool")

@@ -22,7 +22,7 @@ from ortrain.graph.build import Builder
 from ortrain.graph.scan import scan
 
 
-@gradient("LSTM")
+@gradient("LSTM", wide=True)
 def lstm(
     g, x, w, r, b=None, sequence_lens=None, initial_h=None, initial_c=None, p=None, *,
     activation_alpha=None, activation_beta=None, activations=None, clip=None, direction="forward",
@@ -37,7 +37,7 @@ def lstm(
     return layer.gradients(_lstm)
 
 
-@gradient("GRU")
+@gradient("GRU", wide=True)
 def gru(
     g, x, w, r, b=None, sequence_lens=None, initial_h=None, *, activation_alpha=None,
     activation_beta=None, activations=None, clip=None, direction="forward", hidden_size=None,
@@ -50,7 +50,7 @@ def gru(
     return layer.gradients(_gru_linear_before_reset if linear_before_reset else _gru)
 
 
-@gradient("RNN")
+@gradient("RNN", wide=True)
 def rnn(
     g, x, w, r, b=None, sequence_lens=None, initial_h=None, *, activation_alpha=None,
     activation_beta=None, activations=["Tanh", "Tanh"], clip=None, direction="forward",  # noqa: B006

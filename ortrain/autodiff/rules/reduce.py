@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
-import onnx_ir as ir
-
 from ortrain.autodiff.registry import gradient, no_gradient
-from ortrain.graph import shapes
+from ortrain.graph import reduction, shapes
 
 no_gradient("ArgMax", "ArgMin", "Hardmax", reason="an index: piecewise constant")
 
@@ -45,19 +41,8 @@ def reduce_mean(g, x, axes=None, *, keepdims=1, noop_with_empty_axes=0):
 
 def reduced_count(g, x, axes):
     """The number of elements that one element of the result was reduced from, in x's dtype."""
-    known, over = g.dims(x), shapes.constant(axes)
-    if axes is None or over is not None:
-        picked = range(len(known)) if over is None or over.size == 0 else over.tolist()
-        counts = [d for d in (known[a] for a in picked) if isinstance(d, int)]
-        if len(counts) == len(picked):
-            return g.op.constant(math.prod(counts), x.dtype)
-        sizes = g.op.Shape(x)
-        if over is not None and over.size:
-            sizes = g.op.Gather(sizes, axes)
-        return g.op.cast(g.op.ReduceProd(sizes, keepdims=0), x.dtype)
-    # In floating point: of an empty tensor the integer division would be one by zero.
-    wide = ir.DataType.DOUBLE
-    return g.op.cast(g.op.cast(g.op.Size(x), wide) / g.op.cast(g.op.Size(g.y), wide), x.dtype)
+    g.dims(x)
+    return reduction.reduced_count(g.op, x, axes, g.y)
 
 
 @gradient("ReduceL2")
@@ -131,11 +116,10 @@ def cum_sum(g, x, axis, *, exclusive=0, reverse=0):
 @gradient("Softmax")
 def softmax(g, x, *, axis=-1):
     """dx = y * (dy - sum(dy * y))"""
-    weighted = g.dy * g.y
-    return weighted - g.y * g.op.ReduceSum(weighted, [axis], keepdims=1)
+    return g.composite("SoftmaxGradient", g.dy, g.y, axis=axis)
 
 
 @gradient("LogSoftmax")
 def log_softmax(g, x, *, axis=-1):
     """dx = dy - exp(y) * sum(dy)"""
-    return g.dy - g.op.Exp(g.y) * g.op.ReduceSum(g.dy, [axis], keepdims=1)
+    return g.composite("LogSoftmaxGradient", g.dy, g.y, axis=axis)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ortrain.autodiff.broadcast import unbroadcast
 from ortrain.autodiff.registry import gradient, no_gradient
 from ortrain.graph import shapes
+from ortrain.graph.broadcast import unbroadcast
 from ortrain.ops.base import attributes_of
 
 no_gradient(

@@ -13,6 +13,8 @@ from typing import Any
 from torch import fx
 from torch.export import ExportedProgram
 
+from ortrain.capture.autocast import Autocast, without_autocast
+from ortrain.capture.fx.autocast import explicit_casts
 from ortrain.capture.fx.checks import (
     refuse_complex,
     refuse_random,
@@ -24,6 +26,7 @@ from ortrain.capture.fx.decompose import Covered, decompose, missing
 from ortrain.capture.fx.draws import number_draws
 from ortrain.capture.fx.experts import recognise_experts
 from ortrain.capture.fx.functional import functionalise
+from ortrain.capture.fx.narrow import kernels_in_float32, norms_in_float32
 from ortrain.capture.fx.pieces import open_pieces_as_slices, written_pieces_as_views
 from ortrain.capture.fx.preconditions import assert_preconditions
 from ortrain.capture.fx.promote import promote
@@ -56,16 +59,27 @@ class Cleaned:
     checks: list[Check]
 
 
-def clean(exported: ExportedProgram, covered: Covered, checked: bool) -> Cleaned:
+def clean(
+    exported: ExportedProgram, covered: Covered, checked: bool, autocast: Autocast = ()
+) -> Cleaned:
     """Runs all passes on a program's graph.
 
     Args:
         exported: its graph is changed in place.
         covered: tells whether a call has a translation.
         checked: whether a call for which a check fails goes to the module.
+        autocast: around the call.
     """
+    with without_autocast():
+        return _clean(exported, covered, checked, autocast)
+
+
+def _clean(
+    exported: ExportedProgram, covered: Covered, checked: bool, autocast: Autocast
+) -> Cleaned:
     module = exported.graph_module
-    inline_regions(module)
+    inline_regions(module, autocast)
+    explicit_casts(module)
     number_draws(module)
     recognise_experts(module)
     if checked:
@@ -74,6 +88,7 @@ def clean(exported: ExportedProgram, covered: Covered, checked: bool) -> Cleaned
     remove_checks(module)
     assert_dimensions_to_squeeze(module, checked)
     assert_preconditions(module)
+    norms_in_float32(module)
     explicit_statistics(module)
     refuse_second_device(exported)
     written_pieces_as_views(module)
@@ -91,6 +106,7 @@ def clean(exported: ExportedProgram, covered: Covered, checked: bool) -> Cleaned
     violated, checks = violations(module)
     if violated is not None:
         output.args = ((*output.args[0], violated),)
+    kernels_in_float32(module)
     promote(module)
     returned: Any = output.args[0]
     output.args = (returned[: len(user)],)

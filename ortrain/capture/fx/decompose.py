@@ -30,7 +30,7 @@ def decompose(module: fx.GraphModule, covered: Covered) -> None:
     takes apart what should stay whole.
     """
     for _ in range(8):  # a decomposition may need another
-        replaced = [_decompose(module, node) for node in missing(module, covered)]
+        replaced = [decompose_call(module, node) for node in missing(module, covered)]
         if not any(replaced):
             return
 
@@ -52,7 +52,8 @@ def _decomposition(target: Any) -> Callable[..., Any] | None:
     return core[target] if target in core else torch._decomp.decomposition_table.get(target)
 
 
-def _decompose(module: fx.GraphModule, node: fx.Node) -> bool:
+def decompose_call(module: fx.GraphModule, node: fx.Node) -> bool:
+    """Replaces one call by what PyTorch composes it of; whether it could."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return False

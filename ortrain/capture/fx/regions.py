@@ -7,50 +7,65 @@ from typing import Any
 import torch
 from torch import fx
 
+from ortrain.capture.autocast import Autocast
 from ortrain.capture.fx.memory import layout, memory
 from ortrain.capture.fx.splice import new_node, splice, substitute
-from ortrain.capture.origin import captured_error
 
 aten = torch.ops.aten
 higher_order = torch.ops.higher_order
 
+AUTOCAST = "ortrain.autocast"
+"""Of a node's ``meta``: the autocast that it runs under; not there without."""
 
-def inline_regions(module: fx.GraphModule) -> None:
+
+def inline_regions(module: fx.GraphModule, autocast: Autocast = ()) -> None:
     """Puts the bodies of ``no_grad`` and ``autocast`` regions in place of them.
 
     What a ``no_grad`` region returns is detached: upstream's decomposition forgets the barrier. Its
-    operators are marked (:func:`without_gradient`), for what they write in place.
+    operators are marked (:func:`without_gradient`), for what they write in place. So are those that
+    run under autocast, with that (:data:`AUTOCAST`).
+
+    Args:
+        module: its graph is changed in place.
+        autocast: around the call.
     """
     for node in list(module.graph.nodes):
         if node.op != "call_function":
             continue
         args: Any
+        inside = autocast
         if node.target is higher_order.wrap_with_set_grad_enabled:
             enabled, body, *args = node.args
             barrier = not enabled
         elif node.target is higher_order.wrap_with_autocast:
-            device, dtype, enabled, _, body, *args = node.args
-            if enabled:
-                inside = getattr(module, str(body.target)).graph.nodes
-                raise captured_error(  # the region itself has no line
-                    next((n for n in inside if n.op == "call_function"), node),
-                    f"an autocast region ({device}, {dtype}) cannot be captured",
-                    because="the exported graph does not record its casts",
-                    help="leave the region out; the precision is chosen for the whole graph",
-                )
+            device, dtype, on, _, body, *args = node.args
+            inside = _changed(autocast, str(device), dtype, bool(on))
             barrier = False
         else:
+            if autocast:
+                node.meta[AUTOCAST] = autocast
             continue
-        _inline(module, node, body, args, barrier)
+        _inline(module, node, body, args, barrier, inside)
     module.graph.eliminate_dead_code()
     module.delete_all_unused_submodules()
 
 
+def _changed(autocast: Autocast, device: str, dtype: Any, on: bool) -> Autocast:
+    """Autocast in a region for one device; without a dtype it has the one that is set."""
+    others = tuple(each for each in autocast if each[0] != device)
+    return (*others, (device, dtype or torch.get_autocast_dtype(device))) if on else others
+
+
 def _inline(
-    module: fx.GraphModule, node: fx.Node, body: fx.Node, args: list[Any], barrier: bool
+    module: fx.GraphModule,
+    node: fx.Node,
+    body: fx.Node,
+    args: list[Any],
+    barrier: bool,
+    autocast: Autocast,
 ) -> None:
     inner = getattr(module, str(body.target))
-    inline_regions(inner)
+    inline_regions(inner, autocast)
     with module.graph.inserting_before(node):
         results, made = splice(module, inner, args, prefix=str(body.target))
         if barrier:

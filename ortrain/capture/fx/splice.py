@@ -17,8 +17,8 @@ def new_node(graph: fx.Graph, target: Any, args: tuple[Any, ...], model: fx.Node
 
 
 def from_same_place(node: fx.Node, model: fx.Node) -> None:
-    """Notes that a node comes from the same module and line as another."""
-    for key in ("nn_module_stack", "stack_trace"):
+    """Notes that a node comes from the same module, line and checkpoint as another."""
+    for key in ("nn_module_stack", "stack_trace", "custom"):
         node.meta[key] = model.meta.get(key)
 
 
@@ -40,10 +40,11 @@ class Emitter:
         """A node for the call, with the fake tensors that it returns."""
         result = self.graph.call_function(target, args, kwargs)
         values: Any = fx.node.map_arg(args, lambda n: n.meta["val"])
+        named: Any = fx.node.map_arg(kwargs, lambda n: n.meta["val"])
         mode = torch._guards.detect_fake_mode(values) or self._mode()
         assert mode is not None
         with mode:
-            result.meta["val"] = target(*values, **kwargs)
+            result.meta["val"] = target(*values, **named)
         from_same_place(result, self.node)
         return result
 

@@ -22,6 +22,7 @@ from ortrain.capture import exporter
 from ortrain.capture.origin import BESIDE
 from ortrain.errors import CaptureError
 from ortrain.graph.build import Builder
+from ortrain.graph.rounding import rounding_once, values_in
 from ortrain.ops.base import DOMAIN
 
 aten = torch.ops.aten
@@ -116,13 +117,11 @@ def recorded(function: Function, opset: int) -> Function:
     @functools.wraps(function)
     def record(*args: Any, **kwargs: Any) -> Any:
         nodes, constants = exporter.recorder()
-        for value in (*args, *kwargs.values()):
-            for each in value if isinstance(value, list | tuple) else (value,):
-                if isinstance(each, ir.Value):
-                    each.shape = numbered(each.shape)
+        for each in values_in((args, kwargs)):
+            each.shape = numbered(each.shape)
         builder = Translator(None, opset=opset, constants=constants)
         with builder as op:
-            result = function(op, *args, **kwargs)
+            result = rounding_once(op, function, args, kwargs)
             made = {id(value) for node in builder.nodes for value in node.outputs}
             # The exporter renames results, so that an operand or a shared constant cannot be one.
             if isinstance(result, ir.Value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import time
@@ -15,7 +16,7 @@ import torch
 from ortrain.cli import signals
 from ortrain.cli.progress import Progress
 from ortrain.cli.text_classification.batches import Batch, Batches
-from ortrain.cli.text_classification.settings import Settings
+from ortrain.cli.text_classification.settings import Precision, Settings
 from ortrain.cli.usage import UsageError
 
 
@@ -173,10 +174,24 @@ def make_optimizer(
     return torch.optim.AdamW(weights, lr=learning_rate, weight_decay=weight_decay, fused=True)
 
 
-def train_on(runner: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> float:
-    """One step: forward, backward, update. Returns the loss of the batch."""
+def train_on(
+    runner: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    precision: Precision = "fp32",
+) -> float:
+    """One step: forward, backward, update. Returns the loss of the batch.
+
+    Args:
+        runner: The model as it is to be called.
+        optimizer: Updates the model's weights, which stay in float32.
+        batch: What the forward takes, labels included.
+        precision: ``"bf16"`` computes the forward under autocast, and the backward as it did.
+    """
     runner.train()
-    loss: torch.Tensor = runner(**batch).loss
+    bf16 = precision == "bf16"
+    with torch.autocast("cpu", torch.bfloat16) if bf16 else contextlib.nullcontext():
+        loss: torch.Tensor = runner(**batch).loss
     loss.backward()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 Engine = Literal["ortrain", "torch"]
+Precision = Literal["fp32", "bf16"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,10 +18,13 @@ import onnx_ir as ir
 import onnxruntime
 from onnxruntime.capi import _pybind_state as native
 
+from ortrain.autodiff.partition import is_cheap
 from ortrain.errors import ExecutionError
+from ortrain.ops.base import OPERATORS
 from ortrain.passes.fold import LIMIT
 from ortrain.program import Program, origin_of
-from ortrain.runtime.onnxruntime.lowering import lower
+from ortrain.runtime.base import Exchange
+from ortrain.runtime.onnxruntime.lowering import MICROSOFT, lower
 
 OrtValue = native.OrtValue
 OrtValueVector = native.OrtValueVector
@@ -77,17 +80,21 @@ class Compiled:
     input_names: list[str]
     output_names: list[str]
     devices: list[object]
+    source: str = ""
 
-    def run_values(self, feeds: Any) -> Any:
+    def run_values(self, feeds: list[Any]) -> Any:
         """Runs on values in input order; returns fresh values in output order.
 
         Raises:
             ExecutionError: onnxruntime refused or failed.
         """
-        fetches = OrtValueVector()
+        vector, fetches = OrtValueVector(), OrtValueVector()
+        push = vector.push_back
+        for value in feeds:
+            push(value)
         try:
             self.session._sess.run_with_ortvaluevector(
-                _RUN, self.input_names, feeds, self.output_names, fetches, self.devices
+                _RUN, self.input_names, vector, self.output_names, fetches, self.devices
             )
         except Exception as error:
             raise ExecutionError(
@@ -100,11 +107,10 @@ class Compiled:
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Runs on numpy arrays in input order."""
-        feeds = OrtValueVector()
-        for array in inputs:
-            feeds.push_back(
-                onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))._ortvalue
-            )
+        feeds = [
+            onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))._ortvalue
+            for array in inputs
+        ]
         return [np.array(value.numpy()) for value in self.run_values(feeds)]
 
 
@@ -117,6 +123,7 @@ class OnnxRuntimeExecutor:
     """
 
     name = "onnxruntime"
+    frees = False
 
     def __init__(
         self, provider: str = "CPUExecutionProvider", threads: int = 0, *, arena: bool = True
@@ -130,8 +137,30 @@ class OnnxRuntimeExecutor:
         self.threads = threads
         self.arena = arena
 
+    def __str__(self) -> str:
+        return f"{self.name} {self.provider}"
+
     def __repr__(self) -> str:
         return f"OnnxRuntimeExecutor({self.provider!r}, threads={self.threads})"
+
+    @property
+    def exchange(self) -> Exchange:
+        """Of tensors with sessions."""
+        from ortrain.runtime.onnxruntime.exchange import OrtValues
+
+        return OrtValues
+
+    def keeps(self, node: ir.Node) -> bool:
+        """None: it has no kernels for gradients."""
+        return False
+
+    def cheap(self, node: ir.Node) -> bool:
+        """What is cheap anywhere."""
+        return is_cheap(node)
+
+    def claims(self, node: ir.Node) -> bool:
+        """Standard operators, and ours by their bodies."""
+        return node.domain in ("", MICROSOFT) or node.op_type in OPERATORS
 
     def lower(self, program: Program) -> Program:
         """The program in operators that onnxruntime runs fastest."""

@@ -1,4 +1,4 @@
-"""Tensors between torch and onnxruntime, by reference."""
+"""Tensors between torch and onnxruntime, by reference: what its programs take and give."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ortrain.extras import require
 
 require("torch", __name__)
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -39,9 +39,28 @@ def to_torch(value: Any, is_bool: bool = False) -> torch.Tensor:
     return tensor.view(torch.bool) if is_bool else tensor
 
 
-def all_to_torch(values: Any, bools: Sequence[int] = ()) -> list[torch.Tensor]:
+def all_to_torch(values: Any, bools: Collection[int] = ()) -> list[torch.Tensor]:
     """Tensors over the memory of a whole ``OrtValueVector``: 0.33 µs each."""
     tensors: list[torch.Tensor] = values.to_dlpacks(_from_dlpack)
     for i in bools:
         tensors[i] = tensors[i].view(torch.bool)
     return tensors
+
+
+class OrtValues:
+    """The exchange of tensors with sessions."""
+
+    take = staticmethod(to_ort)
+    give = staticmethod(to_torch)
+    all = staticmethod(all_to_torch)
+
+    @staticmethod
+    def shares(tensor: torch.Tensor) -> bool:
+        """Whether an ``OrtValue`` can lie over the tensor's memory."""
+        return tensor.is_contiguous() and not tensor.is_neg()
+
+    @staticmethod
+    def at(values: Any, index: int, is_bool: bool) -> torch.Tensor:
+        """One value of an ``OrtValueVector``, as a tensor."""
+        tensor: torch.Tensor = _from_dlpack(values.dlpack_at(index))
+        return tensor.view(torch.bool) if is_bool else tensor

@@ -1,0 +1,227 @@
+"""Autocast's casts, made explicit.
+
+An exported graph has its operators as the module called them, above autocast: which of them run
+under it is known, the casts that it puts in front of them are not in the graph. They are put there
+as PyTorch has them: each operator is run under autocast on what the trace had for its arguments,
+and the casts that reach it are noted. No list of operators is kept here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ortrain.capture.autocast import Autocast, autocast_as, without_autocast
+from ortrain.capture.fx.decompose import decompose_call
+from ortrain.capture.fx.regions import AUTOCAST
+from ortrain.capture.fx.splice import from_same_place, new_node
+from ortrain.capture.origin import captured_error, operator_name
+
+aten = torch.ops.aten
+
+# A recurrent layer is one operator here, and a loop of many in PyTorch, some of them cast.
+_RECURRENT = {aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input}
+# They run on what autocast has set as their dtype; no cast comes first.
+_NORMS = {"aten::norm.Scalar", "aten::norm.ScalarOpt_dim"}
+
+
+def explicit_casts(module: fx.GraphModule) -> None:
+    """Puts a cast before each operator wherever autocast has one, and forgets autocast."""
+    known: dict[Any, Any] = {}
+    for node in list(module.graph.nodes):
+        autocast = node.meta.pop(AUTOCAST, ())
+        if autocast and isinstance(node.target, torch._ops.OpOverload):
+            _make_explicit(module, node, autocast, known)
+
+
+def _make_explicit(
+    module: fx.GraphModule, node: fx.Node, autocast: Autocast, known: dict[Any, Any]
+) -> None:
+    target: Any = node.target
+    if node.target in _RECURRENT:
+        dtype = node.meta["val"][0].dtype
+        _cast(node, [dtype if _floats(n) else None for n in node.all_input_nodes])
+    elif _is_listed(target, autocast):
+        wanted = _dtypes(node.meta["val"])
+        key = (target, autocast, *(_dtype(n) for n in node.all_input_nodes), *wanted)
+        if key in known:
+            casts, dtype = known[key]
+            _cast(node, casts)
+            if dtype is not None:
+                node.kwargs = {**node.kwargs, "dtype": dtype}
+        else:
+            known[key] = _found(node, autocast, wanted)
+    elif _may_hold_others(node):
+        key = (target, autocast, _form(node))
+        if key not in known:
+            known[key] = _holds_others(node, autocast)
+        if known[key]:
+            with autocast_as(autocast):
+                decompose_call(module, node)
+
+
+def _is_listed(target: Any, autocast: Autocast) -> bool:
+    """Whether autocast has a kernel of its own for an operator."""
+    return any(_has_kernel(target, f"Autocast{device.upper()}") for device, _ in autocast)
+
+
+@functools.cache
+def _has_kernel(target: Any, key: str) -> bool:
+    has: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has(target.name(), key)
+
+
+def _holds_others(node: fx.Node, autocast: Autocast) -> bool:
+    """Whether a call runs operators of autocast's."""
+    inside = _operators(node, autocast)
+    if not any(f is aten._to_copy.default or _is_listed(f, autocast) for f, *_ in inside):
+        return False
+    return inside != _operators(node, ())
+
+
+def _may_hold_others(node: fx.Node) -> bool:
+    """Whether an operator calls others, of which autocast may know some."""
+    target: Any = node.target
+    unknown = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*target.tags}
+    return (
+        not unknown
+        and not target._schema.is_mutable
+        and _has_kernel(target, "CompositeImplicitAutograd")
+        and any(_floats(n) for n in node.all_input_nodes)
+    )
+
+
+def _floats(node: fx.Node) -> bool:
+    """Whether autocast may cast a node's value, which it does not in float64."""
+    value = node.meta.get("val")
+    return (
+        isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+        and value.dtype is not torch.float64
+    )
+
+
+def _dtype(node: fx.Node) -> torch.dtype | None:
+    value = node.meta.get("val")
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def _form(node: fx.Node) -> tuple[str, ...]:
+    """What a call looks like but for the values of its tensors."""
+    given = fx.node.map_arg((node.args, node.kwargs), lambda n: _shown(n.meta.get("val")))
+    return (str(given),)
+
+
+def _shown(value: Any) -> str:
+    return f"{value.dtype}{tuple(value.shape)}" if isinstance(value, torch.Tensor) else str(value)
+
+
+class _Watch(TorchDispatchMode):
+    """Notes the operators that run, and the casts of certain tensors."""
+
+    def __init__(self, tensors: list[Any]) -> None:
+        super().__init__()
+        self.places = {id(t): i for i, t in enumerate(tensors) if isinstance(t, torch.Tensor)}
+        self.casts: list[torch.dtype | None] = [None] * len(tensors)
+        self.operators: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function.namespace == "aten":
+            given = (a.dtype for a in pytree.tree_leaves(args) if isinstance(a, torch.Tensor))
+            self.operators.append((function, *given))
+        if function is aten._to_copy.default:
+            place = self.places.get(id(args[0]))
+            if place is not None and self.casts[place] is None:
+                self.casts[place] = kwargs.get("dtype")
+        return function(*args, **kwargs)
+
+
+def _run(node: fx.Node, autocast: Autocast) -> tuple[_Watch, Any]:
+    """Runs a call on what the trace had, under some autocast."""
+    inputs = node.all_input_nodes
+    watch = _Watch([n.meta.get("val") for n in inputs])
+    args: Any = fx.node.map_arg(node.args, lambda n: n.meta["val"])
+    kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: n.meta["val"])
+    mode: Any = torch._guards.detect_fake_mode([n.meta.get("val") for n in inputs])
+    target: Any = node.target
+    with torch.no_grad(), autocast_as(autocast), mode, enable_python_dispatcher(), watch:
+        return watch, target(*args, **kwargs)
+
+
+def _operators(node: fx.Node, autocast: Autocast) -> list[tuple[Any, ...]]:
+    """What a call runs."""
+    return _run(node, autocast)[0].operators
+
+
+def _cast(node: fx.Node, dtypes: list[torch.dtype | None]) -> None:
+    """Casts the inputs of a call."""
+    for source, dtype in zip(node.all_input_nodes, dtypes, strict=True):
+        value: Any = source.meta.get("val")
+        if dtype is None or value.dtype == dtype:
+            continue
+        with node.graph.inserting_before(node):
+            cast = new_node(node.graph, aten.to.dtype, (source, dtype), source)
+        mode: Any = torch._guards.detect_fake_mode([value])
+        with mode, without_autocast():
+            cast.meta["val"] = value.to(dtype)
+        from_same_place(cast, node)
+        node.replace_input_with(source, cast)
+
+
+def _casts(node: fx.Node, autocast: Autocast) -> list[torch.dtype | None]:
+    """The dtype that autocast casts each input of a call to; None where it does not.
+
+    What an operator casts by itself, as attention in bfloat16 does for its softmax, it casts
+    without autocast, too.
+    """
+    casts = _run(node, autocast)[0].casts
+    try:
+        own = _run(node, ())[0].casts
+    except RuntimeError:  # it takes these dtypes under autocast alone
+        return casts
+    return [None if dtype == alone else dtype for dtype, alone in zip(casts, own, strict=True)]
+
+
+def _found(
+    node: fx.Node, autocast: Autocast, wanted: list[torch.dtype]
+) -> tuple[list[torch.dtype | None], torch.dtype | None]:
+    """Makes the casts of a call explicit: those of its inputs, and a dtype that it is told.
+
+    On a GPU, some operators are told to compute in float32 instead.
+
+    Raises:
+        CaptureError: what is cast so does not give the dtypes that the call gave under autocast.
+    """
+    target: Any = node.target
+    casts, dtype = _casts(node, autocast), None
+    _cast(node, casts)
+    if _dtypes(_run(node, ())[1]) != wanted:
+        if any(a.name == "dtype" for a in target._schema.arguments):
+            dtype = wanted[0]
+            node.kwargs = {**node.kwargs, "dtype": dtype}
+        elif target.name() in _NORMS:
+            casts = [wanted[0] if _floats(n) else None for n in node.all_input_nodes]
+            _cast(node, casts)
+        found = _dtypes(_run(node, ())[1])
+        if found != wanted:
+            raise captured_error(
+                node,
+                f"{operator_name(target)} cannot be captured under autocast",
+                because=f"it gives {wanted} there, and {found} for what it is given",
+                help="put it into a region with torch.autocast(…, enabled=False)",
+            )
+    return casts, dtype
+
+
+def _dtypes(value: Any) -> list[torch.dtype]:
+    return [leaf.dtype for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]

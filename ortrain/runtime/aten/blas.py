@@ -1,0 +1,174 @@
+"""Which library computes a product of float32 on the CPU: measured once a shape, and remembered.
+
+PyTorch sends such products to the BLAS that it was built with, MKL, whose fast kernels are for
+Intel's processors. oneDNN, which it has as well, is twice as fast on an AMD Zen 5 and level on an
+Intel Xeon with AMX; which one wins changes with the shape. Both round alike but for the order of
+sums.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ortrain.config import user_cache
+from ortrain.errors import SaveError
+from ortrain.files.replacing import replace_file
+
+Product = Callable[[], torch.Tensor]
+
+# Below this many multiplications the call is most of the time.
+SMALL = 1 << 24
+# oneDNN has to be faster by more than the scatter.
+MARGIN = 0.95
+
+_pointwise: Any = (
+    torch.ops.mkldnn._linear_pointwise.default if torch.backends.mkldnn.is_available() else None
+)
+_linear = torch._C._nn.linear
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """``x weightᵀ + bias``: [..., K], [N, K] and [N] → [..., N]."""
+    columns, inner = weight.shape
+    if _CHOICE.prefers_onednn("linear", x.numel() // inner, columns, inner, x, weight):
+        return _pointwise(x, weight, bias, "none", [], "")
+    return _linear(x, weight, bias)
+
+
+def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``a b``: [M, K] and [K, N] → [M, N]."""
+    if _CHOICE.prefers_onednn(_form(a, b), a.shape[0], b.shape[1], b.shape[0], a, b.t()):
+        return _pointwise(a, b.t(), None, "none", [], "")
+    return torch.mm(a, b)
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``a b``: [..., K] and [K, N] → [..., N]."""
+    rows = a.numel() // a.shape[-1]
+    if _CHOICE.prefers_onednn(_form(a, b), rows, b.shape[1], b.shape[0], a, b.t()):
+        return _pointwise(a, b.t(), None, "none", [], "")
+    return torch.matmul(a, b)
+
+
+def _form(a: torch.Tensor, b: torch.Tensor) -> str:
+    """Which operands lie transposed."""
+    return f"mm{'n' if a.stride(-1) == 1 else 't'}{'n' if b.stride(-1) == 1 else 't'}"
+
+
+class Choice:
+    """What was measured on this host.
+
+    Args:
+        path: of the file that remembers it; None forgets.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.known: dict[tuple[str, int, int, int], bool] = {}
+        self.seconds = 0.0
+        self._read: dict[str, bool] | None = None
+
+    def prefers_onednn(
+        self, form: str, rows: int, columns: int, inner: int, x: torch.Tensor, weight: torch.Tensor
+    ) -> bool:
+        """Whether oneDNN computes ``x weightᵀ`` faster than PyTorch's BLAS.
+
+        Args:
+            form: of the product.
+            rows: of the result. Shapes with as many binary digits of it are alike.
+            columns: of the result.
+            inner: size of what is summed over.
+            x: first operand.
+            weight: second operand, transposed.
+        """
+        key = (form, rows.bit_length(), columns, inner)
+        found = self.known.get(key)
+        if found is not None:
+            return found
+        return self._find(key, rows * columns * inner, x, weight)
+
+    def _find(
+        self, key: tuple[str, int, int, int], cost: int, x: torch.Tensor, weight: torch.Tensor
+    ) -> bool:
+        if (
+            cost < SMALL
+            or _pointwise is None
+            or x.dtype is not torch.float32
+            or x.device.type != "cpu"
+        ):
+            result = False
+        else:
+            remembered = self._remembered()
+            name = f"{' '.join(map(str, key))} {torch.get_num_threads()}"
+            if name not in remembered:
+                remembered[name] = self._measured(x.detach(), weight.detach())
+                self._write()
+            result = remembered[name]
+        self.known[key] = result
+        return result
+
+    def _measured(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
+        assert _pointwise is not None
+        start = time.perf_counter()
+        with torch.no_grad():
+            mine = _least(lambda: _linear(x, weight, None))
+            other = _least(lambda: _pointwise(x, weight, None, "none", [], ""))
+        self.seconds += time.perf_counter() - start
+        return other < MARGIN * mine
+
+    def _remembered(self) -> dict[str, bool]:
+        if self._read is None:
+            self._read = {}
+            if self.path is not None:
+                try:
+                    found = json.loads(self.path.read_text())
+                    self._read = {str(k): bool(v) for k, v in found.items()}
+                except (OSError, ValueError, AttributeError):
+                    pass  # nothing was measured before, or it is measured again
+        return self._read
+
+    def _write(self) -> None:
+        if self.path is None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(self._remembered(), indent=1).encode()
+            replace_file(self.path, [text], "measured products")
+        except (OSError, SaveError):
+            self.path = None  # a folder that cannot be written into is no reason to fail
+
+
+def _least(product: Product, rounds: int = 3) -> float:
+    """The least seconds of a few runs, the first of which does not count."""
+    product()
+    best = math.inf
+    for _ in range(rounds):
+        start = time.perf_counter()
+        product()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _host() -> str:
+    """Names what the measurements hold for: processor, PyTorch and its BLAS."""
+    processor = platform.machine()
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+        rows = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+        known = {name.strip(): value.strip() for name, _, value in rows}
+        processor = f"{known.get('vendor_id', '')}-{known.get('model', '')}-{os.cpu_count()}"
+    except (OSError, ValueError):
+        pass
+    return f"{processor}-torch{torch.__version__}"
+
+
+_CHOICE = Choice(user_cache() / f"products-{_host()}.json")

@@ -1,0 +1,215 @@
+"""``AtenExecutor``: runs a program as a generated Python function of PyTorch's own operators."""
+
+from __future__ import annotations
+
+from ortrain.extras import require
+
+require("torch", __name__)
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from ortrain.autodiff.partition import is_cheap
+from ortrain.errors import ExecutionError
+from ortrain.graph import shapes
+from ortrain.program import Program
+from ortrain.runtime.aten.dtypes import DTYPES
+from ortrain.runtime.aten.exchange import Tensors
+from ortrain.runtime.aten.kernels.attention_gradients import is_slow
+from ortrain.runtime.aten.lowering import lower
+from ortrain.runtime.aten.memory import plan
+from ortrain.runtime.aten.modules import MODULES
+from ortrain.runtime.aten.table import find, serves
+from ortrain.runtime.aten.writer import Writer, render
+from ortrain.runtime.base import Exchange
+from ortrain.runtime.memory import from_the_heap
+
+
+class _Operators:
+    """``aten.gelu_backward``: the operator itself, without a choice among its overloads."""
+
+    def __getattr__(self, name: str) -> Any:
+        operator, _, overload = name.partition("__")
+        found = getattr(getattr(torch.ops.aten, operator), overload or "default")
+        setattr(self, name, found)
+        return found
+
+
+ATEN = _Operators()
+
+# Elements of a tensor for which the pages of its memory matter.
+_LARGE = 1 << 17
+
+# In bf16 half a step is such passes; what eager keeps, a graph may keep.
+_KEPT = {"Gelu", "LayerNormalization", "Where"}
+
+
+@dataclass(frozen=True)
+class AtenCompiled:
+    """A program as a Python function.
+
+    Attributes:
+        source: of the function.
+        function: takes a list of tensors, which it empties, and returns a list.
+        input_names: of the tensors that it takes.
+        output_names: of those that it returns.
+        input_dtypes: in ONNX.
+        output_dtypes: in ONNX.
+        surroundings: in which it runs.
+    """
+
+    source: str
+    function: Any
+    input_names: list[str]
+    output_names: list[str]
+    input_dtypes: list[ir.DataType | None]
+    output_dtypes: list[ir.DataType | None]
+    surroundings: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def run_values(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Runs on tensors in input order, and returns those in output order.
+
+        Args:
+            values: emptied, so that the function can free what it has read.
+
+        Raises:
+            ExecutionError: PyTorch refused or failed.
+        """
+        try:
+            # The casts of autocast are in the graph.
+            with torch.no_grad(), torch._C._DisableAutocast(), self.surroundings():
+                results: list[torch.Tensor] = self.function(values)
+        except Exception as error:
+            raise ExecutionError(
+                "PyTorch failed to run the graph",
+                because=f"{type(error).__name__}: {error}",
+                help="compare the inputs' shapes with those of the capture; ortrain.explain shows "
+                "what runs where",
+            ) from error
+        return results
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Runs on numpy arrays in input order."""
+        values = [
+            constant(np.array(array), dtype).to(DTYPES[dtype or ir.DataType.FLOAT])
+            for array, dtype in zip(inputs, self.input_dtypes, strict=True)
+        ]
+        results = self.run_values(values)
+        return [
+            as_array(tensor, dtype)
+            for tensor, dtype in zip(results, self.output_dtypes, strict=True)
+        ]
+
+
+class AtenExecutor:
+    """Runs programs in PyTorch, operator by operator, without autograd.
+
+    Args:
+        device: that the tensors of the programs are on.
+    """
+
+    name = "aten"
+    frees = True
+
+    def __init__(self, device: str | torch.device = "cpu") -> None:
+        self.device = torch.device(device)
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.device}"
+
+    def __repr__(self) -> str:
+        return f"AtenExecutor({str(self.device)!r})"
+
+    @property
+    def exchange(self) -> Exchange:
+        """Of tensors with functions of tensors."""
+        return Tensors
+
+    def keeps(self, node: ir.Node) -> bool:
+        """Those that PyTorch has a kernel for, and a fast one."""
+        slow = self.device.type == "cpu" and is_slow(node)
+        return find(node) is not None and not slow
+
+    def cheap(self, node: ir.Node) -> bool:
+        """What is cheap anywhere but the passes that PyTorch keeps the results of, too."""
+        return is_cheap(node) and node.op_type not in _KEPT
+
+    def claims(self, node: ir.Node) -> bool:
+        """What it has kernels for."""
+        return serves(node)
+
+    def lower(self, program: Program) -> Program:
+        """The program in operators that PyTorch has kernels for."""
+        return lower(program)
+
+    def compile(self, program: Program) -> AtenCompiled:
+        """Writes the function of a lowered program.
+
+        Raises:
+            ExecutionError: an operator has no kernel.
+        """
+        writer = Writer(program, self.device)
+        block = writer.write()
+        plan(block, writer.constants.values())
+        source = render(block, inputs="values")
+        scope: dict[str, Any] = {
+            "torch": torch,
+            "aten": ATEN,
+            "nn": torch._C._nn,
+            **MODULES,
+            "inf": float("inf"),
+            "nan": float("nan"),
+            "device": self.device,
+            **writer.keepers,
+        }
+        for name, tensor in writer.constants.items():
+            scope[name] = constant(tensor.array, tensor.dtype).to(self.device)
+        exec(compile(source, f"<ortrain {block.name}>", "exec"), scope)
+        inputs = list(program.graph.inputs)
+        return AtenCompiled(
+            source,
+            scope[block.name],
+            [v.name or "" for v in inputs],
+            [v.name or "" for v in program.graph.outputs],
+            [v.dtype for v in inputs],
+            [v.dtype for v in program.graph.outputs],
+            from_the_heap if self.device.type == "cpu" and _is_large(program) else nullcontext,
+        )
+
+
+def _is_large(program: Program) -> bool:
+    """Whether there are tensors that the C library would not take from its heap."""
+    values = [*program.graph.inputs, *program.graph.outputs]
+    return any((shapes.size(v) or 0) >= _LARGE for v in values)
+
+
+def constant(array: Any, dtype: ir.DataType | None) -> torch.Tensor:
+    """A constant of a program as a tensor; unsigned numbers by their bits."""
+    if dtype is ir.DataType.BFLOAT16:
+        return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
+    signed = {"uint16": np.int16, "uint32": np.int32, "uint64": np.int64}.get(array.dtype.name)
+    return torch.from_numpy(np.array(array if signed is None else array.view(signed)))
+
+
+def as_array(tensor: torch.Tensor, dtype: ir.DataType | None) -> np.ndarray:
+    """A result as numpy has it: the reverse of :func:`constant`."""
+    if dtype is None or tensor.dtype != DTYPES[dtype] or dtype not in _BITS:
+        return tensor.cpu().numpy()
+    return tensor.view(_BITS[dtype]).cpu().numpy().view(dtype.numpy())
+
+
+# What numpy and PyTorch hand to each other as other numbers of the same bits.
+_BITS = {
+    ir.DataType.BFLOAT16: torch.int16,
+    ir.DataType.UINT16: torch.int16,
+    ir.DataType.UINT32: torch.int32,
+    ir.DataType.UINT64: torch.int64,
+}
+
+__all__ = ["AtenCompiled", "AtenExecutor"]

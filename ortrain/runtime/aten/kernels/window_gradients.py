@@ -1,0 +1,160 @@
+"""Gradients of convolutions and pools, and the pool that says where its maxima lie."""
+
+from __future__ import annotations
+
+from ortrain.ops.gradients.conv import spatial
+from ortrain.runtime.aten.kernels.norm_gradients import asked
+from ortrain.runtime.aten.kernels.pad import padded
+from ortrain.runtime.aten.kernels.shape import viewed
+from ortrain.runtime.aten.table import kernel
+
+
+def _moves_over_few_axes(node):
+    return 1 <= len(node.attributes["strides"].as_ints()) <= 3
+
+
+def _pairs(pads):
+    half = len(pads) // 2
+    return [*zip(pads[:half], pads[half:], strict=True)]
+
+
+@kernel("ortrain::ConvGradient", when=_moves_over_few_axes)
+def conv(
+    t, dy, x, w, *, pads, strides, dilations, kernel_shape=None, group=1, needs=(1, 1, 1), node
+):
+    """PyTorch pads as much at both ends; what else there is is put around the image."""
+    mask, rest = asked(node, needs), [(0, 0)] * len(strides)
+    both = [low for low, _ in _pairs(pads)]
+    if any(low != high for low, high in _pairs(pads)):
+        both, rest = [0] * len(strides), _pairs(pads)
+    image = padded(t, x, [(0, 0), (0, 0), *rest])
+    dx, dw, db = t.aten.convolution_backward(
+        dy, image, w, [w.size(0)], strides, both, dilations, False, [0] * len(strides), group,
+        mask, outputs=3,
+    )  # fmt: skip
+    if mask[0]:
+        dx = viewed(t, dx, [":", ":", *(_inside(pair) for pair in rest)])
+    return [r if flag else None for r, flag in zip((dx, dw, db), mask, strict=True)]
+
+
+def _inside(pair):
+    low, high = pair
+    return f"{low or ''}:{-high or ''}"
+
+
+@kernel("ortrain::ConvTransposeGradient", when=_moves_over_few_axes)
+def conv_transpose(
+    t, dy, x, w, *, pads, strides, dilations, kernel_shape=None, output_padding=None, group=1,
+    needs=(1, 1, 1), node,
+):  # fmt: skip
+    """PyTorch cuts off as much at both ends; what else was cut off has a gradient of zero."""
+    mask, rest = asked(node, needs), [(0, 0)] * len(strides)
+    both = [low for low, _ in _pairs(pads)]
+    if any(low != high for low, high in _pairs(pads)):
+        both, rest = [0] * len(strides), _pairs(pads)
+    extra = output_padding or [0] * len(strides)
+    found = t.aten.convolution_backward(
+        padded(t, dy, [(0, 0), (0, 0), *rest]), x, w, [w.size(1) * group], strides, both,
+        dilations, True, extra, group, mask, outputs=3,
+    )  # fmt: skip
+    return [r if flag else None for r, flag in zip(found, mask, strict=True)]
+
+
+# -- pools ---------------------------------------------------------------------------------------
+
+
+def _attribute(node, name, default):
+    found = node.attributes.get(name)
+    return default if found is None else list(found.as_ints())
+
+
+def _is_plain(node, x, y):
+    """Whether PyTorch pools so: pads as wide at both ends, and windows counted as ONNX does."""
+    kernel_shape = node.attributes["kernel_shape"].as_ints()
+    rank = len(kernel_shape)
+    pads = _pairs(_attribute(node, "pads", [0] * (2 * rank)))
+    steps = [_attribute(node, name, [1] * rank) for name in ("strides", "dilations")]
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel_shape, steps[1], strict=True)]
+    half = all(low == high <= k // 2 for (low, high), k in zip(pads, kernel_shape, strict=True))
+    if not half or not 1 <= rank <= 3:
+        return False
+    ceil_mode = node.attributes.get("ceil_mode")
+    if ceil_mode is None or not ceil_mode.as_int():
+        return True
+    sizes, counts = spatial(x), spatial(y)
+    if sizes is None or counts is None:
+        return False
+    rows = zip(sizes, counts, pads, spans, steps[0], strict=True)
+    return all(_windows(n, low, span, step) == c for n, c, (low, _), span, step in rows)
+
+
+def _windows(size, pad, span, step):
+    """How many PyTorch counts in ceil mode: none begins behind the image and its first pad."""
+    count = -(-(size + 2 * pad - span) // step) + 1
+    return count - 1 if (count - 1) * step >= size + pad else count
+
+
+def _pools_plainly(node):
+    return _is_plain(node, node.inputs[0], node.outputs[0])
+
+
+def _pooled_plainly(node):
+    return _is_plain(node, node.inputs[1], node.inputs[0])
+
+
+def _averaged_plainly(node):
+    return _pooled_plainly(node) and set(_attribute(node, "dilations", [1])) == {1}
+
+
+def _window(kernel_shape, strides, pads, dilations):
+    """As PyTorch takes it for two or three axes; of one axis the first has a window of 1."""
+    rank = len(kernel_shape)
+    low = list(pads or [0] * (2 * rank))[:rank]
+    rows = [[*kernel_shape], [*(strides or [1] * rank)], low, [*(dilations or [1] * rank)]]
+    return [[int(row is not low), *row] if rank == 1 else row for row in rows]
+
+
+def _plane(x, rank):
+    return x.unsqueeze(2) if rank == 1 else x
+
+
+def _line(x, rank):
+    return x.squeeze(2) if rank == 1 else x
+
+
+@kernel("ortrain::MaxPool", when=_pools_plainly)
+def max_pool(t, x, *, kernel_shape, ceil_mode=0, dilations=None, pads=None, strides=None):
+    rank = len(kernel_shape)
+    window = _window(kernel_shape, strides, pads, dilations)
+    found = t.call(
+        f"nn.max_pool{max(rank, 2)}d_with_indices", _plane(x, rank), *window, bool(ceil_mode),
+        outputs=2,
+    )  # fmt: skip
+    return [_line(each, rank) for each in found]
+
+
+@kernel("ortrain::MaxPoolGradient", when=_pooled_plainly)
+def max_pool_gradient(
+    t, dy, x, places, *, kernel_shape, ceil_mode=0, dilations=None, pads=None, strides=None
+):
+    rank = len(kernel_shape)
+    dy, x, places = (_plane(each, rank) for each in (dy, x, places))
+    window = _window(kernel_shape, strides, pads, dilations)
+    dx = t.call(
+        f"aten.max_pool{max(rank, 2)}d_with_indices_backward", dy, x, *window, bool(ceil_mode),
+        places,
+    )  # fmt: skip
+    return _line(dx, rank)
+
+
+@kernel("ortrain::AveragePoolGradient", when=_averaged_plainly)
+def average_pool(
+    t, dy, x, *, kernel_shape, pads, strides, dilations, ceil_mode=0, count_include_pad=0
+):
+    rank = len(kernel_shape)
+    window = _window(kernel_shape, strides, pads, None)[:3]
+    dx = t.call(
+        f"aten.avg_pool{max(rank, 2)}d_backward", _plane(dy, rank), _plane(x, rank), *window,
+        bool(ceil_mode), bool(count_include_pad), None,
+    )  # fmt: skip
+    return _line(dx, rank)

@@ -1,0 +1,152 @@
+"""Kernels of PyTorch compute in float32 on narrow tensors: casts around them are theirs.
+
+A graph says so in operators, since ONNX's round whatever they give::
+
+    w = Cast<to=FLOAT>(x)        # x is bfloat16
+    m = Mul(w, 0.1767)           →    y = Mul(x, 0.1767)
+    y = Cast<to=BFLOAT16>(m)
+
+where the number stays the float32 that it is: PyTorch takes it as it is, beside a tensor of any
+dtype. A sum of a bfloat16 and a float32 needs no cast either::
+
+    w = Cast<to=FLOAT>(x)
+    y = Add(w, z)                →    y = Add(x, z)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from ortrain.graph import shapes
+from ortrain.graph.build import Builder
+from ortrain.graph.rewire import take_place
+from ortrain.graph.rounding import NARROW, WIDE, is_narrow, is_narrowing, is_widening
+from ortrain.program import Program
+
+_MIXED = frozenset({"Add", "Sub", "Mul", "Div"})
+# Element by element, or along an axis: each takes its operands' dtype and rounds its result once.
+_KERNELS = _MIXED | {
+    "Pow", "Exp", "Log", "Sqrt", "Reciprocal", "Erf", "Sigmoid", "Tanh", "Sin", "Cos", "Gelu",
+    "Softmax", "LogSoftmax", "LeakyRelu", "Elu", "Selu", "Softplus", "HardSwish", "HardSigmoid",
+    "Mish", "Silu", "Log1p", "Expm1", "SigmoidGradient", "TanhGradient", "SiluGradient",
+    "GeluGradient", "HardSwishGradient", "MishGradient", "SoftplusGradient", "EluGradient",
+    "LeakyReluGradient", "SoftmaxGradient", "LogSoftmaxGradient",
+}  # fmt: skip
+# The place where each takes a number as it is.
+_NUMBERS = {"Add": (0, 1), "Mul": (0, 1), "Sub": (0, 1), "Div": (1,), "Pow": (1,)}
+
+
+def leave_casts_to_kernels(program: Program) -> bool:
+    """Takes away casts that PyTorch's kernels make themselves; whether there were any."""
+    changed = False
+    for node in list(program.graph):
+        if node.op_type in _KERNELS and len(node.outputs) == 1:
+            changed |= _narrow(program, node) or _mix(program, node)
+    return changed
+
+
+def _narrow(program: Program, node: ir.Node) -> bool:
+    """A kernel on what is cast to float32, whose result is cast back."""
+    result = node.outputs[0]
+    readers = [use.node for use in result.uses()]
+    dtypes = {reader.outputs[0].dtype for reader in readers}
+    if result.is_graph_output() or len(dtypes) != 1 or not all(map(is_narrowing, readers)):
+        return False
+    (dtype,) = dtypes
+    inputs: list[ir.Value | None] = []
+    for place, value in enumerate(node.inputs):
+        producer = value.producer() if value is not None else None
+        if is_widening(producer) and producer is not None and _dtype(producer) == dtype:
+            inputs.append(producer.inputs[0])
+        elif _is_number(value) and place in _NUMBERS.get(node.op_type, ()):
+            inputs.append(value)
+        else:
+            return False
+    if dtype not in NARROW or not any(v is not None and v.dtype in NARROW for v in inputs):
+        return False
+    with Builder.before(node, opset=program.opset) as op:
+        made = _again(op, node, inputs)
+        shapes.assign(made, dtype, result.shape)
+    for reader in readers:
+        cast = reader.outputs[0]
+        if cast.is_graph_output():
+            with Builder.before(reader, opset=program.opset) as op:
+                take_place(op.Identity(made), cast)
+        else:
+            ir.convenience.replace_all_uses_with(cast, made)
+        program.graph.remove(reader, safe=True)
+    program.graph.remove(node, safe=True)
+    return True
+
+
+def _mix(program: Program, node: ir.Node) -> bool:
+    """A kernel on one tensor that is cast to float32 for it alone, and one that is float32."""
+    if node.op_type not in _MIXED or node.domain:
+        return False
+    for place in (0, 1):
+        value, other = node.inputs[place], node.inputs[1 - place]
+        cast = value.producer() if value is not None else None
+        if cast is None or value is None or other is None or not is_widening(cast):
+            continue
+        alone = len(value.uses()) == 1 and not value.is_graph_output()
+        # A tensor without axes would not decide about the dtype of the result.
+        axes = (shapes.rank(value) or 0) and (shapes.rank(other) or 0)
+        if alone and axes and other.dtype == WIDE and cast.outputs[0].dtype == WIDE:
+            if is_widening(other.producer()):  # of both there is no float32 left
+                continue
+            node.replace_input_with(place, cast.inputs[0])
+            program.graph.remove(cast, safe=True)
+            return True
+    return False
+
+
+def _is_number(value: ir.Value | None) -> bool:
+    known = shapes.constant(value)
+    return known is not None and known.ndim == 0
+
+
+def _dtype(cast: ir.Node) -> ir.DataType | None:
+    source = cast.inputs[0]
+    return None if source is None else source.dtype
+
+
+def _again(op: Builder, node: ir.Node, inputs: list[ir.Value | None]) -> ir.Value:
+    attributes = {a.name: a.value for a in node.attributes.values()}
+    made: ir.Value = op.node(node.op_type, inputs, domain=node.domain, **attributes)
+    return made
+
+
+def bodies_in_float32(program: Program, takes_body: Callable[[ir.Node], bool]) -> bool:
+    """Has operators on narrow tensors that become several others compute in float32.
+
+    Args:
+        program: changed in place.
+        takes_body: whether the body of its operator takes a node's place.
+    """
+    changed = False
+    for node in list(program.graph):
+        if node.domain or not is_narrow((*node.inputs, *node.outputs)) or not takes_body(node):
+            continue
+        with Builder.before(node, opset=program.opset) as op:
+            for place, value in enumerate(node.inputs):
+                if value is not None and value.dtype in NARROW:
+                    node.replace_input_with(place, op.cast(value, WIDE))
+        for value in node.outputs:
+            if value.dtype in NARROW:
+                _round(program, node, value)
+        changed = True
+    return changed
+
+
+def _round(program: Program, node: ir.Node, value: ir.Value) -> None:
+    """Has a node make a value in float32, and a cast behind it what it made before."""
+    cast = ir.Node("", "Cast", [], [ir.AttrInt64("to", int(value.dtype or WIDE))], num_outputs=1)
+    cast.metadata_props.update(node.metadata_props)
+    program.graph.insert_after(node, cast)
+    shapes.assign(cast.outputs[0], value.dtype, value.shape)
+    take_place(cast.outputs[0], value)
+    cast.resize_inputs(1)
+    cast.replace_input_with(0, value)
+    shapes.assign(value, WIDE, value.shape)

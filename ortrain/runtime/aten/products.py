@@ -1,0 +1,96 @@
+"""Products as PyTorch computes them best: layers whole, and no transposes around them.
+
+A linear layer of more than two axes is captured as a product with a transposed weight and a sum::
+
+    w = Transpose<perm=[1,0]>(weight)
+    p = MatMul(x, w)                     →    y = aten.Linear(x, weight, bias)
+    y = Add(p, bias)
+
+and the gradient of its weight as a transposed product, which has its operands exchanged::
+
+    p = MatMul(Transpose(x), dy)         →    d = MatMul(Transpose(dy), x)
+    d = Transpose<perm=[1,0]>(p)
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortrain.graph import shapes
+from ortrain.graph.build import Builder
+from ortrain.graph.rewire import take_place
+from ortrain.program import Program
+
+DOMAIN = "aten"
+
+
+def fuse_layers(program: Program) -> int:
+    """Makes linear layers whole; returns how many."""
+    changed = 0
+    for node in list(program.graph):
+        if node.op_type != "MatMul" or node.domain:
+            continue
+        x, transposed = node.inputs
+        weight = flipped(transposed)
+        if x is None or weight is None or transposed is None or (shapes.rank(x) or 0) < 2:
+            continue
+        last, inputs = node, [x, weight]
+        reader = only_reader(node.outputs[0])
+        if reader is not None and reader.op_type == "Add" and not reader.domain:
+            bias = next((v for v in reader.inputs if v is not node.outputs[0]), None)
+            width = shapes.dims(weight)
+            if bias is not None and width is not None and shapes.dims(bias) == width[:1]:
+                last, inputs = reader, [x, weight, bias]
+        _replace(program, last, "Linear", inputs)
+        if last is not node:
+            program.graph.remove(node, safe=True)
+        changed += 1
+    if changed:
+        program.model.opset_imports.setdefault(DOMAIN, 1)
+    return changed
+
+
+def turn_transposed_products(program: Program) -> int:
+    """(a b)ᵀ = bᵀ aᵀ: has a transposed product made the way it is read; returns how many."""
+    changed = 0
+    for node in list(program.graph):
+        source = flipped(node.outputs[0]) if node.op_type == "Transpose" else None
+        product = source.producer() if source is not None else None
+        if product is None or product.op_type != "MatMul" or product.domain:
+            continue
+        a, b = product.inputs
+        if source is None or only_reader(source) is not node or a is None or b is None:
+            continue
+        if shapes.rank(a) != 2 or shapes.rank(b) != 2:
+            continue
+        with Builder.before(node, opset=program.opset) as op:
+            left, right = (flipped(v) or op.Transpose(v, perm=[1, 0]) for v in (b, a))
+            take_place(op.MatMul(left, right), node.outputs[0])
+        program.graph.remove(node, safe=True)
+        program.graph.remove(product, safe=True)
+        changed += 1
+    return changed
+
+
+def _replace(program: Program, node: ir.Node, op_type: str, inputs: list[ir.Value]) -> None:
+    with Builder.before(node, opset=program.opset) as op:
+        take_place(op.node(op_type, tuple(inputs), domain=DOMAIN), node.outputs[0])
+    program.graph.remove(node, safe=True)
+
+
+def flipped(value: ir.Value | None) -> ir.Value | None:
+    """The matrix that a value is the transpose of."""
+    node = value.producer() if value is not None else None
+    if value is None or node is None or node.op_type != "Transpose" or node.domain:
+        return None
+    if shapes.rank(value) != 2:
+        return None
+    perm = node.attributes.get("perm")
+    return node.inputs[0] if perm is None or list(perm.as_ints()) == [1, 0] else None
+
+
+def only_reader(value: ir.Value) -> ir.Node | None:
+    """The one node that reads a value; None where it is in a sub-graph, which stays as it is."""
+    uses = list(value.uses())
+    alone = len(uses) == 1 and not value.is_graph_output() and uses[0].node.graph is value.graph
+    return uses[0].node if alone else None

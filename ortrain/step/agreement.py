@@ -1,0 +1,241 @@
+"""Whether a graph is as close to what a module means as PyTorch is.
+
+What differs by more than roundings is measured against a run of the module in float64. In float16
+and bfloat16 everything differs: there PyTorch's own distance decides, and where the graph is
+further away, that of other runs in PyTorch, on tensors that are rounded otherwise. A number that
+tips at a bend, such as that of a ReLU, makes any one run closer than the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ortrain.capture.autocast import without_autocast
+from ortrain.errors import listing
+from ortrain.step.digest import Digest
+from ortrain.step.evidence import Certificate, Evidence
+
+if TYPE_CHECKING:
+    from ortrain.step.certificate import Trial
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How close a graph has to be, root mean square, relative to the values.
+
+    Attributes:
+        close: difference from PyTorch that passes without a doubt.
+        slack: beyond that, so many times PyTorch's own distance from float64 the graph may be away.
+            A factor of two comes from estimating both distances from few projections.
+        least: what counts as equal to float64 in any case.
+        loose: difference from PyTorch that passes where there is no float64.
+        directions: of the projections.
+        roundings: runs in PyTorch on tensors rounded otherwise, before the graph is refused.
+    """
+
+    close: float
+    slack: float
+    least: float
+    loose: float
+    directions: int = 4
+    roundings: int = 0
+
+
+# By what a module computes in. Of what is float64 itself there is no other truth; it may have parts
+# in float32, by which eager is further away.
+_NARROW = Tolerance(
+    close=1e-4, slack=2.0, least=1e-5, loose=1e-3, directions=32, roundings=4
+)  # fmt: skip
+TOLERANCES = {
+    torch.float64: Tolerance(close=1e-9, slack=6.0, least=1e-9, loose=1e-9),
+    torch.float32: Tolerance(close=1e-4, slack=6.0, least=1e-5, loose=1e-3),
+    torch.float16: _NARROW,
+    torch.bfloat16: _NARROW,
+}
+# A gradient that is zero but for roundings, such as that of a key's bias, has no digits of its own:
+# it may differ by roundings of the others.
+FLOOR = 1e-3
+# What is zero but for roundings, such as the mean of a normalized tensor, has no digits at all: in
+# float64 and in both engines it is below so many roundings of the typical parameter or input.
+NOISE = 16
+# Of so few numbers the distance is a matter of luck: the graph may be so many times as far.
+FEW, LUCK = 16, 3.0
+
+
+def tolerance_of(dtype: torch.dtype, precision: torch.dtype) -> Tolerance:
+    """The tolerance of a tensor of a dtype, where a module computes in a precision."""
+    if precision in (torch.float16, torch.bfloat16):
+        return TOLERANCES[precision]
+    return TOLERANCES.get(dtype, TOLERANCES[torch.float32])
+
+
+def compare(eager: Evidence, graph: Evidence, trial: Trial) -> Certificate:
+    """The certificate of two engines' evidence, with what does not agree.
+
+    Args:
+        eager: of the module.
+        graph: of the graph.
+        trial: runs the module in float64, where that is needed to decide.
+    """
+    faults = [f"{name} receives a gradient that the graph does not know" for name in eager.strays]
+    if list(eager.outputs) != list(graph.outputs):
+        faults.append(f"the outputs are {_names(eager)}, not {_names(graph)}")
+        return Certificate(False, {}, {}, {}, tuple(faults))
+    for name, (_, requires) in eager.outputs.items():
+        if requires and not graph.outputs[name][1]:
+            faults.append(f"{name} requires a gradient in PyTorch only")
+        elif not requires and graph.outputs[name][1]:
+            faults.append(f"{name} requires a gradient in the graph only")
+    rows = _Rows(trial.precision)
+    outputs, gradients, buffers = (
+        rows.add(kind, eager.tensors(kind), graph.tensors(kind))
+        for kind in ("output", "gradient", "buffer")
+    )
+    faults += rows.faults
+    if rows.doubtful:
+        differences = {"output": outputs, "gradient": gradients, "buffer": buffers}
+        truth, typical = _in_double(trial), trial.typical()
+        left = []
+        for row in rows.doubtful:
+            if row.is_noise(truth, typical):
+                differences[row.kind][row.name] = 0.0
+            elif not row.excused_by(truth, [row.eager]):
+                left.append(row)
+        faults += [row.fault for row in _not_by_rounding(left, truth, eager, trial)]
+    first = next(iter(eager.outputs.values()), None)
+    loss = first is not None and len(first[0].shape) == 0
+    return Certificate(loss, outputs, gradients, buffers, tuple(faults))
+
+
+def _not_by_rounding(
+    rows: list[_Row], truth: Evidence | None, eager: Evidence, trial: Trial
+) -> list[_Row]:
+    """Those of some rows that are further away than PyTorch is however its tensors are rounded.
+
+    Without a truth, PyTorch's runs are measured against the one of the call.
+    """
+    runs: list[Evidence] = []
+    count = TOLERANCES[trial.precision].roundings
+    while rows and len(runs) < count:
+        runs.append(trial.eager(rounding=len(runs) + 1))
+        left = []
+        for row in rows:
+            others = [run.tensors(row.kind).get(row.name) for run in runs]
+            known = [other for other in others if other is not None]
+            if not row.excused_by(truth or eager, [row.eager, *known]):
+                left.append(row)
+        rows = left
+    return rows
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One tensor of both engines."""
+
+    kind: str
+    name: str
+    eager: Digest
+    graph: Digest
+    difference: float
+    scale: float
+    precision: torch.dtype
+
+    @property
+    def tolerance(self) -> Tolerance:
+        return tolerance_of(self.eager.dtype, self.precision)
+
+    @property
+    def fault(self) -> str:
+        label = f"{self.kind} {self.name}"
+        if self.eager.shape != self.graph.shape:
+            return f"{label} has shape {[*self.eager.shape]}, not {[*self.graph.shape]}"
+        if self.eager.dtype != self.graph.dtype:
+            return f"{label} is {self.eager.dtype}, not {self.graph.dtype}"
+        if self.eager.special != self.graph.special:
+            return f"{label} has NaN or infinities in other places"
+        return f"{label} differs by {self.difference:.1e}"
+
+    def is_noise(self, truth: Evidence | None, typical: float) -> bool:
+        """Whether it is zero but for roundings: nothing above the noise, in float64 neither."""
+        rounding = torch.float64 if self.eager.dtype == torch.float64 else torch.float32
+        noise = NOISE * torch.finfo(rounding).eps * typical
+        exact = truth.tensors(self.kind).get(self.name) if truth is not None else None
+        return (
+            exact is not None
+            and self.eager.alike(self.graph)
+            and exact.special == self.eager.special
+            and max(exact.scale, self.eager.scale, self.graph.scale) <= noise
+        )
+
+    def excused_by(self, truth: Evidence | None, eager: list[Digest]) -> bool:
+        """Whether the graph is about as close to float64 as PyTorch is.
+
+        Args:
+            truth: the run in float64; None where there is none.
+            eager: one run in PyTorch or several, of which the furthest counts.
+        """
+        tolerance = self.tolerance
+        if not self.eager.dtype.is_floating_point or not self.eager.alike(self.graph):
+            return False
+        exact = truth.tensors(self.kind).get(self.name) if truth is not None else None
+        if exact is None or exact.shape != self.eager.shape or exact.special != self.eager.special:
+            return self.difference <= tolerance.loose
+        own = max(exact.distance(run) for run in eager)
+        few = tolerance.roundings and self.eager.shape.numel() < FEW
+        slack = tolerance.slack * (LUCK if few else 1.0)
+        return exact.distance(self.graph) <= max(slack * own, tolerance.least * self.scale)
+
+
+class _Rows:
+    """Sorts pairs of tensors into those that agree, that do not, and that are in doubt."""
+
+    def __init__(self, precision: torch.dtype) -> None:
+        self.precision = precision
+        self.faults: list[str] = []
+        self.doubtful: list[_Row] = []
+
+    def add(
+        self, kind: str, eager: Mapping[str, Digest | None], graph: Mapping[str, Digest | None]
+    ) -> dict[str, float]:
+        known = {name: d for name, d in eager.items() if d is not None}
+        other = {name: d for name, d in graph.items() if d is not None}
+        for name in [*eager, *(n for n in graph if n not in eager)]:
+            if (name in known) != (name in other):
+                where = "PyTorch" if name in known else "the graph"
+                self.faults.append(f"{kind} of {name} is there in {where} only")
+        floats = [d.scale for d in known.values() if d.dtype.is_floating_point]
+        floor = FLOOR * max(floats, default=0.0) if kind == "gradient" else 0.0
+        differences: dict[str, float] = {}
+        for name in known.keys() & other.keys():
+            mine, theirs = known[name], other[name]
+            scale = max(mine.scale, floor)
+            apart = mine.distance(theirs) if mine.alike(theirs) else math.inf
+            difference = apart / scale if scale else (math.inf if apart else 0.0)
+            differences[name] = difference
+            close = tolerance_of(mine.dtype, self.precision).close
+            if not difference <= (close if mine.dtype.is_floating_point else 0.0):
+                row = _Row(kind, name, mine, theirs, difference, scale, self.precision)
+                self.doubtful.append(row)
+        return differences
+
+
+def _in_double(trial: Trial) -> Evidence | None:
+    """What the module makes of it in float64; None where it cannot compute in that."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with without_autocast():
+            return trial.eager(torch.float64)
+    except Exception:
+        return None
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _names(evidence: Evidence) -> str:
+    return listing(list(evidence.outputs)) or "none"

@@ -1,0 +1,107 @@
+"""The READMEs say what the files of results hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import readme
+
+MACHINE = {
+    "cores": 2,
+    "processor": "AMD EPYC",
+    "torch": "2.13",
+    "torch_blas": "mkl",
+    "onnxruntime": "1.31",
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "render"),
+    [(readme.README, readme.overview), (readme.PAGE, readme.contestants)],
+    ids=["the project's", "the benchmarks'"],
+)
+def test_the_page_agrees_with_the_files(path: Path, render: Any) -> None:
+    text = path.read_text()
+    assert text == readme.replaced(text, render(readme.load())), "run benchmarks/readme.py"
+
+
+def row(ms: float, ratio: float, same: float) -> dict[str, Any]:
+    return {"median_ms": ms, "ratio": ratio, "ratio_same_precision": same, "first_step_s": 1.0}
+
+
+def write(folder: Path, processor: str, benchmark: str, **content: Any) -> None:
+    (folder / processor).mkdir(exist_ok=True)
+    path = folder / processor / f"{benchmark}.json"
+    path.write_text(json.dumps({"machine": MACHINE, **content}))
+
+
+def steps(title: str, **contestants: Any) -> dict[str, Any]:
+    named = {name.replace("_", "-"): value for name, value in contestants.items()}
+    return {"bert": {"title": title, "contestants": named}}
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> dict[str, Any]:
+    fp32 = {"eager": row(100, 1, 1), "auto": {**row(50, 0.5, 0.5), "ran": "eager (it won)"}}
+    bf16 = {"eager_bf16": row(40, 0.4, 1), "auto_bf16": row(20, 0.2, 0.5)}
+    left_out = {"aten": {"skipped": "ValueError: no"}}
+    write(tmp_path, "amd-zen5", "step", workloads=steps("BERT", **fp32, **left_out))
+    write(tmp_path, "intel-xeon-amx", "step", workloads=steps("BERT", **fp32, **bf16))
+    write(tmp_path, "intel-xeon-avx2", "step", workloads=steps("BERT, padded", **fp32))
+    write(tmp_path, "intel-xeon-avx512", "files", save={})
+    return readme.load(tmp_path)
+
+
+def test_there_is_a_column_for_each_processor_that_was_measured(results: dict[str, Any]) -> None:
+    lines = [line for line in readme.overview(results).splitlines() if line.startswith("|")]
+    ours = "eager 100, **ortrain 50, 2.00x**"
+    assert lines == [
+        "|  | `amd-zen5` | `intel-xeon-amx` | `intel-xeon-avx2` |",
+        "| --- | --- | --- | --- |",
+        f"| BERT, fp32 | {ours} | {ours} | – |",
+        "| BERT, bf16 | – | eager 40, **ortrain 20, 2.00x** | – |",
+        f"| BERT, padded, fp32 | – | – | {ours} |",
+    ]
+
+
+def test_contestants_have_both_ratios_and_reasons(results: dict[str, Any]) -> None:
+    text = readme.contestants(results)
+    assert "| `aten` | skipped: ValueError: no | – |" in text
+    assert "| `auto` | 50 ms, 2.00x, in PyTorch |" in text
+    assert "| `auto-bf16` | – | 20 ms, 5.00x, 2.00x |" in text
+
+
+def test_every_benchmark_of_the_page_can_be_rendered(tmp_path: Path) -> None:
+    run = {"samples_per_second": 2.0, "train_seconds": 3.0}
+    faster = {"samples_per_second": 3.0, "train_seconds": 2.0}
+    gained = {
+        "fp32": {"eager": run, "ort": faster},
+        "bf16": {"eager": run, "aten": {"skipped": ""}},
+    }
+    write(tmp_path, "amd-zen5", "examples", examples={"translation": gained, "other": gained})
+    marks = {"60": {"ratio": 1.25}, "600": {"ratio": 0.5}}
+    write(
+        tmp_path, "amd-zen5", "trainer", precisions={"fp32": marks, "bf16": {"x": {"skipped": ""}}}
+    )
+    peaks = {"eager": {"peak": 2**20}, "aten": {"skipped": ""}, "auto": {"peak": 2**21}}
+    write(tmp_path, "amd-zen5", "memory", workloads={"bert": peaks})
+    runs = {"no cache": [{"first_step": 3.0}], "cache, later process": [{"first_step": 2.0}]}
+    write(tmp_path, "amd-zen5", "first_step", workloads={"bert": {"ort": runs}})
+    lengths = {"captures": 1, "first_pass_s": 9.0, "ratio_fixed_length": 1.1, **row(5, 0.5, 0.5)}
+    write(tmp_path, "amd-zen5", "lengths", title="lengths", contestants={"aten": lengths})
+    curve = {"mean": 1e-3, "smoothed": 1e-4, "accuracies": [0.5]}
+    write(tmp_path, "amd-zen5", "loss_curve", contestants={"aten-bf16": curve})
+    results = readme.load(tmp_path)
+    overview, page = readme.overview(results), readme.contestants(results)
+    for cell in (
+        "1.50x to 1.50x (`ort`, 2 of them)",
+        "60 steps 0.80x, 600 steps 2.00x",
+        "`eager` 1 MiB, ortrain 2 MiB",
+        "`ort` 3.0 s, 2.0 s with a full `cache_dir`",
+    ):
+        assert f"| {cell} |" in overview
+    assert "| `aten` | 5.000 ms, 2.00x; 1.10 of one length's; first pass 9 s, 1 captures |" in page
+    assert "| `aten-bf16` | 1.0e-03, smoothed 1.0e-04; 0.500 |" in page

@@ -1,0 +1,211 @@
+"""The scripts run to their end, on models that are too small to measure anything."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import first_step
+import lengths
+import loss_curve
+import memory
+import pytest
+import step
+import torch
+import trainer
+import workloads
+from torch import nn
+
+import examples
+from tests.cli.tiny import make_model
+
+
+class Words(nn.Module):
+    """A bag of words that takes what a BERT takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.EmbeddingBag(30522, 2)
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        return {"loss": nn.functional.cross_entropy(self.embedding(input_ids), labels)}
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Runs a script with these arguments; what it has written."""
+    monkeypatch.setattr(workloads, "minilm_model", Words)
+    file = tmp_path / "results.json"
+
+    def start(script: Any, *arguments: str) -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", [script.__file__, "--json", str(file), *arguments])
+        script.main()
+        found: dict[str, Any] = json.loads(file.read_text())
+        assert found.pop("machine")["torch"] == torch.__version__
+        return found
+
+    return start
+
+
+def test_steps_are_measured_and_told(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("mlp", "--rounds", "1", "--seconds", "0.01", "--contestants")
+    found = run(step, *arguments, "eager-bf16-products")["workloads"]["mlp"]
+    assert [*found["contestants"]] == ["eager", "eager-bf16-products", "eager-bf16"]
+    assert found["title"] in capsys.readouterr().out
+
+
+def test_a_peak_is_that_of_a_process_of_its_own() -> None:
+    assert memory.peak("mlp", "eager")["peak"] > 0
+
+
+def test_names_that_are_not_known_are_refused(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    for script, arguments in (
+        (step, ["bart"]),
+        (step, ["--contestants", "onnx"]),
+        (memory, ["bart"]),
+        (first_step, ["--contestants", "eager"]),
+        (examples, ["bart"]),
+    ):
+        with pytest.raises(SystemExit):
+            run(script, *arguments)
+        assert f"{arguments[-1]}: expected one of " in capsys.readouterr().err
+
+
+# --- lengths --------------------------------------------------------------------------------------
+
+
+def test_lengths_are_drawn_alike_and_of_the_range() -> None:
+    drawn = lengths.drawn(300)
+    assert drawn[:5] == lengths.drawn(5)
+    assert (min(drawn), max(drawn)) == (20, 128)
+
+
+def test_steps_of_random_lengths_are_compared_with_one_length(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workloads, "loss_of", lambda output: output["loss"])
+    monkeypatch.setattr("contestants.loss_of", lambda output: output["loss"])
+    found = run(lengths, "--steps", "3", "--rounds", "1", "--contestants", "ort", "aten-bf16")
+    rows = found["contestants"]
+    assert [*rows] == ["eager", "eager-bf16", "ort", "aten-bf16"]
+    assert rows["eager"]["captures"] == 0
+    assert rows["ort"]["captures"] == 1
+    assert rows["ort"]["first_pass_s"] > 0
+    assert rows["ort"]["ratio_fixed_length"] > 0
+
+
+# --- loss curves ----------------------------------------------------------------------------------
+
+
+def test_loss_curves_are_compared_with_eagers(run: Any, tmp_path: Path) -> None:
+    make_model(tmp_path / "model")
+    data = tmp_path / "train.tsv"
+    texts = [
+        f"the {'film' if i % 3 else 'plot'} was {'good' if i % 2 else 'bad'}" for i in range(40)
+    ]
+    rows = [f"{text}\t{number % 2}\n" for number, text in enumerate(texts)]
+    data.write_text("sentence\tlabel\n" + "".join(rows))
+    arguments = ["--data", str(data), "--model", str(tmp_path / "model"), "--seeds", "2"]
+    sizes = ["--steps", "3", "--batch", "12", "--contestants", "eager-bf16"]
+    found = run(loss_curve, *arguments, *sizes)
+    told = found["contestants"]
+    assert [*told] == ["eager", "eager-bf16", "another seed"]
+    assert told["eager"]["largest"] == 0
+    assert 0 < told["eager-bf16"]["mean"] <= told["eager-bf16"]["largest"]
+    assert told["another seed"]["mean"] > told["eager-bf16"]["mean"]
+    assert [len(losses) for losses in found["losses"]["eager-bf16"]] == [3, 3]
+    assert all(0 <= share <= 1 for share in told["eager"]["accuracies"])
+    assert found["examples"] == 36
+
+
+def test_a_contestant_that_cannot_train_is_left_out(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(name: str, *more: Any) -> dict[str, Any]:
+        if name == "ort":
+            raise ValueError("no\nmore")
+        return {"losses": [1.0], "accuracy": 1.0}
+
+    monkeypatch.setattr(loss_curve, "train", train)
+    arguments = ["--model", "any", "--steps", "1", "--seeds", "1", "--contestants", "ort"]
+    rows = run(loss_curve, *arguments)["contestants"]
+    assert rows["ort"] == {"skipped": "ValueError: no"}
+    assert "another seed" not in rows
+
+
+def test_distances_are_medians_over_the_seeds() -> None:
+    zeros = [{"losses": [0.0] * 40}] * 3
+    curves = [{"losses": [size, -size] * 20} for size in (1.0, 2.0, 9.0)]
+    found = loss_curve.distances(curves, zeros)
+    assert found == {"mean": 2, "largest": 2, "smoothed": 0}
+
+
+def test_synthetic_reviews_are_always_the_same_and_mostly_right() -> None:
+    examples_made = loss_curve.synthetic(2000)
+    assert examples_made[:50] == loss_curve.synthetic(50)
+    assert {example.label for example in examples_made} == {"0", "1"}
+    one_word = [e for e in examples_made if e.text.count(" is ") == 1]
+    right = sum((e.text.split()[-1] in loss_curve.PRAISE) == (e.label == "1") for e in one_word)
+    assert 0.9 < right / len(one_word) < 1
+
+
+# --- trainers -------------------------------------------------------------------------------------
+
+
+def test_texts_are_padded_to_their_longest() -> None:
+    texts = trainer.Texts(3)
+    batch = trainer.padded([texts[0], texts[1], texts[2]])
+    sizes = [len(texts[number]["input_ids"]) for number in range(len(texts))]
+    assert batch["input_ids"].shape == (3, max(sizes))
+    assert batch["attention_mask"].sum(1).tolist() == sizes
+    assert torch.equal(texts[1]["input_ids"], trainer.Texts(9)[1]["input_ids"])
+
+
+def test_whole_trainings_are_timed_at_each_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "minilm_model", Words)
+    for name in trainer.TRAINERS:
+        found = trainer.child(name, "fp32", "torch", "1", "3")
+        assert 0 < found["seconds"]["1"] < found["seconds"]["3"]
+        assert found["ran"].startswith("ORTTrainer: " if name == "ORTTrainer" else "")
+
+
+# --- examples -------------------------------------------------------------------------------------
+
+
+EXAMPLE = """
+import json, sys
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+if given["--engine"] == "aten":
+    raise SystemExit(f"--engine aten: expected another with {given['--max_steps']}")
+run = {"samples_per_second": len(given["--engine"]), "train_seconds": 1}
+open(given["--json_file"], "w").write(json.dumps([run]))
+"""
+
+
+def test_each_engine_runs_an_example_and_one_that_fails_is_left_out(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "translation.py").write_text(EXAMPLE)
+    monkeypatch.setattr(examples, "FOLDER", tmp_path)
+    found = run(examples, "translation", "--arguments=--max_steps 9", "--rounds", "2")
+    rows = found["examples"]["translation"]
+    assert [*rows] == ["fp32", "bf16"]
+    assert rows["bf16"]["ort"]["samples_per_second"] == len("onnxruntime")
+    assert rows["fp32"]["aten"] == {"skipped": "--engine aten: expected another with 9"}
+    assert found["arguments"] == ["--max_steps", "9"]
+
+
+def test_gains_are_of_steps_and_of_whole_trainings() -> None:
+    eager = {"samples_per_second": 2.0, "train_seconds": 6.0}
+    rows = {"eager": eager, "ort": {"samples_per_second": 3.0, "train_seconds": 5.0}}
+    assert examples.gain(rows, "ort") == 1.5
+    assert examples.gain(rows, "ort", "train_seconds") == 1.2
+    assert examples.gain(rows, "aten") is None
+    text = examples.table(
+        {"x": {"fp32": {**rows, "aten": {"skipped": "no"}}}}, ["eager", "ort", "aten"]
+    )
+    assert text.endswith("| `x.py`, fp32 | 2 | **1.50x**, 1.20x with the first steps | no |")

@@ -1,0 +1,86 @@
+"""The library of a product is measured once, remembered, and changes no number but by rounding."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from ortrain.runtime.aten import blas
+from ortrain.runtime.aten.blas import Choice
+
+SIDE = 512
+
+
+@pytest.fixture
+def operands():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(SIDE, SIDE, generator=generator) for _ in range(2)]
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Counts measurements, and has oneDNN win them."""
+    counted = []
+    monkeypatch.setattr(Choice, "_measured", lambda *args: counted.append(1) or True)
+    return counted
+
+
+def asked(choice, x, weight, rows=SIDE):
+    return choice.prefers_onednn("linear", rows, SIDE, SIDE, x, weight)
+
+
+def test_a_shape_is_measured_once_and_remembered_by_the_next_process(tmp_path, operands, measured):
+    path = tmp_path / "new" / "products.json"
+    assert asked(Choice(path), *operands)
+    assert asked(Choice(path), *operands)
+    assert len(measured) == 1
+    assert len(json.loads(path.read_text())) == 1
+
+
+def test_numbers_of_rows_of_one_size_are_one_shape(tmp_path, operands, measured):
+    choice = Choice(tmp_path / "products.json")
+    for rows in (512, 600, 1023):
+        asked(choice, *operands, rows=rows)
+    assert len(measured) == 1
+    asked(choice, *operands, rows=1024)
+    assert len(measured) == 2
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{", '{"a": "b"', "null"])
+def test_a_damaged_file_is_measured_anew(tmp_path, operands, measured, content):
+    path = tmp_path / "products.json"
+    path.write_text(content)
+    assert asked(Choice(path), *operands)
+    assert len(measured) == 1
+    assert len(json.loads(path.read_text())) == 1
+
+
+def test_a_folder_that_cannot_be_written_into_is_no_error(tmp_path, operands, measured):
+    (tmp_path / "file").write_text("")
+    assert asked(Choice(tmp_path / "file" / "products.json"), *operands)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_dtypes_have_one_library(operands, measured, dtype):
+    assert not asked(Choice(None), *(t.to(dtype) for t in operands))
+    assert not measured
+
+
+@pytest.mark.parametrize("wins", [False, True])
+def test_both_libraries_give_the_same_numbers(monkeypatch, operands, wins):
+    monkeypatch.setattr(Choice, "prefers_onednn", lambda *args: wins)
+    a, b = operands
+    rows, bias = a.reshape(2, SIDE // 2, SIDE), b[0].clone()
+    assert_as_close(blas.linear, torch.nn.functional.linear, rows, b, bias)
+    assert_as_close(blas.mm, torch.mm, a.t(), b)
+    assert_as_close(blas.mm, torch.mm, a, b.t())
+    assert_as_close(blas.matmul, torch.matmul, rows, b)
+
+
+def assert_as_close(ours, theirs, *operands):
+    """Ours is about as close to float64 as PyTorch's own product."""
+    truth = theirs(*(t.double() for t in operands))
+    own = float((theirs(*operands) - truth).norm())
+    assert float((ours(*operands) - truth).norm()) <= 3 * own
