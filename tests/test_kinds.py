@@ -72,6 +72,7 @@ TABLE: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[str]]]]
         {
             "engine": set(),
             "inference": {"None"},
+            "precision": {"None"},
             "fallback": set(),
             "provider": {"None", "str"},  # which the executor looks up
             "opset": set(),
