@@ -32,14 +32,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    options = _parser().parse_args(arguments)
-    options.command_line = ["ortrain", *arguments]
-    for stream in (sys.stdout, sys.stderr):
-        # A path or a label may have what the terminal's encoding has not.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
     try:
         with signals.raised():
+            options = _parser().parse_args(arguments)
+            options.command_line = ["ortrain", *arguments]
+            for stream in (sys.stdout, sys.stderr):
+                # A path or a label may have what the terminal's encoding has not.
+                if isinstance(stream, io.TextIOWrapper):
+                    stream.reconfigure(errors="backslashreplace")
             status: int = options.run(options)
             sys.stdout.flush()
     except CommandError as error:

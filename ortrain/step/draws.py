@@ -14,6 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.capture.checkpointing import without_checkpoints
@@ -27,8 +30,30 @@ def replayed_draws(seed: int) -> Iterator[None]:
 
     Nothing is computed twice inside: a checkpoint would draw anew when it is run again.
     """
-    with without_checkpoints(), _Replay(seed):
+    with without_checkpoints(), _SpelledOut(), _Replay(seed):
         yield
+
+
+class _SpelledOut(TorchFunctionMode):
+    """Keeps GPUs from kernels that draw inside, where no other numbers can be given to them."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        with contextlib.ExitStack() as stack:
+            if function in _RECURRENT:
+                cudnn = torch.backends.cudnn
+                stack.enter_context(cudnn.flags(enabled=False, allow_tf32=cudnn.allow_tf32))
+            elif function is scaled_dot_product_attention and _drops(*args[4:5], **(kwargs or {})):
+                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            return function(*args, **(kwargs or {}))
+
+
+def _drops(dropout_p: float = 0.0, **_: Any) -> bool:
+    return dropout_p > 0
+
+
+_RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 
 
 class _Replay(TorchDispatchMode):
@@ -48,12 +73,20 @@ class _Replay(TorchDispatchMode):
         if result is not NotImplemented:
             self.stream += 1
             return result
-        before = torch.get_rng_state()
+        before = _states()
         result = operator(*args, **kwargs)
-        if not torch.equal(before, torch.get_rng_state()):
+        if not all(map(torch.equal, before, _states())):
             raise CaptureError(
                 f"{operator} draws random numbers in another way than a graph",
                 because="the module cannot be run again with the numbers of the graph",
                 help="leave this module to eager",
             )
         return result
+
+
+def _states() -> list[torch.Tensor]:
+    """Of PyTorch's generators."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        states += torch.cuda.get_rng_state_all()
+    return states

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from ortrain import Options, ORTModule
+from tests.models import MODELS
+from tests.module.agreement import loss_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,6 +22,7 @@ pytestmark = [
 PROVIDER = "CUDAExecutionProvider"
 GRAPH = Options(engine="onnxruntime")
 ON_CUDA = Options(engine="onnxruntime", provider=PROVIDER)
+BY_ATEN = Options(engine="aten", fallback="raise")
 
 
 def network() -> nn.Sequential:
@@ -100,3 +103,19 @@ def test_a_capture_leaves_the_random_numbers_of_a_gpu_alone() -> None:
     step(model, torch.randn(5, 4))
     assert model.report.mode == "graph"
     assert torch.equal(torch.rand(3, device="cuda"), expected)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", list(MODELS))
+def test_a_model_is_a_graph_on_a_gpu(name: str, dtype: torch.dtype | None) -> None:
+    """Its certificate compares the first step, dropout and all, with PyTorch's."""
+    case = MODELS[name]
+    model = ORTModule(case.build(dropout=0.1).cuda(), options=BY_ATEN)
+    for number, (batch, length) in enumerate(((3, 7), (2, 9))):
+        inputs = case.batch(batch, max(length, case.shortest), number)
+        moved = {key: value.cuda() for key, value in inputs.items()}
+        with torch.autocast("cuda", dtype, enabled=dtype is not None):
+            loss = loss_of(model(**moved))
+        loss.backward()
+    assert model.report.mode == "graph"
+    assert model.report.certificate

@@ -61,6 +61,7 @@ class AtenCompiled:
         output_names: of those that it returns.
         input_dtypes: in ONNX.
         output_dtypes: in ONNX.
+        device: that its tensors are on.
         surroundings: in which it runs.
     """
 
@@ -70,6 +71,7 @@ class AtenCompiled:
     output_names: list[str]
     input_dtypes: list[ir.DataType | None]
     output_dtypes: list[ir.DataType | None]
+    device: torch.device
     surroundings: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def run_values(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -97,7 +99,7 @@ class AtenCompiled:
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Runs on numpy arrays in input order."""
         values = [
-            constant(np.array(array), dtype).to(DTYPES[dtype or ir.DataType.FLOAT])
+            constant(np.array(array), dtype).to(self.device, DTYPES[dtype or ir.DataType.FLOAT])
             for array, dtype in zip(inputs, self.input_dtypes, strict=True)
         ]
         results = self.run_values(values)
@@ -179,6 +181,7 @@ class AtenExecutor:
             [v.name or "" for v in program.graph.outputs],
             [v.dtype for v in inputs],
             [v.dtype for v in program.graph.outputs],
+            self.device,
             from_the_heap if self.device.type == "cpu" and _is_large(program) else nullcontext,
         )
 
