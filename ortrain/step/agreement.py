@@ -1,9 +1,10 @@
 """Whether a graph is as close to what a module means as PyTorch is.
 
-What differs by more than roundings is measured against a run of the module in float64. In float16
-and bfloat16 everything differs: there PyTorch's own distance decides, and where the graph is
-further away, that of other runs in PyTorch, on tensors that are rounded otherwise. A number that
-tips at a bend, such as that of a ReLU, makes any one run closer than the next.
+What differs by more than roundings is measured against the truth: a run of the module in float64.
+In float16 and bfloat16 everything differs: there PyTorch's own distance from float32 decides, and
+where the graph is further away, that of other runs in PyTorch, on tensors that are rounded
+otherwise. A number that tips at a bend, such as that of a ReLU, makes any one run closer than the
+next.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ class Tolerance:
 
     Attributes:
         close: difference from PyTorch that passes without a doubt.
-        slack: beyond that, so many times PyTorch's own distance from float64 the graph may be away.
-            A factor of two comes from estimating both distances from few projections.
-        least: what counts as equal to float64 in any case.
-        loose: difference from PyTorch that passes where there is no float64.
+        slack: beyond that, so many times PyTorch's own distance from the truth the graph may be
+            away. A factor of two comes from estimating both distances from few projections.
+        least: what counts as equal to the truth in any case.
+        loose: difference from PyTorch that passes where there is no truth.
         directions: of the projections.
         roundings: runs in PyTorch on tensors rounded otherwise, before the graph is refused.
     """
@@ -80,7 +81,7 @@ def compare(eager: Evidence, graph: Evidence, trial: Trial) -> Certificate:
     Args:
         eager: of the module.
         graph: of the graph.
-        trial: runs the module in float64, where that is needed to decide.
+        trial: runs the module in a wider dtype, where that is needed to decide.
     """
     faults = [f"{name} receives a gradient that the graph does not know" for name in eager.strays]
     if list(eager.outputs) != list(graph.outputs):
@@ -99,7 +100,7 @@ def compare(eager: Evidence, graph: Evidence, trial: Trial) -> Certificate:
     faults += rows.faults
     if rows.doubtful:
         differences = {"output": outputs, "gradient": gradients, "buffer": buffers}
-        truth, typical = _in_double(trial), trial.typical()
+        truth, typical = _in_truth(trial), trial.typical()
         left = []
         for row in rows.doubtful:
             if row.is_noise(truth, typical):
@@ -161,7 +162,7 @@ class _Row:
         return f"{label} differs by {self.difference:.1e}"
 
     def is_noise(self, truth: Evidence | None, typical: float) -> bool:
-        """Whether it is zero but for roundings: nothing above the noise, in float64 neither."""
+        """Whether it is zero but for roundings: nothing above the noise, in the truth neither."""
         rounding = torch.float64 if self.eager.dtype == torch.float64 else torch.float32
         noise = NOISE * torch.finfo(rounding).eps * typical
         exact = truth.tensors(self.kind).get(self.name) if truth is not None else None
@@ -173,10 +174,10 @@ class _Row:
         )
 
     def excused_by(self, truth: Evidence | None, eager: list[Digest]) -> bool:
-        """Whether the graph is about as close to float64 as PyTorch is.
+        """Whether the graph is about as close to the truth as PyTorch is.
 
         Args:
-            truth: the run in float64; None where there is none.
+            truth: the run in a wider dtype; None where there is none.
             eager: one run in PyTorch or several, of which the furthest counts.
         """
         tolerance = self.tolerance
@@ -224,13 +225,19 @@ class _Rows:
         return differences
 
 
-def _in_double(trial: Trial) -> Evidence | None:
-    """What the module makes of it in float64; None where it cannot compute in that."""
+def _in_truth(trial: Trial) -> Evidence | None:
+    """What the module makes of it in a wider dtype; None where it cannot compute in that.
+
+    Where it computes in 16 bits that is float32, whose roundings are none beside theirs.
+    """
+    dtypes = {t.dtype for t in (*trial.module.parameters(), *trial.call.tensors)}
+    narrow = trial.precision in (torch.float16, torch.bfloat16) and torch.float64 not in dtypes
+    wider = torch.float32 if narrow else torch.float64
     default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(wider)
     try:
         with without_autocast():
-            return trial.eager(torch.float64)
+            return trial.eager(wider)
     except Exception:
         return None
     finally:

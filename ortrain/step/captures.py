@@ -394,6 +394,17 @@ class Captures:
             arena=options.arena,
         )
 
+    def promising(
+        self, served: Served, flat: FlatCall
+    ) -> Callable[[Sequence[str]], tuple[str, ...]]:
+        """Selects among engines by a capture and the sizes of a call."""
+        program = served.captured.program
+
+        def select(known: Sequence[str]) -> tuple[str, ...]:
+            return engines.promising(known, program.graph, served.cost(_sizes(served, flat)))
+
+        return select
+
     def _threads(self, engine: str, served: Served, sizes: dict[str, int]) -> int:
         """The threads for a program at these sizes: one where more would only be woken up."""
         if engine != "onnxruntime":  # the others have those of PyTorch, or one

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -130,6 +130,7 @@ class Race:
         self.winner = ""
         self.contestants = ["eager", *engines]
         self._turn, self._calls, self._rounds = "eager", 0, 0
+        self._chosen, self._reserve = False, list[str]()
         self._times: dict[str, list[float]] = {name: [] for name in self.contestants}
         self._counted: dict[str, list[float]] = {name: [] for name in self.contestants}
         self._medians: dict[str, list[float]] = {name: [] for name in self.contestants}
@@ -169,11 +170,34 @@ class Race:
             del times[WARM_UP:-MOST_STEPS]  # the latest stand for the turn
         return pays
 
-    def forfeit(self, engine: str) -> bool:
-        """Takes out an engine that cannot run the graph; whether another one is left."""
+    def choose(self, select: Callable[[Sequence[str]], Collection[str]]) -> str:
+        """Keeps those engines that are promising, once the graph is known; whose turn it is then.
+
+        Args:
+            select: of some engines those, one at least.
+        """
+        if not self._chosen:
+            self._chosen = True
+            known = self.contestants[1:]
+            kept = select(known)
+            self._reserve = [name for name in known if name not in kept]
+            self.contestants[1:] = [name for name in known if name in kept]
+            if self._turn not in self.contestants:
+                self._turn = self.contestants[1]
+        return self._turn
+
+    def forfeit(self, engine: str, why: str = "") -> bool:
+        """Takes out an engine that cannot run the graph; whether another one is left.
+
+        Where none is, those that were not promising have their turn.
+        """
+        self.contest.refused[engine] = why
         if self._turn == engine:
             self._pass_on()
         self.contestants.remove(engine)
+        if len(self.contestants) == 1:
+            self.contestants += self._reserve
+            self._reserve = []
         return len(self.contestants) > 1
 
     def _pass_on(self) -> None:

@@ -17,6 +17,7 @@ class Contest:
         left: calls until the decision, as far as can be told while it runs: steps may get slower,
             and a close result takes another round.
         waits: whether the run has been too short until now for a graph to pay.
+        refused: engine → why it cannot run the graph.
     """
 
     engines: dict[str, list[float]] = field(default_factory=dict)
@@ -25,6 +26,7 @@ class Contest:
     left: int = 0
     engine: str = ""
     waits: bool = False
+    refused: dict[str, str] = field(default_factory=dict)
 
     @property
     def graph(self) -> list[float]:
@@ -59,6 +61,7 @@ class Contest:
         return (
             f"{self.winner} is faster: graph {graph}, eager {_seconds(median(self.eager))} "
             f"(medians of {' and '.join(counts)} steps)"
+            + "".join(f"; not on {name}: {why}" for name, why in self.refused.items())
         )
 
 

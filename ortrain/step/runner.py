@@ -182,6 +182,8 @@ class Runner:
                 if self._draws_apart(form, served):
                     form.reason = RUN_AGAIN
                     return self._eager(form.reason, args, kwargs)
+                if race is not None:
+                    form.engine = race.choose(self.captures.promising(served, flat))
             trainable = state.guard.trainable() if form.grad else ()
             variants = served.variants.get((form.engine, trainable))
             if variants is None:
@@ -200,7 +202,7 @@ class Runner:
         except OrtrainError as error:
             if self.captures.cache.distrust():
                 return self._made_anew(form, flat)
-            if race is not None and served is not None and race.forfeit(form.engine):
+            if race is not None and served is not None and race.forfeit(form.engine, str(error)):
                 return self._eager(str(error), flat.args, flat.kwargs)
             if isinstance(flat, WithAttributes):
                 return self._with_constant_attributes(state, flat)
@@ -357,7 +359,8 @@ class Runner:
         if engine == "auto" and not reason:
             # Who knows of steps to come, knows of those of training.
             prospect = self.prospect if modes.grad else Prospect(self.prospect.cost)
-            race = Race(engines.candidates(device, _dtypes(state, modes, flat)), prospect)
+            dtypes = _dtypes(state, modes, flat)
+            race = Race(engines.candidates(device, dtypes, self.options.provider), prospect)
         if engine == "torch":
             asked = "engine" if modes.grad or self.options.inference is None else "inference"
             reason = f'{asked}="torch"'
@@ -436,8 +439,9 @@ class Runner:
     ) -> bool:
         """Whether an executor that may run a call has kernels for these dtypes."""
         engine = self.options.engine_for(modes.grad)
-        chosen = engines.candidates(device, dtypes) if engine == "auto" else (engine,)
-        return any(engines.serves(each, dtypes) for each in chosen)
+        if engine == "auto":
+            return bool(engines.candidates(device, dtypes, self.options.provider))
+        return engines.serves(engine, dtypes)
 
     # -- running in PyTorch ------------------------------------------------------------------
 

@@ -185,6 +185,51 @@ def test_only_the_modules_own_time_counts(clock: Clock) -> None:
     assert race.contest.eager[0] == pytest.approx(0.5)
 
 
+def timed(race: Race, clock: Clock, seconds: dict[str, float]) -> list[str]:
+    """Runs until the race is decided; who had which turn."""
+    turns: list[str] = []
+    for _ in range(ENOUGH):
+        contestant = race.next()
+        if race.winner:
+            return turns
+        if contestant != "eager":
+            contestant = race.choose(lambda known: [name for name in known if name in seconds])
+        turns.append(contestant)
+        sample = race.sample(contestant, 1, clock())
+        clock.now += seconds[contestant]
+        sample.forward_done([], [], trains=False)
+    raise AssertionError("the race has no end")
+
+
+def test_the_fastest_of_several_engines_wins(clock: Clock) -> None:
+    seconds = {"eager": 0.5, "a": 0.4, "b": 0.2, "c": 0.3}
+    for engines in itertools.permutations("abc"):
+        race = Race(engines)
+        turns = timed(race, clock, seconds)
+        assert race.winner == "b"
+        assert [name for name, _ in itertools.groupby(turns)][:4] == ["eager", *engines]
+
+
+def test_an_engine_that_is_not_promising_has_no_turn(clock: Clock) -> None:
+    race = Race(["a", "b"])
+    turns = timed(race, clock, {"eager": 0.5, "b": 0.2})
+    assert race.winner == "b"
+    assert {*turns} == {"eager", "b"}
+
+
+def test_an_engine_that_is_not_promising_has_its_turn_where_the_others_cannot(clock: Clock) -> None:
+    race = Race(["a", "b"])
+    while race.next() == "eager":
+        clock.now += 1
+        race.sample("eager", 1, clock() - 1).forward_done([], [], trains=False)
+    assert race.choose(lambda known: ["b"]) == "b"
+    assert race.forfeit("b", "it has no kernel")
+    timed(race, clock, {"eager": 0.5, "a": 0.2})
+    assert race.winner == "a"
+    assert "not on b: it has no kernel" in str(race.contest)
+    assert not race.forfeit("a")
+
+
 # --- ORTModule in the race ----------------------------------------------------------------------
 
 
@@ -380,6 +425,20 @@ def test_both_engines_take_turns_on_the_same_weights(clock: Clock, slow_graph: l
     changes = sum(a != b for a, b in itertools.pairwise(modes))
     assert changes == 2 * MOST_ROUNDS - 1
     assert model.report.captures == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_sixteen_bits_pytorchs_functions_race_eager(clock: Clock, dtype: torch.dtype) -> None:
+    """For onnxruntime has no kernels of theirs."""
+    model = ORTModule(Timed(clock, 1.0))
+    for _ in range(LEAST_STEPS + MOST_STEPS + 3 * WARM_UP):
+        with torch.autocast("cpu", dtype):
+            loss = model(torch.randn(3, 4)).sum()
+        loss.backward()
+    assert model.report.mode == "graph"
+    assert model.report.contest is not None
+    assert [*model.report.contest.engines] == ["aten"]
+    assert model.report.contest.engine == "aten"
 
 
 def test_the_forced_engine_holds_no_contest() -> None:

@@ -1,0 +1,57 @@
+"""Which engines are tried for a program."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from ortrain.runtime import engines
+from tests.programs import program
+
+BOTH = ("onnxruntime", "aten")
+F32, BF16, F16, I64 = torch.float32, torch.bfloat16, torch.float16, torch.int64
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("device", "dtypes", "provider", "expected"),
+    [
+        ("cpu", {F32, I64}, None, BOTH),
+        ("cpu", {torch.float64}, None, BOTH),
+        ("cpu", {F32, BF16}, None, ("aten",)),
+        ("cpu", {F16}, None, ("aten",)),
+        ("cpu", {F32}, "CPUExecutionProvider", ("onnxruntime",)),
+        ("cpu", {BF16}, "CPUExecutionProvider", ()),
+        ("cuda", {F32}, None, ()),
+        ("meta", {F32}, None, ()),
+    ],
+)
+def test_candidates(device, dtypes, provider, expected):
+    assert engines.candidates(torch.device(device), dtypes, provider) == expected
+
+
+def products(count):
+    def body(op, x, w):
+        for _ in range(count):
+            x = op.MatMul(x, w)
+        return x
+
+    return program(body, {"x": (4, 4), "w": (4, 4)})
+
+
+def test_small_nodes_are_onnxruntimes_and_large_ones_pytorchs():
+    for count in (1, 3):
+        graph = products(count).graph
+        found = [engines.promising(BOTH, graph, count * 10**each) for each in range(3, 10)]
+        assert found[0] == ("onnxruntime",)
+        assert found[-1] == ("aten",)
+        # From one to the other by way of both.
+        assert [key for key, _ in itertools.groupby(found)] == [("onnxruntime",), BOTH, ("aten",)]
+
+
+@pytest.mark.parametrize("known", [("aten",), ("onnxruntime",)])
+@pytest.mark.parametrize("each", [10, 10**9])
+def test_the_only_one_is_always_tried(known, each):
+    assert engines.promising(known, products(1).graph, each) == known
