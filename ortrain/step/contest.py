@@ -20,6 +20,7 @@ import torch
 from ortrain.runtime.memory import release_free_memory
 from ortrain.step.prospect import Prospect
 from ortrain.step.report import Contest, median
+from ortrain.step.verdict import Verdict
 
 # A turn lasts until so many of its steps are timed, and either this time or this number is reached.
 LEAST_STEPS, MOST_STEPS, ENOUGH_SECONDS = 3, 50, 0.2
@@ -118,19 +119,26 @@ class Race:
     Args:
         engines: that run the graph, in the order of their turns.
         prospect: whether a graph pays; without one it always does.
+        verdict: of all processes that train together; None where this one is alone.
 
     Attributes:
         contest: what it has found, for reports.
         winner: ``"eager"`` or an engine; empty while it runs.
     """
 
-    def __init__(self, engines: Sequence[str], prospect: Prospect | None = None) -> None:
-        self.contest = Contest()
+    def __init__(
+        self,
+        engines: Sequence[str],
+        prospect: Prospect | None = None,
+        verdict: Verdict | None = None,
+    ) -> None:
+        self.contest, self.verdict = Contest(), verdict
         self.prospect, self._began = prospect, clock()
         self.winner = ""
         self.contestants = ["eager", *engines]
         self._turn, self._calls, self._rounds = "eager", 0, 0
         self._chosen, self._reserve = False, list[str]()
+        self._own = ""  # the winner of this process's contest
         self._times: dict[str, list[float]] = {name: [] for name in self.contestants}
         self._counted: dict[str, list[float]] = {name: [] for name in self.contestants}
         self._medians: dict[str, list[float]] = {name: [] for name in self.contestants}
@@ -141,6 +149,8 @@ class Race:
         """Who runs the next step: ``"eager"`` or an engine."""
         if self.winner:
             return self.winner
+        if self._own:
+            return self._settle()
         self._calls += 1
         self._samples = [s for s in self._samples if not s.settle()]
         if self._turn_is_over() and self._pays():
@@ -283,8 +293,18 @@ class Race:
         pairs = zip(self._medians.get(best, []), self._medians["eager"], strict=False)
         ratios = [mine / its for mine, its in pairs]
         wins = not ratios or median(ratios) <= MARGIN
-        self.winner = best if wins else "eager"
+        self._own = best if wins else "eager"
+        return self._settle()
+
+    def _settle(self) -> str:
+        """Takes the verdict, or runs eagerly until there is one."""
+        told = self._own if self.verdict is None else self.verdict.settled(self._own)
+        if not told:
+            self._samples = [s for s in self._samples if not s.settle()]
+            return "eager"
+        runs = told in self._times and told not in self.contest.refused
+        self.winner = told if runs else "eager"
+        self.close()
         self.contest.winner = "eager" if self.winner == "eager" else "graph"
         self.contest.engine = "" if self.winner == "eager" else self.winner
-        self.close()
         return self.winner

@@ -49,6 +49,7 @@ from ortrain.step.draws import replayed_draws
 from ortrain.step.forms import Form, Served, Sizes, State, too_many_ways
 from ortrain.step.prospect import Prospect
 from ortrain.step.report import Report
+from ortrain.step.verdict import Verdict
 
 _saving_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 _transforms = torch._C._functorch.peek_interpreter_stack
@@ -102,7 +103,7 @@ class Runner:
         self.captures = Captures(module, options, debug_options)
         self.report: Report = self.captures.report
         self.warned = False
-        self.calls = 0
+        self.calls = self.contests = 0
         self.prospect = Prospect.of(module)
         self.use(options)
 
@@ -360,7 +361,8 @@ class Runner:
             # Who knows of steps to come, knows of those of training.
             prospect = self.prospect if modes.grad else Prospect(self.prospect.cost)
             dtypes = _dtypes(state, modes, flat)
-            race = Race(engines.candidates(device, dtypes, self.options.provider), prospect)
+            tried = engines.candidates(device, dtypes, self.options.provider)
+            race = Race(tried, prospect, self._verdict() if modes.grad else None)
         if engine == "torch":
             asked = "engine" if modes.grad or self.options.inference is None else "inference"
             reason = f'{asked}="torch"'
@@ -374,6 +376,13 @@ class Runner:
         report = self.captures.described(modes.grad)
         chosen = engine if engine in EXECUTORS else "onnxruntime"
         return Form(modes.grad, report, chosen, reason, race=race, recover=self._recovers)
+
+    def _verdict(self) -> Verdict | None:
+        """Of the next contest of a training, which each process holds in the same order."""
+        self.contests += 1
+        module = self.module
+        size = sum(1 for _ in module.parameters())
+        return Verdict.of(f"{type(module).__name__}/{size}/{self.contests}")
 
     def _unserved(self, reason: str) -> NotServed:
         return NotServed(f"{type(self.module).__name__} cannot run as a graph here: {reason}")

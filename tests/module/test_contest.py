@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from ortrain import Options, ORTModule
 from ortrain.errors import CaptureError, OrtrainWarning
@@ -20,6 +20,7 @@ from ortrain.runtime.onnxruntime import Compiled
 from ortrain.step import contest
 from ortrain.step.contest import LEAST_STEPS, MOST_ROUNDS, MOST_STEPS, WARM_UP, Race
 from ortrain.step.runner import EAGER_SPELL, Runner
+from ortrain.step.verdict import Verdict
 from tests.models import MODELS
 from tests.module.agreement import GRAPH, RELATIVE, loss_of
 
@@ -228,6 +229,54 @@ def test_an_engine_that_is_not_promising_has_its_turn_where_the_others_cannot(cl
     assert race.winner == "a"
     assert "not on b: it has no kernel" in str(race.contest)
     assert not race.forfeit("a")
+
+
+class Ranks:
+    """Races of some processes that share a store; each has engines of its own speed."""
+
+    def __init__(self, clock: Clock, *speeds: dict[str, float]) -> None:
+        store = distributed.HashStore()
+        verdicts = [Verdict(store, rank == 0, "key") for rank in range(len(speeds))]
+        self.races = [Race(["a", "b"], verdict=each) for each in verdicts]
+        self.clock, self.speeds = clock, speeds
+
+    def step(self, rank: int) -> str:
+        race, seconds = self.races[rank], self.speeds[rank]
+        contestant = race.next()
+        if not race.winner:
+            sample = race.sample(contestant, 1, self.clock())
+            self.clock.now += seconds[contestant]
+            sample.forward_done([], [], trains=False)
+        return contestant
+
+    def finish(self, rank: int) -> str:
+        for _ in range(ENOUGH):
+            if self.races[rank].winner:
+                break
+            self.step(rank)
+        return self.races[rank].winner
+
+
+FAST = {"a": 0.1, "b": 0.2, "eager": 0.3}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("names", [*itertools.permutations(FAST)], ids="-".join)
+def test_all_processes_take_the_verdict_of_the_first(
+    clock: Clock, names: tuple[str, ...], first: int
+) -> None:
+    ranks = Ranks(clock, dict(zip(names, sorted(FAST.values()), strict=True)), FAST)
+    if first == 1:
+        assert ranks.finish(1) == "", "waits"
+        assert ranks.step(1) == "eager"
+        assert not ranks.races[1]._samples[1:], "what is waited for is not kept"
+    assert [ranks.finish(0), ranks.finish(1)] == [names[0]] * 2
+
+
+def test_an_engine_that_a_process_has_not_is_not_forced_upon_it(clock: Clock) -> None:
+    ranks = Ranks(clock, FAST, FAST)
+    ranks.races[1].forfeit("a")
+    assert [ranks.finish(0), ranks.finish(1)] == ["a", "eager"]
 
 
 # --- ORTModule in the race ----------------------------------------------------------------------
