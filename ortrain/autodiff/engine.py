@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
 from ortrain.autodiff import rules as _rules  # noqa: F401  (registers every rule)
+from ortrain.autodiff.attention import mark_long_attention
 from ortrain.autodiff.decompose import DECOMPOSES, decompose
 from ortrain.autodiff.pairs import take_pairs
 from ortrain.autodiff.registry import Entry, Gradient, Keep, call, entry_of
@@ -27,6 +28,7 @@ def differentiate(
     outputs: Iterable[str] | None = None,
     *,
     keep: Keep | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> Program:
     """Adds the backward of a program: the vector-Jacobian product of its outputs.
 
@@ -38,6 +40,8 @@ def differentiate(
         keep: says of a composite of ortrain's, such as ``ortrain::GeluGradient``, whether it stays
             one node, as an executor's ``keeps`` does; by default each is spelled in standard
             operators.
+        sizes: example value of each symbolic dimension, by which it is decided what of attention
+            the backward computes again; by default nothing is.
 
     Returns:
         A program with the forward's inputs and outputs, an input ``<output>.gradient`` for each of
@@ -55,6 +59,8 @@ def differentiate(
     sources = [result.input(name) for name in wrt]
     if keep is not None:
         take_pairs(result, reachable(graph, sources), keep)
+    if sizes is not None:
+        mark_long_attention(graph, sizes)
     _expand_operators_without_rule(result, sources)
     reached = reachable(graph, sources)
     chosen = _outputs(result, outputs, reached)

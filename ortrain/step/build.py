@@ -270,7 +270,7 @@ def cut(
     if not wrt:
         return [program.clone()]
     with watch("differentiate"):
-        whole = differentiate(program, wrt, outputs, keep=executor.keeps)
+        whole = differentiate(program, wrt, outputs, keep=executor.keeps, sizes=sizes)
     if not whole.outputs(Role.GRADIENT):
         return [whole]
     with watch("rewrite"):
