@@ -6,9 +6,9 @@ from ortrain.extras import require
 
 require("torch", __name__)
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from ortrain.graph import shapes
 from ortrain.program import Program
 from ortrain.runtime.aten.dtypes import DTYPES
 from ortrain.runtime.aten.exchange import Tensors
+from ortrain.runtime.aten.hash import spread
 from ortrain.runtime.aten.kernels.attention_gradients import is_slow
 from ortrain.runtime.aten.lowering import lower
 from ortrain.runtime.aten.memory import plan
@@ -63,6 +64,8 @@ class AtenCompiled:
         output_dtypes: in ONNX.
         device: that its tensors are on.
         surroundings: in which it runs.
+        streams: by the places of the inputs that it takes
+            :func:`~ortrain.runtime.aten.hash.spread` on the device, the streams of that.
     """
 
     source: str
@@ -73,12 +76,27 @@ class AtenCompiled:
     output_dtypes: list[ir.DataType | None]
     device: torch.device
     surroundings: Callable[[], AbstractContextManager[None]] = nullcontext
+    streams: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     def run_values(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
         """Runs on tensors in input order, and returns those in output order.
 
         Args:
             values: emptied, so that the function can free what it has read.
+
+        Raises:
+            ExecutionError: PyTorch refused or failed.
+        """
+        for place, keys in self.keys(values).items():
+            values[place] = keys.to(self.device, non_blocking=True)
+        return self.call(values)
+
+    def keys(self, values: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """What the function takes in the places of seeds, still on the CPU."""
+        return {place: spread(values[place], drawn) for place, drawn in self.streams.items()}
+
+    def call(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Runs the function on what it takes, which is emptied.
 
         Raises:
             ExecutionError: PyTorch refused or failed.
@@ -99,8 +117,10 @@ class AtenCompiled:
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Runs on numpy arrays in input order."""
         values = [
-            constant(np.array(array), dtype).to(self.device, DTYPES[dtype or ir.DataType.FLOAT])
-            for array, dtype in zip(inputs, self.input_dtypes, strict=True)
+            constant(np.array(array), dtype).to(
+                "cpu" if place in self.streams else self.device, DTYPES[dtype or ir.DataType.FLOAT]
+            )
+            for place, (array, dtype) in enumerate(zip(inputs, self.input_dtypes, strict=True))
         ]
         results = self.run_values(values)
         return [
@@ -183,6 +203,11 @@ class AtenExecutor:
             [v.dtype for v in program.graph.outputs],
             self.device,
             from_the_heap if self.device.type == "cpu" and _is_large(program) else nullcontext,
+            {
+                place: tuple(writer.streams[operand])
+                for place, operand in enumerate(writer.block.parameters)
+                if operand in writer.streams
+            },
         )
 
 
