@@ -18,9 +18,10 @@ import torch
 from ortrain.autodiff.partition import is_cheap
 from ortrain.errors import ExecutionError
 from ortrain.graph import shapes
-from ortrain.program import Program
+from ortrain.program import Program, Role, role_of
 from ortrain.runtime.aten.dtypes import DTYPES
 from ortrain.runtime.aten.exchange import Tensors
+from ortrain.runtime.aten.graphs import Recorded, Recorder
 from ortrain.runtime.aten.hash import spread
 from ortrain.runtime.aten.kernels.attention_gradients import is_slow
 from ortrain.runtime.aten.lowering import lower
@@ -30,6 +31,7 @@ from ortrain.runtime.aten.table import find, serves
 from ortrain.runtime.aten.writer import Writer, render
 from ortrain.runtime.base import Exchange
 from ortrain.runtime.memory import from_the_heap
+from ortrain.runtime.replays import Replays
 
 
 class _Operators:
@@ -134,13 +136,20 @@ class AtenExecutor:
 
     Args:
         device: that the tensors of the programs are on.
+        recorder: records the programs and replays them; None runs them as they are.
+
+    Attributes:
+        replays: what has come of that; None without a recorder.
     """
 
     name = "aten"
     frees = True
 
-    def __init__(self, device: str | torch.device = "cpu") -> None:
-        self.device = torch.device(device)
+    def __init__(
+        self, device: str | torch.device = "cpu", recorder: Recorder | None = None
+    ) -> None:
+        self.device, self.recorder = torch.device(device), recorder
+        self.replays = None if recorder is None else Replays()
 
     def __str__(self) -> str:
         return f"{self.name} on {self.device}"
@@ -170,12 +179,23 @@ class AtenExecutor:
         """The program in operators that PyTorch has kernels for."""
         return lower(program)
 
-    def compile(self, program: Program) -> AtenCompiled:
+    def compile(self, program: Program) -> AtenCompiled | Recorded:
         """Writes the function of a lowered program.
 
         Raises:
             ExecutionError: an operator has no kernel.
         """
+        plain = self._written(program)
+        if self.recorder is None or self.replays is None:
+            return plain
+        roles = [role_of(v) for v in program.graph.inputs]
+        made = [role_of(v) for v in program.graph.outputs]
+        saved = [i for i, role in enumerate(made) if role is Role.SAVED]
+        name = "the backward" if Role.SAVED in roles or Role.GRADIENT in made else "the forward"
+        return Recorded(plain, name, roles, saved, self.recorder, self.replays)
+
+    def _written(self, program: Program) -> AtenCompiled:
+        """The function of a lowered program."""
         writer = Writer(program, self.device)
         block = writer.write()
         plan(block, writer.constants.values())

@@ -1,0 +1,324 @@
+"""Programs that are recorded and replayed give what they give without that, whatever the calls."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ortrain import Options, ORTModule
+from ortrain.runtime.aten import graphs, hash
+from ortrain.runtime.aten.graphs import MOST, RESTED, Unrecordable, Watch
+from tests.runtime.aten.recording import OnTheCpu
+
+PLAIN = Options(engine="aten", fallback="raise")
+RECORDED = Options(engine="aten", fallback="raise", cuda_graphs=True)
+
+
+@pytest.fixture(autouse=True)
+def recorder(monkeypatch: pytest.MonkeyPatch) -> OnTheCpu:
+    """The CPU in the place of a GPU."""
+    stand_in = OnTheCpu()
+    monkeypatch.setattr(graphs, "recorder", lambda device: stand_in)
+    monkeypatch.setattr(hash, "on_device", lambda device: True)
+    return stand_in
+
+
+class Network(nn.Module):
+    """Parameters, a table, dropout, and buffers that a forward updates."""
+
+    def __init__(self, dropout: float = 0.3) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.hidden, self.output = nn.Linear(6, 8), nn.Linear(8, 5)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, ids: Tensor, x: Tensor) -> Tensor:
+        h = self.norm(self.table(ids).sum(1)) + x
+        return self.dropout(self.output(self.dropout(torch.tanh(self.hidden(h)))))
+
+
+def batch(rows: int, seed: int = 0, **more: Any) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 11, (rows, 3), generator=generator)
+    return ids, torch.randn(rows, 6, generator=generator, **more)
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+Found = Iterator[Tensor]
+Scenario = Callable[[nn.Module], Found]
+
+
+def steps(model: nn.Module, sizes: list[int]) -> Found:
+    """Training steps of an optimizer; outputs and gradients as they come, none of them copied."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for number, rows in enumerate(sizes):
+        optimizer.zero_grad()
+        y = model(*batch(rows, number))
+        y.square().mean().backward()
+        yield y
+        yield from gradients(model)
+        optimizer.step()
+
+
+def one_size(model: nn.Module) -> Found:
+    yield from steps(model, [4] * 6)
+
+
+def many_sizes(model: nn.Module) -> Found:
+    yield from steps(model, [4, 3, 4, 7, 3, 4, 4, 3, 7, 7])
+
+
+def accumulated(model: nn.Module) -> Found:
+    for number in range(6):
+        model(*batch(4, number)).square().mean().backward()
+        yield from [g.clone() for g in gradients(model)]
+
+
+def accumulated_in_place(model: nn.Module) -> Found:
+    """Without a copy: autograd adds to what it was given first."""
+    for number in range(6):
+        model(*batch(4, number)).square().mean().backward()
+    yield from gradients(model)
+
+
+def two_forwards(model: nn.Module) -> Found:
+    for number in range(5):
+        first, second = model(*batch(4, number)), model(*batch(4, number + 50))
+        (first * second).mean().backward()
+        yield from (first, second, *gradients(model))
+        model.zero_grad()
+
+
+def backwards_in_the_other_order(model: nn.Module) -> Found:
+    for number in range(5):
+        outputs = [model(*batch(4, 3 * number + i)) for i in range(3)]
+        for output in outputs[:: -1 if number % 2 else 1]:
+            output.square().mean().backward()
+        yield from (*outputs, *gradients(model))
+        model.zero_grad()
+
+
+def twice(model: nn.Module) -> Found:
+    """A graph that stays, with other forwards between its backwards."""
+    for number in range(5):
+        y = model(*batch(4, number))
+        y.square().mean().backward(retain_graph=True)
+        yield model(*batch(4, number + 9))
+        y.square().mean().backward()
+        yield from gradients(model)
+        model.zero_grad()
+
+
+def never_backward(model: nn.Module) -> Found:
+    kept = None
+    for number in range(5):
+        kept = model(*batch(4, number))
+        yield kept
+    assert kept is not None
+    kept.sum().backward()
+    yield from gradients(model)
+
+
+def changed_outputs(model: nn.Module) -> Found:
+    """Whoever gets an output may write into it."""
+    with torch.no_grad():
+        for number in range(5):
+            y = model(*batch(4, number))
+            yield y.clone()
+            yield y.mul_(2)
+
+
+def evaluation(model: nn.Module) -> Found:
+    for number in range(4):
+        model.train()
+        model(*batch(4, number)).mean().backward()
+        model.eval()
+        with torch.inference_mode():
+            yield model(*batch(4, number))
+        with torch.no_grad():
+            yield model(*batch(4, number + 1))
+    yield from gradients(model)
+
+
+def moved_parameters(model: nn.Module) -> Found:
+    for number in range(9):
+        if number % 3 == 2:
+            for p in model.parameters():
+                p.data = p.data.clone()
+        yield model(*batch(4, number))
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.01)
+
+
+def gradients_of_inputs(model: nn.Module) -> Found:
+    for number in range(5):
+        ids, x = batch(4, number, requires_grad=True)
+        model(ids, x).square().mean().backward()
+        assert x.grad is not None
+        yield x.grad
+
+
+def other_strides(model: nn.Module) -> Found:
+    for number in range(8):
+        ids, x = batch(6, number)
+        x = x.t().contiguous().t() if number % 2 else x
+        y = model(ids, x)
+        (y.sum() if number % 3 else y.square().mean()).backward()  # of which one is expanded
+        yield from (y, *gradients(model))
+        model.zero_grad()
+
+
+def run_again(model: nn.Module) -> Found:
+    from torch.utils.checkpoint import checkpoint
+
+    for number in range(5):
+        checkpoint(model, *batch(4, number, requires_grad=True), use_reentrant=False).sum().backward()
+        yield from gradients(model)
+        model.zero_grad()
+
+
+SCENARIOS: list[Scenario] = [
+    one_size, many_sizes, accumulated, accumulated_in_place, two_forwards,
+    backwards_in_the_other_order, twice, never_backward, changed_outputs, evaluation,
+    moved_parameters, gradients_of_inputs, other_strides, run_again,
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:ORTModule runs Network in PyTorch")
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.__name__)
+def test_a_recorded_module_does_what_it_does_unrecorded(scenario: Scenario) -> None:
+    found, buffers, module = [], [], Network()
+    for options in (PLAIN, RECORDED):
+        model = ORTModule(copy.deepcopy(module), options=options)
+        torch.manual_seed(5)
+        found.append([*scenario(model)])
+        buffers.append([*model.buffers()])
+    for mine, its in zip(*found, strict=True):
+        assert torch.equal(mine, its)
+    for mine, its in zip(*buffers, strict=True):
+        assert torch.equal(mine, its)
+    if scenario is not run_again:
+        assert model.report.replays is not None
+        assert model.report.replays.replayed > 0
+    assert not model.report.replays.refused
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_a_backward_in_pieces_is_replayed(pieces: int) -> None:
+    options = Options(
+        engine="aten", fallback="raise", cuda_graphs=True, backward_pieces=pieces
+    )
+    plain = Network(0.0)
+    model = ORTModule(copy.deepcopy(plain), options=options)
+    for number in range(12):
+        for module in (plain, model):
+            module.zero_grad()
+            module(*batch(4, number)).square().mean().backward()
+        for mine, its in zip(gradients(model), gradients(plain), strict=True):
+            torch.testing.assert_close(mine, its)
+    replays = model.report.replays
+    assert replays is not None
+    assert replays.recorded == 1 + pieces
+    assert "runs replayed" in str(model.report)
+
+
+def test_a_program_that_reads_a_value_runs_as_it_is_and_the_report_says_why() -> None:
+    class Reading(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[x > 0] * 2
+
+    model = ORTModule(Reading(), options=RECORDED)
+    for number in range(5):
+        x = torch.randn(7, generator=torch.Generator().manual_seed(number))
+        assert torch.equal(model(x), x[x > 0] * 2)
+    assert model.report.replays is not None
+    assert model.report.replays.replayed == 0
+    assert "depend" in str(model.report.replays) or "mask" in str(model.report.replays)
+    assert "the forward is never recorded" in str(model.report)
+
+
+def test_a_failed_recording_leaves_the_function_as_it_was(recorder: OnTheCpu) -> None:
+    recorder.fails = RuntimeError("capture is not allowed\nand a long story")
+    module = Network()
+    found = []
+    for options in (PLAIN, RECORDED):
+        model = ORTModule(copy.deepcopy(module), options=options)
+        torch.manual_seed(5)
+        found.append([*steps(model, [4] * 5)])
+    assert all(map(torch.equal, *found))
+    assert model.report.replays is not None
+    refused = model.report.replays.refused
+    assert refused["the forward"] == "RuntimeError: capture is not allowed"
+
+
+def test_nothing_is_recorded_or_replayed_inside_of_another_recording(recorder: OnTheCpu) -> None:
+    model = ORTModule(Network(), options=RECORDED)
+    recorder.free = False
+    [*steps(model, [4] * 4)]
+    assert recorder.recorded == 0
+
+
+def test_few_recordings_are_kept_and_the_longest_unused_makes_way(recorder: OnTheCpu) -> None:
+    module = nn.Linear(3, 2)
+    model = ORTModule(module, options=RECORDED)
+    with torch.no_grad():
+        for _ in range(3):
+            for rows in range(2, 2 + MOST + 3):
+                model(torch.ones(rows, 3))
+        assert recorder.recorded == MOST, "others are in use"
+        for _ in range(RESTED):
+            model(torch.ones(2, 3))
+        for _ in range(3):
+            last = 2 + MOST + 1
+            assert torch.equal(model(torch.ones(last, 3)), module(torch.ones(last, 3)))
+        assert recorder.recorded == MOST + 1
+        for _ in range(3):
+            model(torch.ones(2, 3))
+        assert recorder.recorded == MOST + 1, "the one that was used last has stayed"
+
+
+READS: list[Callable[[Tensor], object]] = [
+    lambda x: x.sum().item(),
+    lambda x: bool((x > 0).any()),
+    lambda x: int(x[0]),
+    lambda x: x.nonzero(),
+    lambda x: x[x > 0],
+    lambda x: x.masked_select(x > 0),
+    lambda x: x.clone().index_put_((x > 0,), torch.ones(())),
+    lambda x: x.unique(),
+    lambda x: torch.equal(x, x),
+    lambda x: x.repeat_interleave((x > 0).long()),
+    lambda x: torch.empty(3, device="meta").copy_(x),
+    lambda x: x.to("meta"),
+]
+KEEPS: list[Callable[[Tensor], object]] = [
+    lambda x: x[(x > 0).long()],
+    lambda x: x.clone().index_put_(((x > 0).long(),), torch.ones(())),
+    lambda x: torch.where(x > 0, x, 0.0),
+    lambda x: x.cumsum(0).sort(),
+    lambda x: torch.full((2, 3), 1.5) + x.max(),
+    lambda x: x.expand(4, 3).reshape(-1).view(3, 4),
+]
+
+
+@pytest.mark.parametrize("function", READS, ids=range(len(READS)))
+def test_what_reads_values_is_seen(function: Callable[[Tensor], object]) -> None:
+    with pytest.raises(Unrecordable), Watch(torch.device("cpu")):
+        function(torch.tensor([1.0, -2.0, 3.0]))
+
+
+@pytest.mark.parametrize("function", KEEPS, ids=range(len(KEEPS)))
+def test_what_stays_on_the_device_is_left_alone(function: Callable[[Tensor], object]) -> None:
+    x = torch.tensor([1.0, -2.0, 3.0])
+    with Watch(torch.device("cpu")):
+        function(x)
