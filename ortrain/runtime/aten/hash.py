@@ -4,8 +4,8 @@ The vectors of rows and of columns are computed on the host, or by :class:`Strea
 would have to wait for them. What has the size of a tensor is computed in int32: sums and products
 wrap around to the bits that those of uint32 have, and a shift to the right is masked. PyTorch has
 no comparison of uint32, and needs none: with the top bits flipped, numbers compare as signed ones
-do, and as a column's number C is odd, ``(R + 2^31) * C`` is ``R * C`` with its top bit flipped. So a
-mask costs one product and one comparison, and the flip a vector of rows.
+do, and as a column's number C is odd, ``(R + 2^31) * C`` is ``R * C`` with its top bit flipped. So
+a mask costs one product and one comparison, and the flip a vector of rows.
 """
 
 from __future__ import annotations

@@ -182,7 +182,9 @@ def run_again(model: nn.Module) -> Found:
     from torch.utils.checkpoint import checkpoint
 
     for number in range(5):
-        checkpoint(model, *batch(4, number, requires_grad=True), use_reentrant=False).sum().backward()
+        checkpoint(
+            model, *batch(4, number, requires_grad=True), use_reentrant=False
+        ).sum().backward()
         yield from gradients(model)
         model.zero_grad()
 
@@ -215,9 +217,7 @@ def test_a_recorded_module_does_what_it_does_unrecorded(scenario: Scenario) -> N
 
 @pytest.mark.parametrize("pieces", [1, 3])
 def test_a_backward_in_pieces_is_replayed(pieces: int) -> None:
-    options = Options(
-        engine="aten", fallback="raise", cuda_graphs=True, backward_pieces=pieces
-    )
+    options = Options(engine="aten", fallback="raise", cuda_graphs=True, backward_pieces=pieces)
     plain = Network(0.0)
     model = ORTModule(copy.deepcopy(plain), options=options)
     for number in range(12):
