@@ -136,10 +136,13 @@ class Recorder(Protocol):
     Attributes:
         device: that it is.
         lock: of whoever replays or records.
+        lasting: addresses of what recordings have saved, and 0, where nothing lies. Others do not
+            come again often enough for a backward to be recorded on them.
     """
 
     device: torch.device
     lock: threading.RLock
+    lasting: set[int]
 
     def is_free(self) -> bool:
         """Whether nobody else records on the current stream."""
@@ -182,6 +185,7 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         # With its number, as tensors have it.
         self.device, self.lock = torch.empty(0, device=device).device, threading.RLock()
+        self.lasting = {0}
         self._last: torch.cuda.Stream | None = None
         self._place: Place | None = None
         self._kept: list[Any] = []  # for as long as the process lasts
@@ -327,6 +331,7 @@ class Recording:
             self._replay, self._outputs = recorder.record(plain.call, inputs)
         self._saved = [*saved]
         taken = {*saved}
+        recorder.lasting.update([self._outputs[place].data_ptr() for place in saved])
         self._given = [i for i in range(len(self._outputs)) if i not in taken]
         self._lent: list[weakref.ref[Tensor]] = []
 
@@ -397,6 +402,7 @@ class Recorded:
             i for i in range(len(roles)) if roles[i] not in _HELD and i not in plain.streams
         ]
         self._saved = [*saved]
+        self._read = [i for i in self._held if roles[i] is Role.SAVED]
         self._known = {i: {0} for i in self._held if roles[i] in _STATE}
         self._recordings: OrderedDict[Key, Recording] = OrderedDict()
         self._seen: OrderedDict[int, None] = OrderedDict()  # hashes of keys
@@ -488,6 +494,8 @@ class Recorded:
             return "an input is on another device"
         if any(not self._is_here(values[i]) for i in self._held):
             return "a parameter, or what is saved, is on another device"
+        if any(values[i].data_ptr() not in self.recorder.lasting for i in self._read):
+            return "what it reads was saved by a run that was no replay"
         return Key(
             tuple([(t.shape, t.stride()) for t in values]),
             tuple([values[i].data_ptr() for i in self._held]),

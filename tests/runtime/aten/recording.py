@@ -22,6 +22,7 @@ class OnTheCpu:
 
     def __init__(self) -> None:
         self.device, self.lock = torch.device("cpu"), threading.RLock()
+        self.lasting = {0}
         self.fails: Exception | None = None
         self.free, self.recorded = True, 0
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,6 +13,15 @@ from ortrain import Options, ORTModule
 from ortrain.runtime.aten import graphs, hash
 from ortrain.runtime.aten.graphs import MOST, RESTED, Unrecordable, Watch
 from tests.runtime.aten.recording import OnTheCpu
+from tests.runtime.aten.scenarios import (
+    SCENARIOS,
+    Network,
+    Scenario,
+    batch,
+    gradients,
+    run_again,
+    steps,
+)
 
 PLAIN = Options(engine="aten", fallback="raise")
 RECORDED = Options(engine="aten", fallback="raise", cuda_graphs=True)
@@ -26,174 +34,6 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> OnTheCpu:
     monkeypatch.setattr(graphs, "recorder", lambda device: stand_in)
     monkeypatch.setattr(hash, "on_device", lambda device: True)
     return stand_in
-
-
-class Network(nn.Module):
-    """Parameters, a table, dropout, and buffers that a forward updates."""
-
-    def __init__(self, dropout: float = 0.3) -> None:
-        super().__init__()
-        self.table = nn.Embedding(11, 6)
-        self.norm = nn.BatchNorm1d(6)
-        self.hidden, self.output = nn.Linear(6, 8), nn.Linear(8, 5)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, ids: Tensor, x: Tensor) -> Tensor:
-        h = self.norm(self.table(ids).sum(1)) + x
-        return self.dropout(self.output(self.dropout(torch.tanh(self.hidden(h)))))
-
-
-def batch(rows: int, seed: int = 0, **more: Any) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(0, 11, (rows, 3), generator=generator)
-    return ids, torch.randn(rows, 6, generator=generator, **more)
-
-
-def gradients(model: nn.Module) -> list[Tensor]:
-    return [p.grad for p in model.parameters() if p.grad is not None]
-
-
-Found = Iterator[Tensor]
-Scenario = Callable[[nn.Module], Found]
-
-
-def steps(model: nn.Module, sizes: list[int]) -> Found:
-    """Training steps of an optimizer; outputs and gradients as they come, none of them copied."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for number, rows in enumerate(sizes):
-        optimizer.zero_grad()
-        y = model(*batch(rows, number))
-        y.square().mean().backward()
-        yield y
-        yield from gradients(model)
-        optimizer.step()
-
-
-def one_size(model: nn.Module) -> Found:
-    yield from steps(model, [4] * 6)
-
-
-def many_sizes(model: nn.Module) -> Found:
-    yield from steps(model, [4, 3, 4, 7, 3, 4, 4, 3, 7, 7])
-
-
-def accumulated(model: nn.Module) -> Found:
-    for number in range(6):
-        model(*batch(4, number)).square().mean().backward()
-        yield from [g.clone() for g in gradients(model)]
-
-
-def accumulated_in_place(model: nn.Module) -> Found:
-    """Without a copy: autograd adds to what it was given first."""
-    for number in range(6):
-        model(*batch(4, number)).square().mean().backward()
-    yield from gradients(model)
-
-
-def two_forwards(model: nn.Module) -> Found:
-    for number in range(5):
-        first, second = model(*batch(4, number)), model(*batch(4, number + 50))
-        (first * second).mean().backward()
-        yield from (first, second, *gradients(model))
-        model.zero_grad()
-
-
-def backwards_in_the_other_order(model: nn.Module) -> Found:
-    for number in range(5):
-        outputs = [model(*batch(4, 3 * number + i)) for i in range(3)]
-        for output in outputs[:: -1 if number % 2 else 1]:
-            output.square().mean().backward()
-        yield from (*outputs, *gradients(model))
-        model.zero_grad()
-
-
-def twice(model: nn.Module) -> Found:
-    """A graph that stays, with other forwards between its backwards."""
-    for number in range(5):
-        y = model(*batch(4, number))
-        y.square().mean().backward(retain_graph=True)
-        yield model(*batch(4, number + 9))
-        y.square().mean().backward()
-        yield from gradients(model)
-        model.zero_grad()
-
-
-def never_backward(model: nn.Module) -> Found:
-    kept = None
-    for number in range(5):
-        kept = model(*batch(4, number))
-        yield kept
-    assert kept is not None
-    kept.sum().backward()
-    yield from gradients(model)
-
-
-def changed_outputs(model: nn.Module) -> Found:
-    """Whoever gets an output may write into it."""
-    with torch.no_grad():
-        for number in range(5):
-            y = model(*batch(4, number))
-            yield y.clone()
-            yield y.mul_(2)
-
-
-def evaluation(model: nn.Module) -> Found:
-    for number in range(4):
-        model.train()
-        model(*batch(4, number)).mean().backward()
-        model.eval()
-        with torch.inference_mode():
-            yield model(*batch(4, number))
-        with torch.no_grad():
-            yield model(*batch(4, number + 1))
-    yield from gradients(model)
-
-
-def moved_parameters(model: nn.Module) -> Found:
-    for number in range(9):
-        if number % 3 == 2:
-            for p in model.parameters():
-                p.data = p.data.clone()
-        yield model(*batch(4, number))
-        with torch.no_grad():
-            for p in model.parameters():
-                p.add_(0.01)
-
-
-def gradients_of_inputs(model: nn.Module) -> Found:
-    for number in range(5):
-        ids, x = batch(4, number, requires_grad=True)
-        model(ids, x).square().mean().backward()
-        assert x.grad is not None
-        yield x.grad
-
-
-def other_strides(model: nn.Module) -> Found:
-    for number in range(8):
-        ids, x = batch(6, number)
-        x = x.t().contiguous().t() if number % 2 else x
-        y = model(ids, x)
-        (y.sum() if number % 3 else y.square().mean()).backward()  # of which one is expanded
-        yield from (y, *gradients(model))
-        model.zero_grad()
-
-
-def run_again(model: nn.Module) -> Found:
-    from torch.utils.checkpoint import checkpoint
-
-    for number in range(5):
-        checkpoint(
-            model, *batch(4, number, requires_grad=True), use_reentrant=False
-        ).sum().backward()
-        yield from gradients(model)
-        model.zero_grad()
-
-
-SCENARIOS: list[Scenario] = [
-    one_size, many_sizes, accumulated, accumulated_in_place, two_forwards,
-    backwards_in_the_other_order, twice, never_backward, changed_outputs, evaluation,
-    moved_parameters, gradients_of_inputs, other_strides, run_again,
-]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:ORTModule runs Network in PyTorch")
@@ -223,7 +63,7 @@ def test_a_backward_in_pieces_is_replayed(pieces: int) -> None:
     for number in range(12):
         for module in (plain, model):
             module.zero_grad()
-            module(*batch(4, number)).square().mean().backward()
+            module(*batch(module, 4, number)).square().mean().backward()
         for mine, its in zip(gradients(model), gradients(plain), strict=True):
             torch.testing.assert_close(mine, its)
     replays = model.report.replays
@@ -258,7 +98,7 @@ def test_a_failed_recording_leaves_the_function_as_it_was(recorder: OnTheCpu) ->
     assert all(map(torch.equal, *found))
     assert model.report.replays is not None
     refused = model.report.replays.refused
-    assert refused["the forward"] == "RuntimeError: capture is not allowed"
+    assert refused == {"the forward": "RuntimeError: capture is not allowed"}
 
 
 def test_nothing_is_recorded_or_replayed_inside_of_another_recording(recorder: OnTheCpu) -> None:
