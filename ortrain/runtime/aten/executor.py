@@ -18,7 +18,7 @@ import torch
 from ortrain.autodiff.partition import is_cheap
 from ortrain.errors import ExecutionError
 from ortrain.graph import shapes
-from ortrain.program import Program, Role, role_of
+from ortrain.program import Program
 from ortrain.runtime.aten.dtypes import DTYPES
 from ortrain.runtime.aten.exchange import Tensors
 from ortrain.runtime.aten.graphs import Recorded, Recorder
@@ -188,11 +188,7 @@ class AtenExecutor:
         plain = self._written(program)
         if self.recorder is None or self.replays is None:
             return plain
-        roles = [role_of(v) for v in program.graph.inputs]
-        made = [role_of(v) for v in program.graph.outputs]
-        saved = [i for i, role in enumerate(made) if role is Role.SAVED]
-        name = "the backward" if Role.SAVED in roles or Role.GRADIENT in made else "the forward"
-        return Recorded(plain, name, roles, saved, self.recorder, self.replays)
+        return Recorded(plain, program.graph, self.recorder, self.replays)
 
     def _written(self, program: Program) -> AtenCompiled:
         """The function of a lowered program."""

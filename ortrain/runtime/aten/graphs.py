@@ -23,16 +23,17 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+import onnx_ir as ir
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ortrain.program import Role
+from ortrain.program import Role, role_of, target_of
 from ortrain.runtime.replays import Replays
 
 if TYPE_CHECKING:
@@ -43,14 +44,12 @@ if TYPE_CHECKING:
 MOST, RESTED = 8, 64
 # Keys of runs that are remembered until they come again.
 MOST_SEEN = 512
-# A parameter or a buffer that has lain at more addresses is copied like other inputs: of a buffer
-# that a forward updates while its backward reads it, each run has a copy.
+# A parameter or a buffer that has lain at more addresses is copied like other inputs.
 MOST_ADDRESSES = 3
 # Elements of a tensor on the host that may be part of a key.
 MOST_NUMBERS = 64
 
 _STATE = frozenset({Role.PARAMETER, Role.BUFFER})
-_HELD = _STATE | {Role.SAVED}
 
 Values = Sequence[Tensor]
 Function = Callable[[list[Tensor]], list[Tensor]]
@@ -239,11 +238,19 @@ class CudaRecorder:
                 try:
                     graph.capture_end()
                 except Exception:
-                    # The allocator still refers to this graph and takes its pool for in use.
-                    self._kept.append(graph)
-                    self._place = None
+                    self._leave(place, graph)
                     raise
         return graph.replay, outputs
+
+    def _leave(self, place: Place, graph: Any) -> None:
+        """Records elsewhere after a capture that could not be ended.
+
+        PyTorch then leaves its allocator referring to the graph, and allocating for it.
+        """
+        self._kept.append(graph)
+        self._place = None
+        with suppress(Exception):  # it may have come so far
+            torch._C._cuda_endAllocateToPool(self.device.index, place.pool)
 
 
 @contextmanager
@@ -380,30 +387,28 @@ class Recorded:
 
     Args:
         plain: the program as a function.
-        name: for reports.
-        roles: of its inputs.
-        saved: places of the outputs that only a later program reads.
+        graph: of the program.
         recorder: of its device.
         replays: is told how it runs.
     """
 
     def __init__(
-        self,
-        plain: AtenCompiled,
-        name: str,
-        roles: Sequence[Role | None],
-        saved: Sequence[int],
-        recorder: Recorder,
-        replays: Replays,
+        self, plain: AtenCompiled, graph: ir.Graph, recorder: Recorder, replays: Replays
     ) -> None:
-        self.plain, self.name, self.recorder, self.replays = plain, name, recorder, replays
-        self._held = [i for i, role in enumerate(roles) if role in _HELD]
-        self._copied = [
-            i for i in range(len(roles)) if roles[i] not in _HELD and i not in plain.streams
-        ]
-        self._saved = [*saved]
-        self._read = [i for i in self._held if roles[i] is Role.SAVED]
-        self._known = {i: {0} for i in self._held if roles[i] in _STATE}
+        self.plain, self.recorder, self.replays = plain, recorder, replays
+        outputs = [(role_of(v), target_of(v)) for v in graph.outputs]
+        # Of a buffer that it updates it may be given a copy, which lies elsewhere at each run.
+        updated = {name for role, name in outputs if role is Role.UPDATED_BUFFER}
+        roles = [None if v.name in updated else role_of(v) for v in graph.inputs]
+        self._saved = [i for i, (role, _) in enumerate(outputs) if role is Role.SAVED]
+        self._read = [i for i, role in enumerate(roles) if role is Role.SAVED]
+        # The addresses at which parameters and buffers have lain.
+        self._known = {i: {0} for i, role in enumerate(roles) if role in _STATE}
+        self._held = [*self._known, *self._read]
+        rest = {*range(len(roles))} - {*self._held, *plain.streams}
+        self._copied = sorted(rest)
+        is_backward = self._read or any(role is Role.GRADIENT for role, _ in outputs)
+        self.name = "the backward" if is_backward else "the forward"
         self._recordings: OrderedDict[Key, Recording] = OrderedDict()
         self._seen: OrderedDict[int, None] = OrderedDict()  # hashes of keys
         self._runs = 0
