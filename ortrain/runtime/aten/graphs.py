@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ortrain.errors import ExecutionError
 from ortrain.program import Role, role_of, target_of
 from ortrain.runtime.replays import Replays
 
@@ -437,8 +438,18 @@ class Recorded:
                 recording = self._ready(values)
                 if recording is not None:
                     self.replays.replayed += 1
-                    return recording.run(values, self.plain.keys(values))
+                    return self._replayed(recording, values)
         return self.plain.run_values(values)
+
+    def _replayed(self, recording: Recording, values: list[Tensor]) -> list[Tensor]:
+        try:
+            return recording.run(values, self.plain.keys(values))
+        except Exception as error:
+            raise ExecutionError(
+                "PyTorch failed to replay the graph",
+                because=f"{type(error).__name__}: {error}",
+                help="Options(cuda_graphs=False) runs it without recordings",
+            ) from error
 
     def _ready(self, values: Values) -> Recording | None:
         """The recording for a run, made where it is time for one; None where there is none."""

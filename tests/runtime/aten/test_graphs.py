@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain import Options, ORTModule
-from ortrain.runtime.aten import graphs, hash
+from ortrain.capture.export import capture
+from ortrain.runtime.aten import AtenExecutor, graphs, hash
 from ortrain.runtime.aten.graphs import MOST, RESTED, Unrecordable, Watch
 from tests.runtime.aten.recording import OnTheCpu
 from tests.runtime.aten.scenarios import (
@@ -19,8 +23,11 @@ from tests.runtime.aten.scenarios import (
     Scenario,
     batch,
     gradients,
+    many_sizes,
+    one_size,
     run_again,
     steps,
+    two_forwards,
 )
 
 PLAIN = Options(engine="aten", fallback="raise")
@@ -70,6 +77,57 @@ def test_a_backward_in_pieces_is_replayed(pieces: int) -> None:
     assert replays is not None
     assert replays.recorded == 1 + pieces
     assert "runs replayed" in str(model.report)
+
+
+def test_what_users_have_as_well_is_copied_for_the_backward() -> None:
+    """The gradient of tanh reads what the module returns."""
+    module = nn.Sequential(nn.Linear(6, 5), nn.Tanh())
+    model = ORTModule(copy.deepcopy(module), options=RECORDED)
+    for number in range(6):
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(number))
+        for each in (module, model):
+            each.zero_grad()
+            y = each(x)
+            y.sum().backward()
+        for mine, its in zip(gradients(model), gradients(module), strict=True):
+            torch.testing.assert_close(mine, its)
+    assert model.report.replays is not None
+    assert model.report.replays.recorded == 2
+
+
+@pytest.mark.parametrize("scenario", [one_size, many_sizes, two_forwards])
+def test_what_is_drawn_on_a_device_is_what_the_host_draws(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, module = [], Network()
+    for there in (False, True):
+        monkeypatch.setattr(hash, "on_device", lambda device, there=there: there)
+        torch.manual_seed(5)
+        model = ORTModule(copy.deepcopy(module), options=PLAIN)
+        found.append([*scenario(model)])
+    assert all(map(torch.equal, *found))
+
+
+class Shifts(TorchDispatchMode):
+    """Counts an operator that nothing but mixing has."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.count += "__rshift__" in str(function) or "right_shift" in str(function)
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_device_mixes_the_numbers_of_all_draws_of_a_program_at_once() -> None:
+    dropouts = nn.Sequential(*[nn.Dropout(0.1 * i) for i in range(1, 6)])
+    executor = AtenExecutor()
+    program = capture(dropouts, (torch.ones(5, 6),)).program
+    compiled = executor.compile(executor.lower(program))
+    with Shifts() as shifts:
+        compiled.run([np.ones((5, 6), np.float32), np.array(7)])
+    assert shifts.count == 3, "those of one mix"
 
 
 def test_a_program_that_reads_a_value_runs_as_it_is_and_the_report_says_why() -> None:
