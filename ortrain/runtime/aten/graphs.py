@@ -211,9 +211,11 @@ class CudaRecorder:
             place = self._place or self._begin()
             current = torch.cuda.current_stream()
             place.side.wait_stream(current)
-            with torch.cuda.stream(place.side), Watch(self.device):
-                function([*inputs])
-            current.wait_stream(place.side)
+            try:
+                with torch.cuda.stream(place.side), Watch(self.device):
+                    function([*inputs])
+            finally:
+                current.wait_stream(place.side)
             return self._captured(place, lambda: function([*inputs]))
 
     def _begin(self) -> Place:

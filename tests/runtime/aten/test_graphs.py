@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ortrain import Options, ORTModule
 from ortrain.capture.export import capture
 from ortrain.runtime.aten import AtenExecutor, graphs, hash
-from ortrain.runtime.aten.graphs import MOST, RESTED, Unrecordable, Watch
+from ortrain.runtime.aten.graphs import MOST, RESTED, CudaRecorder, Unrecordable, Watch
 from tests.runtime.aten.recording import OnTheCpu
 from tests.runtime.aten.scenarios import (
     SCENARIOS,
@@ -220,3 +221,120 @@ def test_what_stays_on_the_device_is_left_alone(function: Callable[[Tensor], obj
     x = torch.tensor([1.0, -2.0, 3.0])
     with Watch(torch.device("cpu")):
         function(x)
+
+
+class Cuda:
+    """What CUDA is asked for, in order, on a machine without it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.fails = ""
+        self.current = self.Stream(self, "main")
+        cuda = torch.cuda
+        for name in ("synchronize", "empty_cache"):
+            monkeypatch.setattr(cuda, name, lambda name=name: self.calls.append(name))
+        monkeypatch.setattr(cuda, "device", lambda device: nullcontext())
+        monkeypatch.setattr(cuda, "current_stream", lambda device=None: self.current)
+        monkeypatch.setattr(cuda, "Stream", lambda device: self.Stream(self, "side"))
+        monkeypatch.setattr(cuda, "stream", self.on)
+        monkeypatch.setattr(cuda, "graph_pool_handle", object)
+        monkeypatch.setattr(cuda, "CUDAGraph", lambda: self.Graph(self))
+        monkeypatch.setattr(
+            torch._C, "_cuda_clearCublasWorkspaces", lambda: self.calls.append("clear"), False
+        )
+
+    @contextmanager
+    def on(self, stream: Cuda.Stream) -> Iterator[None]:
+        """The stream is the current one."""
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    class Stream:
+        """A row of work."""
+
+        def __init__(self, cuda: Cuda, name: str) -> None:
+            self.cuda, self.name = cuda, name
+
+        def wait_stream(self, other: Cuda.Stream) -> None:
+            """Waits for another one."""
+            self.cuda.calls.append(f"{self.name} waits for {other.name}")
+
+    class Graph:
+        """Of calls."""
+
+        def __init__(self, cuda: Cuda) -> None:
+            self.cuda = cuda
+
+        def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+            """Begins, on a stream aside."""
+            assert self.cuda.current.name == "side"
+            self.pool = pool
+            self.cuda.calls.append("begin")
+
+        def capture_end(self) -> None:
+            """Ends, or fails as CUDA does once something was not allowed."""
+            self.cuda.calls.append("end")
+            if self.cuda.fails:
+                raise RuntimeError(self.cuda.fails)
+
+        def replay(self) -> None:
+            """Runs again."""
+
+
+def test_a_capture_follows_a_run_aside_and_clears_workspaces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = Cuda(monkeypatch)
+    recorder = CudaRecorder(torch.device("cpu"))
+
+    def function(values: list[Tensor]) -> list[Tensor]:
+        cuda.calls.append(f"runs on {cuda.current.name}")
+        (x,) = values
+        values.clear()
+        return [x * 2]
+
+    captured = ["synchronize", "empty_cache", "clear", "begin", "runs on side", "end", "clear"]
+    around = ["side waits for main", "runs on side", "main waits for side", *captured]
+    replay, (y,) = recorder.record(function, [torch.ones(2)])
+    assert callable(replay)
+    assert y.tolist() == [2, 2]
+    anchor = [call for call in captured if not call.startswith("runs")]
+    assert cuda.calls == [*anchor, *around]
+    cuda.calls.clear()
+    recorder.record(function, [torch.ones(2)])
+    assert cuda.calls == around
+
+
+def test_a_capture_that_fails_restores_the_stream_and_changes_the_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = Cuda(monkeypatch)
+    recorder = CudaRecorder(torch.device("cpu"))
+    recorder.record(lambda values: [values[0] * 2], [torch.ones(2)])
+    place = recorder._place
+    cuda.fails = "operation failed due to a previous error during capture"
+    with pytest.raises(RuntimeError, match="previous error"):
+        recorder.record(lambda values: [values[0] * 2], [torch.ones(2)])
+    assert cuda.current.name == "main"
+    cuda.fails = ""
+    recorder.record(lambda values: [values[0] * 2], [torch.ones(2)])
+    assert recorder._place is not None
+    assert place is not None
+    assert recorder._place.pool is not place.pool
+    with pytest.raises(Unrecordable):
+        recorder.record(lambda values: [values[0][values[0] > 0]], [torch.ones(2)])
+    assert cuda.current.name == "main"
+    assert cuda.calls[-2:] == ["side waits for main", "main waits for side"], "nothing else"
+
+
+def test_recordings_of_several_streams_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda(monkeypatch)
+    recorder = CudaRecorder(torch.device("cpu"))
+    streams = [cuda.Stream(cuda, name) for name in "ab"]
+    for stream in (streams[0], streams[0], streams[1], streams[1], streams[0]):
+        with cuda.on(stream), recorder.ordered():
+            pass
+    assert cuda.calls == ["b waits for a", "a waits for b"]
