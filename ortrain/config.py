@@ -38,7 +38,7 @@ _TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
     ("inference provider precision", (str, type(None)), "a string or None"),
     ("opset threads backward_pieces", (int,), "a whole number"),
     ("cache_bytes", (int, type(None)), "a number of bytes, or None"),
-    ("arena retry", (bool,), "True or False"),
+    ("arena retry cuda_graphs", (bool,), "True or False"),
     ("cache_dir", (str, os.PathLike, type(None)), "the path of a folder, or None"),
     ("policy", (tuple,), "a tuple of errors of ortrain.errors"),
 )
@@ -75,6 +75,8 @@ class Options:
         threads: threads inside an operator; 0 takes torch's number.
         arena: keep the memory of a run for the next ones; False gives it back, which suits calls
             that are each larger than the one before.
+        cuda_graphs: record the programs of ``"aten"`` on a GPU as CUDA graphs, one for each size of
+            the inputs, and replay them; elsewhere it changes nothing.
         backward_pieces: how many programs the backward is cut into; 0 decides by what is saved.
         cache_dir: folder in which compiled graphs are kept between processes; None keeps none.
         cache_bytes: what they may take there; those used longest ago make way. None is no bound.
@@ -97,6 +99,7 @@ class Options:
     opset: int = field(default_factory=lambda: int(_variable("ORTMODULE_ONNX_OPSET_VERSION", "21")))
     threads: int = 0
     arena: bool = True
+    cuda_graphs: bool = False
     backward_pieces: int = 0
     cache_dir: Path | str | None = field(default_factory=lambda: _path("ORTMODULE_CACHE_DIR"))
     cache_bytes: int | None = field(default_factory=lambda: _bytes("ORTMODULE_CACHE_BYTES"))

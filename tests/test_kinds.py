@@ -78,6 +78,7 @@ TABLE: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[str]]]]
             "opset": set(),
             "threads": {"int"},
             "arena": FLAG,
+            "cuda_graphs": FLAG,
             "backward_pieces": {"int"},
             "cache_dir": {"None", *PATH},
             "cache_bytes": {"None", "int"},

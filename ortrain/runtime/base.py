@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import onnx_ir as ir
 
 from ortrain.program import Program
+from ortrain.runtime.replays import Replays
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,6 +81,10 @@ class Executor(Protocol):
     @property
     def exchange(self) -> Exchange:
         """Of tensors with its programs."""
+
+    @property
+    def replays(self) -> Replays | None:
+        """How its programs were recorded and replayed; None where they are not."""
 
     def keeps(self, node: ir.Node) -> bool:
         """Whether it has something better for a composite of a gradient than its body."""

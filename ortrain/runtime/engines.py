@@ -78,6 +78,7 @@ def executor(
     provider: str | None = None,
     threads: int = 0,
     arena: bool = True,
+    cuda_graphs: bool = False,
 ) -> Executor:
     """The executor of an engine.
 
@@ -87,11 +88,12 @@ def executor(
         provider: execution provider of onnxruntime; None for that of the CPU.
         threads: inside an operator of onnxruntime; 0 leaves it to onnxruntime.
         arena: whether onnxruntime keeps the memory of a run for the next ones.
+        cuda_graphs: whether PyTorch's operators are recorded and replayed, on a GPU.
     """
     if engine == "aten":
-        from ortrain.runtime.aten import AtenExecutor
+        from ortrain.runtime.aten import AtenExecutor, graphs
 
-        return AtenExecutor(device)
+        return AtenExecutor(device, graphs.recorder(device) if cuda_graphs else None)
     if engine == "reference":
         from ortrain.runtime.reference import ReferenceExecutor
 

@@ -26,6 +26,7 @@ class ReferenceExecutor:
 
     name = "reference"
     frees = False
+    replays = None
 
     def __repr__(self) -> str:
         return "ReferenceExecutor()"

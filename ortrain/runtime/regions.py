@@ -105,6 +105,8 @@ class RegionsExecutor:
         executors: in order of preference.
     """
 
+    replays = None
+
     def __init__(self, executors: Sequence[Executor]) -> None:
         self.executors = {executor.name: executor for executor in executors}
         self.frees = all(executor.frees for executor in executors)

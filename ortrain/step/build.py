@@ -19,7 +19,7 @@ from ortrain.errors import CheckFailed, ExecutionError, listing
 from ortrain.graph import shapes
 from ortrain.graph.walk import dependencies
 from ortrain.passes import PIPELINES, rewrite
-from ortrain.program import Check, Program, Role, checks_of, role_of, target_of
+from ortrain.program import Check, Program, Role, checks_of, role_of, set_role, target_of
 from ortrain.runtime.base import Compiled, Exchange, Executor
 
 # Above this much kept between forward and backward, the backward runs in pieces, so that what the
@@ -294,7 +294,7 @@ def wire(programs: Sequence[Program], backward: Sequence[Program]) -> list[tuple
     """Where the inputs of each lowered backward piece come from.
 
     They are put into an order in place: what the forward leaves, then what arrives, then what
-    earlier pieces have made.
+    earlier pieces have made. What a user has got as well has that role, and is no executor's own.
     """
     forward = programs[0].graph
     users = [v for v in forward.outputs if role_of(v) in (Role.USER_OUTPUT, Role.LOSS)]
@@ -316,6 +316,10 @@ def wire(programs: Sequence[Program], backward: Sequence[Program]) -> list[tuple
         inputs = program.graph.inputs
         found = {value: source(value) for value in inputs}
         order = sorted(found, key=lambda value: _TURN[found[value].kind])
+        for value, taken in found.items():
+            role = role_of(forward.outputs[taken.index]) if taken.kind == "fetch" else None
+            if role is not None and role is not Role.SAVED:
+                set_role(value, role)
         inputs.clear()
         inputs.extend(order)
         wired.append(tuple(found[value] for value in order))

@@ -392,6 +392,7 @@ class Captures:
             provider=options.provider,
             threads=threads,
             arena=options.arena,
+            cuda_graphs=options.cuda_graphs,
         )
 
     def promising(
@@ -425,7 +426,7 @@ class Captures:
 
     def _describe(self, plan: Plan, executor: Executor, sizes: dict[str, int]) -> None:
         report = self.described(is_grad_enabled())
-        report.engine = str(executor)
+        report.engine, report.replays = str(executor), executor.replays
         report.stages.update(plan.seconds)
         names = ["forward", *(f"backward {i + 1}" for i in range(len(plan.pieces)))]
         report.nodes = {

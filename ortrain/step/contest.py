@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 
 from ortrain.runtime.memory import release_free_memory
+from ortrain.step.marks import Event, Mark, is_reached, seconds
 from ortrain.step.prospect import Prospect
 from ortrain.step.report import Contest, median
 from ortrain.step.verdict import Verdict
@@ -35,6 +36,11 @@ MARGIN = 0.98
 clock: Callable[[], float] = time.perf_counter
 
 
+def now(device: torch.device | None) -> Mark:
+    """A mark on a device: an event among a GPU's work, by `clock` elsewhere."""
+    return Event() if device is not None and device.type == "cuda" else clock()
+
+
 def _ignored() -> None:
     """Nobody asks."""
 
@@ -45,16 +51,16 @@ class Sample:
     Args:
         seconds: where the time goes once it is complete.
         size: of the step.
-        start: when the forward began, by `clock`.
+        start: when the forward began.
         again: called where a backward makes gradients that can be differentiated again.
     """
 
     def __init__(
-        self, seconds: list[float], size: int, start: float, again: Callable[[], None]
+        self, seconds: list[float], size: int, start: Mark, again: Callable[[], None]
     ) -> None:
-        self.seconds, self.size, self.start, self.again = seconds, max(size, 1), start, again
-        self.spent = 0.0
-        self.backward: tuple[float, float] | None = None
+        self.seconds, self.size, self.again = seconds, max(size, 1), again
+        self.marks = [start]  # then the forward's end, and the backward's start and end
+        self.expected, self.is_over = 4, False
         self.hooks: list[torch.utils.hooks.RemovableHandle] = []
         self.leaves: Sequence[torch.Tensor] = ()
 
@@ -68,12 +74,14 @@ class Sample:
             leaves: parameters and inputs that the backward gives a gradient.
             trains: whether there will be a backward.
         """
-        self.spent = clock() - self.start
+        self.marks.append(self._now())
         if not trains:
-            self.seconds.append(self.spent / self.size)
+            self.expected = 2
+            self.settle()
             return
         differentiable = [t for t in outputs if t.requires_grad]
         if not differentiable or not leaves:
+            self.is_over = True
             return
         self.leaves = leaves
         self.hooks = [t.register_hook(self._backward_starts) for t in differentiable]
@@ -81,16 +89,22 @@ class Sample:
         # autograd copies a gradient that something else holds.
         self.hooks += [t.register_hook(self._backward_goes_on) for t in leaves]
 
-    def settle(self) -> bool:
+    def settle(self, *, wait: bool = False) -> bool:
         """Whether the step is over; then its time has been noted and its hooks are gone.
 
-        To be asked when no backward runs.
+        So is one whose forward has failed. To be asked when no backward runs.
+
+        Args:
+            wait: for a GPU that is still at work on it.
         """
-        if self.hooks and self.backward is not None and self.backward[1]:
-            start, end = self.backward
-            self.seconds.append((self.spent + end - start) / self.size)
-            self.close()
-        return not self.hooks
+        marks = self.marks
+        if len(marks) == self.expected and not self.is_over:
+            self.close()  # the next step's gradients are not this one's
+            self.is_over = is_reached(marks[-1], wait=wait)
+            if self.is_over:
+                pairs = zip(marks[::2], marks[1::2], strict=True)
+                self.seconds.append(sum(seconds(start, end) for start, end in pairs) / self.size)
+        return self.is_over or len(marks) == 1
 
     def close(self) -> None:
         """Takes the hooks off outputs and leaves."""
@@ -102,15 +116,19 @@ class Sample:
             if not leaf._backward_hooks:
                 leaf._backward_hooks = None
 
+    def _now(self) -> Mark:
+        """A mark of the kind of the first."""
+        return Event() if isinstance(self.marks[0], Event) else clock()
+
     def _backward_starts(self, gradient: torch.Tensor) -> None:
         if torch.is_grad_enabled():  # create_graph=True
             self.again()
-        if self.backward is None:
-            self.backward = (clock(), 0.0)
+        if len(self.marks) == 2:
+            self.marks.append(self._now())
 
     def _backward_goes_on(self, gradient: torch.Tensor) -> None:
-        if self.backward is not None:
-            self.backward = (self.backward[0], clock())
+        if len(self.marks) > 2:
+            self.marks[3:] = [self._now()]
 
 
 class Race:
@@ -154,6 +172,8 @@ class Race:
         self._calls += 1
         self._samples = [s for s in self._samples if not s.settle()]
         if self._turn_is_over() and self._pays():
+            for sample in self._samples:  # none of this turn's is for the next one
+                sample.settle(wait=True)
             times = self._times[self._turn][WARM_UP:]
             self._counted[self._turn] += times
             if times:
@@ -259,14 +279,14 @@ class Race:
         return len(near) == 1
 
     def sample(
-        self, contestant: str, size: int, start: float, again: Callable[[], None] = _ignored
+        self, contestant: str, size: int, start: Mark, again: Callable[[], None] = _ignored
     ) -> Sample:
         """The time of one step.
 
         Args:
             contestant: who runs it.
             size: what its time is proportional to.
-            start: when its forward began, by `clock`.
+            start: when its forward began, by :func:`now`.
             again: called where a backward makes gradients that can be differentiated again.
         """
         self._sizes.append(size)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ortrain.runtime.replays import Replays
+
 
 @dataclass
 class Contest:
@@ -74,6 +76,7 @@ class Report:
         reason: why not the graph; empty in graph mode.
         stages: seconds of each stage of the last build.
         engine: what runs the graph, for example ``"onnxruntime CPUExecutionProvider"``.
+        replays: what has come of ``cuda_graphs``; None where nothing is recorded.
         graph_calls: calls that ran the compiled graph.
         eager_calls: calls that ran in PyTorch.
         astray: calls among them at whose values the code went another way than the graph.
@@ -91,6 +94,7 @@ class Report:
     reason: str = ""
     stages: dict[str, float] = field(default_factory=dict)
     engine: str = ""
+    replays: Replays | None = None
     graph_calls: int = 0
     eager_calls: int = 0
     astray: int = 0
@@ -128,6 +132,8 @@ class Report:
         rows = []
         if self.engine:
             rows.append(f"  engine    {self.engine}")
+        if self.replays is not None:
+            rows.append(f"  CUDA graphs  {self.replays}")
         if self.captures:
             rows.append(f"  captures  {self.captures}")
         if self.stages:

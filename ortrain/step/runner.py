@@ -119,6 +119,8 @@ class Runner:
         every = options.certificate
         self.due = self.report.graph_calls + every if type(every) is int else sys.maxsize
         self.arrivals: deque[int] = deque(maxlen=RESTLESS_STATES)
+        # On which the last contest has begun.
+        self.device: torch.device | None = None
         # Calls that go to the module unseen, while it trains or not and gradients are on or not.
         self.spell = 0
         self.spell_is_for = (True, True)
@@ -133,7 +135,7 @@ class Runner:
                 self.captures.described(is_grad_enabled()).eager_calls += 1
                 return self.module(*args, **kwargs)
             self.spell = 0
-        start = contest.clock()
+        start = contest.now(self.device)
         self.calls += 1
         state = self.state
         if state is None or state.guard.changed() is not None:
@@ -363,6 +365,7 @@ class Runner:
             dtypes = _dtypes(state, modes, flat)
             tried = engines.candidates(device, dtypes, self.options.provider)
             race = Race(tried, prospect, self._verdict() if modes.grad else None)
+            self.device = device
         if engine == "torch":
             asked = "engine" if modes.grad or self.options.inference is None else "inference"
             reason = f'{asked}="torch"'
@@ -535,7 +538,7 @@ class Runner:
             form.drop()
             self._begin_spell()
             return self._eager(form.reason, flat.args, flat.kwargs)
-        start, again = contest.clock(), form.differentiated_again
+        start, again = contest.now(self.device), form.differentiated_again
         sample = race.sample("eager", _size(flat), start, again)
         output = self._eager("its turn in the contest with the graph", flat.args, flat.kwargs)
         state.settle(self.module, form)

@@ -17,7 +17,7 @@ from torch import Tensor, distributed, nn
 from ortrain import Options, ORTModule
 from ortrain.errors import CaptureError, OrtrainWarning
 from ortrain.runtime.onnxruntime import Compiled
-from ortrain.step import contest
+from ortrain.step import contest, marks
 from ortrain.step.contest import LEAST_STEPS, MOST_ROUNDS, MOST_STEPS, WARM_UP, Race
 from ortrain.step.runner import EAGER_SPELL, Runner
 from ortrain.step.verdict import Verdict
@@ -154,6 +154,74 @@ def test_forwards_that_never_come_to_a_backward_do_not_last_for_ever(clock: Cloc
     assert race.winner == "graph", "the graph is what was asked for"
     weight.sum().backward()
     assert not weight._backward_hooks
+
+
+class Work(marks.Event):
+    """An event of a GPU that does what a test says, later than the CPU asks for it."""
+
+    asked = done = 0.0
+
+    def __init__(self) -> None:
+        self.at = Work.asked
+
+    def __sub__(self, earlier: marks.Event) -> float:
+        assert isinstance(earlier, Work)
+        assert self.is_reached(), "the time of an event that has not come is not known"
+        return self.at - earlier.at
+
+    def is_reached(self) -> bool:
+        return Work.done >= self.at
+
+    def wait(self) -> None:
+        Work.done = max(Work.done, self.at)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    monkeypatch.setattr(contest, "Event", Work)
+    monkeypatch.setattr(Work, "asked", 0.0)
+    monkeypatch.setattr(Work, "done", 0.0)
+    return torch.device("cuda")
+
+
+@pytest.mark.parametrize("lag", [0, 1, 7, 10**6], ids="{} steps behind".format)
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(("graph", "winner"), [(0.1, "graph"), (0.3, "eager")])
+def test_a_gpu_that_lags_behind_is_timed_by_its_own_work(
+    gpu: torch.device, clock: Clock, graph: float, winner: str, trains: bool, lag: int
+) -> None:
+    """The CPU only asks for work, which takes it no time and both contestants the same."""
+    race, weight = Race(["graph"]), torch.ones(1, requires_grad=True)
+    ends: list[float] = []
+    while True:
+        contestant = race.next()
+        if race.winner:
+            break
+        clock.now += 0.001
+        took = graph if contestant == "graph" else 0.2
+        sample = race.sample(contestant, 1, contest.now(gpu))
+        y = weight * 1
+        Work.asked += took * (0.25 if trains else 1)
+        sample.forward_done([y], [weight], trains)
+        Work.asked += 50.0  # a loss of somebody else's
+        if trains:
+            y.register_hook(lambda _, took=took: setattr(Work, "asked", Work.asked + took * 0.75))
+            y.backward()
+        Work.asked += 20.0  # an optimizer
+        ends.append(Work.asked)
+        Work.done = max(Work.done, ends[-1 - lag] if lag < len(ends) else 0.0)
+        assert len(ends) < 20 * ENOUGH
+    assert race.winner == winner
+    assert set(map(round, [t * 1e6 for t in race.contest.graph])) == {round(graph * 1e6)}
+    assert set(map(round, [t * 1e6 for t in race.contest.eager])) == {200_000}
+    assert not weight._backward_hooks
+
+
+def test_the_time_of_a_cpu_is_a_number(clock: Clock) -> None:
+    clock.now = 3.0
+    assert contest.now(torch.device("cpu")) == contest.now(None) == 3.0
+    assert marks.seconds(3.0, 3.5) == 0.5
+    assert marks.is_reached(3.0)
 
 
 def test_only_the_modules_own_time_counts(clock: Clock) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ortrain import Options, ORTModule
+from ortrain.step import contest, marks
 from tests.models import MODELS
 from tests.module.agreement import loss_of
 
@@ -23,6 +24,7 @@ PROVIDER = "CUDAExecutionProvider"
 GRAPH = Options(engine="onnxruntime")
 ON_CUDA = Options(engine="onnxruntime", provider=PROVIDER)
 BY_ATEN = Options(engine="aten", fallback="raise")
+RECORDED = Options(engine="aten", fallback="raise", cuda_graphs=True)
 
 
 def network() -> nn.Sequential:
@@ -119,3 +121,56 @@ def test_a_model_is_a_graph_on_a_gpu(name: str, dtype: torch.dtype | None) -> No
         loss.backward()
     assert model.report.mode == "graph"
     assert model.report.certificate
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", list(MODELS))
+def test_a_recorded_model_trains_as_it_does_unrecorded(
+    name: str, dtype: torch.dtype | None
+) -> None:
+    case, found = MODELS[name], []
+    module = case.build(dropout=0.1).cuda()
+    for options in (BY_ATEN, RECORDED):
+        model = ORTModule(copy.deepcopy(module), options=options)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        torch.manual_seed(3)
+        losses = []
+        for number in range(12):
+            batch, length = ((3, 7), (2, 9))[number % 2]
+            inputs = case.batch(batch, max(length, case.shortest), number)
+            moved = {key: value.cuda() for key, value in inputs.items()}
+            optimizer.zero_grad()
+            with torch.autocast("cuda", dtype, enabled=dtype is not None):
+                loss = loss_of(model(**moved))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        found.append([*losses, *(p.detach() for p in model.parameters())])
+    tolerance = {"rtol": 1e-3, "atol": 1e-5} if dtype is None else {"rtol": 3e-2, "atol": 3e-3}
+    for mine, its in zip(*found, strict=True):
+        torch.testing.assert_close(mine, its, **tolerance)
+    replays = model.report.replays
+    assert replays is not None
+    print(name, replays)
+    assert replays.replayed or replays.refused
+
+
+def test_a_contest_on_a_gpu_counts_its_own_work() -> None:
+    start = contest.now(torch.device("cuda"))
+    torch.cuda._sleep(2_000_000)
+    end = contest.now(torch.device("cuda"))
+    assert isinstance(start, marks.Event)
+    assert marks.is_reached(end, wait=True)
+    assert 1e-4 < marks.seconds(start, end) < 1.0
+
+
+def test_the_step_of_a_contest_is_timed_by_events() -> None:
+    race, model = contest.Race(["aten"]), network().cuda()
+    for _ in range(5):
+        race.next()
+        sample = race.sample("eager", 1, contest.now(torch.device("cuda")))
+        y = model(torch.randn(5, 4, device="cuda"))
+        sample.forward_done([y], [*model.parameters()], trains=True)
+        y.sum().backward()
+        assert sample.settle(wait=True)
+        assert 0 < sample.seconds[-1] < 10

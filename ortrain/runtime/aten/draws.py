@@ -18,8 +18,7 @@ from ortrain.ops.random import (
     Rational,
 )
 from ortrain.runtime.aten import hash
-
-Seed = torch.Tensor | int
+from ortrain.runtime.aten.hash import Seed
 
 
 def bits(sizes: Sequence[int], seed: Seed, stream: int, device: torch.device) -> torch.Tensor:

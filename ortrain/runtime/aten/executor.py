@@ -6,9 +6,9 @@ from ortrain.extras import require
 
 require("torch", __name__)
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from ortrain.graph import shapes
 from ortrain.program import Program
 from ortrain.runtime.aten.dtypes import DTYPES
 from ortrain.runtime.aten.exchange import Tensors
+from ortrain.runtime.aten.graphs import Recorded, Recorder
+from ortrain.runtime.aten.hash import spread
 from ortrain.runtime.aten.kernels.attention_gradients import is_slow
 from ortrain.runtime.aten.lowering import lower
 from ortrain.runtime.aten.memory import plan
@@ -29,6 +31,7 @@ from ortrain.runtime.aten.table import find, serves
 from ortrain.runtime.aten.writer import Writer, render
 from ortrain.runtime.base import Exchange
 from ortrain.runtime.memory import from_the_heap
+from ortrain.runtime.replays import Replays
 
 
 class _Operators:
@@ -63,6 +66,8 @@ class AtenCompiled:
         output_dtypes: in ONNX.
         device: that its tensors are on.
         surroundings: in which it runs.
+        streams: by the places of the inputs that it takes
+            :func:`~ortrain.runtime.aten.hash.spread` on the device, the streams of that.
     """
 
     source: str
@@ -73,12 +78,27 @@ class AtenCompiled:
     output_dtypes: list[ir.DataType | None]
     device: torch.device
     surroundings: Callable[[], AbstractContextManager[None]] = nullcontext
+    streams: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     def run_values(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
         """Runs on tensors in input order, and returns those in output order.
 
         Args:
             values: emptied, so that the function can free what it has read.
+
+        Raises:
+            ExecutionError: PyTorch refused or failed.
+        """
+        for place, keys in self.keys(values).items():
+            values[place] = keys.to(self.device, non_blocking=True)
+        return self.call(values)
+
+    def keys(self, values: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """What the function takes in the places of seeds, still on the CPU."""
+        return {place: spread(values[place], drawn) for place, drawn in self.streams.items()}
+
+    def call(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Runs the function on what it takes, which is emptied.
 
         Raises:
             ExecutionError: PyTorch refused or failed.
@@ -99,8 +119,10 @@ class AtenCompiled:
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Runs on numpy arrays in input order."""
         values = [
-            constant(np.array(array), dtype).to(self.device, DTYPES[dtype or ir.DataType.FLOAT])
-            for array, dtype in zip(inputs, self.input_dtypes, strict=True)
+            constant(np.array(array), dtype).to(
+                "cpu" if place in self.streams else self.device, DTYPES[dtype or ir.DataType.FLOAT]
+            )
+            for place, (array, dtype) in enumerate(zip(inputs, self.input_dtypes, strict=True))
         ]
         results = self.run_values(values)
         return [
@@ -114,13 +136,20 @@ class AtenExecutor:
 
     Args:
         device: that the tensors of the programs are on.
+        recorder: records the programs and replays them; None runs them as they are.
+
+    Attributes:
+        replays: what has come of that; None without a recorder.
     """
 
     name = "aten"
     frees = True
 
-    def __init__(self, device: str | torch.device = "cpu") -> None:
-        self.device = torch.device(device)
+    def __init__(
+        self, device: str | torch.device = "cpu", recorder: Recorder | None = None
+    ) -> None:
+        self.device, self.recorder = torch.device(device), recorder
+        self.replays = None if recorder is None else Replays()
 
     def __str__(self) -> str:
         return f"{self.name} on {self.device}"
@@ -150,12 +179,19 @@ class AtenExecutor:
         """The program in operators that PyTorch has kernels for."""
         return lower(program)
 
-    def compile(self, program: Program) -> AtenCompiled:
+    def compile(self, program: Program) -> AtenCompiled | Recorded:
         """Writes the function of a lowered program.
 
         Raises:
             ExecutionError: an operator has no kernel.
         """
+        plain = self._written(program)
+        if self.recorder is None or self.replays is None:
+            return plain
+        return Recorded(plain, program.graph, self.recorder, self.replays)
+
+    def _written(self, program: Program) -> AtenCompiled:
+        """The function of a lowered program."""
         writer = Writer(program, self.device)
         block = writer.write()
         plan(block, writer.constants.values())
@@ -183,6 +219,11 @@ class AtenExecutor:
             [v.dtype for v in program.graph.outputs],
             self.device,
             from_the_heap if self.device.type == "cpu" and _is_large(program) else nullcontext,
+            {
+                place: tuple(writer.streams[operand])
+                for place, operand in enumerate(writer.block.parameters)
+                if operand in writer.streams
+            },
         )
 
 

@@ -23,7 +23,7 @@ from ortrain.graph import shapes
 from ortrain.graph.shapes import FLOATING, Dim
 from ortrain.ops.base import attributes_of
 from ortrain.program import Program, Role, origin_of, role_of
-from ortrain.runtime.aten import host
+from ortrain.runtime.aten import hash, host
 from ortrain.runtime.aten.dtypes import DTYPES
 from ortrain.runtime.aten.operands import Host, Operand, Size, Tensor
 from ortrain.runtime.aten.table import find
@@ -175,6 +175,8 @@ class Writer:
         keepers: what the function keeps from call to call, by their names in it.
         opset: of the program.
         device: that the function's tensors are on.
+        streams: by the inputs that the function takes :func:`~ortrain.runtime.aten.hash.spread`
+            instead of, the streams that are drawn from them.
     """
 
     def __init__(self, program: Program, device: torch.device) -> None:
@@ -191,6 +193,8 @@ class Writer:
         self._named: set[Tensor] = set()
         self._input_symbols: dict[str, tuple[Tensor, int]] = {}
         self._prologue: list[Line] = []
+        self.streams: dict[Tensor, list[int]] = {}
+        self._mixed: dict[Tensor, Tensor] = {}
 
     # -- the walk ------------------------------------------------------------------------------
 
@@ -206,6 +210,8 @@ class Writer:
             for axis, dim in enumerate(operand.dims or ()):
                 if isinstance(dim, str):
                     self._input_symbols.setdefault(dim, (operand, axis))
+            if hash.on_device(self.device) and _is_for_draws(value):
+                self.streams[operand] = []
         self.nodes(graph)
         self.block.results = self._results(graph)
         self.block.lines[:0] = self._prologue
@@ -381,7 +387,11 @@ class Writer:
                 operand.tensor = self.constant_tensor(array, "sizes", operand.dtype)
             else:
                 items = operand.items[0] if operand.is_scalar else operand.items
-                made = self.call("torch.tensor", items, dtype=operand.dtype, device=Raw("device"))
+                on: dict[str, Any] = {"dtype": operand.dtype, "device": Raw("device")}
+                if operand.is_scalar and self.device.type != "cpu":  # a kernel, and no copy
+                    made = self.call("torch.full", [], items, **on)
+                else:
+                    made = self.call("torch.tensor", items, **on)
                 if operand.sizes is not None:
                     made = made.view(operand.sizes)
                 made.dims, made.dtype = operand.shape, operand.dtype
@@ -421,6 +431,25 @@ class Writer:
         if isinstance(operand, Host):
             return operand.items[0] if operand.is_scalar else operand
         return operand if operand.scalar is None else operand.scalar
+
+    def seed(self, operand: Operand, stream: int) -> Any:
+        """What a draw of a stream takes as its seed.
+
+        On a device that mixes numbers itself, those of all streams at once: the function is given
+        their keys, one copy a run, and reads no number of the host's.
+        """
+        if not hash.on_device(self.device):
+            return self.number(operand)
+        if not isinstance(operand, Tensor) or operand not in self.streams:
+            return self.call("hash.streams", self.number(operand), [stream], Raw("device"))
+        numbers = self.streams[operand]
+        if operand not in self._mixed:
+            mixed = self._mixed[operand] = self._own(Tensor(self, self.name("streams")))
+            # The row is complete once all is written.
+            self._prologue.append(Line([mixed], "hash.Streams", (operand, numbers)))
+        if stream not in numbers:
+            numbers.append(stream)
+        return self._mixed[operand]
 
     def scalar(self, operand: Any) -> Any:
         """An operand as it is cheapest where both a tensor and a Python number will do.
@@ -598,6 +627,19 @@ class Writer:
         self.block.lines.append(Line([], "def", body=body, origin=self._origin))
         return body
 
+
+def _is_for_draws(value: ir.Value) -> bool:
+    """Whether an input is a seed that nothing but draws reads."""
+    draws = {"Dropout", *(f"Random{kind}" for kind in _DRAWN)}
+    uses = list(value.uses())
+    return (
+        bool(uses)
+        and not value.is_graph_output()
+        and all(n.domain == "ortrain" and n.op_type in draws and at == 1 for n, at in uses)
+    )
+
+
+_DRAWN = ("Bits", "Uniform", "Normal", "Exponential", "Bernoulli")
 
 # What generated code calls.
 _RESERVED = """

@@ -124,6 +124,7 @@ class OnnxRuntimeExecutor:
 
     name = "onnxruntime"
     frees = False
+    replays = None
 
     def __init__(
         self, provider: str = "CPUExecutionProvider", threads: int = 0, *, arena: bool = True

@@ -17,6 +17,14 @@ from tests.ops.test_random import SEEDS, SHAPES, attributes, draw
 from tests.programs import program, run
 from tests.runtime.agreement import agree
 
+
+@pytest.fixture(autouse=True, params=["on the host", "on a device"])
+def mixing(request, monkeypatch):
+    """Rows and columns as the CPU mixes them, and as a GPU does, here on the CPU as well."""
+    if request.param == "on a device":
+        monkeypatch.setattr(hash, "on_device", lambda device: True)
+
+
 FLOATING = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 
 

@@ -22,7 +22,7 @@ def dropout(t, input, seed, index=None, *, ratio, stream):
     chance = 1.0 - ratio
     given = () if index is None else (t.tensor(index),)
     result = t.call(
-        "hash.dropout", input, t.number(seed), stream, threshold(chance), 1.0 / chance, *given
+        "hash.dropout", input, t.seed(seed, stream), stream, threshold(chance), 1.0 / chance, *given
     )
     result.dims, result.dtype = input.dims, input.dtype
     return result
@@ -42,20 +42,20 @@ def standard_dropout(t, data, ratio=None, training_mode=None, *, seed=None):
 
 @kernel("ortrain::RandomBits")
 def random_bits(t, shape, seed, *, stream):
-    return t.call("draws.bits", t.ints(shape), t.number(seed), stream, _DEVICE)
+    return t.call("draws.bits", t.ints(shape), t.seed(seed, stream), stream, _DEVICE)
 
 
 @kernel("ortrain::RandomUniform")
 def random_uniform(t, shape, seed, *, stream, dtype=ir.DataType.FLOAT):
     digits = HALF.get(ir.DataType(dtype), DIGITS)
-    drawn = t.call("draws.uniform", t.ints(shape), t.number(seed), stream, digits, _DEVICE)
+    drawn = t.call("draws.uniform", t.ints(shape), t.seed(seed, stream), stream, digits, _DEVICE)
     return _of_dtype(drawn, dtype)
 
 
 def _distribution(operator, function):
     @kernel(operator)
     def draw(t, shape, seed, *, stream, dtype=ir.DataType.FLOAT):
-        drawn = t.call(f"draws.{function}", t.ints(shape), t.number(seed), stream, _DEVICE)
+        drawn = t.call(f"draws.{function}", t.ints(shape), t.seed(seed, stream), stream, _DEVICE)
         return _of_dtype(drawn, dtype)
 
 
@@ -68,7 +68,7 @@ def random_bernoulli(t, shape, seed, *, chance, stream):
     sizes = t.ints(shape)
     if not 0 < chance < 1:
         return t.full(sizes, chance >= 1, dtype=ir.DataType.BOOL, device=_DEVICE)
-    return t.call("hash.keep", sizes, t.number(seed), stream, threshold(chance), _DEVICE)
+    return t.call("hash.keep", sizes, t.seed(seed, stream), stream, threshold(chance), _DEVICE)
 
 
 def _of_dtype(drawn, dtype):
