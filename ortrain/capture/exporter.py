@@ -42,6 +42,7 @@ from ortrain.capture import autocast
 from ortrain.capture.autograd_calls import check_autograd_calls, checked_autograd_calls
 from ortrain.capture.checkpointing import marked_checkpoints
 from ortrain.capture.origin import is_users
+from ortrain.capture.parametrized_draws import ParametrizedDraws
 from ortrain.capture.recurrent import whole_recurrences
 from ortrain.capture.stand_ins import stand_ins_watched
 from ortrain.capture.symbols import symbols_as_numbers
@@ -95,6 +96,7 @@ def export(
     watching = contextlib.nullcontext() if strict else checked_autograd_calls(module)
     checking = contextlib.nullcontext() if strict else _branches(module, ways)
     numbers = contextlib.nullcontext() if strict else symbols_as_numbers(module)
+    drawing = contextlib.nullcontext() if strict else ParametrizedDraws()
     # torch prints the partial graph of a failure; the error has what matters of it.
     with (
         sizes,
@@ -105,6 +107,7 @@ def export(
         watching,
         checking,
         numbers,
+        drawing,
         marked_checkpoints(),
         whole_recurrences(),
         _nothing_swallowed(),

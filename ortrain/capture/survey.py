@@ -112,6 +112,9 @@ _TRACED_HOOKS = "transformers.utils.output_capturing"
 # with reentrance has something to differentiate. In a graph they do nothing.
 _IDLE_HOOKS = {"make_inputs_require_grads", "make_inputs_require_grad"}
 _HOOKING = {"transformers", "peft"}
+# Hooks that only compute, so that a capture has what they compute: NEFTune's noise on embeddings.
+_COMPUTING_HOOKS = {"neftune_post_forward_hook"}
+_COMPUTING = {"transformers", "trl"}
 
 # Packages whose functions keep nothing in globals that a forward depends on.
 _LIBRARIES = {
@@ -332,7 +335,7 @@ class Survey:
         for attribute, kind in HOOKS.items():
             hooks = state[prefix + attribute]
             self._entries(hooks)
-            for number, hook in untraced_hooks(hooks):
+            for number, hook in watched_hooks(hooks):
                 flags = tuple(number in state.get(prefix + flag, ()) for flag in _HOOK_FLAGS)
                 self.facts[path, f"{prefix}{attribute}[{number}]"] = Fact(kind, flags, hook)
         for flag in _HOOK_FLAGS:
@@ -740,12 +743,21 @@ def _is_constant(value: Any) -> bool:
     return _package(source) in _OPAQUE_PACKAGES
 
 
-def untraced_hooks(hooks: dict[int, Any]) -> Iterator[tuple[int, Any]]:
-    """The hooks that a capture does not trace."""
+def watched_hooks(hooks: dict[int, Any]) -> Iterator[tuple[int, Any]]:
+    """The hooks that decide what a module computes."""
     for number, hook in hooks.items():
         place = getattr(hook, "__module__", None) or ""
         idle = getattr(hook, "__name__", "") in _IDLE_HOOKS and _package(place) in _HOOKING
         if not idle and place != _TRACED_HOOKS:
+            yield number, hook
+
+
+def untraced_hooks(hooks: dict[int, Any]) -> Iterator[tuple[int, Any]]:
+    """Those of them that a capture does not trace."""
+    for number, hook in watched_hooks(hooks):
+        place = getattr(hook, "__module__", None) or ""
+        named = getattr(hook, "__name__", "") in _COMPUTING_HOOKS
+        if not (named and _package(place) in _COMPUTING):
             yield number, hook
 
 

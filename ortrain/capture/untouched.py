@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from ortrain.capture.holder import Attributes, Elements, Holder, Named
-from ortrain.capture.survey import AROUND, HOOKS, Survey, plain, untraced_hooks
+from ortrain.capture.survey import AROUND, HOOKS, Survey, plain, watched_hooks
 from ortrain.capture.value import ABSENT, MIXED, frozen, same
 
 # torch's own registries, which a trace fills with stand-ins, and recurrent modules' lists of them;
@@ -226,7 +226,7 @@ class _Registries:
     Attributes:
         parameters: by name, and whether each requires a gradient.
         children: by name.
-        hooks: those that a graph would have to call.
+        hooks: those that decide what it computes.
         buffers: by name, as :func:`kind_of` tells them.
     """
 
@@ -242,7 +242,7 @@ class _Registries:
         return cls(
             {n: (p, p is not None and p.requires_grad) for n, p in parameters},
             dict(module._modules),
-            {kind: [h for _, h in untraced_hooks(getattr(module, kind))] for kind in HOOKS},
+            {kind: [h for _, h in watched_hooks(getattr(module, kind))] for kind in HOOKS},
             {
                 name: None if buffer is None else kind_of(buffer)
                 for name, buffer in module._buffers.items()

@@ -30,13 +30,15 @@ class ORTTrainingArguments(TrainingArguments):
         optim: a name of transformers, or one of the old ``adamw_ort_fused`` and ``adamw_hf``.
         use_module_with_loss: compute the loss inside the graph, also where it is Trainer's own
             (label smoothing, ``compute_loss_func``).
-        inference_with_ort: evaluate and predict through onnxruntime; PyTorch does it otherwise.
+        inference_with_ort: evaluate and predict through a graph, in onnxruntime or, in 16 bits, in
+            PyTorch's own operators; PyTorch does it otherwise.
         save_onnx: write the training graphs as ONNX files, into ``output_dir`` or the folder in
             ``ORTMODULE_SAVE_ONNX_PATH``.
         onnx_prefix: start of their names; required with ``save_onnx``.
         onnx_log_level: VERBOSE, INFO, WARNING, ERROR or FATAL.
         ort_engine: ``"auto"`` times the graph against PyTorch on the first steps and keeps the
-            faster; ``"onnxruntime"`` always runs the graph, ``"torch"`` never.
+            faster; ``"onnxruntime"`` always runs the graph in onnxruntime, ``"aten"`` in
+            PyTorch's own operators, which have 16 bits, ``"torch"`` never runs it.
         ort_fallback: what happens where the model cannot become a graph: ``"torch"`` trains it in
             PyTorch with one warning, ``"raise"`` raises the error.
 
@@ -67,7 +69,7 @@ class ORTTrainingArguments(TrainingArguments):
     onnx_log_level: str = field(
         default="WARNING", metadata={"help": "VERBOSE, INFO, WARNING, ERROR or FATAL."}
     )
-    ort_engine: str = field(default="auto", metadata={"help": "auto, onnxruntime or torch."})
+    ort_engine: str = field(default="auto", metadata={"help": "auto, onnxruntime, aten or torch."})
     ort_fallback: str = field(default="torch", metadata={"help": "torch or raise."})
 
     def __post_init__(self) -> None:

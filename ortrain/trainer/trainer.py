@@ -27,7 +27,7 @@ from torch import nn
 from transformers import PreTrainedModel, Seq2SeqTrainer, Trainer, TrainingArguments
 
 from ortrain.capture.key_value_cache import caching_configs
-from ortrain.config import DebugOptions, Options
+from ortrain.config import DebugOptions, Engine, Options
 from ortrain.deploy import export_onnx
 from ortrain.deploy.generation import ORTGenerator
 from ortrain.errors import OrtrainWarning, StateError
@@ -42,7 +42,7 @@ from ortrain.trainer.arguments import (
 )
 from ortrain.trainer.checks import ChecksInput
 from ortrain.trainer.engine import EngineNote
-from ortrain.trainer.loss import ModuleWithLoss
+from ortrain.trainer.loss import ModuleWithLoss, Prepared
 from ortrain.trainer.report import TrainerReport
 
 
@@ -114,7 +114,7 @@ class _ThroughORTModule(ChecksInput):
 
         def unwrap_all(model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
             model = unwrap(model, *args, **kwargs)
-            while isinstance(model, ORTModule | ModuleWithLoss):
+            while isinstance(model, ORTModule | ModuleWithLoss | Prepared):
                 model = model.module if isinstance(model, ORTModule) else model.model
             return model
 
@@ -128,7 +128,7 @@ class _ThroughORTModule(ChecksInput):
             wrapped: nn.Module = super()._wrap_model(model, training, dataloader)
             return wrapped
         if self._evaluates_with_ort:
-            return self._on_onnxruntime(model)
+            return self._as_evaluated(model)
         trained = _find(self.model_wrapped)
         if trained is not None and trained.module is model:
             # It runs in PyTorch without gradients, but under the autocast of the training.
@@ -145,7 +145,8 @@ class _ThroughORTModule(ChecksInput):
             model.config.dtype = str(model.dtype).removeprefix("torch.")
         module = model
         if getattr(self.args, "use_module_with_loss", False):
-            module = ModuleWithLoss(model, partial(type(self).compute_loss, self))
+            compute_loss = partial(type(self).compute_loss, self)
+            module = ModuleWithLoss(model, compute_loss, mixed=self.accelerator.native_amp)
         options = self.ort_options or options_of(self.args)
         options = replace(options, inference=options.inference or "torch")
         wrapped = ORTModule(module, debug_options_of(self.args), options=options)
@@ -160,20 +161,27 @@ class _ThroughORTModule(ChecksInput):
             for config in caching_configs(model):
                 config.use_cache = False
 
-    def _on_onnxruntime(self, model: nn.Module) -> ORTModule:
-        """The model as onnxruntime evaluates it: a graph that reads the weights where they are."""
+    def _as_evaluated(self, model: nn.Module) -> ORTModule:
+        """The model as a graph that reads the weights where they are."""
+        self._switch_caches_off(model)
+        settings = self.ort_options or options_of(self.args)
+        options = replace(settings, engine=self._evaluating_engine(model), inference=None)
         if self._evaluator is None or self._evaluator.module is not model:
-            self._switch_caches_off(model)
-            options = replace(
-                self.ort_options or options_of(self.args), engine="onnxruntime", inference=None
-            )
             self._evaluator = ORTModule(model, options=options)
             if self.accelerator.native_amp:
                 self._evaluator = self.accelerator.prepare_model(
                     self._evaluator, evaluation_mode=True
                 )
             self.ort_report.inference = self._evaluator.report
+        elif self._evaluator.options != options:
+            self._evaluator.options = options
         return self._evaluator
+
+    def _evaluating_engine(self, model: nn.Module) -> Engine:
+        """What evaluates: onnxruntime, and PyTorch's operators in 16 bits, which that lacks."""
+        narrow = {p.dtype for p in model.parameters() if p.is_floating_point() and p.itemsize < 4}
+        cast = not self.is_in_train and (self.args.fp16_full_eval or self.args.bf16_full_eval)
+        return "aten" if self.accelerator.native_amp or cast or narrow else "onnxruntime"
 
     # -- training ------------------------------------------------------------------------------
 
@@ -261,7 +269,10 @@ class _ThroughORTModule(ChecksInput):
     def evaluate(
         self, *args: Any, inference_with_ort: bool | None = None, **kwargs: Any
     ) -> dict[str, float]:
-        """As Trainer's; through onnxruntime with ``inference_with_ort=True``.
+        """As Trainer's; as a graph with ``inference_with_ort=True``.
+
+        It runs in onnxruntime, and in 16 bits (``bf16``, ``bf16_full_eval``) in PyTorch's own
+        operators.
 
         Args:
             args: of Trainer's method.
@@ -273,7 +284,7 @@ class _ThroughORTModule(ChecksInput):
         return metrics
 
     def predict(self, *args: Any, inference_with_ort: bool | None = None, **kwargs: Any) -> Any:
-        """As Trainer's; through onnxruntime with ``inference_with_ort=True``."""
+        """As Trainer's; as a graph with ``inference_with_ort=True``, as :meth:`evaluate`."""
         with self._evaluating(inference_with_ort):
             return super().predict(*args, **kwargs)
 
@@ -329,7 +340,7 @@ class _ThroughORTModule(ChecksInput):
 
 
 class ORTTrainer(_ThroughORTModule):
-    """`transformers.Trainer` that trains through an ONNX graph on the stock onnxruntime.
+    """`transformers.Trainer` that trains through an ONNX graph.
 
     ::
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from transformers.integrations.neftune import neftune_post_forward_hook
 
 from ortrain import Options, ORTModule
 from ortrain.capture.export import capture
@@ -58,6 +59,20 @@ DRAWS: dict[str, Callable[[torch.Tensor], Any]] = {
     "uniform_": lambda x: x * x.new_empty(x.shape[0], 1).uniform_(-1, 2),
     "normal_": lambda x: x * torch.empty(4, 6).normal_(1, 2),
     "exponential_": lambda x: x * torch.empty_like(x).exponential_(2.0),
+    "uniform_ between tensors": lambda x: (
+        x * torch.empty_like(x).uniform_(-x.detach().abs().max(), x.detach().exp().sum())
+        + torch.empty_like(x).uniform_(to=x.detach().exp().sum())
+    ),
+    "normal_ by tensors": lambda x: (
+        x * torch.empty_like(x).normal_(std=x.detach().exp().sum())
+        + x * torch.empty_like(x).normal_(x.detach().mean(), 2.0)
+    ),
+    "exponential_ by a tensor": lambda x: (
+        x + torch.empty_like(x).exponential_(x.detach().exp().sum())
+    ),
+    "uniform_ between tensors, in bfloat16": lambda x: (
+        x * torch.empty_like(x, dtype=torch.bfloat16).uniform_(-x.detach().abs().max(), 2.0)
+    ),
     "log_normal_, geometric_, cauchy_": lambda x: (
         x + torch.empty_like(x).log_normal_() * torch.empty_like(x).geometric_(0.3)
         + torch.empty_like(x).cauchy_(1, 2)
@@ -106,6 +121,33 @@ def test_a_draw_is_that_of_the_module_on_the_same_numbers(draws: Any) -> None:
     wanted = Calls(draws)(x)
     assert (output.shape, output.dtype) == (wanted.shape, wanted.dtype)
     assert any(not torch.equal(graph(x), output) for _ in range(5))  # other steps, other numbers
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_noise_of_neftunes_hook_follows_lengths_its_strength_and_the_mode(
+    dtype: torch.dtype,
+) -> None:
+    """The hook of transformers adds uniform numbers up to alpha / sqrt(length * width)."""
+    table = nn.Embedding(10, 8).to(dtype)
+    table.neftune_noise_alpha = 4.0
+    hook = table.register_forward_hook(neftune_post_forward_hook)
+    graph = ORTModule(table, options=Options(engine="aten", fallback="raise"))
+
+    def largest(length: int) -> float:
+        ids = torch.arange(10).repeat(100 // 10, 1).T.reshape(1, -1)[:, :length]
+        return float((graph(ids) - table.weight[ids]).abs().max())
+
+    assert 0.45 < largest(8) <= 0.51
+    assert 0.24 < largest(32) <= 0.26
+    assert graph.report.captures == 1
+    table.neftune_noise_alpha = 8.0
+    assert 0.49 < largest(32) <= 0.51
+    graph.eval()
+    assert largest(32) == 0
+    graph.train()
+    hook.remove()
+    assert largest(32) == 0
+    assert graph.report.eager_calls == 0
 
 
 def test_draws_that_nothing_reads_do_not_shift_the_numbers_of_others() -> None:

@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from ortrain import OrtrainWarning, ORTTrainer
+from ortrain import ORTTrainer
 from tests.trainer.models import Run, arguments, bert, both, gpt2, t5, texts, train
 
 
@@ -139,22 +139,3 @@ def test_callbacks_see_the_model_itself(tmp_path: Path) -> None:
 
     both(tmp_path, bert, texts(), more=lambda: {"callbacks": [Looks()]})
     assert seen == ["BertForSequenceClassification"] * 12
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"bf16": True}, "autocast"),
-        ({"neftune_noise_alpha": 5.0}, "forward hook"),
-    ],
-    ids=["bf16", "NEFTune"],
-)
-def test_what_a_graph_does_not_serve_is_trainers_to_the_bit(
-    tmp_path: Path, settings: dict[str, Any], reason: str
-) -> None:
-    with pytest.warns(OrtrainWarning, match=reason):
-        plain, ours = both(tmp_path, bert, texts(), ort={"ort_fallback": "torch"}, **settings)
-    assert ours.losses == plain.losses
-    assert ours.metrics["eval_loss"] == plain.metrics["eval_loss"]
-    report = ours.trainer.ort_report
-    assert (report.graph_calls, report.fallback_calls) == (0, 6)
