@@ -26,7 +26,7 @@ Engine = Literal["auto", "onnxruntime", "aten", "reference", "torch"]
 # Those that run graphs; of the others one chooses, and one runs none.
 EXECUTORS = frozenset({"onnxruntime", "aten", "reference"})
 Fallback = Literal["torch", "raise"]
-Precision = Literal["bf16", "fp16"]
+Precision = Literal["bf16", "fp16", "bf16-products"]
 
 # A BERT-base has 2.2 MB of entries: so much keeps hundreds of models, and a disk is not filled by
 # the graphs of versions and shapes that nobody trains any more.
@@ -70,7 +70,9 @@ class Options:
         provider: execution provider of onnxruntime; None picks the one of the module's device.
         precision: ``"bf16"`` or ``"fp16"`` has every call run as if it were made under
             ``torch.autocast`` with that dtype, in graphs and in PyTorch alike; None leaves that to
-            the caller, whose autocast is followed.
+            the caller, whose autocast is followed. ``"bf16-products"`` keeps tensors in float32
+            and lets graphs of ``"aten"`` round the operands of products and convolutions to
+            bfloat16, where the CPU has instructions for it (AMX).
         opset: of the captured graph.
         threads: threads inside an operator; 0 takes torch's number.
         arena: keep the memory of a run for the next ones; False gives it back, which suits calls
@@ -127,6 +129,12 @@ class Options:
             raise ValueError(
                 f"precision={self.precision!r}: expected {_either(get_args(Precision))}, or None"
             )
+        for engine in (self.engine, self.inference):
+            if self.precision == "bf16-products" and engine in ("onnxruntime", "reference"):
+                raise ValueError(
+                    f"precision='bf16-products' with the engine {engine!r}, which multiplies "
+                    "float32 as it is: take engine='aten' or 'auto'"
+                )
         if self.fallback not in ("torch", "raise"):
             raise ValueError(f"fallback={self.fallback!r}: expected 'torch' or 'raise'")
         every = type(self.certificate) is int and self.certificate > 0

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from ortrain.config import DebugOptions, LogLevel, Options
 from ortrain.errors import OrtrainWarning
 from ortrain.kinds import NONE, expect
+from ortrain.runtime.reduced import reduced_products_asked_for
 from ortrain.step.report import Report
 from ortrain.step.runner import Runner
 
@@ -279,6 +280,9 @@ def _call(runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     precision = runner.options.precision
     if precision is None:
         return runner(args, kwargs)
+    if precision == "bf16-products":
+        with reduced_products_asked_for():
+            return runner(args, kwargs)
     held = chain(runner.module.parameters(), pytree.tree_leaves((args, kwargs)))
     device = next((t.device.type for t in held if isinstance(t, torch.Tensor)), "cpu")
     with torch.autocast(device, _DTYPES[precision]):

@@ -30,6 +30,7 @@ from ortrain.capture.structure import FlatCall, OutputStructure
 from ortrain.capture.untouched import random_states, untouched
 from ortrain.errors import OrtrainError, ParityError, listing
 from ortrain.program import Program, Role
+from ortrain.runtime.reduced import reduced_products
 from ortrain.step.agreement import TOLERANCES, compare
 from ortrain.step.build import Plan
 from ortrain.step.digest import Digest
@@ -55,6 +56,7 @@ class Trial:
         seed: of the random numbers.
         draws: whether the graph draws any.
         precision: the narrowest dtype that the graph computes in; float32 where it is wider.
+        reduced: whether that is so in products of float32 only, which PyTorch then has likewise.
     """
 
     module: nn.Module
@@ -65,6 +67,7 @@ class Trial:
     seed: int
     draws: bool
     precision: torch.dtype = torch.float32
+    reduced: bool = False
 
     @classmethod
     def of(
@@ -103,8 +106,9 @@ class Trial:
             call = flat.rebuilt(args, kwargs)
         seed = int(torch.initial_seed() + number & 0x7FFFFFFF)
         draws = any(role is Role.SEED for role, _ in plan.feeds)
-        precision = _precision(plan.programs)
-        return cls(module, call, tuple(names), grad, plan.upstream, seed, draws, precision)
+        reduced = bool(getattr(plan.forward, "reduced", False))
+        precision = torch.bfloat16 if reduced else _precision(plan.programs)
+        return cls(module, call, tuple(names), grad, plan.upstream, seed, draws, precision, reduced)
 
     def digest(self, tensor: torch.Tensor) -> Digest:
         """What is kept of a tensor, as exact as the comparison needs it."""
@@ -132,6 +136,10 @@ class Trial:
             dtype: floating, of everything; None leaves each tensor its own.
             rounding: number of a way of rounding parameters and arguments; 0 leaves them.
         """
+        with reduced_products() if self.reduced else contextlib.nullcontext():
+            return self._eager(dtype, rounding)
+
+    def _eager(self, dtype: torch.dtype | None, rounding: int) -> Evidence:
         evidence = Evidence()
         tensors, structure, leaves, buffers = self._forward(dtype, rounding)
         evidence.buffers = {name: self.digest(buffer) for name, buffer in buffers.items()}

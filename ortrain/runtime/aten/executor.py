@@ -31,6 +31,7 @@ from ortrain.runtime.aten.table import find, serves
 from ortrain.runtime.aten.writer import Writer, render
 from ortrain.runtime.base import Exchange
 from ortrain.runtime.memory import from_the_heap
+from ortrain.runtime.reduced import Products, asked_for, has_effect, reduced_products
 from ortrain.runtime.replays import Replays
 
 
@@ -68,6 +69,7 @@ class AtenCompiled:
         surroundings: in which it runs.
         streams: by the places of the inputs that it takes
             :func:`~ortrain.runtime.aten.hash.spread` on the device, the streams of that.
+        reduced: whether its products of float32 are of operands in bfloat16.
     """
 
     source: str
@@ -79,6 +81,7 @@ class AtenCompiled:
     device: torch.device
     surroundings: Callable[[], AbstractContextManager[None]] = nullcontext
     streams: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    reduced: bool = False
 
     def run_values(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
         """Runs on tensors in input order, and returns those in output order.
@@ -106,7 +109,11 @@ class AtenCompiled:
         try:
             # The casts of autocast are in the graph.
             with torch.no_grad(), torch._C._DisableAutocast(), self.surroundings():
-                results: list[torch.Tensor] = self.function(values)
+                if not self.reduced:
+                    results: list[torch.Tensor] = self.function(values)
+                else:
+                    with reduced_products():
+                        results = self.function(values)
         except Exception as error:
             raise ExecutionError(
                 "PyTorch failed to run the graph",
@@ -140,6 +147,8 @@ class AtenExecutor:
 
     Attributes:
         replays: what has come of that; None without a recorder.
+        asked: whether it is made where products in bfloat16 are asked for.
+        reduced: whether its programs have them: on the CPU, if that multiplies so.
     """
 
     name = "aten"
@@ -150,9 +159,16 @@ class AtenExecutor:
     ) -> None:
         self.device, self.recorder = torch.device(device), recorder
         self.replays = None if recorder is None else Replays()
+        self.asked = asked_for()
+        self.reduced = self.asked and self.device.type == "cpu" and has_effect()
 
     def __str__(self) -> str:
-        return f"{self.name} on {self.device}"
+        products = ""
+        if self.reduced:
+            products = ", float32 multiplied in bfloat16"
+        elif self.asked:
+            products = ", float32 multiplied as such: bfloat16 takes a CPU with AMX"
+        return f"{self.name} on {self.device}{products}"
 
     def __repr__(self) -> str:
         return f"AtenExecutor({str(self.device)!r})"
@@ -201,6 +217,7 @@ class AtenExecutor:
             "aten": ATEN,
             "nn": torch._C._nn,
             **MODULES,
+            **({"blas": Products} if self.reduced else {}),
             "inf": float("inf"),
             "nan": float("nan"),
             "device": self.device,
@@ -224,6 +241,7 @@ class AtenExecutor:
                 for place, operand in enumerate(writer.block.parameters)
                 if operand in writer.streams
             },
+            self.reduced,
         )
 
 
