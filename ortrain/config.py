@@ -129,12 +129,12 @@ class Options:
             raise ValueError(
                 f"precision={self.precision!r}: expected {_either(get_args(Precision))}, or None"
             )
-        for engine in (self.engine, self.inference):
-            if self.precision == "bf16-products" and engine in ("onnxruntime", "reference"):
-                raise ValueError(
-                    f"precision='bf16-products' with the engine {engine!r}, which multiplies "
-                    "float32 as it is: take engine='aten' or 'auto'"
-                )
+        exact = {self.engine, self.inference} & {"onnxruntime", "reference"}
+        if self.precision == "bf16-products" and exact:
+            raise ValueError(
+                f"precision='bf16-products' with the engine {exact.pop()!r}, which multiplies "
+                "float32 as it is: take engine='aten' or 'auto'"
+            )
         if self.fallback not in ("torch", "raise"):
             raise ValueError(f"fallback={self.fallback!r}: expected 'torch' or 'raise'")
         every = type(self.certificate) is int and self.certificate > 0

@@ -44,6 +44,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "bf16": {**BERT, "bf16": True, "deepspeed": configuration(2, bf16={"enabled": "auto"})},
 }
 OURS: dict[str, dict[str, Any]] = {"ZeRO 3": EAGER, "bf16": EAGER}
+BY_ATEN = {"trainer": "ort", "ort_engine": "aten"}
 RUNS: dict[str, dict[str, Any]] = {
     **{f"{name}, plain": {"trainer": "plain", **run} for name, run in TRAININGS.items()},
     **{
@@ -56,6 +57,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "resume": "ZeRO 2, ort/checkpoint-2",
     },
     "ZeRO 2, replaced": {"trainer": "ort", **TRAININGS["ZeRO 2"], "replaces": True},
+    "bf16, graph": {**TRAININGS["bf16"], **BY_ATEN},
     "ZeRO 3, raises": {"trainer": "ort", **TRAININGS["ZeRO 3"], "fails": True},
 }
 
@@ -121,6 +123,19 @@ def test_what_a_graph_does_not_serve_is_trainers_to_the_bit(
     assert ours["calls"] == [0, 4]
     assert [reason in message for message in ours["warned"]] == [True]
     assert_same(ours, plain, rtol=0.0)
+
+
+@on_deepspeed
+@slow
+@pytest.mark.timeout(600)
+def test_bf16_is_a_graph_in_pytorchs_operators(two: Results) -> None:
+    plain, ours = two["bf16, plain"], two["bf16, graph"]
+    assert ours["calls"] == [4, 0]
+    assert ours["optimizer"] == plain["optimizer"]
+    # The loss is in bfloat16, whose steps are 2^-8 of it.
+    for name in ("losses", "eval_loss"):
+        assert ours[name] == pytest.approx(plain[name], rel=2e-2)
+    assert ours["norms"] == pytest.approx(plain["norms"], rel=0.1)
 
 
 @on_deepspeed
