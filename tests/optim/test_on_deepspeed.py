@@ -88,7 +88,17 @@ GRAPHS = {
     f"ZeRO {stage}, {optimizer}, graph": training(stage, optimizer, clip=0.5, graph=True)
     for stage, optimizer in product((1, 2), ("FusedAdam", "AdamW"))
 }
-ALL = {**TRAININGS, **OTHERS, **UNREPLACED, **GRAPHS}
+NARROW_GRAPHS = {
+    f"ZeRO {stage}, {name}, graph": training(stage, clip=0.5, graph=True, **more)
+    for stage, (name, more) in product(
+        (1, 2),
+        {
+            "bf16": BF16,
+            "autocast and a scaler": {"torch_autocast": {"enabled": True, "dtype": "float16"}},
+        }.items(),
+    )
+}
+ALL = {**TRAININGS, **OTHERS, **UNREPLACED, **GRAPHS, **NARROW_GRAPHS}
 
 # On each process, without and with the replaced methods.
 Pairs = list[tuple[dict[str, Any], dict[str, Any]]]
@@ -148,6 +158,18 @@ def test_a_graph_trains_as_the_plain_module_does(results: dict[str, Pairs], name
         assert ours["weights"].keys() == plain["weights"].keys()
         for key, weight in plain["weights"].items():
             torch.testing.assert_close(ours["weights"][key], weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NARROW_GRAPHS)
+def test_a_graph_in_16_bits_trains_about_as_the_plain_module_does(
+    results: dict[str, Pairs], name: str
+) -> None:
+    for plain, ours in results[name]:
+        assert ours["graph_calls"] == 6
+        assert ours["skipped"] == plain["skipped"]
+        assert ours["scale"] == plain["scale"]
+        assert ours["losses"] == pytest.approx(plain["losses"], rel=2e-2)
+        assert ours["norms"] == pytest.approx(plain["norms"], rel=0.1)
 
 
 def test_the_trainings_tell_clipping_and_overflow_apart(results: dict[str, Pairs]) -> None:

@@ -71,7 +71,9 @@ def train(place: Place, run: dict[str, Any], replaces: bool) -> dict[str, Any]:
 
     model = network()
     if run["graph"] and replaces:
-        model = ORTModule(model, options=Options(engine="onnxruntime", fallback="raise"))
+        narrow = {"bf16", "torch_autocast"} & run["config"].keys()
+        kind: Any = "aten" if narrow else "onnxruntime"
+        model = ORTModule(model, options=Options(engine=kind, fallback="raise"))
     engine, optimizer, *_ = deepspeed.initialize(
         model=model,
         optimizer=client(run["optimizer"], model),
