@@ -36,19 +36,28 @@ def _uniform(
     draw: Callable[..., Tensor], tensor: Tensor, low: Any = 0.0, high: Any = 1.0, **more: Any
 ) -> Tensor:
     low, high = more.pop("from", low), more.pop("to", high)
+    _expect(low <= high, "uniform_ between bounds of which the lower one is not above the other")
     return draw(tensor, **more).mul_(high - low).add_(low)
 
 
 def _normal(
     draw: Callable[..., Tensor], tensor: Tensor, mean: Any = 0.0, std: Any = 1.0, **more: Any
 ) -> Tensor:
+    _expect(std >= 0, "normal_ with a standard deviation that is not negative")
     return draw(tensor, **more).mul_(std).add_(mean)
 
 
 def _exponential(
     draw: Callable[..., Tensor], tensor: Tensor, lambd: Any = 1.0, **more: Any
 ) -> Tensor:
+    _expect(lambd > 0, "exponential_ at a positive rate")
     return draw(tensor, **more).div_(lambd)
+
+
+def _expect(condition: Any, what: str) -> None:
+    """A condition without which PyTorch raises its error: it becomes a check of the graph."""
+    if not condition:
+        raise RuntimeError(f"expected {what}")
 
 
 def _is_scalar(value: Any) -> bool:

@@ -123,6 +123,32 @@ def test_a_draw_is_that_of_the_module_on_the_same_numbers(draws: Any) -> None:
     assert any(not torch.equal(graph(x), output) for _ in range(5))  # other steps, other numbers
 
 
+REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
+    "uniform_": (lambda x: x * torch.empty_like(x).uniform_(-x[0, 0].detach(), 1.0), "from, to"),
+    "normal_": (lambda x: x * torch.empty_like(x).normal_(0.0, x[0, 0].detach() + 2), "std >= 0"),
+    "exponential_": (
+        lambda x: x * torch.empty_like(x).exponential_(x[0, 0].detach() + 2),
+        "lambda",
+    ),
+}
+
+
+@pytest.mark.parametrize(("draws", "message"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("engine", ["onnxruntime", "aten"])
+def test_a_parameter_that_pytorch_refuses_is_its_error(
+    engine: Any, draws: Any, message: str
+) -> None:
+    graph = ORTModule(Calls(draws), options=Options(engine=engine, fallback="raise"))
+    graph.linear.weight.data.copy_(torch.eye(6))
+    graph.linear.bias.data.zero_()
+    graph(torch.ones(4, 6)).sum().backward()
+    wrong = torch.full((4, 6), -3.0)
+    with pytest.raises(RuntimeError, match=message):
+        graph(wrong)
+    graph(torch.ones(4, 6)).sum().backward()
+    assert (graph.report.graph_calls, graph.report.eager_calls) == (2, 1)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_noise_of_neftunes_hook_follows_lengths_its_strength_and_the_mode(
     dtype: torch.dtype,
