@@ -155,7 +155,7 @@ def test_mixed_precision_generates_in_pytorch_as_seq2seqtrainer_does(tmp_path: P
         trainer(tmp_path / "strict", bf16=True).predict(texts(6, "copy"))
 
 
-@pytest.mark.filterwarnings("ignore:.*autocast is on")
+@pytest.mark.filterwarnings("ignore:.*autocast is on", "ignore:.*has a forward hook")
 @pytest.mark.parametrize("with_ort", [False, True], ids=["PyTorch", "onnxruntime"])
 def test_mixed_precision_generates_as_seq2seqtrainer_does_after_training(
     tmp_path: Path, with_ort: bool
