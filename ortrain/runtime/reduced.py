@@ -10,6 +10,10 @@ attention over 64 rows, three times as long as before. There it is left alone.
 
 from __future__ import annotations
 
+from ortrain.extras import require
+
+require("torch", __name__)
+
 import contextlib
 import functools
 import threading

@@ -135,6 +135,7 @@ class _Plan:
     upstream = (True,)
     feeds = ()
     programs = ()
+    forward = None
 
 
 def test_nan_is_no_number() -> None:
