@@ -110,8 +110,11 @@ class ORTGenerator:
         expect_options(None, options)
         # The cache is larger at each token. An arena would keep every size that it ever had: 4.7 GB
         # for 384 tokens of a cache that holds 24 MiB in the end.
+        options = options or Options()
+        # onnxruntime multiplies float32 as it is.
+        precision = None if options.precision == "bf16-products" else options.precision
         self.options = replace(
-            options or Options(), engine="onnxruntime", inference=None, arena=False
+            options, engine="onnxruntime", inference=None, arena=False, precision=precision
         )
         quiet = DebugOptions(log_level=LogLevel.ERROR)  # one warning for both
         self._encoder = ORTModule(Encoder(self.model), quiet, options=self.options)

@@ -165,7 +165,7 @@ class _ThroughORTModule(ChecksInput):
         """The model as a graph that reads the weights where they are."""
         self._switch_caches_off(model)
         settings = self.ort_options or options_of(self.args)
-        options = replace(settings, engine=self._evaluating_engine(model), inference=None)
+        options = replace(settings, engine=self._evaluating_engine(model, settings), inference=None)
         if self._evaluator is None or self._evaluator.module is not model:
             self._evaluator = ORTModule(model, options=options)
             if self.accelerator.native_amp:
@@ -177,11 +177,12 @@ class _ThroughORTModule(ChecksInput):
             self._evaluator.options = options
         return self._evaluator
 
-    def _evaluating_engine(self, model: nn.Module) -> Engine:
+    def _evaluating_engine(self, model: nn.Module, settings: Options) -> Engine:
         """What evaluates: onnxruntime, and PyTorch's operators in 16 bits, which that lacks."""
         narrow = {p.dtype for p in model.parameters() if p.is_floating_point() and p.itemsize < 4}
         cast = not self.is_in_train and (self.args.fp16_full_eval or self.args.bf16_full_eval)
-        return "aten" if self.accelerator.native_amp or cast or narrow else "onnxruntime"
+        reduced = self.accelerator.native_amp or settings.precision is not None
+        return "aten" if reduced or cast or narrow else "onnxruntime"
 
     # -- training ------------------------------------------------------------------------------
 

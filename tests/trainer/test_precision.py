@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import Trainer, TrainingArguments
 
-from ortrain import ORTTrainer
+from ortrain import Options, ORTTrainer
 from tests.trainer.models import Run, arguments, bert, both, collate, gpt2, t5, texts, train
 
 IN_16_BITS = {"ort_engine": "aten"}
@@ -154,3 +154,20 @@ def test_the_noise_of_neftune_is_in_the_graph(tmp_path: Path, engine: str, bf16:
     again = Trainer(model, arguments(tmp_path, TrainingArguments, bf16=bf16), collate)
     expected = again.evaluate(texts()[:16])["eval_loss"]
     assert noisy.metrics["eval_loss"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16-products"])
+def test_the_options_own_precision_evaluates_in_pytorchs_operators(
+    tmp_path: Path, precision: Any
+) -> None:
+    options = Options(engine="aten", fallback="raise", precision=precision)
+    rows = texts(16)
+    args = arguments(tmp_path, max_steps=2)
+    trainer = ORTTrainer(bert(), args, collate, rows, eval_dataset=rows, options=options)
+    trainer.train()
+    expected = trainer.evaluate()["eval_loss"]
+    found = trainer.evaluate(inference_with_ort=True)["eval_loss"]
+    assert found == pytest.approx(expected, rel=1e-2)
+    report = trainer.ort_report.inference
+    assert (report.graph_calls, report.eager_calls) == (2, 0)
+    assert report.engine.startswith("aten")
