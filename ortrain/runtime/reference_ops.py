@@ -210,8 +210,9 @@ class ConvTranspose(OpRun):  # noqa: D101
                 total = max(0, have - want)
                 small, large = total // 2, total - total // 2
                 around.append((small, large) if auto_pad == "SAME_UPPER" else (large, small))
-        wide = [max(f, b + n) for f, (b, _), n in zip(full, around, full, strict=True)]
-        y = np.zeros((x.shape[0], w.shape[1] * groups, *wide), x.dtype)
+            if output_shape:  # beyond the windows' reach there are zeros
+                full = [max(have, want) for have, want in zip(full, wanted, strict=True)]
+        y = np.zeros((x.shape[0], w.shape[1] * groups, *full), x.dtype)
         for g, (part, weight) in enumerate(
             zip(np.split(x, groups, 1), np.split(w, groups, 0), strict=True)
         ):
