@@ -143,6 +143,30 @@ def prod(x: Tensor, axes: Sequence[int], keep: bool, dtype: torch.dtype | None =
     return x
 
 
+def amax(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
+    """``ReduceMax``: of nothing, the least number of the dtype."""
+    return torch.amax(x, axes, keep) if x.numel() else _of_nothing(x, axes, keep, -1)
+
+
+def amin(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
+    """``ReduceMin``: of nothing, the greatest number of the dtype."""
+    return torch.amin(x, axes, keep) if x.numel() else _of_nothing(x, axes, keep, 1)
+
+
+def _of_nothing(x: Tensor, axes: Sequence[int], keep: bool, sign: int) -> Tensor:
+    number: float
+    if x.dtype is torch.bool:
+        number = sign > 0
+    elif x.dtype.is_floating_point:
+        number = sign * math.inf
+    else:
+        limits = torch.iinfo(x.dtype)
+        number = limits.max if sign > 0 else limits.min
+    over = {axis % x.dim() for axis in axes}
+    sizes = [1 if i in over else n for i, n in enumerate(x.shape) if keep or i not in over]
+    return x.new_full(sizes, number)
+
+
 def shifted(x: Tensor, axis: int, first: float) -> Tensor:
     """Each element one place further along an axis, which the last one leaves."""
     around = [0, 0] * (x.dim() - 1 - axis % x.dim()) + [1, -1]

@@ -11,7 +11,7 @@ import pytest
 
 from ortrain.program import Program
 from ortrain.runtime.aten import AtenExecutor
-from ortrain.runtime.aten.table import missing
+from ortrain.runtime.aten.refusals import missing
 
 # The reference has the same numbers, and fewer of them than `output_shape` asks for.
 KNOWN = {"test_convtranspose_output_shape"}

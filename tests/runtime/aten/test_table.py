@@ -9,7 +9,8 @@ import pytest
 from ortrain.errors import ExecutionError, GraphError
 from ortrain.program import Role, origin_of, phase_of, role_of
 from ortrain.runtime.aten import AtenExecutor, kernels
-from ortrain.runtime.aten.table import kernel, missing, serves
+from ortrain.runtime.aten.refusals import missing
+from ortrain.runtime.aten.table import kernel, serves
 from tests.programs import program, run
 
 

@@ -99,10 +99,14 @@ def _prod(t, x, over):
 
 
 def _extreme(function):
+    """Of nothing it is the least or the greatest number of the dtype, which PyTorch refuses."""
+
     def reduce(t, x, over):
+        has_some = x.dims is not None and all(isinstance(d, int) and d > 0 for d in x.dims)
+        called = f"torch.{function}" if has_some else f"late.{function}"
         if x.dtype not in UNSIGNED:
-            return over(function, x)
-        result = over(function, ordered(t, x))
+            return over(called, x)
+        result = over(called, ordered(t, x))
         result.dtype = x.dtype
         return ordered(t, result)
 
@@ -122,8 +126,8 @@ def _norm(order):
 
 _reduction("ReduceSum", _sum)
 _reduction("ReduceMean", lambda t, x, over: over("torch.mean", x), floating=True)
-_reduction("ReduceMax", _extreme("torch.amax"))
-_reduction("ReduceMin", _extreme("torch.amin"))
+_reduction("ReduceMax", _extreme("amax"))
+_reduction("ReduceMin", _extreme("amin"))
 _reduction("ReduceProd", _prod)
 _reduction("ReduceL1", _norm(1))
 _reduction("ReduceL2", _norm(2), floating=True)
