@@ -143,7 +143,7 @@ def average_pool(
     window = window_of(t, node, x, kernel_shape, strides, dilations, auto_pad, pads)
     around = _ends(window, x, ceil_mode)
     dims = [*x.dims[:2], *window.counts(x, around)]
-    if _is_plain(window) and set(window.dilations) == {1}:
+    if _is_plain(window) and set(window.dilations) == {1} and fits(x.dims[2:], kernel_shape):
         both = [low for low, _ in window.pads]
         means = _averages(t, x, window, both, bool(ceil_mode), bool(count_include_pad))
         return sized(means, dims)
@@ -155,6 +155,15 @@ def average_pool(
         window.pads, around, bool(count_include_pad),
     )  # fmt: skip
     return sized(means * shares, dims)
+
+
+def fits(sizes, kernel):
+    """Whether PyTorch averages over an image: over three axes, of no window that is larger.
+
+    It does not count what is around it.
+    """
+    rows = zip(sizes, kernel, strict=True)
+    return len(kernel) < 3 or all(isinstance(n, int) and n >= k for n, k in rows)
 
 
 def _averages(t, x, window, both=0, ceil_mode=False, count_include_pad=True):

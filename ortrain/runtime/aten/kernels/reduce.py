@@ -7,7 +7,7 @@ import onnx_ir as ir
 from ortrain.graph.shapes import FLOATING
 from ortrain.runtime.aten.dtypes import UNSIGNED
 from ortrain.runtime.aten.kernels.cast import converted
-from ortrain.runtime.aten.kernels.shape import is_open, sized
+from ortrain.runtime.aten.kernels.shape import has_some, is_open, sized
 from ortrain.runtime.aten.kernels.unsigned import ordered
 from ortrain.runtime.aten.table import kernel
 from ortrain.runtime.aten.writer import Raw
@@ -102,8 +102,7 @@ def _extreme(function):
     """Of nothing it is the least or the greatest number of the dtype, which PyTorch refuses."""
 
     def reduce(t, x, over):
-        has_some = x.dims is not None and all(isinstance(d, int) and d > 0 for d in x.dims)
-        called = f"torch.{function}" if has_some else f"late.{function}"
+        called = f"torch.{function}" if has_some(x) else f"late.{function}"
         if x.dtype not in UNSIGNED:
             return over(called, x)
         result = over(called, ordered(t, x))
