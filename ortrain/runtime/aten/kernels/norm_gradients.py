@@ -148,8 +148,10 @@ def _has_constant_statistics(node):
 
 @kernel("ortrain::BatchNormalizationGradient", when=_has_constant_statistics)
 def frozen_batch_norm(t, dy, x, scale, mean, var, *, epsilon=1e-5, needs=(1, 1, 1, 1, 1), node):
-    """In float32 of tensors of 16 bits: a mean that is rounded to bfloat16 moves what is far from
-    zero by 0.4 % of itself, which may be several percent of the deviation.
+    """In float32 of tensors of 16 bits.
+
+    A mean that is rounded to bfloat16 moves what is far from zero by 0.4 % of itself, which may be
+    several percent of the deviation.
     """
     mask = asked(node, needs)[:3]
     weight, mean, var = _wide(x, scale, mean, var)
