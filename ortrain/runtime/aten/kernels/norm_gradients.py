@@ -34,6 +34,11 @@ def _weights(t, x, *values):
     return [v.to(WIDE) if cast and v is not None else v for v in values]
 
 
+def _in_rows(x):
+    """In one piece: of layers' and groups' statistics and weights PyTorch reads no strides."""
+    return x if x is None or x.is_contiguous else x.contiguous()
+
+
 def _gradients(t, x, results, mask, node):
     """In the dtypes that the program gives them, None for what is not asked for."""
     cast = x.dtype in HALF and t.device.type == "cpu"
@@ -60,6 +65,7 @@ def layer_norm(
     sizes, mask = x.shape[axis % x.rank :], asked(node, needs)
     if mean is None:
         _, mean, inverse = t.native_layer_norm(x, sizes, None, None, epsilon, outputs=3)
+    mean, inverse = _in_rows(mean), _in_rows(inverse)
     (weight,) = _weights(t, x, scale)
     found = t.aten.native_layer_norm_backward(
         dy, x, sizes, *_wide(x, mean, inverse), weight, weight, mask, outputs=3
@@ -105,15 +111,12 @@ def _counts(x):
     return x.size(0), x.size(1), product(x.shape[2:])
 
 
-def _in_rows(x):
-    return x if x.is_contiguous else x.contiguous()
-
-
 @kernel("ortrain::GroupNorm", when=_has_channels)
 def group_norm(t, x, scale, bias, *, num_groups, epsilon=1e-5):
     y, mean, inverse = t.native_group_norm(
-        _in_rows(x), *_weights(t, x, scale, bias), *_counts(x), num_groups, epsilon, outputs=3
-    )
+        _in_rows(x), *map(_in_rows, _weights(t, x, scale, bias)), *_counts(x), num_groups, epsilon,
+        outputs=3,
+    )  # fmt: skip
     return y, *_wide(x, mean, inverse)
 
 
@@ -122,8 +125,8 @@ def group_norm_gradient(t, dy, x, scale, mean, inverse, *, num_groups, needs=(1,
     mask, narrow = asked(node, needs), x.dtype in HALF and t.device.type == "cuda"
     statistics = [_in_rows(v.to(x.dtype) if narrow else v) for v in (mean, inverse)]
     found = t.aten.native_group_norm_backward(
-        _in_rows(dy), _in_rows(x), *statistics, *_weights(t, x, scale), *_counts(x), num_groups,
-        mask, outputs=3,
+        _in_rows(dy), _in_rows(x), *statistics, *map(_in_rows, _weights(t, x, scale)), *_counts(x),
+        num_groups, mask, outputs=3,
     )  # fmt: skip
     return _gradients(t, x, found, mask, node)
 
