@@ -116,9 +116,11 @@ class MaxPool(OpRun):  # noqa: D101
             numbers = plane + offset * math.prod(sizes)
         places = _windows(_padded(numbers, around, -1), kernel_shape, strides, dilations)
         flat = values.reshape(*values.shape[: 2 + rank], -1)
-        best = flat.argmax(-1)[..., None]
-        y = np.take_along_axis(flat, best, -1)[..., 0]
-        index = np.take_along_axis(places.reshape(flat.shape), best, -1)[..., 0]
+        best, numbered = flat.argmax(-1)[..., None], places.reshape(flat.shape)
+        largest = np.take_along_axis(flat, best, -1)
+        inside = (flat == largest) & (numbered >= 0)  # what is around may be as small
+        best = np.where(inside.any(-1, keepdims=True), inside.argmax(-1)[..., None], best)
+        y, index = largest[..., 0], np.take_along_axis(numbered, best, -1)[..., 0]
         return (y,) if len(self.onnx_node.output) == 1 else (y, index.astype(np.int64))
 
 

@@ -89,11 +89,11 @@ def _sum(t, x, over):
 
 def _prod(t, x, over):
     """PyTorch has it over one axis."""
-    if over.is_open or over.is_none:
+    known = not over.is_open and all(isinstance(axis, int) for axis in over.axes)
+    if over.is_none or not known:  # which of them is the last is seen at run time
         return over("late.prod", x, **_in_dtype(x))
-    known = all(isinstance(axis, int) for axis in over.axes)
     result = x
-    for axis in sorted((a % x.rank for a in over.axes), reverse=True) if known else over.axes:
+    for axis in sorted((a % x.rank for a in over.axes), reverse=True):
         result = t.prod(result, axis, over.keep, **_in_dtype(x))
     return over.noted(result, x)
 
