@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 
+from ortrain.graph import shapes
 from tests.programs import program
 
 ROWS, COLUMNS = 3, 4
@@ -107,7 +108,9 @@ def many_operators(seed: int, length: int = 12, symbols: bool = True):
     feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in sizes.items()}
     if symbols and draw.random() < 0.5:
         sizes |= {"a": ("n", "m", WIDTH), "b": ("n", "m", WIDTH), "column": ("m", 1)}
-    return program(body, sizes), feeds
+    subject = program(body, sizes)
+    shapes.infer_all(subject.model)
+    return subject, feeds
 
 
 def _rows_of(op, x, y, draw):

@@ -145,12 +145,12 @@ def prod(x: Tensor, axes: Sequence[int], keep: bool, dtype: torch.dtype | None =
 
 def amax(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
     """``ReduceMax``: of nothing, the least number of the dtype."""
-    return torch.amax(x, axes, keep) if x.numel() else _of_nothing(x, axes, keep, -1)
+    return torch.amax(x, [*axes], keep) if x.numel() else _of_nothing(x, axes, keep, -1)
 
 
 def amin(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
     """``ReduceMin``: of nothing, the greatest number of the dtype."""
-    return torch.amin(x, axes, keep) if x.numel() else _of_nothing(x, axes, keep, 1)
+    return torch.amin(x, [*axes], keep) if x.numel() else _of_nothing(x, axes, keep, 1)
 
 
 def _of_nothing(x: Tensor, axes: Sequence[int], keep: bool, sign: int) -> Tensor:
