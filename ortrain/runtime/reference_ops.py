@@ -11,6 +11,10 @@
   return statistics in the wrong dtype.
 - ``LpNormalization``: p = 1 of negative numbers.
 - ``Erf``: in float64; upstream's is float32.
+- ``LogSoftmax``: of numbers far apart; upstream takes the logarithm of a softmax of zero.
+- ``LpPool``: pads, dilations and ceil mode; ``GlobalMaxPool``: other than two axes.
+- ``LRN``: upstream leaves the second half of the channels as they were.
+- ``ReduceSumSquare``: integers in their own dtype.
 - ``BitShift``: shifts of 0-dimensional arrays.
 """
 
@@ -112,9 +116,11 @@ class MaxPool(OpRun):  # noqa: D101
             numbers = plane + offset * math.prod(sizes)
         places = _windows(_padded(numbers, around, -1), kernel_shape, strides, dilations)
         flat = values.reshape(*values.shape[: 2 + rank], -1)
-        best = flat.argmax(-1)[..., None]
-        y = np.take_along_axis(flat, best, -1)[..., 0]
-        index = np.take_along_axis(places.reshape(flat.shape), best, -1)[..., 0]
+        best, numbered = flat.argmax(-1)[..., None], places.reshape(flat.shape)
+        largest = np.take_along_axis(flat, best, -1)
+        inside = (flat == largest) & (numbered >= 0)  # what is around may be as small
+        best = np.where(inside.any(-1, keepdims=True), inside.argmax(-1)[..., None], best)
+        y, index = largest[..., 0], np.take_along_axis(numbered, best, -1)[..., 0]
         return (y,) if len(self.onnx_node.output) == 1 else (y, index.astype(np.int64))
 
 
@@ -144,6 +150,82 @@ class AveragePool(OpRun):  # noqa: D101
         sums = _windows(_padded(x, around, 0), kernel_shape, strides, dilations).sum(axes)
         counts = _windows(counted, kernel_shape, strides, dilations).sum(axes)
         return ((sums / counts).astype(x.dtype),)
+
+
+class LpPool(OpRun):  # noqa: D101
+    op_domain = ""
+
+    def _run(
+        self,
+        x: Array,
+        auto_pad: str | None = None,
+        ceil_mode: int | None = None,
+        dilations: Sequence[int] | None = None,
+        kernel_shape: Sequence[int] = (),
+        p: int | None = None,
+        pads: Sequence[int] | None = None,
+        strides: Sequence[int] | None = None,
+    ) -> tuple[Array, ...]:
+        rank, sizes, power = len(kernel_shape), x.shape[2:], p or 2
+        strides, dilations = strides or [1] * rank, dilations or [1] * rank
+        around = _explicit_pads(auto_pad, pads, sizes, kernel_shape, strides, dilations)
+        if ceil_mode:
+            around = _with_ceil(around, sizes, kernel_shape, strides, dilations)
+        windows = _windows(_padded(np.abs(x), around, 0), kernel_shape, strides, dilations)
+        sums = (windows**power).sum(tuple(range(2 + rank, 2 + 2 * rank)))
+        return ((sums ** (1 / power)).astype(x.dtype),)
+
+
+class GlobalMaxPool(OpRun):  # noqa: D101
+    op_domain = ""
+
+    def _run(self, x: Array) -> tuple[Array, ...]:
+        return (x.max(tuple(range(2, x.ndim)), keepdims=True),)
+
+
+class LRN(OpRun):  # noqa: D101
+    op_domain = ""
+
+    def _run(
+        self,
+        x: Array,
+        alpha: float | None = None,
+        beta: float | None = None,
+        bias: float | None = None,
+        size: int = 1,
+    ) -> tuple[Array, ...]:
+        around = [(0, 0), ((size - 1) // 2, size // 2), *[(0, 0)] * (x.ndim - 2)]
+        sums = sliding_window_view(np.pad(np.square(x), around), size, axis=1).sum(-1)
+        shrunk = (1.0 if bias is None else bias) + (1e-4 if alpha is None else alpha) / size * sums
+        return ((x / shrunk ** (0.75 if beta is None else beta)).astype(x.dtype),)
+
+
+class LogSoftmax(OpRun):  # noqa: D101
+    op_domain = ""
+
+    def _run(self, x: Array, axis: int | None = None) -> tuple[Array, ...]:
+        axis = -1 if axis is None else axis
+        wide = x.astype(np.promote_types(x.dtype, np.float32))
+        away = wide - wide.max(axis, keepdims=True, initial=-np.inf)
+        return ((away - np.log(np.exp(away).sum(axis, keepdims=True))).astype(x.dtype),)
+
+
+class ReduceSumSquare(OpRun):  # noqa: D101
+    op_domain = ""
+
+    def _run(
+        self,
+        x: Array,
+        axes: Array | Sequence[int] | None = None,
+        keepdims: int | None = None,
+        noop_with_empty_axes: int | None = None,
+    ) -> tuple[Array, ...]:
+        picked = tuple(int(a) for a in axes) if axes is not None else ()
+        square = np.square(x)
+        if not picked and noop_with_empty_axes:
+            return (square,)
+        keep = keepdims is None or bool(keepdims)
+        return (np.asarray(square.sum(picked or None, dtype=x.dtype, keepdims=keep)),)
 
 
 class Conv(OpRun):  # noqa: D101
@@ -210,8 +292,9 @@ class ConvTranspose(OpRun):  # noqa: D101
                 total = max(0, have - want)
                 small, large = total // 2, total - total // 2
                 around.append((small, large) if auto_pad == "SAME_UPPER" else (large, small))
-        wide = [max(f, b + n) for f, (b, _), n in zip(full, around, full, strict=True)]
-        y = np.zeros((x.shape[0], w.shape[1] * groups, *wide), x.dtype)
+            if output_shape:  # beyond the windows' reach there are zeros
+                full = [max(have, want) for have, want in zip(full, wanted, strict=True)]
+        y = np.zeros((x.shape[0], w.shape[1] * groups, *full), x.dtype)
         for g, (part, weight) in enumerate(
             zip(np.split(x, groups, 1), np.split(w, groups, 0), strict=True)
         ):
@@ -365,9 +448,10 @@ class LpNormalization(OpRun):  # noqa: D101
     op_domain = ""
 
     def _run(self, x: Array, axis: int | None = None, p: int | None = None) -> tuple[Array, ...]:
-        power = p or 2
-        norm = (np.abs(x) ** power).sum(-1 if axis is None else axis, keepdims=True) ** (1 / power)
-        return (np.where(norm == 0, 0, x / norm).astype(x.dtype),)
+        power, wide = p or 2, x.astype(np.promote_types(x.dtype, np.float32))
+        over = -1 if axis is None else axis
+        norm = (np.abs(wide) ** power).sum(over, keepdims=True) ** (1 / power)
+        return (np.where(norm == 0, 0, wide / norm).astype(x.dtype),)
 
 
 class Erf(OpRun):  # noqa: D101
@@ -385,6 +469,7 @@ class BitShift(OpRun):  # noqa: D101
 
 
 OPERATORS: tuple[type[OpRun], ...] = (
-    AveragePool, BitShift, Conv, ConvTranspose, Erf, GatherElements, GroupNormalization,
-    LayerNormalization, LpNormalization, MaxPool, Mean, Pad, ScatterElements, ScatterND,
+    AveragePool, BitShift, Conv, ConvTranspose, Erf, GatherElements, GlobalMaxPool,
+    GroupNormalization, LayerNormalization, LogSoftmax, LpNormalization, LpPool, LRN, MaxPool, Mean,
+    Pad, ReduceSumSquare, ScatterElements, ScatterND,
 )  # fmt: skip

@@ -1,7 +1,8 @@
-"""Operators of ``onnx.reference`` done over: recurrent layers and ``Scan``.
+"""Operators of ``onnx.reference`` done over: recurrent layers and loops.
 
 - ``LSTM``, ``GRU``, ``RNN``: upstream's pass over the lengths of sequences, and know no ``Relu``.
-- ``Scan``: upstream's runs forwards only.
+- ``Scan``: upstream's runs forwards only, over the first axis.
+- ``Loop``: upstream puts what steps collect one below the other, also where it is to be stacked.
 """
 
 from __future__ import annotations
@@ -137,13 +138,17 @@ class Scan(OpRun):  # noqa: D101
         context: dict[str, Array],
         bindings: Any = None,
         num_scan_inputs: int,
+        scan_input_axes: Sequence[int] | None = None,
         scan_input_directions: Sequence[int] | None = None,
+        scan_output_axes: Sequence[int] | None = None,
         scan_output_directions: Sequence[int] | None = None,
         **attributes: Any,
     ) -> tuple[Array, ...]:
         body: Any = self.body  # type: ignore[attr-defined]
         count = len(values) - num_scan_inputs
-        states, slices = list(values[:count]), values[count:]
+        axes_in = scan_input_axes or [0] * num_scan_inputs
+        states = list(values[:count])
+        slices = [np.moveaxis(v, a, 0) for v, a in zip(values[count:], axes_in, strict=True)]
         length = len(slices[0])
         collected = len(body.output_names) - count
         back_in = scan_input_directions or [0] * num_scan_inputs
@@ -156,8 +161,40 @@ class Scan(OpRun):  # noqa: D101
             states = results[:count]
             for row, value in zip(rows, results[count:], strict=True):
                 row.append(value)
-        stacked = [np.stack(r[::-1] if b else r) for r, b in zip(rows, back_out, strict=True)]
-        return (*states, *stacked)
+        axes_out = scan_output_axes or [0] * collected
+        columns = zip(rows, back_out, axes_out, strict=True)
+        return (*states, *(np.stack(r[::-1] if b else r, a) for r, b, a in columns))
 
 
-OPERATORS: tuple[type[OpRun], ...] = (GRU, LSTM, RNN, Scan)
+class Loop(OpRun):  # noqa: D101
+    op_domain = ""
+
+    def need_context(self) -> bool:
+        """The body may read what is outside."""
+        return True
+
+    def _run(
+        self,
+        trips: Array | None,
+        condition: Array | None,
+        *states: Array,
+        context: dict[str, Array],
+        bindings: Any = None,
+        **attributes: Any,
+    ) -> tuple[Array, ...]:
+        body: Any = self.body  # type: ignore[attr-defined]
+        rows: list[list[Array]] = [[] for _ in body.output_names[1 + len(states) :]]
+        goes_on, step = condition is None or bool(condition), 0
+        while goes_on and (trips is None or step < trips):
+            entries = [np.array(step, np.int64), np.array(True), *states]
+            given = dict(zip(body.input_names, entries, strict=True))
+            going, *results = body.run(None, {**context, **given}, _bindings=bindings)
+            goes_on, step = bool(going), step + 1
+            states = tuple(results[: len(states)])
+            for row, value in zip(rows, results[len(states) :], strict=True):
+                row.append(value)
+        # Of no step at all nobody knows here what it would have collected.
+        return (*states, *(np.stack(row) if row else np.zeros(0) for row in rows))
+
+
+OPERATORS: tuple[type[OpRun], ...] = (GRU, Loop, LSTM, RNN, Scan)

@@ -113,6 +113,10 @@ CASES = [
     transposed("1d", (2, 3, 5), (3, 2, 4), strides=[2], pads=[1, 1]),
     transposed("output-shape", (1, 3, 4, 4), (3, 2, 3, 3), strides=[2, 2], output_shape=[8, 8],
                torch=None, unsupported=SIZES),
+    transposed("output-shape-beyond", (1, 3, 3, 2), (3, 2, 3, 2), strides=[3, 2],
+               output_shape=[10, 5], torch=None, unsupported=SIZES),
+    transposed("auto-pad-beyond", (1, 3, 3, 2), (3, 2, 1, 2), strides=[2, 3],
+               auto_pad="SAME_LOWER", torch=None, unsupported=SIZES),
     transposed("auto-pad", (1, 3, 4, 4), (3, 2, 3, 3), strides=[2, 2], auto_pad="SAME_UPPER",
                torch=None, unsupported=SIZES),
 ]  # fmt: skip

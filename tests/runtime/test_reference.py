@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from ortrain.errors import ExecutionError
 from ortrain.program import Program
+from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
 from ortrain.runtime.reference import ReferenceExecutor
 from tests.programs import program, run
 
@@ -163,3 +165,47 @@ def test_a_loaded_program_runs_as_the_saved_one(tmp_path):
     x = RNG.standard_normal(3).astype(np.float32)
     again = Program.load(tmp_path / "model.onnx")
     np.testing.assert_array_equal(run(again, {"x": x})["y"], run(subject, {"x": x})["y"])
+
+
+# -- against onnxruntime -------------------------------------------------------------------------
+
+DONE_OVER = {
+    "LogSoftmax": lambda op, x: op.LogSoftmax(op.Mul(x, 1e4), axis=1),
+    "LRN": lambda op, x: op.LRN(x, size=3, alpha=0.1),
+    "GlobalMaxPool": lambda op, x: op.GlobalMaxPool(op.Unsqueeze(x, [4])),
+    "LpPool": lambda op, x: op.LpPool(
+        x, kernel_shape=[2, 3], strides=[2, 2], pads=[0, 1, 1, 1], ceil_mode=1, p=3
+    ),
+    "LpPool-dilations": lambda op, x: op.LpPool(x, kernel_shape=[2, 2], dilations=[2, 1]),
+    "MaxPool": lambda op, x: op.MaxPool(x, kernel_shape=[2, 2], pads=[1, 1, 1, 1]),
+    "ReduceSumSquare": lambda op, x: op.ReduceSumSquare(op.cast(x, ir.DataType.INT32), [1]),
+}
+
+
+@pytest.mark.parametrize("name", DONE_OVER)
+def test_what_is_done_over_agrees_with_onnxruntime(name):
+    subject = program(DONE_OVER[name], {"x": (2, 5, 4, 5)})
+    x = np.random.default_rng(0).standard_normal((2, 5, 4, 5)).astype(np.float32)
+    executor = OnnxRuntimeExecutor(threads=1)
+    (wanted,) = executor.compile(executor.lower(subject)).run([x])
+    found = run(subject, {"x": x})["y"]
+    assert found.dtype == wanted.dtype
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+def test_a_loop_stacks_what_its_steps_give(shape):
+    def body(op, x):
+        number = ir.Value(name="i", shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT64))
+        goes_on = ir.Value(name="c", shape=ir.Shape([]), type=ir.TensorType(ir.DataType.BOOL))
+        state = ir.Value(name="s", shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.FLOAT))
+        with op.subgraph("body", [number, goes_on, state]) as inner:
+            doubled = inner.Mul(state, 2.0)
+            graph = inner.returning(inner.Identity(goes_on), doubled, inner.Identity(doubled))
+        _, rows = op.Loop(np.int64(3), np.bool_(True), x, body=graph, outputs=2)
+        return rows
+
+    x = np.ones(shape, np.float32)
+    executor = ReferenceExecutor()
+    (rows,) = executor.compile(executor.lower(program(body, {"x": shape}))).run([x])
+    np.testing.assert_array_equal(rows, np.stack([2 * x, 4 * x, 8 * x]))

@@ -26,10 +26,10 @@ def conv_transpose(
     """dx = convolution of dy, dw = correlation of dy and x, db = sum of dy"""
     window = spelled(g, x, w, "NOTSET", dilations, kernel_shape, pads, strides)
     extra = output_padding or [0] * len(window["strides"])
-    if any(e >= s for e, s in zip(extra, window["strides"], strict=True)):
-        g.unsupported("output_padding is as large as the stride")
     if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        window["pads"] = _implied_pads(g, window, x, auto_pad, extra)
+        window["pads"], extra = _implied_pads(g, window, x, auto_pad, extra)
+    if any(e >= s for e, s in zip(extra, window["strides"], strict=True)):
+        g.unsupported("its output reaches a stride or more beyond the windows")
     needs = [g.needs(i) for i in range(3)]
     return g.composite(
         "ConvTransposeGradient", g.dy, *_read(g, x, w, needs), output_padding=extra, group=group,
@@ -69,18 +69,23 @@ def _same(g: Gradient, x, i, auto_pad, window):
 
 
 def _implied_pads(g: Gradient, window, x, auto_pad, extra):
-    """The pads that give a transposed convolution its output's size."""
+    """The pads that give a transposed convolution its output's size, and its output padding.
+
+    The output is longer than the windows reach only where ``output_shape`` says so.
+    """
     sizes, wanted = numbers(g.dims(x)[2:]), numbers(g.dims(g.y)[2:])
     kernel, strides, dilations = window["kernel_shape"], window["strides"], window["dilations"]
     if sizes is None or wanted is None or kernel is None:
         g.unsupported("its pads follow from sizes that are known at run time only")
-    result = []
+    result, longer = [], []
     rows = zip(sizes, wanted, kernel, strides, dilations, extra, strict=True)
     for size, want, k, stride, dilation, more in rows:
-        total = max(0, (size - 1) * stride + (k - 1) * dilation + 1 + more - want)
+        surplus = (size - 1) * stride + (k - 1) * dilation + 1 + more - want
+        total = max(0, surplus)
         small, large = total // 2, total - total // 2
         result.append((small, large) if auto_pad == "SAME_UPPER" else (large, small))
-    return _flat(result)
+        longer.append(more + max(0, -surplus))
+    return _flat(result), longer
 
 
 def _flat(pairs):

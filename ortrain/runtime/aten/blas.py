@@ -39,7 +39,9 @@ _linear = torch._C._nn.linear
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``x weightᵀ + bias``: [..., K], [N, K] and [N] → [..., N]."""
     columns, inner = weight.shape
-    if _CHOICE.prefers_onednn("linear", x.numel() // inner, columns, inner, x, weight):
+    if _CHOICE.prefers_onednn("linear", x.numel() // max(inner, 1), columns, inner, x, weight):
+        if bias is not None:  # of which it reads no strides
+            bias = bias.contiguous()
         return _pointwise(x, weight, bias, "none", [], "")
     return _linear(x, weight, bias)
 
@@ -53,7 +55,7 @@ def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``a b``: [..., K] and [K, N] → [..., N]."""
-    rows = a.numel() // a.shape[-1]
+    rows = a.numel() // max(a.shape[-1], 1)
     if _CHOICE.prefers_onednn(_form(a, b), rows, b.shape[1], b.shape[0], a, b.t()):
         return _pointwise(a, b.t(), None, "none", [], "")
     return torch.matmul(a, b)

@@ -143,8 +143,48 @@ def prod(x: Tensor, axes: Sequence[int], keep: bool, dtype: torch.dtype | None =
     return x
 
 
+def amax(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
+    """``ReduceMax``: of nothing, the least number of the dtype."""
+    return torch.amax(x, [*axes], keep) if x.numel() else _of_nothing(x, axes, keep, -1)
+
+
+def amin(x: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
+    """``ReduceMin``: of nothing, the greatest number of the dtype."""
+    return torch.amin(x, [*axes], keep) if x.numel() else _of_nothing(x, axes, keep, 1)
+
+
+def _of_nothing(x: Tensor, axes: Sequence[int], keep: bool, sign: int) -> Tensor:
+    number: float
+    if x.dtype is torch.bool:
+        number = sign > 0
+    elif x.dtype.is_floating_point:
+        number = sign * math.inf
+    else:
+        limits = torch.iinfo(x.dtype)
+        number = limits.max if sign > 0 else limits.min
+    over = {axis % x.dim() for axis in axes}
+    sizes = [1 if i in over else n for i, n in enumerate(x.shape) if keep or i not in over]
+    return x.new_full(sizes, number)
+
+
+def hardmax(x: Tensor, axis: int) -> Tensor:
+    """``Hardmax`` of what may be nothing."""
+    zeros = torch.zeros_like(x)
+    return zeros.scatter_(axis, x.argmax(axis, True), 1.0) if x.numel() else zeros
+
+
+def variance(x: Tensor, unbiased: Tensor) -> Tensor:
+    """The variance of each channel, of which PyTorch has said what is n / (n - 1) of it."""
+    count = x.numel() // max(x.shape[1], 1)
+    if count > 1:
+        return unbiased * ((count - 1) / count)
+    return x.to(unbiased.dtype).var([0, *range(2, x.dim())], correction=0)
+
+
 def shifted(x: Tensor, axis: int, first: float) -> Tensor:
     """Each element one place further along an axis, which the last one leaves."""
+    if not x.numel():
+        return x.clone()
     around = [0, 0] * (x.dim() - 1 - axis % x.dim()) + [1, -1]
     return torch.constant_pad_nd(x, around, first)
 
@@ -168,7 +208,8 @@ def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, reduction: str) -> T
     count = len(places)
     numbers = torch.arange(math.prod(x.shape[:count]), device=x.device)
     row = torch.ops.aten.index.Tensor(numbers.view(x.shape[:count]), [*places]).reshape(-1)
-    rows, rest = x.reshape(-1, *x.shape[count:]), updates.reshape(-1, *x.shape[count:])
+    rows = x.reshape(math.prod(x.shape[:count]), *x.shape[count:])
+    rest = updates.reshape(row.numel(), *x.shape[count:])
     if reduction == "add":
         return rows.index_add(0, row, rest).view(x.shape)
     kind = {"mul": "prod", "max": "amax", "min": "amin"}[reduction]

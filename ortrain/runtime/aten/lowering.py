@@ -71,6 +71,8 @@ def _body(node: ir.Node, opset: int) -> onnx.FunctionProto | None:
     """The body that takes a node's place."""
     if node.domain or find(node) is not None:
         return None
+    if any(a.type is ir.AttributeType.GRAPH for a in node.attributes.values()):
+        return None  # the inliner takes no body that is given a graph
     body = function_body(node, opset)
     return body if body is not None and _makes_outputs(body, node) else None
 

@@ -89,8 +89,7 @@ def write_over(block: Block, kept: Collection[str]) -> int:
         for made in _targets(line):
             for root in made.roots:
                 sharing.setdefault(root, set()).add(made)
-            first = line.args[0] if line.args else None
-            if line.function in _SPREAD or (isinstance(first, Tensor) and first in spread):
+            if _may_spread(line, made, spread):
                 spread.add(made)
     returned = {root for t in _results(block) for root in t.roots}
     alive: set[Tensor] = set(block.parameters)
@@ -123,6 +122,19 @@ def write_over(block: Block, kept: Collection[str]) -> int:
         alive.update(_targets(line))
         alive -= ends
     return changed
+
+
+def _may_spread(line: Line, made: Tensor, spread: Collection[Tensor]) -> bool:
+    """Whether one element of what a line makes may stand for several.
+
+    So it may of a view of such a tensor, wherever the line reads it; and of what a function inside
+    returns, which is not looked into.
+    """
+    if line.function in _SPREAD or line.function.startswith("control."):
+        return True
+    first = line.args[0] if line.args else None
+    views = (t for t in line.reads() if t is first or t.roots & made.roots)
+    return any(t in spread for t in views)
 
 
 def _take_over(

@@ -9,18 +9,21 @@ A kernel reads like the call that it writes::
 Its signature is the operator's ONNX schema: inputs positional, None where an optional one is
 absent, and attributes by keyword with ONNX's defaults. ``t`` is the :class:`Writer` of the
 function that is being written. A kernel for some forms of its operator says ``when=`` it serves a
-node; the others are as if there were none.
+node; the others are as if there were none. So are nodes with an input or an attribute that its
+signature does not have: a later version of ONNX may have given the operator a meaning that the
+kernel does not know.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import onnx_ir as ir
 
 from ortrain.errors import GraphError
-from ortrain.program import Program
 from ortrain.runtime.aten.dtypes import holds
 
 Kernel = Callable[..., Any]
@@ -62,26 +65,40 @@ def find(node: ir.Node) -> Kernel | None:
     if not all(map(holds, (*node.inputs, *node.outputs))):
         return None
     function = KERNELS.get((node.domain, node.op_type))
-    condition = None if function is None else _CONDITIONS.get(function)
+    if function is None or not _takes(function, node):
+        return None
+    condition = _CONDITIONS.get(function)
     return None if condition is not None and not condition(node) else function
+
+
+def _takes(function: Kernel, node: ir.Node) -> bool:
+    """Whether a kernel's signature has each input and each attribute of a node."""
+    most, names = _signature(function)
+    given = [i for i, value in enumerate(node.inputs) if value is not None]
+    return max(given, default=-1) < most and names.issuperset(node.attributes)
+
+
+@cache
+def _signature(function: Kernel) -> tuple[float, frozenset[str]]:
+    """How many inputs a kernel takes, and the names of what may be an attribute.
+
+    An input may be one: before opset 18 the axes of a reduction are.
+    """
+    rest = list(inspect.signature(function).parameters.values())[1:]  # behind the writer
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in rest)
+    count = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in rest)
+    return float("inf") if takes_any else count, frozenset(p.name for p in rest)
+
+
+def named(node: ir.Node) -> str:
+    """The operator of a node, ``domain::`` before a foreign one."""
+    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 
 def serves(node: ir.Node) -> bool:
     """Whether PyTorch computes a node, those of its sub-graphs included."""
     known = find(node) is not None or (not node.domain and node.op_type in _NO_CALLS)
     return known and all(serves(inner) for graph in _subgraphs(node) for inner in graph)
-
-
-def missing(program: Program) -> list[str]:
-    """The operators of a lowered program that have no kernel, ``domain::`` before foreign ones."""
-    nodes = [node for node in program.graph.all_nodes() if not serves(node)]
-    return sorted(
-        {
-            f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-            for node in nodes
-            if find(node) is None
-        }
-    )
 
 
 def _subgraphs(node: ir.Node) -> Iterator[ir.Graph]:

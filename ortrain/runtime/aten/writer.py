@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from ortrain.errors import ExecutionError
+from ortrain.errors import ExecutionError, OrtrainError
 from ortrain.graph import shapes
 from ortrain.graph.shapes import FLOATING, Dim
 from ortrain.ops.base import attributes_of
@@ -26,7 +26,7 @@ from ortrain.program import Program, Role, origin_of, role_of
 from ortrain.runtime.aten import hash, host
 from ortrain.runtime.aten.dtypes import DTYPES
 from ortrain.runtime.aten.operands import Host, Operand, Size, Tensor
-from ortrain.runtime.aten.table import find
+from ortrain.runtime.aten.table import find, named
 
 # Operators that return (or may return) a view of their first operand.
 VIEWS = frozenset(
@@ -266,8 +266,13 @@ class Writer:
         inputs = [None if v is None else self.operand(v) for v in node.inputs]
         try:
             results = self._computed(node, inputs)
-        except (AssertionError, TypeError) as error:  # a rank that is not known, another form
+        except OrtrainError:
+            raise
+        except AssertionError as error:  # a rank that is not known
             raise self.refusal(node, str(error)) from error
+        except Exception as error:  # another form than the kernel was written for
+            because = f"its kernel fails on this form: {type(error).__name__}: {error}"
+            raise self.refusal(node, because) from error
         if not isinstance(results, (tuple, list)):
             results = (results,)
         for value, result in zip(node.outputs, results, strict=False):
@@ -298,9 +303,8 @@ class Writer:
 
     def refusal(self, node: ir.Node, because: str) -> ExecutionError:
         """The error for a node that cannot be written."""
-        name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
         return ExecutionError(
-            f"no kernel of PyTorch's executor serves {name!r}",
+            f"no kernel of PyTorch's executor serves {named(node)!r}",
             where=origin_of(node),
             because=because,
             help='engine="onnxruntime" runs it',

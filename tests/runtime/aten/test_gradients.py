@@ -149,3 +149,43 @@ def test_a_layer_norm_whose_scale_is_broadcast_is_spelled_out():
     subject, feeds = case.build(np.dtype(np.float32), 21)
     training = differentiate(subject, [*feeds], keep=EXECUTOR.keeps)
     assert "ortrain::LayerNormalizationGradient" not in training.operators()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("wide", [("scale", "mean", "var"), ("mean", "var"), ()])
+def test_frozen_statistics_far_from_zero_are_not_rounded(dtype, wide):
+    """Against the same numbers in float64, as they are after they were rounded to the dtype."""
+    rng = np.random.default_rng(0)
+    sizes, names = (8, 4, 5, 5), ("dy", "x", "scale", "mean", "var")
+    feeds = {
+        "dy": rng.standard_normal(sizes), "x": rng.standard_normal(sizes) * 0.5 + 5,
+        "scale": rng.standard_normal(4), "mean": rng.standard_normal(4) * 0.2 + 5,
+        "var": rng.random(4) * 0.3 + 0.1,
+    }  # fmt: skip
+    dtypes = {name: np.float32 if name in wide else dtype for name in names}
+    feeds = {name: feeds[name].astype(dtypes[name]) for name in names}
+
+    def body(op, **given):
+        return dict(
+            zip(
+                ("d_x", "d_scale", "d_bias"),
+                op.node(
+                    "BatchNormalizationGradient", tuple(given.values()), domain="ortrain",
+                    outputs=3, needs=[1, 1, 1, 0, 0],
+                ),
+                strict=True,
+            )
+        )  # fmt: skip
+
+    shapes = {name: array.shape for name, array in feeds.items()}
+    subject = program(body, shapes, dtypes=dtypes)
+    lowered = EXECUTOR.lower(subject)
+    assert lowered.operators().get("ortrain::BatchNormalizationGradient"), "no kernel took it"
+    made = EXECUTOR.compile(lowered).run([feeds[name] for name in names])
+    wanted = run(
+        program(body, shapes, dtype=np.float64), {n: v.astype(float) for n, v in feeds.items()}
+    )
+    step = 2.0 ** (-8 if dtype is ml_dtypes.bfloat16 else -11)  # of one rounding
+    for result, (name, true) in zip(made, wanted.items(), strict=True):
+        error = np.abs(result.astype(np.float64) - true).max() / np.abs(true).max()
+        assert error <= 1.01 * step, name

@@ -11,7 +11,7 @@ from ortrain.capture.export import capture
 from ortrain.passes import rewrite
 from ortrain.program import Role, role_of, target_of
 from ortrain.runtime.aten import AtenExecutor
-from ortrain.runtime.aten.table import missing
+from ortrain.runtime.aten.refusals import missing
 from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
 from tests.breadth import sampled
 from tests.models import MODELS

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ortrain.runtime.aten import AtenExecutor
-from ortrain.runtime.aten.table import missing
+from ortrain.runtime.aten.refusals import missing
 from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
 from tests.programs import program
 

@@ -9,7 +9,8 @@ import pytest
 from ortrain.errors import ExecutionError, GraphError
 from ortrain.program import Role, origin_of, phase_of, role_of
 from ortrain.runtime.aten import AtenExecutor, kernels
-from ortrain.runtime.aten.table import kernel, missing, serves
+from ortrain.runtime.aten.refusals import missing, refusals
+from ortrain.runtime.aten.table import kernel, serves
 from tests.programs import program, run
 
 
@@ -131,3 +132,28 @@ def test_bodies_run_inside_loops_and_branches_too():
         x = (np.random.default_rng(0).random((2, 3, 2, 2)) * sign).astype(np.float32)
         (result,) = executor.compile(executor.lower(subject)).run([x])
         np.testing.assert_allclose(result, run(subject, {"x": x})["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_kernel_serves_no_attribute_that_it_does_not_know():
+    """A later version of an operator may mean something else."""
+
+    def body(op, x):
+        return op.node("Erf", (x,), steepness=2.0)
+
+    lowered = AtenExecutor().lower(program(body, {"x": (3,)}))
+    assert missing(lowered) == ["Erf"]
+
+
+def test_what_compile_refuses_is_missing_and_says_why():
+    def body(op, x, w):
+        first = op.Neg(op.node("Conv", (x, w)))
+        return op.Add(first, op.MaxPool(x, kernel_shape=[1] * 4))
+
+    sizes = {"x": (1, 2, 3, 3, 3, 3), "w": (2, 2, 1, 1, 1, 1)}
+    executor = AtenExecutor()
+    lowered = executor.lower(program(body, sizes))
+    reasons = refusals(lowered)
+    assert [*reasons] == ["Conv", "MaxPool"]
+    assert reasons["Conv"] == "PyTorch has no convolution over 4 axes"
+    with pytest.raises(ExecutionError, match="serves 'Conv'"):
+        executor.compile(lowered)

@@ -6,6 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ortrain.graph.shapes import FLOATING
+from ortrain.runtime.aten.dtypes import UNSIGNED
+from ortrain.runtime.aten.kernels.cast import converted
 from ortrain.runtime.aten.table import kernel
 
 
@@ -28,6 +30,8 @@ def tanh(t, input):
 def prelu(t, x, slope):
     """The slope is broadcast to the input."""
     x, slope = t.tensor(x), t.tensor(slope)
+    if x.dtype in UNSIGNED:  # none is below zero
+        return x
     if x.dtype in FLOATING:
         return t.call("torch._prelu_kernel", x, slope)
     return t.where(t.gt(x, 0), x, t.mul(x, slope))
@@ -107,5 +111,12 @@ def shrink(t, input, *, bias=0.0, lambd=0.5):
     x = t.tensor(input)
     if x.dtype in FLOATING and bias in (0.0, lambd):
         return t.hardshrink(x, lambd) if bias == 0.0 else t.nn.softshrink(x, lambd)
-    high = t.where(t.gt(x, lambd), t.sub(x, bias), 0)
-    return t.where(t.lt(x, -lambd), t.add(x, bias), high)
+    dtype, wide = x.dtype, x
+    if dtype not in FLOATING:  # a bias may have a fraction
+        wide = converted(t, x, ir.DataType.DOUBLE)
+    high = t.where(t.gt(wide, lambd), t.sub(wide, bias), 0)
+    result = t.where(t.lt(wide, -lambd), t.add(wide, bias), high)
+    if dtype in FLOATING:
+        return result
+    result.dtype = ir.DataType.DOUBLE
+    return converted(t, result, dtype)

@@ -61,7 +61,12 @@ def loop(t, M=None, cond=None, *v_initial, body, node):
     return made
 
 
-@kernel("Scan")
+def _has_no_batch(node):
+    """Before opset 9 the first input, absent mostly, gives the lengths of the batch's rows."""
+    return None not in node.inputs
+
+
+@kernel("Scan", when=_has_no_batch)
 def scan(
     t, *operands, body, num_scan_inputs, scan_input_axes=None, scan_input_directions=None,
     scan_output_axes=None, scan_output_directions=None,

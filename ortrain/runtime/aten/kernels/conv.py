@@ -102,53 +102,68 @@ def conv_transpose(
     t, x, w, b=None, *, auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None,
     output_padding=None, output_shape=None, pads=None, strides=None, node,
 ):  # fmt: skip
-    """PyTorch leaves out as much at both ends; what else is too much is cut off afterwards."""
+    """PyTorch leaves out as much at both ends; what else is too much is cut off afterwards.
+
+    What is wanted beyond the reach of the windows is the bias alone.
+    """
     rank = _rank(t, x, w, node)
     window = Window(t, x, kernel_shape or w.shape[2:], strides, dilations, auto_pad, pads, False)
-    extra = output_padding or [0] * rank
+    extra = [*(output_padding or [0] * rank)]
     if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        window.pads = _implied_pads(t, x, window, extra, output_shape, auto_pad)
-    both, longer, places = [], [], [":", ":"]
+        window.pads, extra = _implied_pads(t, x, window, extra, output_shape, auto_pad)
+    both, longer, behind, places = [], [], [], [":", ":"]
     rows = zip(window.pads, extra, window.strides, window.dilations, strict=True)
     for (low, high), more, stride, dilation in rows:
         most = max(stride, dilation) - 1  # by which PyTorch makes a result longer
-        if more > most:
-            raise t.refusal(node, f"its output_padding of {more} is no less than its stride")
-        if isinstance(low, int) and isinstance(high, int):
+        taken, end = 0, more
+        if all(isinstance(n, int) for n in (low, high, more)):
             # Of [taken, full - taken + longer) there stays [low, full + more - high).
-            taken = min(low, most + high - more)
-            reach = taken + more - high
-            places.append(f"{low - taken or ''}:{min(reach, 0) or ''}")
+            taken = max(0, min(low, most + high - more))
+            end, low, high = taken + more - high, low - taken, 0
+            end, high = max(end, 0), max(-end, 0)
+            places.append(f"{low or ''}:{-high or ''}")
         else:
-            taken, reach = 0, more
             places.append(f"{low}:-{high} or None")
         both.append(taken)
-        longer.append(max(reach, 0))
-    y = t.call(
-        f"torch.conv_transpose{rank}d", x, w, b, window.strides, both, longer, group,
-        window.dilations,
-    )  # fmt: skip
+        longer.append(min(end, most) if isinstance(end, int) else 0)
+        behind.append((0, end - longer[-1]))
+    reaches = all(pair == (0, 0) for pair in behind)
+    steps = (window.strides, both, longer, group, window.dilations)
+    y = t.call(f"torch.conv_transpose{rank}d", x, w, b if reaches else None, *steps)
     dims = [x.dims[0], w.dims[1] * group if isinstance(w.dims[1], int) else None]
     axes = zip(x.dims[2:], window.strides, window.spans(), extra, window.pads, strict=True)
     for size, stride, span, more, (low, high) in axes:
-        known = all(isinstance(n, int) for n in (size, span, low, high))
+        known = all(isinstance(n, int) for n in (size, span, more, low, high))
         dims.append((size - 1) * stride + span + more - low - high if known else None)
+    if not reaches:
+        y = padded(t, sized(y, [None] * x.rank), [(0, 0), (0, 0), *behind])
+        y = y if b is None else t.add(y, b.reshape(-1, *[1] * rank))
     return sized(viewed(t, y, places), dims)
 
 
 def _implied_pads(t, x, window, extra, output_shape, auto_pad):
-    """The pads that give a transposed convolution its output's size."""
-    result = []
-    for i, (stride, span, more) in enumerate(
-        zip(window.strides, window.spans(), extra, strict=True)
-    ):
+    """The pads that give a transposed convolution its output's size.
+
+    Returns:
+        (begin, end) of each axis, and how much longer it is to be beforehand: where the windows do
+        not reach as far as ``output_shape``, by the difference, too. Without one the output ends
+        where they do, as onnxruntime and ONNX's own inference of shapes have it.
+    """
+    pads, longer = [], []
+    rows = zip(window.strides, window.spans(), extra, strict=True)
+    for i, (stride, span, more) in enumerate(rows):
         total = span + more - stride  # for an output as large as the input, times the stride
         if output_shape:
             total = (x.size(2 + i) - 1) * stride + span + more - output_shape[i]
-        total = max(total, 0) if isinstance(total, int) else Size(f"max({total}, 0)")
+        if isinstance(total, int):
+            missing, total = max(-total, 0), max(total, 0)
+        else:
+            total = t.bound(total)
+            missing, total = Size(f"max(-{total}, 0)"), Size(f"max({total}, 0)")
         small, large = split_in_two(t, total)
-        result.append((small, large) if auto_pad == "SAME_UPPER" else (large, small))
-    return result
+        pads.append((small, large) if auto_pad == "SAME_UPPER" else (large, small))
+        longer.append(more + missing if output_shape else more)
+    return pads, longer
 
 
 @kernel("Col2Im")

@@ -191,7 +191,7 @@ def scatter_nd(t, data, indices, updates, *, reduction="none", node):
     assert row is not None
     row, lead, rest = row.reshape(-1), data.shape[:width], data.shape[width:]
     rows = data if width == 1 else data.reshape(product(lead), *rest)
-    updates = updates.reshape(-1, *rest)
+    updates = updates.reshape(product(indices.shape[:-1]), *rest)
     if reduction == "add":
         total = rows.index_add(0, row, updates)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ortrain.graph.shapes import FLOATING
 from ortrain.runtime.aten.table import kernel
 
 # Below this width of a matrix the choice of a library costs more than it brings.
@@ -31,11 +32,15 @@ def _is_large(t, matrix):
 
 
 @kernel("Gemm")
-def gemm(t, a, b, c=None, *, alpha=1.0, beta=1.0, transA=0, transB=0):
+def gemm(t, a, b, c=None, *, alpha=1.0, beta=1.0, transA=0, transB=0, node):
+    if a.dtype not in FLOATING:
+        if not (alpha == int(alpha) and beta == int(beta)):
+            raise t.refusal(node, "PyTorch multiplies whole numbers by whole numbers only")
+        alpha, beta = int(alpha), int(beta)
     a, b = a.t() if transA else a, b.t() if transB else b
     if c is None:
         product = t.mm(a, b)
-        return product if alpha == 1.0 else product * alpha
+        return product if alpha == 1 else product * alpha
     return t.addmm(c, a, b, alpha=alpha, beta=beta)
 
 

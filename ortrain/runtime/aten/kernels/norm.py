@@ -137,8 +137,8 @@ def _of_batch(t, x, weight, bias, epsilon):
     y, mean, inverse, _, unbiased = t.aten._native_batch_norm_legit_functional(
         x, weight, bias, nothing, nothing, True, 1.0, epsilon, outputs=5
     )
-    count = product([x.size(0), *(x.size(a) for a in range(2, x.rank))])
-    return y, mean, inverse, mean, t.mul(unbiased, Size(f"({count} - 1) / {count}"))
+    variance = sized(t.call("late.variance", x, unbiased), [x.dims[1]])
+    return y, mean, inverse, mean, variance
 
 
 def _wide(parameter):
@@ -150,9 +150,11 @@ def _wide(parameter):
 
 @kernel("LpNormalization")
 def lp_norm(t, input, *, axis=-1, p=2):
-    """Zeros stay zeros."""
-    norm = t.call("torch.linalg.vector_norm", input, p, [axis], True)
-    return t.div(input, t.masked_fill(norm, t.eq(norm, 0.0), 1.0))
+    """Zeros stay zeros. A norm may be beyond float16 where no quotient is."""
+    wide = input.to(WIDE) if input.dtype in NARROW else input
+    norm = t.call("torch.linalg.vector_norm", wide, p, [axis], True)
+    result = t.div(wide, t.masked_fill(norm, t.eq(norm, 0.0), 1.0))
+    return result if wide is input else result.to(input.dtype)
 
 
 @kernel("MeanVarianceNormalization")

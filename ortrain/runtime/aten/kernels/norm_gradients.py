@@ -25,13 +25,18 @@ def asked(node, needs):
 
 def _wide(x, *values):
     """Statistics as they are wanted."""
-    return [v.to(WIDE) if x.dtype in HALF else v for v in values]
+    return [v.to(WIDE) if x.dtype in HALF and v.dtype is not WIDE else v for v in values]
 
 
 def _weights(t, x, *values):
     """Weights as they are wanted; None where there are none."""
     cast = x.dtype in HALF and t.device.type == "cpu"
     return [v.to(WIDE) if cast and v is not None else v for v in values]
+
+
+def _in_rows(x):
+    """In one piece: of layers' and groups' statistics and weights PyTorch reads no strides."""
+    return x if x is None or x.is_contiguous else x.contiguous()
 
 
 def _gradients(t, x, results, mask, node):
@@ -60,6 +65,7 @@ def layer_norm(
     sizes, mask = x.shape[axis % x.rank :], asked(node, needs)
     if mean is None:
         _, mean, inverse = t.native_layer_norm(x, sizes, None, None, epsilon, outputs=3)
+    mean, inverse = _in_rows(mean), _in_rows(inverse)
     (weight,) = _weights(t, x, scale)
     found = t.aten.native_layer_norm_backward(
         dy, x, sizes, *_wide(x, mean, inverse), weight, weight, mask, outputs=3
@@ -105,15 +111,12 @@ def _counts(x):
     return x.size(0), x.size(1), product(x.shape[2:])
 
 
-def _in_rows(x):
-    return x if x.is_contiguous else x.contiguous()
-
-
 @kernel("ortrain::GroupNorm", when=_has_channels)
 def group_norm(t, x, scale, bias, *, num_groups, epsilon=1e-5):
     y, mean, inverse = t.native_group_norm(
-        _in_rows(x), *_weights(t, x, scale, bias), *_counts(x), num_groups, epsilon, outputs=3
-    )
+        _in_rows(x), *map(_in_rows, _weights(t, x, scale, bias)), *_counts(x), num_groups, epsilon,
+        outputs=3,
+    )  # fmt: skip
     return y, *_wide(x, mean, inverse)
 
 
@@ -122,8 +125,8 @@ def group_norm_gradient(t, dy, x, scale, mean, inverse, *, num_groups, needs=(1,
     mask, narrow = asked(node, needs), x.dtype in HALF and t.device.type == "cuda"
     statistics = [_in_rows(v.to(x.dtype) if narrow else v) for v in (mean, inverse)]
     found = t.aten.native_group_norm_backward(
-        _in_rows(dy), _in_rows(x), *statistics, *_weights(t, x, scale), *_counts(x), num_groups,
-        mask, outputs=3,
+        _in_rows(dy), _in_rows(x), *statistics, *map(_in_rows, _weights(t, x, scale)), *_counts(x),
+        num_groups, mask, outputs=3,
     )  # fmt: skip
     return _gradients(t, x, found, mask, node)
 
@@ -148,12 +151,21 @@ def _has_constant_statistics(node):
 
 @kernel("ortrain::BatchNormalizationGradient", when=_has_constant_statistics)
 def frozen_batch_norm(t, dy, x, scale, mean, var, *, epsilon=1e-5, needs=(1, 1, 1, 1, 1), node):
-    mask, (weight,) = asked(node, needs)[:3], _weights(t, x, scale)
-    given = [v.to(weight.dtype or WIDE) if x.dtype in HALF else v for v in (mean, var)]
+    """In float32 of tensors of 16 bits.
+
+    A mean that is rounded to bfloat16 moves what is far from zero by 0.4 % of itself, which may be
+    several percent of the deviation.
+    """
+    mask = asked(node, needs)[:3]
+    weight, mean, var = _wide(x, scale, mean, var)
     of_batch = [None, None]
     if t.device.type == "cuda":  # where they are given, it takes them for the batch's own
-        of_batch = _wide(x, mean, t.rsqrt(var + epsilon))
+        of_batch = [mean, t.rsqrt(var + epsilon)]
     found = t.aten.native_batch_norm_backward(
-        dy, x, weight, *given, *of_batch, False, epsilon, mask, outputs=3
+        dy, x, weight, mean, var, *of_batch, False, epsilon, mask, outputs=3
     )
-    return _gradients(t, x, found, mask, node)
+    results = [r if flag else None for r, flag in zip(found, mask, strict=True)]
+    if x.dtype not in HALF:
+        return results
+    pairs = zip(results, node.outputs, strict=False)
+    return [None if r is None else r.to(v.dtype) for r, v in pairs]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ortrain.graph.shapes import FLOATING
 from ortrain.runtime.aten.dtypes import UNSIGNED
-from ortrain.runtime.aten.kernels.shape import sized
+from ortrain.runtime.aten.kernels.shape import has_some, sized
 from ortrain.runtime.aten.kernels.unsigned import ordered
 from ortrain.runtime.aten.table import kernel
 
@@ -22,6 +22,8 @@ def log_softmax(t, input, *, axis=-1):
 @kernel("Hardmax")
 def hardmax(t, input, *, axis=-1):
     """One at the first largest number, else zero."""
+    if not has_some(input):
+        return sized(t.call("late.hardmax", input, axis), input.dims)
     return t.scatter(t.zeros_like(input), axis, t.argmax(input, axis, True), 1.0)
 
 
@@ -78,7 +80,7 @@ def _running(operator, function, neutral):
 
 def _shifted(t, x, axis, rank, first):
     """Each element one place further along an axis, which the last one leaves."""
-    if not isinstance(axis, int):
+    if not isinstance(axis, int) or not has_some(x):
         return t.call("late.shifted", x, axis, first)
     return t.constant_pad_nd(x, [0, 0] * (rank - 1 - axis % rank) + [1, -1], first)
 

@@ -57,15 +57,21 @@ def max_pool(
     window = window_of(t, node, x, kernel_shape, strides, dilations, auto_pad, pads)
     image, around, ceil = x, [(0, 0)] * window.rank, ceil_mode
     both = [low for low, _ in window.pads]
+    alone = len(node.outputs) == 1 or not _is_read(node.outputs[1])
     if not _is_plain(window):
         around, both, ceil = _ends(window, x, ceil_mode), [0] * window.rank, 0
-        image = padded(t, x, [(0, 0), (0, 0), *around], _least(x.dtype))
+        least = _least(x.dtype)
+        if not alone and x.dtype not in FLOATING:  # or a place around would be as large as one
+            least, (image,) = least - 1, [sized(x.to(ir.DataType.INT32), x.dims)]
+            image.dtype = ir.DataType.INT32
+        image = padded(t, image, [(0, 0), (0, 0), *around], least)
     dims = [*x.dims[:2], *window.counts(x, _ends(window, x, ceil_mode))]
     steps = (window.kernel, window.strides, both, window.dilations, bool(ceil))
-    alone = len(node.outputs) == 1 or not _is_read(node.outputs[1])
     if alone and (window.rank > 1 or x.dtype in FLOATING):
         return sized(t.call(f"torch.max_pool{window.rank}d", image, *steps), dims)
     y, index = (sized(v, dims) for v in _with_indices(t, window.rank, image, steps))
+    if image.dtype is not x.dtype:
+        y = sized(y.to(x.dtype), dims)
     if len(node.outputs) == 1:
         return y
     sizes = x.shape[2:]
@@ -143,7 +149,7 @@ def average_pool(
     window = window_of(t, node, x, kernel_shape, strides, dilations, auto_pad, pads)
     around = _ends(window, x, ceil_mode)
     dims = [*x.dims[:2], *window.counts(x, around)]
-    if _is_plain(window) and set(window.dilations) == {1}:
+    if _is_plain(window) and set(window.dilations) == {1} and fits(x.dims[2:], kernel_shape):
         both = [low for low, _ in window.pads]
         means = _averages(t, x, window, both, bool(ceil_mode), bool(count_include_pad))
         return sized(means, dims)
@@ -155,6 +161,15 @@ def average_pool(
         window.pads, around, bool(count_include_pad),
     )  # fmt: skip
     return sized(means * shares, dims)
+
+
+def fits(sizes, kernel):
+    """Whether PyTorch averages over an image: over three axes, of no window that is larger.
+
+    It does not count what is around it.
+    """
+    rows = zip(sizes, kernel, strict=True)
+    return len(kernel) < 3 or all(isinstance(n, int) and n >= k for n, k in rows)
 
 
 def _averages(t, x, window, both=0, ceil_mode=False, count_include_pad=True):

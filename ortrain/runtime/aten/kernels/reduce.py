@@ -7,7 +7,7 @@ import onnx_ir as ir
 from ortrain.graph.shapes import FLOATING
 from ortrain.runtime.aten.dtypes import UNSIGNED
 from ortrain.runtime.aten.kernels.cast import converted
-from ortrain.runtime.aten.kernels.shape import is_open, sized
+from ortrain.runtime.aten.kernels.shape import has_some, is_open, sized
 from ortrain.runtime.aten.kernels.unsigned import ordered
 from ortrain.runtime.aten.table import kernel
 from ortrain.runtime.aten.writer import Raw
@@ -89,20 +89,23 @@ def _sum(t, x, over):
 
 def _prod(t, x, over):
     """PyTorch has it over one axis."""
-    if over.is_open or over.is_none:
+    known = not over.is_open and all(isinstance(axis, int) for axis in over.axes)
+    if over.is_none or not known:  # which of them is the last is seen at run time
         return over("late.prod", x, **_in_dtype(x))
-    known = all(isinstance(axis, int) for axis in over.axes)
     result = x
-    for axis in sorted((a % x.rank for a in over.axes), reverse=True) if known else over.axes:
+    for axis in sorted((a % x.rank for a in over.axes), reverse=True):
         result = t.prod(result, axis, over.keep, **_in_dtype(x))
     return over.noted(result, x)
 
 
 def _extreme(function):
+    """Of nothing it is the least or the greatest number of the dtype, which PyTorch refuses."""
+
     def reduce(t, x, over):
+        called = f"torch.{function}" if has_some(x) else f"late.{function}"
         if x.dtype not in UNSIGNED:
-            return over(function, x)
-        result = over(function, ordered(t, x))
+            return over(called, x)
+        result = over(called, ordered(t, x))
         result.dtype = x.dtype
         return ordered(t, result)
 
@@ -122,8 +125,8 @@ def _norm(order):
 
 _reduction("ReduceSum", _sum)
 _reduction("ReduceMean", lambda t, x, over: over("torch.mean", x), floating=True)
-_reduction("ReduceMax", _extreme("torch.amax"))
-_reduction("ReduceMin", _extreme("torch.amin"))
+_reduction("ReduceMax", _extreme("amax"))
+_reduction("ReduceMin", _extreme("amin"))
 _reduction("ReduceProd", _prod)
 _reduction("ReduceL1", _norm(1))
 _reduction("ReduceL2", _norm(2), floating=True)

@@ -42,6 +42,11 @@ def shaped(data, sizes):
     return sized(data.reshape(*sizes) if sizes else data.reshape([]), sizes)
 
 
+def has_some(x):
+    """Whether a tensor is known to have elements: of none, some of PyTorch's kernels refuse."""
+    return x.dims is not None and all(isinstance(d, int) and d > 0 for d in x.dims)
+
+
 def sized(tensor, sizes):
     """A tensor of which it is noted what is known of its sizes."""
     tensor.dims = tuple(None if isinstance(s, Size) or s == -1 else s for s in sizes)

@@ -68,5 +68,5 @@ def divided(t, a, b):
     rest.dtype = a.dtype
     above = turned(t, b)
     more = t.add(most, t.ge(turned(t, rest), above))
-    quotient = t.where(t.ge(b, 0), more, t.ge(turned(t, a), above))
+    quotient = t.where(t.ge(b, 0), more, t.ge(ordered(t, a), above))
     return quotient, t.sub(a, t.mul(quotient, b))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ortrain.ops.gradients.conv import spatial
 from ortrain.runtime.aten.kernels.norm_gradients import asked
 from ortrain.runtime.aten.kernels.pad import padded
+from ortrain.runtime.aten.kernels.pool import fits
 from ortrain.runtime.aten.kernels.shape import viewed
 from ortrain.runtime.aten.table import kernel
 
@@ -103,7 +104,9 @@ def _pooled_plainly(node):
 
 
 def _averaged_plainly(node):
-    return _pooled_plainly(node) and set(_attribute(node, "dilations", [1])) == {1}
+    kernel_shape, sizes = node.attributes["kernel_shape"].as_ints(), spatial(node.inputs[1])
+    fitting = fits(sizes or [None] * len(kernel_shape), kernel_shape)
+    return fitting and _pooled_plainly(node) and set(_attribute(node, "dilations", [1])) == {1}
 
 
 def _window(kernel_shape, strides, pads, dilations):
