@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ortrain.capture.autocast import without_autocast
 from ortrain.errors import listing
 from ortrain.step.digest import Digest
 from ortrain.step.evidence import Certificate, Evidence
@@ -228,15 +227,17 @@ class _Rows:
 def _in_truth(trial: Trial) -> Evidence | None:
     """What the module makes of it in a wider dtype; None where it cannot compute in that.
 
-    Where it computes in 16 bits that is float32, whose roundings are none beside theirs.
+    Where it computes in 16 bits on the CPU that is float32, whose roundings are none beside theirs.
+    Casts of autocast are left out, those of the module's own regions too.
     """
-    dtypes = {t.dtype for t in (*trial.module.parameters(), *trial.call.tensors)}
-    narrow = trial.precision in (torch.float16, torch.bfloat16) and torch.float64 not in dtypes
-    wider = torch.float32 if narrow else torch.float64
+    tensors = [*trial.module.parameters(), *trial.call.tensors]
+    plain = all(t.device.type == "cpu" and t.dtype != torch.float64 for t in tensors)
+    narrow = trial.precision in (torch.float16, torch.bfloat16)
+    wider = torch.float32 if narrow and plain else torch.float64
     default = torch.get_default_dtype()
     torch.set_default_dtype(wider)
     try:
-        with without_autocast():
+        with torch._C._DisableAutocast():
             return trial.eager(wider)
     except Exception:
         return None
