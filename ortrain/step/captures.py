@@ -34,7 +34,15 @@ from ortrain.runtime import engines
 from ortrain.runtime.base import Executor
 from ortrain.runtime.onnxruntime.executor import SMALL
 from ortrain.step.build import Plan, build, likely_upstream
-from ortrain.step.certificate import ENOUGH, Certificate, Trial, compare, quiet_backward, refuted
+from ortrain.step.certificate import (
+    ENOUGH,
+    Certificate,
+    Trial,
+    compare,
+    quiet_backward,
+    refuted,
+    without_tf32,
+)
 from ortrain.step.forms import Form, Served, Sizes, State, Variants
 from ortrain.step.progress import progress
 from ortrain.step.replay import Original
@@ -218,7 +226,9 @@ class Captures:
         if untraced not in served.ones:
             variants = served.variants.get((form.engine, self._trainable(state)))
             step = variants.step if variants else self._step(state, form, served, flat).step
-            served.ones[untraced] = not self.certify(state, served, flat, step).faults
+            with without_tf32():
+                certificate = self.certify(state, served, flat, step)
+            served.ones[untraced] = not certificate.faults
         return served.ones[untraced]
 
     def certify(self, state: State, served: Served, flat: FlatCall, step: Step) -> Certificate:
@@ -302,7 +312,7 @@ class Captures:
             ParityError: they do not agree.
         """
         start = time.perf_counter()
-        with uncollected():
+        with uncollected(), without_tf32():
             certificate = self.certify(state, served, flat, step)
         report = self.described(is_grad_enabled())
         report.stages["certificate"] = time.perf_counter() - start

@@ -374,4 +374,31 @@ def _itself(value: Any) -> Any:
     return value
 
 
-__all__ = ["ENOUGH", "Certificate", "Evidence", "Trial", "compare", "quiet_backward", "refuted"]
+@contextlib.contextmanager
+def without_tf32() -> Iterator[None]:
+    """On GPUs, float32 is multiplied as such.
+
+    cuDNN's recurrent layers, which one engine may have and the other not, round to TF32 by default.
+    """
+    known = torch.cuda.is_available() and hasattr(torch._C, "_set_fp32_precision_setter")
+    parts = ("matmul", "conv", "rnn") if known else ()
+    before = {part: torch._C._get_fp32_precision_getter("cuda", part) for part in parts}
+    try:
+        for part in parts:
+            torch._C._set_fp32_precision_setter("cuda", part, "ieee")
+        yield
+    finally:
+        for part, precision in before.items():
+            torch._C._set_fp32_precision_setter("cuda", part, precision)
+
+
+__all__ = [
+    "ENOUGH",
+    "Certificate",
+    "Evidence",
+    "Trial",
+    "compare",
+    "quiet_backward",
+    "refuted",
+    "without_tf32",
+]

@@ -42,11 +42,20 @@ class _SpelledOut(TorchFunctionMode):
     ) -> Any:
         with contextlib.ExitStack() as stack:
             if function in _RECURRENT:
-                cudnn = torch.backends.cudnn
-                stack.enter_context(cudnn.flags(enabled=False, allow_tf32=cudnn.allow_tf32))
+                stack.enter_context(_without_cudnn())
             elif function is scaled_dot_product_attention and _drops(*args[4:5], **(kwargs or {})):
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             return function(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _without_cudnn() -> Iterator[None]:
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
 
 
 def _drops(dropout_p: float = 0.0, **_: Any) -> bool:

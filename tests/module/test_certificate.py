@@ -17,6 +17,7 @@ from ortrain import Options, ORTModule
 from ortrain.autodiff import registry
 from ortrain.capture.checkpointing import without_checkpoints
 from ortrain.errors import OrtrainWarning, ParityError
+from ortrain.step import agreement, captures
 from ortrain.step import certificate as file
 from ortrain.step.captures import Captures
 from ortrain.step.digest import Digest
@@ -334,3 +335,37 @@ def test_a_graph_that_knows_of_no_gradient_at_all_is_found_out(
     with pytest.warns(OrtrainWarning, match="requires a gradient in PyTorch only"):
         model(torch.randn(4, 3)).sum().backward()
     assert model.module.weight.grad is not None
+
+
+def test_the_truth_of_sixteen_bits_is_not_rounded_by_the_modules_own_autocast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else PyTorch would be without fault, and what rounds at another place refused."""
+
+    class Rounds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(16, 16), nn.Linear(16, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                hidden = self.body(x).relu()
+            loss: torch.Tensor = self.head(hidden.float()).square().mean()
+            return loss
+
+    trials: list[Any] = []
+
+    def noting(eager: Any, graph: Any, trial: Any) -> Any:
+        trials.append(trial)
+        return agreement.compare(eager, graph, trial)
+
+    monkeypatch.setattr(captures, "compare", noting)
+    model = ORTModule(Rounds(), options=Options(engine="aten", fallback="raise"))
+    model(torch.randn(8, 16)).backward()
+    (trial,) = trials
+    truth, eager = agreement._in_truth(trial), trial.eager()
+    assert truth is not None
+    exact, rounded = truth.gradients["body.weight"], eager.gradients["body.weight"]
+    assert exact is not None
+    assert rounded is not None
+    assert exact.distance(rounded) > 1e-4 * exact.scale
