@@ -12,10 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from ortrain.capture.autocast import without_autocast
 from ortrain.errors import listing
 from ortrain.step.digest import Digest
 from ortrain.step.evidence import Certificate, Evidence
@@ -48,6 +50,7 @@ class Tolerance:
 
 # By what a module computes in. Of what is float64 itself there is no other truth; it may have parts
 # in float32, by which eager is further away.
+NARROW = (torch.float16, torch.bfloat16)
 _NARROW = Tolerance(
     close=1e-4, slack=2.0, least=1e-5, loose=1e-3, directions=32, roundings=4
 )  # fmt: skip
@@ -69,7 +72,7 @@ FEW, LUCK = 16, 3.0
 
 def tolerance_of(dtype: torch.dtype, precision: torch.dtype) -> Tolerance:
     """The tolerance of a tensor of a dtype, where a module computes in a precision."""
-    if precision in (torch.float16, torch.bfloat16):
+    if precision in NARROW:
         return TOLERANCES[precision]
     return TOLERANCES.get(dtype, TOLERANCES[torch.float32])
 
@@ -227,22 +230,43 @@ class _Rows:
 def _in_truth(trial: Trial) -> Evidence | None:
     """What the module makes of it in a wider dtype; None where it cannot compute in that.
 
-    Where it computes in 16 bits on the CPU that is float32, whose roundings are none beside theirs.
-    Casts of autocast are left out, those of the module's own regions too.
+    Where it computes in 16 bits on the CPU that is float32, whose roundings are none beside theirs;
+    but not where autocast is on inside of it, which leaves nothing alone but float64.
     """
     tensors = [*trial.module.parameters(), *trial.call.tensors]
     plain = all(t.device.type == "cpu" and t.dtype != torch.float64 for t in tensors)
-    narrow = trial.precision in (torch.float16, torch.bfloat16)
-    wider = torch.float32 if narrow and plain else torch.float64
+    if plain and trial.precision in NARROW:
+        with _Narrow() as narrow:
+            truth = _wider(trial, torch.float32)
+        if truth is not None and not narrow.seen:
+            return truth
+    return _wider(trial, torch.float64)
+
+
+def _wider(trial: Trial, dtype: torch.dtype) -> Evidence | None:
     default = torch.get_default_dtype()
-    torch.set_default_dtype(wider)
+    torch.set_default_dtype(dtype)
     try:
-        with torch._C._DisableAutocast():
-            return trial.eager(wider)
+        with without_autocast():
+            return trial.eager(dtype)
     except Exception:
         return None
     finally:
         torch.set_default_dtype(default)
+
+
+class _Narrow(TorchDispatchMode):
+    """Sees whether anything is computed in 16 bits."""
+
+    seen = False
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = operator(*args, **(kwargs or {}))
+        made = result if isinstance(result, (tuple, list)) else (result,)
+        self.seen |= any(t.dtype in NARROW for t in made if isinstance(t, torch.Tensor))
+        return result
 
 
 def _names(evidence: Evidence) -> str:
