@@ -350,7 +350,7 @@ def test_the_truth_of_sixteen_bits_is_not_rounded_by_the_modules_own_autocast(
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             with torch.autocast("cpu", torch.bfloat16):
                 hidden = self.body(x).relu()
-            loss: torch.Tensor = self.head(hidden.float()).square().mean()
+            loss: torch.Tensor = self.head(hidden.to(x.dtype)).square().mean()
             return loss
 
     trials: list[Any] = []
