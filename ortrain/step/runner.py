@@ -431,7 +431,8 @@ class Runner:
             by_aten = tensor.device.type == "cuda" and engine == "aten"
             if tensor.device.type not in PROVIDERS and not by_aten:
                 if self.options.provider is None:
-                    return f"{name} is on {tensor.device}, for which there is no execution provider"
+                    why = f"{name} is on {tensor.device}, for which there is no execution provider"
+                    return f"{why}; {_BY_ATEN}" if tensor.device.type == "cuda" else why
                 # Its outputs would come back on the CPU.
                 return f"{name} is on {tensor.device}, and graphs take tensors of the CPU"
             if not self._executor_serves({tensor.dtype}, modes, device):
