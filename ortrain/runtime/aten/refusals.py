@@ -62,6 +62,6 @@ class _Trial(Writer):
                 self.reasons.setdefault(named(node), error.because or str(error))
             for value in node.outputs:
                 self._unknown.add(value)
-                tensor = self._own(Tensor(self, self.name(value.name or "x"), value.dtype))
+                tensor = self.own(Tensor(self, self.name(value.name or "x"), value.dtype))
                 tensor.dims = shapes.dims(value)
                 self.values[value] = tensor

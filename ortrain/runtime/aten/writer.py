@@ -245,7 +245,7 @@ class Writer:
 
     def parameter(self, value: ir.Value) -> Tensor:
         """A parameter of the function, for an input of the graph."""
-        tensor = self._own(Tensor(self, self.name(value.name or "x"), value.dtype))
+        tensor = self.own(Tensor(self, self.name(value.name or "x"), value.dtype))
         tensor.dims = shapes.dims(value)
         self.block.parameters.append(tensor)
         self._named.add(tensor)
@@ -367,7 +367,7 @@ class Writer:
         self, array: np.ndarray, name: str = "constant", dtype: ir.DataType | None = None
     ) -> Tensor:
         """A constant tensor."""
-        tensor = self._own(
+        tensor = self.own(
             Tensor(self, self.name(name), dtype or ir.DataType.from_numpy(array.dtype))
         )
         tensor.dims, tensor.array = tuple(array.shape), array
@@ -448,7 +448,7 @@ class Writer:
             return self.call("hash.streams", self.number(operand), [stream], Raw("device"))
         numbers = self.streams[operand]
         if operand not in self._mixed:
-            mixed = self._mixed[operand] = self._own(Tensor(self, self.name("streams")))
+            mixed = self._mixed[operand] = self.own(Tensor(self, self.name("streams")))
             # The row is complete once all is written.
             self._prologue.append(Line([mixed], "hash.Streams", (operand, numbers)))
         if stream not in numbers:
@@ -513,7 +513,7 @@ class Writer:
             tensor: that is read.
             places: source such as ``1:3``, or tensors of indices.
         """
-        result = self._own(Tensor(self, self._temporary()))
+        result = self.own(Tensor(self, self._temporary()))
         if all(isinstance(place, str) for place in places):
             result.roots = tensor.roots
         parts: list[Any] = [Raw("[")]
@@ -549,7 +549,7 @@ class Writer:
             if name in VIEWS and isinstance(first, Tensor):
                 result.roots = first.roots
             else:
-                self._own(result)
+                self.own(result)
             operands = [a for a in args if isinstance(a, Tensor)]
             if name in ELEMENTWISE and operands:
                 result.dims = shapes.broadcast(*(a.dims for a in operands))
@@ -590,7 +590,8 @@ class Writer:
             return [self._settled(item) for item in value]
         return value
 
-    def _own(self, tensor: Tensor) -> Tensor:
+    def own(self, tensor: Tensor) -> Tensor:
+        """A tensor that shares its memory with no other."""
         tensor.roots = frozenset([tensor.name])
         return tensor
 

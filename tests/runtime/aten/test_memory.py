@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 
@@ -145,3 +146,16 @@ def test_what_stands_for_several_is_not_written_into_behind_a_reduction_over_no_
         feeds = {"a": np.arange(4, dtype=np.float32)[None], "axes": np.array(axes, np.int64)}
         (result,) = compiled(subject).run([feeds["a"], feeds["axes"]])
         np.testing.assert_allclose(result, run(subject, feeds)["y"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("to", [ir.DataType.BFLOAT16, ir.DataType.DOUBLE, ir.DataType.INT32])
+def test_a_cast_to_another_dtype_is_saved_as_it_is(to):
+    """It shares no memory with what it is of, and needs no copy to be kept."""
+
+    def body(op, x):
+        return {"y": op.cast(x, to)}
+
+    subject = program(body, {"x": (3, 4)})
+    executor = AtenExecutor()
+    source = executor.compile(executor.lower(subject)).source
+    assert "clone" not in source

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortrain.graph.shapes import FLOATING
-from ortrain.runtime.aten.dtypes import UNSIGNED
+from ortrain.runtime.aten.dtypes import DTYPES, UNSIGNED
 from ortrain.runtime.aten.kernels.unsigned import valued
 from ortrain.runtime.aten.operands import Host
 from ortrain.runtime.aten.table import kernel
@@ -38,5 +38,7 @@ def converted(t, x, dtype):
         result = source.to(Raw(f"torch.uint{dtype.bitwidth}")).view(dtype)
     else:
         result = source.to(dtype)
+    if x.dtype is not None and DTYPES[x.dtype] is not DTYPES[dtype]:
+        t.own(result)  # and not, as `to` may give, its operand
     result.dims, result.dtype = x.dims, dtype
     return result
