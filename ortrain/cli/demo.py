@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 STEPS = 10
 """Steps of the comparison: of ortrain's, PyTorch runs the first four, and then the graph four."""
+_STANDS_FOR = 10_000
+"""Steps of a training: for the few of the comparison alone no graph would be made."""
 LEAST_GAIN = 1.02
 """What medians scatter by is none; the contest between the engines asks for as much."""
 PRECISIONS: dict[Precision, str] = {"fp32": "float32", "bf16": "bfloat16"}
@@ -226,6 +228,8 @@ def _steps(
     )
     optimizer = make_optimizer(classifier.model, settings.learning_rate, settings.weight_decay)
     runner = wrapped(classifier.model, engine)
+    if isinstance(runner, ORTModule):
+        runner.steps_to_come = _STANDS_FOR
     steps = Steps([], [])
     torch.manual_seed(settings.seed)
     for step in range(STEPS):

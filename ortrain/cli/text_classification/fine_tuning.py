@@ -92,6 +92,10 @@ class Training:
             Ended: A signal has asked to end; the checkpoint is that of the last full step.
             UsageError: The loss is no longer finite.
         """
+        from ortrain import ORTModule
+
+        if isinstance(self._runner, ORTModule):
+            self._runner.steps_to_come = self.total_steps - self.history.steps
         with signals.held_back() as came:
             saved_at = self.history.steps
             while True:
