@@ -22,9 +22,15 @@ HERE = Path(__file__).parent
 README, PAGE = HERE.parent / "README.md", HERE / "README.md"
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 STEPS = {
-    "fp32": {"eager": "eager", "compile": "compile", "ortrain": "auto"},
-    "bf16": {"eager": "eager-bf16", "compile": "compile-bf16", "ortrain": "auto-bf16"},
-}
+    "fp32": {
+        "eager": "eager", "compile": "compile", "ortrain": "auto", "`cuda_graphs`": "aten-graphs",
+    },
+    "bf16": {
+        "eager": "eager-bf16", "compile": "compile-bf16", "ortrain": "auto-bf16",
+        "`cuda_graphs`": "aten-graphs-bf16",
+    },
+}  # fmt: skip
+OURS = ("ortrain", "`cuda_graphs`")
 # Our engines where no contest decides; told is the first of these that was measured.
 FORCED = ("aten", "ort")
 
@@ -78,7 +84,8 @@ def overview(results: Mapping[str, Found]) -> str:
         "Milliseconds of one training step (forward, backward, and `AdamW(fused=True)` where",
         "named), medians of engines that alternate; ortrain has its default options, and beside it",
         "stands how many times as fast as eager in the same precision it is. `compile` is",
-        "torch.compile, in a process of its own; bf16 is under autocast.",
+        "torch.compile, in a process of its own; bf16 is under autocast; `cuda_graphs` is",
+        '`Options(engine="aten", cuda_graphs=True)`.',
         "",
         text,
         "",
@@ -102,7 +109,7 @@ def speed(title: str, precision: str) -> Cell:
             if "skipped" in row:
                 continue
             told = f"{label} {ms(row)}"
-            if label == "ortrain":
+            if label in OURS:
                 told = f"**{told}, {1 / row['ratio_same_precision']:.2f}x**"
             parts.append(told)
         return ", ".join(parts)

@@ -14,8 +14,8 @@ from torch import nn
 
 # Seconds of a capture, of building and of the certificate: of a process's first capture, and for
 # each layer (a module without children). Four layers of BERT-base, 57 layers in this sense, take
-# 3.4 s in all on a Xeon; on an EPYC of the fourth generation 4.5 s, and 7 in bfloat16; six layers of
-# MiniLM's shape, 81, 5.6 s there, and 8.1; a perceptron 0.3.
+# 3.4 s in all on a Xeon; on an EPYC of the fourth generation 4.5 s, and 7 in bfloat16; six layers
+# of MiniLM's shape, 81, 5.6 s there, and 8.1; a perceptron 0.3.
 FIRST, LAYER = 0.2, 0.1
 # Shares of eager's time that engines have saved, by what decides about it; see docs/performance.md.
 GAIN = 0.25
