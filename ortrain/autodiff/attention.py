@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping
 import onnx_ir as ir
 
 from ortrain.graph import shapes
-from ortrain.program import REGION, Phase, phase_of, region_of
+from ortrain.program import REGION, region_of
 
 # Elements of the weights for each of query and key above which they are computed again. With heads
-# of 64 these are lengths above 384; at 512 the second product and the second softmax are a sixth of
-# the attention's own time.
+# of 64 these are lengths above 384. It is one product more beside the six of forward and backward.
 _RATIO = 3
 # What stands between the product of query and key and that with the values.
 _ELEMENTWISE = {"Add", "Cast", "Div", "Dropout", "Mul", "Sub", "Where"}
@@ -31,7 +30,7 @@ def mark_long_attention(graph: ir.Graph, sizes: Mapping[str, int]) -> None:
     """
     number = 0
     for node in list(graph):
-        if region_of(node) or phase_of(node) is not Phase.FORWARD:
+        if region_of(node):
             continue
         inside = [*_attention(node)]
         if inside and _is_long(inside[0], sizes):
@@ -82,15 +81,14 @@ def _is_product(node: ir.Node) -> bool:
 
 def _is_long(node: ir.Node, sizes: Mapping[str, int]) -> bool:
     """Whether the weights are several times as large as the query and the key."""
-    query, key = (node.inputs[0], node.inputs[1])
+    query, key = node.inputs[:2]
     assert query is not None
     assert key is not None
     q, k = shapes.dims(query), shapes.dims(key)
     if not q or not k or len(q) < 3 or len(q) != len(k):
         return False
-    transposed = node.op_type == "MatMul"
-    known = [shapes.evaluate(dim, sizes) for dim in (q[-2], q[-1], k[-1 if transposed else -2])]
-    if None in known:
+    length = k[-1] if _is_product(node) else k[-2]  # the product's key is transposed
+    rows, width, columns = (shapes.evaluate(dim, sizes) for dim in (q[-2], q[-1], length))
+    if rows is None or width is None or columns is None:
         return False
-    rows, width, columns = (int(n or 0) for n in known)
     return rows * columns > _RATIO * width * (rows + columns)

@@ -56,10 +56,12 @@ def promising(known: Sequence[str], graph: ir.Graph, multiplications: int) -> tu
         return tuple(known)
     nodes = [node.op_type for node in graph]
     each = multiplications / max(len(nodes), 1)
-    slow = {"aten"} if each < _LIGHT or not _LOOPS.isdisjoint(nodes) else set[str]()
-    if each > _HEAVY and not slow:
-        slow = {"onnxruntime"}
-    return tuple(engine for engine in known if engine not in slow) or tuple(known)
+    slow = ""
+    if each < _LIGHT or not _LOOPS.isdisjoint(nodes):
+        slow = "aten"
+    elif each > _HEAVY:
+        slow = "onnxruntime"
+    return tuple(engine for engine in known if engine != slow)
 
 
 def serves(engine: str, dtypes: Collection[torch.dtype]) -> bool:

@@ -48,9 +48,9 @@ class Tolerance:
     roundings: int = 0
 
 
+NARROW = (torch.float16, torch.bfloat16)
 # By what a module computes in. Of what is float64 itself there is no other truth; it may have parts
 # in float32, by which eager is further away.
-NARROW = (torch.float16, torch.bfloat16)
 _NARROW = Tolerance(
     close=1e-4, slack=2.0, least=1e-5, loose=1e-3, directions=32, roundings=4
 )  # fmt: skip

@@ -226,11 +226,10 @@ class Captures:
         if untraced not in served.ones:
             variants = served.variants.get((form.engine, self._trainable(state)))
             step = variants.step if variants else self._step(state, form, served, flat).step
-            with without_tf32():
-                certificate = self.certify(state, served, flat, step)
-            served.ones[untraced] = not certificate.faults
+            served.ones[untraced] = not self.certify(state, served, flat, step).faults
         return served.ones[untraced]
 
+    @without_tf32()
     def certify(self, state: State, served: Served, flat: FlatCall, step: Step) -> Certificate:
         """Compares a step with the module on one call, aside.
 
@@ -312,7 +311,7 @@ class Captures:
             ParityError: they do not agree.
         """
         start = time.perf_counter()
-        with uncollected(), without_tf32():
+        with uncollected():
             certificate = self.certify(state, served, flat, step)
         report = self.described(is_grad_enabled())
         report.stages["certificate"] = time.perf_counter() - start
