@@ -16,19 +16,19 @@ from torch.utils import _pytree as pytree
 from ortrain.autodiff.engine import influences
 from ortrain.autodiff.partition import saved_bytes
 from ortrain.cache import Cache
-from ortrain.capture.attributes import WithAttributes
 from ortrain.capture.export import Captured, capture
-from ortrain.capture.numbers import WithNumbers
-from ortrain.capture.records import records_registered
-from ortrain.capture.refusal import located
-from ortrain.capture.returned import Source
-from ortrain.capture.stand_ins import stand_ins_watched
-from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
-from ortrain.capture.untouched import uncollected
+from ortrain.capture.trace.records import records_registered
+from ortrain.capture.trace.refusal import located
+from ortrain.capture.trace.returned import Source
+from ortrain.capture.trace.stand_ins import stand_ins_watched
 from ortrain.config import DebugOptions, LogLevel, Options
 from ortrain.errors import CaptureError, CheckFailed, OrtrainError
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.graph.cost import Multiplications
+from ortrain.guards.attributes import WithAttributes
+from ortrain.guards.numbers import WithNumbers
+from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
+from ortrain.module_state.untouched import uncollected
 from ortrain.program import Program, Role
 from ortrain.runtime import engines
 from ortrain.runtime.base import Executor

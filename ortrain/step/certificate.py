@@ -24,11 +24,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ortrain.capture.autocast import without_autocast
-from ortrain.capture.returned import instead
-from ortrain.capture.structure import FlatCall, OutputStructure
-from ortrain.capture.untouched import random_states, untouched
+from ortrain.capture.trace.returned import instead
 from ortrain.errors import OrtrainError, ParityError, listing
+from ortrain.guards.autocast import without_autocast
+from ortrain.guards.structure import FlatCall, OutputStructure
+from ortrain.module_state.untouched import random_states, untouched
 from ortrain.program import Program, Role
 from ortrain.runtime.reduced import reduced_products
 from ortrain.step.agreement import TOLERANCES, compare

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortrain.capture.attributes import Attribute, Moving
 from ortrain.capture.export import Captured
-from ortrain.capture.guard import Guard
-from ortrain.capture.numbers import Numbers, Seen
-from ortrain.capture.returned import Source
-from ortrain.capture.structure import FlatCall, OutputStructure
+from ortrain.capture.trace.returned import Source
 from ortrain.errors import CaptureError, CheckFailed, OrtrainError
 from ortrain.graph.cost import Multiplications
+from ortrain.guards.attributes import Attribute, Moving
+from ortrain.guards.guard import Guard
+from ortrain.guards.numbers import Numbers, Seen
+from ortrain.guards.structure import FlatCall, OutputStructure
 from ortrain.step.contest import Race
 from ortrain.step.report import Report
 from ortrain.step.run import Step

@@ -14,10 +14,10 @@ import torch
 from torch import is_grad_enabled
 from torch.autograd import forward_ad
 
-from ortrain.capture.structure import FlatCall
-from ortrain.capture.survey import contents
 from ortrain.errors import ExecutionError, OrtrainError, StateError, listing
 from ortrain.graph.walk import dependencies
+from ortrain.guards.structure import FlatCall
+from ortrain.module_state.survey import contents
 from ortrain.program import Role
 from ortrain.step.build import Piece, Plan
 from ortrain.step.replay import Caller, Gradients, Original, Sealed

@@ -19,15 +19,10 @@ from torch import is_grad_enabled, nn
 from torch.autograd import forward_ad
 from torch.utils import checkpoint
 
-from ortrain.capture.attributes import Attribute, WithAttributes
-from ortrain.capture.guard import Ambient, ambient, inner_hooks
-from ortrain.capture.lift import uninitialized
-from ortrain.capture.numbers import MOST_VALUES, WithNumbers
-from ortrain.capture.refusal import Refusal
-from ortrain.capture.rehearsal import foretold
-from ortrain.capture.returned import instead
-from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
-from ortrain.capture.untouched import call_aside, uncollected
+from ortrain.capture.onnx.lift import uninitialized
+from ortrain.capture.trace.refusal import Refusal
+from ortrain.capture.trace.rehearsal import foretold
+from ortrain.capture.trace.returned import instead
 from ortrain.config import EXECUTORS, DebugOptions, LogLevel, Options
 from ortrain.errors import (
     CaptureError,
@@ -40,6 +35,11 @@ from ortrain.errors import (
     listing,
 )
 from ortrain.exclusive import EXCLUSIVE
+from ortrain.guards.attributes import Attribute, WithAttributes
+from ortrain.guards.guard import Ambient, ambient, inner_hooks
+from ortrain.guards.numbers import MOST_VALUES, WithNumbers
+from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
+from ortrain.module_state.untouched import call_aside, uncollected
 from ortrain.program import Role
 from ortrain.runtime import engines
 from ortrain.step import contest

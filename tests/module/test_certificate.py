@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
 from ortrain.autodiff import registry
-from ortrain.capture.checkpointing import without_checkpoints
+from ortrain.capture.trace.checkpointing import without_checkpoints
 from ortrain.errors import OrtrainWarning, ParityError
 from ortrain.step import agreement, captures
 from ortrain.step import certificate as file
@@ -127,7 +127,7 @@ def test_a_gradient_that_the_graph_does_not_know_is_found() -> None:
 
 
 def _flat(value: Tensor) -> Any:
-    from ortrain.capture.structure import flatten_call
+    from ortrain.guards.structure import flatten_call
 
     return flatten_call((value,), {})
 
