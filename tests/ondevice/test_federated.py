@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from onnxruntime import OrtValue
+from tests.ondevice.test_artifacts import mlp
 from torch.nn import functional as F  # noqa: N812
 
 from ortrain.ondevice import (
@@ -17,7 +18,6 @@ from ortrain.ondevice import (
     OptimType,
     generate_artifacts,
 )
-from tests.ondevice.test_artifacts import mlp
 
 RATE, ROUNDS, STEPS = 0.1, 3, 4
 

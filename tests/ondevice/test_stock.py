@@ -14,6 +14,7 @@ import onnxruntime
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.ondevice.test_artifacts import cnn, exported, mlp, names_of
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTModel
@@ -21,7 +22,6 @@ from transformers import BertConfig, BertForSequenceClassification, ViTConfig, V
 from ortrain.ondevice import LossType, generate_artifacts
 from ortrain.ondevice.optim import AdamW
 from tests.ondevice.stock import RATE
-from tests.ondevice.test_artifacts import cnn, exported, mlp, names_of
 
 STEPS, ROWS, CLASSES = 50, 8, 5
 ROOT = Path(__file__).parents[2]

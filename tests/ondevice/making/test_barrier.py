@@ -16,7 +16,7 @@ from ortrain.ondevice import contract
 from ortrain.ondevice.making.barrier import behind
 from ortrain.ondevice.optim import SGD, AdamW, Optimizer, Slot, emit, states
 from ortrain.program import Phase, Program
-from tests.ondevice.optim.stepping import listed, run, session
+from tests.ondevice.making.optim.stepping import listed, run, session
 
 SHAPES = {"first": (5, 8), "second": (8, 3)}
 

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 from ortrain.graph.scan import Values, scan
-from ortrain.ondevice.optim.base import Rule, States
+from ortrain.ondevice.making.optim.base import Rule, States
 
 # In elements. Below SMALL, a node's own cost is more than that of its pass; above LARGE, a tensor
 # and the intermediate results do not stay in cache together. Rows of 1 MiB are large enough that

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ortrain.ondevice.optim import blocks
+from ortrain.ondevice.making.optim import blocks
 
 
 @pytest.fixture

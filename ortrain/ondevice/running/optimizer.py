@@ -5,8 +5,8 @@ from __future__ import annotations
 from ortrain.errors import StateError
 from ortrain.kinds import expect
 from ortrain.ondevice import contract
-from ortrain.ondevice.module import Module, expect_model
 from ortrain.ondevice.running.checkpoint_file import Spec, Uri, source_name
+from ortrain.ondevice.running.module import Module, expect_model
 from ortrain.ondevice.running.session import BoundModel, check_fits, open_session
 from ortrain.ondevice.running.update import Update, needed
 

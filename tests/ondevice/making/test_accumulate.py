@@ -11,7 +11,7 @@ from ortrain.graph.aliasing import check_aliases
 from ortrain.ondevice import contract
 from ortrain.ondevice.making.accumulate import accumulate
 from ortrain.program import Program
-from tests.ondevice.optim.stepping import run, session
+from tests.ondevice.making.optim.stepping import run, session
 from tests.programs import program
 
 SHAPES = {"a": (3, 4), "b": ()}

@@ -10,8 +10,8 @@ import onnx_ir as ir
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 from ortrain.ondevice import contract
-from ortrain.ondevice.optim.base import Optimizer
-from ortrain.ondevice.optim.blocks import Block, Slot, Updated, blocks
+from ortrain.ondevice.making.optim.base import Optimizer
+from ortrain.ondevice.making.optim.blocks import Block, Slot, Updated, blocks
 from ortrain.program import Phase, Role, set_role
 
 

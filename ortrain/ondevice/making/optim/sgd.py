@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ortrain.graph.build import Builder
 from ortrain.kinds import expect_flag, expect_number
-from ortrain.ondevice.optim.base import Optimizer, Rule, States, check
+from ortrain.ondevice.making.optim.base import Optimizer, Rule, States, check
 
 MOMENTUM = "momentum_buffer"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnxruntime
 
 from ortrain.ondevice import contract
-from ortrain.ondevice.checkpoint import CheckpointState
-from ortrain.ondevice.module import expect_model, expect_session, expect_state
+from ortrain.ondevice.running.checkpoint import CheckpointState
 from ortrain.ondevice.running.checkpoint_file import Uri, source_name
+from ortrain.ondevice.running.module import expect_model, expect_session, expect_state
 from ortrain.ondevice.running.session import (
     Results,
     Value,

@@ -21,8 +21,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from ortrain.errors import GraphError, InputError, OrtrainWarning, StateError
 from ortrain.ondevice import CheckpointState, Module, losses
 from ortrain.ondevice.artifacts import LossType, OptimType, generate_artifacts
-from ortrain.ondevice.lora import LoRA
-from tests.ondevice.running import Arrays, gradients, run, session, tensors_of
+from ortrain.ondevice.making.lora import LoRA
+from tests.ondevice.sessions import Arrays, gradients, run, session, tensors_of
 
 
 def mlp() -> nn.Module:

@@ -8,8 +8,8 @@ import onnx_ir as ir
 
 from ortrain.graph.build import Builder
 from ortrain.kinds import expect_flag
-from ortrain.ondevice.optim.base import Optimizer, Rule, States, check, check_betas
-from ortrain.ondevice.optim.phrases import one_minus_power, towards
+from ortrain.ondevice.making.optim.base import Optimizer, Rule, States, check, check_betas
+from ortrain.ondevice.making.optim.phrases import one_minus_power, towards
 
 MEAN, SQUARE = "exp_avg", "exp_avg_sq"
 

@@ -11,10 +11,10 @@ import pytest
 
 from ortrain.errors import OrtrainWarning
 from ortrain.graph.aliasing import check_aliases
+from ortrain.ondevice.making.optim.blocks import LARGE, ROW, state_shape
 from ortrain.ondevice.optim import SGD, Adam, AdamW, Group, Lion, optimizer_program, states
-from ortrain.ondevice.optim.blocks import LARGE, ROW, state_shape
 from ortrain.program import Phase, Role, phase_of, role_of, target_of
-from tests.ondevice.optim.stepping import SHAPES, listed, session
+from tests.ondevice.making.optim.stepping import SHAPES, listed, session
 
 OPTIMIZERS = [AdamW(max_norm=1.0), Adam(weight_decay=0.1), SGD(), SGD(momentum=0.9), Lion()]
 

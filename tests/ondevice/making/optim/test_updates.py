@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ortrain.ondevice.optim import SGD, Adam, AdamW, Group, Lion
-from tests.ondevice.optim.stepping import FEW, SHAPES, Training
+from tests.ondevice.making.optim.stepping import FEW, SHAPES, Training
 
 
 def groups(parameters, scale=1.0, **differing):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortrain.graph.build import Builder
-from ortrain.ondevice.optim.base import Optimizer, Rule, States, check_betas
+from ortrain.ondevice.making.optim.base import Optimizer, Rule, States, check_betas
 
 MEAN = "exp_avg"
 

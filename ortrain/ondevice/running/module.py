@@ -12,8 +12,8 @@ import onnxruntime
 from ortrain.errors import InputError, StateError, listing
 from ortrain.kinds import NONE, expect, expect_flag, expect_names, expect_path
 from ortrain.ondevice import contract
-from ortrain.ondevice.adapters import merged, without_rank
-from ortrain.ondevice.checkpoint import CheckpointState
+from ortrain.ondevice.running.adapters import merged, without_rank
+from ortrain.ondevice.running.checkpoint import CheckpointState
 from ortrain.ondevice.running.checkpoint_file import Spec, Uri, source_name
 from ortrain.ondevice.running.inference import export
 from ortrain.ondevice.running.pickling import NotPickled

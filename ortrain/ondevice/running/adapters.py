@@ -14,7 +14,7 @@ from onnxruntime import AdapterFormat, OrtValue
 from ortrain.errors import StateError
 from ortrain.files.replacing import replace_file
 from ortrain.kinds import expect, expect_path, expect_whole
-from ortrain.ondevice.checkpoint import CheckpointState
+from ortrain.ondevice.running.checkpoint import CheckpointState
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from ortrain.graph.aliasing import check_aliases
 from ortrain.graph.build import Builder
 from ortrain.graph.check import check
 from ortrain.ondevice import contract
-from ortrain.ondevice.optim.base import Optimizer
-from ortrain.ondevice.optim.blocks import Slot, state_shape
-from ortrain.ondevice.optim.emit import emit
+from ortrain.ondevice.making.optim.base import Optimizer
+from ortrain.ondevice.making.optim.blocks import Slot, state_shape
+from ortrain.ondevice.making.optim.emit import emit
 from ortrain.program import Phase, Program, Role, set_role
 
 Parameter = tuple[str, ir.DataType, Sequence[int]]

@@ -9,10 +9,6 @@ PEFT's names and layout: ``<layer>.lora_A.weight`` [rank, in] and ``<layer>.lora
 
 from __future__ import annotations
 
-from ortrain.extras import require
-
-require("onnx", __name__)
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,8 +21,8 @@ from ortrain.errors import GraphError, listing
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 from ortrain.kinds import NONE, expect_names, expect_number, expect_whole
-from ortrain.ondevice.adapters import Adapter
 from ortrain.ondevice.making.forward import Forward
+from ortrain.ondevice.running.adapters import Adapter
 from ortrain.program import Program, Role, set_role
 
 
