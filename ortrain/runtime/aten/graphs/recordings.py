@@ -1,40 +1,21 @@
-"""Functions of tensors that are recorded once as CUDA graphs and replayed.
-
-A function of hundreds of short kernels takes the time of their launches; a recording of it is one
-launch. It reads and writes at fixed addresses, which is what this file is about:
-
-- *Held* inputs (parameters, buffers, what a forward saves) are read where they lie. Their addresses
-  are part of a recording's key, so that it is only replayed on tensors that lie there.
-- Other inputs are copied into memory of the recording's own, and seeds as keys of their streams
-  (:mod:`~ortrain.runtime.aten.hash`). Tensors on the host are numbers that the function reads:
-  their values are part of the key.
-- What is saved for a backward stays in the recording's memory. As long as anybody has it, the
-  recording is not replayed, and the plain function runs instead.
-- All other outputs are copied out before anything else can be replayed.
-
-So whatever lies at an address that is read is what the plain function would be given. What cannot
-be recorded is found by running the function once under :class:`Watch`, and runs as it is.
-"""
+"""The recordings of a function: one for each key of its inputs that comes again."""
 
 from __future__ import annotations
 
-import gc
-import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.errors import ExecutionError
 from ortrain.program import Role, role_of, target_of
+from ortrain.runtime.aten.graphs.recorders import Recorder
+from ortrain.runtime.aten.graphs.watch import Unrecordable
 from ortrain.runtime.replays import Replays
 
 if TYPE_CHECKING:
@@ -53,242 +34,6 @@ MOST_NUMBERS = 64
 _STATE = frozenset({Role.PARAMETER, Role.BUFFER})
 
 Values = Sequence[Tensor]
-Function = Callable[[list[Tensor]], list[Tensor]]
-
-
-class Unrecordable(Exception):
-    """A function does what a recording cannot."""
-
-
-class Watch(TorchDispatchMode):
-    """Refuses what depends on values of tensors on a device, or copies between it and the host.
-
-    Operators are known by PyTorch's own tags. A tensor on the host with no axes may stand beside
-    others: it is a number.
-
-    Args:
-        device: that is recorded.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.type = device.type
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Runs an operator.
-
-        Raises:
-            Unrecordable: it is none for a recording.
-        """
-        operands = [*_tensors((args, kwargs or {}))]
-        here = [t for t in operands if t.device.type == self.type]
-        if here:
-            tags = set(function.tags)
-            if torch.Tag.data_dependent_output in tags:
-                raise Unrecordable(f"{function} reads a value on the host")
-            if _indexes(function):
-                if any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(args[1])):
-                    raise Unrecordable(f"{function} selects by a mask, whose count is a size")
-            elif torch.Tag.dynamic_output_shape in tags:
-                raise Unrecordable(f"{function} gives sizes that depend on values")
-        result = function(*args, **(kwargs or {}))
-        if operands:
-            gone = [t for t in _tensors(result) if t.device.type != self.type]
-            hosts = [t for t in operands if t.device.type != self.type and t.dim() > 0]
-            copies = function in _COPIES and len(here) != len(operands)
-            if (here and (gone or hosts)) or copies or (not here and len(gone) != _count(result)):
-                raise Unrecordable(f"{function} copies between host and device")
-        return result
-
-
-_COPIES = {torch.ops.aten.copy_.default, torch.ops.aten.copy.default}
-
-
-def _indexes(function: Any) -> bool:
-    return str(function.overloadpacket).rpartition(".")[2].strip("_") in _INDEXING
-
-
-_INDEXING = {"index", "index_put", "index_put_impl", "unsafe_index", "unsafe_index_put"}
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors([*value.values()])
-
-
-def _count(value: Any) -> int:
-    return sum(1 for _ in _tensors(value))
-
-
-# --- devices --------------------------------------------------------------------------------------
-
-
-class Recorder(Protocol):
-    """Records on one device.
-
-    Attributes:
-        device: that it is.
-        lock: of whoever replays or records.
-        lasting: addresses of what recordings have saved, and 0, where nothing lies. Others do not
-            come again often enough for a backward to be recorded on them.
-    """
-
-    device: torch.device
-    lock: threading.RLock
-    lasting: set[int]
-
-    def is_free(self) -> bool:
-        """Whether nobody else records on the current stream."""
-
-    def ordered(self) -> AbstractContextManager[None]:
-        """In which recordings run after those of other streams: they share memory."""
-
-    def record(
-        self, function: Function, inputs: list[Tensor]
-    ) -> tuple[Callable[[], None], list[Tensor]]:
-        """Runs a function once aside, and records it.
-
-        Returns:
-            What replays it on the current stream, and its outputs, which that writes.
-
-        Raises:
-            Exception: the function raises, or cannot be recorded. Nothing stays of it.
-        """
-
-
-class Place(NamedTuple):
-    """Where is recorded.
-
-    Attributes:
-        side: a stream on which nothing else runs.
-        pool: of memory, a handle.
-    """
-
-    side: torch.cuda.Stream
-    pool: Any
-
-
-class CudaRecorder:
-    """CUDA graphs that share a pool of memory.
-
-    They never run at the same time, so each may use for scratch what another one does. What is read
-    after a replay is held by its recording, so that the pool gives its memory to no other.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        # With its number, as tensors have it.
-        self.device, self.lock = torch.empty(0, device=device).device, threading.RLock()
-        self.lasting = {0}
-        self._last: torch.cuda.Stream | None = None
-        self._place: Place | None = None
-        self._kept: list[Any] = []  # for as long as the process lasts
-
-    def is_free(self) -> bool:
-        """Whether nobody else records on the current stream."""
-        return not torch.cuda.is_current_stream_capturing()
-
-    @contextmanager
-    def ordered(self) -> Iterator[None]:
-        """On the current stream, after what was replayed on another one."""
-        stream = torch.cuda.current_stream(self.device)
-        if self._last is not None and self._last != stream:
-            stream.wait_stream(self._last)
-        self._last = stream
-        yield
-
-    def record(
-        self, function: Function, inputs: list[Tensor]
-    ) -> tuple[Callable[[], None], list[Tensor]]:
-        """Runs a function once aside, and records it; see :class:`Recorder`."""
-        with torch.cuda.device(self.device):
-            place = self._place or self._begin()
-            current = torch.cuda.current_stream()
-            place.side.wait_stream(current)
-            try:
-                with torch.cuda.stream(place.side), Watch(self.device):
-                    function([*inputs])
-            finally:
-                current.wait_stream(place.side)
-            return self._captured(place, lambda: function([*inputs]))
-
-    def _begin(self) -> Place:
-        """A new place. A first graph of its own keeps the pool while there are no others."""
-        place = Place(torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle())
-        anchor = self._captured(place, lambda: [torch.zeros(1, device=self.device)])
-        self._kept.append(anchor)
-        self._place = place
-        return place
-
-    def _captured(
-        self, place: Place, function: Callable[[], list[Tensor]]
-    ) -> tuple[Callable[[], None], list[Tensor]]:
-        graph = torch.cuda.CUDAGraph()
-        # Nothing is to be freed by the way: cudaFree waits, and is not allowed meanwhile.
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        with torch.cuda.stream(place.side), _uncollected(), _own_workspaces():
-            graph.capture_begin(pool=place.pool, capture_error_mode="thread_local")
-            try:
-                outputs = function()
-            finally:
-                try:
-                    graph.capture_end()
-                except Exception:
-                    self._leave(place, graph)
-                    raise
-        return graph.replay, outputs
-
-    def _leave(self, place: Place, graph: Any) -> None:
-        """Records elsewhere after a capture that could not be ended.
-
-        PyTorch then leaves its allocator referring to the graph, and allocating for it.
-        """
-        self._kept.append(graph)
-        self._place = None
-        with suppress(Exception):  # it may have come so far
-            torch._C._cuda_endAllocateToPool(self.device.index, place.pool)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without Python's search for cycles, which might destroy what belongs to the device."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-@contextmanager
-def _own_workspaces() -> Iterator[None]:
-    """CuBLAS takes its workspaces from the graph's pool, and keeps none of them afterwards.
-
-    One from outside would be freed under the graph by whoever clears them, as torch.compile does.
-    """
-    clear: Callable[[], None] = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
-    clear()
-    try:
-        yield
-    finally:
-        clear()
-
-
-@cache
-def recorder(device: torch.device) -> Recorder | None:
-    """That of a device; None where there are no such recordings."""
-    return CudaRecorder(device) if device.type == "cuda" else None
-
-
-# --- recordings -----------------------------------------------------------------------------------
 
 
 class Key(NamedTuple):
@@ -554,6 +299,3 @@ def _reason(error: BaseException) -> str:
         error = before
     text = f"{error}".partition("\n")[0]
     return text if isinstance(error, Unrecordable) else f"{type(error).__name__}: {text}"
-
-
-__all__ = ["CudaRecorder", "Recorded", "Recorder", "Watch", "recorder"]
