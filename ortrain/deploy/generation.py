@@ -30,7 +30,7 @@ from ortrain.config import DebugOptions, LogLevel, Options
 from ortrain.deploy.cached_decoder import CachedDecoder, Encoder, fill, states_of
 from ortrain.errors import NotServed, OrtrainWarning
 from ortrain.module import ORTModule, expect_options, unwrap
-from ortrain.module_state.survey import HOOKS
+from ortrain.module_state.hooks import HOOKS
 from ortrain.step.report import Report
 
 # Outputs that the graphs do not have.

@@ -43,19 +43,18 @@ from torch.nn.modules import module as global_hooks
 from ortrain.guards.attributes import Attribute, Moving
 from ortrain.guards.autocast import Autocast, active
 from ortrain.guards.numbers import is_number
-from ortrain.module_state.holder import cell_value, memo_state, slot_value, slots_of
-from ortrain.module_state.survey import (
+from ortrain.module_state.fact import (
     AROUND,
-    HOOKS,
     Fact,
     Key,
-    Survey,
     constant_state,
     layout,
     sentence,
-    untraced_hooks,
     value_fact,
 )
+from ortrain.module_state.holder import cell_value, memo_state, slot_value, slots_of
+from ortrain.module_state.hooks import HOOKS, untraced_hooks
+from ortrain.module_state.survey import Survey
 from ortrain.module_state.value import ABSENT, same
 
 _attributes = attrgetter("__dict__")  # in map, half as much as in a comprehension

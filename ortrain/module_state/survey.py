@@ -19,44 +19,31 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import gc
-import logging
-import operator
 import os
 import random
-import re
-import sys
 import time
 import weakref
-from collections import Counter, defaultdict, namedtuple
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from functools import cached_property, partial, partialmethod
 from itertools import chain
 from types import (
     BuiltinFunctionType,
     CellType,
-    ClassMethodDescriptorType,
-    CodeType,
     FunctionType,
-    GenericAlias,
-    GetSetDescriptorType,
     MappingProxyType,
-    MemberDescriptorType,
-    MethodDescriptorType,
     MethodType,
-    MethodWrapperType,
     ModuleType,
-    UnionType,
-    WrapperDescriptorType,
 )
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as global_hooks
-from torch.optim import Optimizer
 
 from ortrain.module_state import reach
+from ortrain.module_state.fact import Fact, Key, constant_state, tensor_fact, value_fact
 from ortrain.module_state.holder import (
     Attributes,
     Closure,
@@ -74,24 +61,14 @@ from ortrain.module_state.holder import (
     slot_value,
     slots_of,
 )
+from ortrain.module_state.hooks import HOOK_FLAGS, HOOKS, watched_hooks
+from ortrain.module_state.scope import is_constant, is_foreign, is_library, is_plain
 from ortrain.module_state.value import ABSENT, MIXED, SEQUENCES, frozen, short
 
-HOOKS = {
-    "_forward_pre_hooks": "forward pre-hook",
-    "_forward_hooks": "forward hook",
-    "_backward_pre_hooks": "backward pre-hook",
-    "_backward_hooks": "backward hook",
-}
-# What the hooks of a dictionary above are called with, in dictionaries beside it.
-_HOOK_FLAGS = (
-    "_forward_pre_hooks_with_kwargs",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-)
 # No forward reads these.
 UNWATCHED = {
     *HOOKS,
-    *_HOOK_FLAGS,
+    *HOOK_FLAGS,
     "_is_full_backward_hook",
     "_is_hf_initialized",
     "_output_capturing_hooks_installed",
@@ -106,52 +83,7 @@ UNWATCHED = {
 }
 # transformers' settings of generate(), which Seq2SeqTrainer changes between two calls of a model.
 _SETTINGS = ("generation_config", "GenerationConfig")
-# Hooks with which transformers collects hidden states and attentions; a capture traces them.
-_TRACED_HOOKS = "transformers.utils.output_capturing"
-# Hooks of transformers and PEFT that make embeddings require a gradient, so that checkpointing
-# with reentrance has something to differentiate. In a graph they do nothing.
-_IDLE_HOOKS = {"make_inputs_require_grads", "make_inputs_require_grad"}
-_HOOKING = {"transformers", "peft"}
-# Hooks that only compute, so that a capture has what they compute: NEFTune's noise on embeddings.
-_COMPUTING_HOOKS = {"neftune_post_forward_hook"}
-_COMPUTING = {"transformers", "trl"}
 
-# Packages whose functions keep nothing in globals that a forward depends on.
-_LIBRARIES = {
-    *sys.stdlib_module_names, "accelerate", "deepspeed", "huggingface_hub", "lightning", "numpy",
-    "onnx", "onnxruntime", "ortrain", "peft", "pytorch_lightning", "torch", "transformers",
-    "typing_extensions",
-}  # fmt: skip
-# Those whose classes are not watched either.
-_FOREIGN = {*sys.stdlib_module_names, "numpy", "torch", "typing_extensions"} - {"__main__"}
-# Watched by identity only: they hold no configuration, or change with every step.
-_OPAQUE = (BuiltinFunctionType, logging.Logger, Optimizer, Tensor)
-_OPAQUE_PACKAGES = {
-    "_abc", "_thread", "accelerate", "deepspeed", "lightning", "ortrain", "pytorch_lightning",
-    "threading", "typing",
-}  # fmt: skip
-_TRAINER = "transformers.trainer"
-# Nothing in them can change.
-_CONSTANT = (
-    type(NotImplemented),
-    type(torch.finfo(torch.float32)),
-    type(torch.iinfo(torch.int32)),
-    BuiltinFunctionType,
-    ClassMethodDescriptorType,
-    CodeType,
-    GenericAlias,
-    GetSetDescriptorType,
-    MemberDescriptorType,
-    MethodDescriptorType,
-    MethodWrapperType,
-    UnionType,
-    WrapperDescriptorType,
-    type(namedtuple("Example", "field").field),  # type: ignore[attr-defined]
-    operator.attrgetter,
-    operator.itemgetter,
-    operator.methodcaller,
-    np.ufunc,
-)
 # What the code reads of a tensor that depends on which parameters are trained.
 _TRAINABLE = {"requires_grad", "grad_fn", "is_leaf"}
 # With these the code comes to every attribute of an object.
@@ -175,27 +107,6 @@ _MAKING = {"__init__", "__new__", "__post_init__"}
 LARGE = 1 << 20
 # Facts of one module. What lies behind the last one is unwatched.
 MOST_FACTS = 100_000
-
-
-# How the paths begin of what is not in the module but around it.
-AROUND = ("class ", "function ", "global ")
-
-
-class Fact(NamedTuple):
-    """One thing that must stay as it is."""
-
-    kind: str
-    value: Hashable = None  # compared by equality
-    object: Any = None  # compared by identity, and kept alive for it
-    text: str = ""  # for people
-
-    def equals(self, other: Fact) -> bool:
-        """Whether nothing has changed."""
-        return self.kind == other.kind and self.object is other.object and self.value == other.value
-
-
-# Where it is: the path of a module or object ("" is the root), and the name of what it owns.
-Key: TypeAlias = tuple[str, str]
 
 
 class _Space(NamedTuple):
@@ -336,9 +247,9 @@ class Survey:
             hooks = state[prefix + attribute]
             self._entries(hooks)
             for number, hook in watched_hooks(hooks):
-                flags = tuple(number in state.get(prefix + flag, ()) for flag in _HOOK_FLAGS)
+                flags = tuple(number in state.get(prefix + flag, ()) for flag in HOOK_FLAGS)
                 self.facts[path, f"{prefix}{attribute}[{number}]"] = Fact(kind, flags, hook)
-        for flag in _HOOK_FLAGS:
+        for flag in HOOK_FLAGS:
             if state.get(prefix + flag):
                 self.dicts.append(state[prefix + flag])
 
@@ -417,7 +328,7 @@ class Survey:
             self._kinds[value] = None
             self._made.add(value)
         elif isinstance(value, ModuleType):
-            if not _is_library(value.__name__):
+            if not is_library(value.__name__):
                 self._file(value.__dict__)
         elif isinstance(value, weakref.ref):
             self.references.append(value)
@@ -428,9 +339,9 @@ class Survey:
             self._array(path, name, value)
         elif isinstance(value, os._Environ):
             self._attribute(place, "_data", vars(value)["_data"], value)
-        elif _is_plain(value):
+        elif is_plain(value):
             self._object(place, value)
-        elif not _is_constant(value):
+        elif not is_constant(value):
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
             self._unwatched(value, place, f"is a {kind}, whose state cannot be seen")
 
@@ -522,7 +433,7 @@ class Survey:
 
     def _memo(self, path: str, name: str, function: Any) -> None:
         inner = getattr(function, "__wrapped__", None)
-        if isinstance(inner, FunctionType) and _is_library(inner.__module__):
+        if isinstance(inner, FunctionType) and is_library(inner.__module__):
             return
 
         def note() -> None:
@@ -585,7 +496,7 @@ class Survey:
         if called:
             forward: Any = kind.forward  # type: ignore[attr-defined]
             self.facts[path, "forward"] = Fact("object", object=forward, text=short(forward))
-        if _is_foreign(kind.__module__):
+        if is_foreign(kind.__module__):
             forward = kind.__dict__.get("forward")
             if isinstance(forward, FunctionType) and kind is not nn.Module:
                 self._names |= reach.names(forward.__code__)
@@ -618,8 +529,8 @@ class Survey:
         """Watches what a function closes over, its defaults, and the globals that it names."""
         code, source = function.__code__, function.__globals__.get("__name__") or ""
         cells = list(zip(code.co_freevars, function.__closure__ or (), strict=False))
-        if _is_library(source):
-            if not _is_foreign(source):
+        if is_library(source):
+            if not is_foreign(source):
                 self._names |= reach.names(code)
             for _, cell in cells:  # a decorator's, that holds a function of the user's
                 inner = cell_value(cell)
@@ -658,7 +569,7 @@ class Survey:
         A name that is none is watched all the same: a global may come to stand before a builtin.
         """
         value = file.get(name, ABSENT)
-        if isinstance(value, ModuleType) and not _is_library(value.__name__):
+        if isinstance(value, ModuleType) and not is_library(value.__name__):
             if attribute:
                 self._global(value.__dict__, attribute)
             else:
@@ -704,139 +615,3 @@ class Survey:
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
-
-
-def value_fact(value: Any) -> Fact | None:
-    """The fact of a scalar, or of a container of nothing but scalars; None for anything else."""
-    copy = frozen(value)
-    return None if copy is MIXED else Fact("value", copy, text=short(value))
-
-
-def _package(name: str) -> str:
-    return name.partition(".")[0]
-
-
-def _is_library(name: str) -> bool:
-    return _package(name) in _LIBRARIES
-
-
-def _is_foreign(name: str) -> bool:
-    return _package(name) in _FOREIGN
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether an object may hold configuration in its attributes."""
-    return not _is_constant(value) and (
-        isinstance(getattr(value, "__dict__", None), dict) or bool(slots_of(type(value)))
-    )
-
-
-def _is_constant(value: Any) -> bool:
-    """Whether an object holds no state, or none that a forward depends on."""
-    if isinstance(value, (*_CONSTANT, *_OPAQUE)) or type(value) is object:
-        return True
-    if any(kind.__module__ == _TRAINER for kind in type(value).__mro__):
-        return True  # the loop around the model, which a loss of its own is a method of
-    source = type(value).__module__
-    if _package(source) == "torch":
-        return not source.startswith("torch.distributions")
-    return _package(source) in _OPAQUE_PACKAGES
-
-
-def watched_hooks(hooks: dict[int, Any]) -> Iterator[tuple[int, Any]]:
-    """The hooks that decide what a module computes."""
-    for number, hook in hooks.items():
-        place = getattr(hook, "__module__", None) or ""
-        idle = getattr(hook, "__name__", "") in _IDLE_HOOKS and _package(place) in _HOOKING
-        if not idle and place != _TRACED_HOOKS:
-            yield number, hook
-
-
-def untraced_hooks(hooks: dict[int, Any]) -> Iterator[tuple[int, Any]]:
-    """Those of them that a capture does not trace."""
-    for number, hook in watched_hooks(hooks):
-        place = getattr(hook, "__module__", None) or ""
-        named = getattr(hook, "__name__", "") in _COMPUTING_HOOKS
-        if not (named and _package(place) in _COMPUTING):
-            yield number, hook
-
-
-def layout(tensor: Tensor) -> tuple[torch.dtype, torch.Size, torch.device]:
-    """What a graph takes for granted of a tensor."""
-    return tensor.dtype, tensor.shape, tensor.device
-
-
-def contents(tensors: list[Tensor]) -> list[int]:
-    """A number for each tensor that grows with each write in place."""
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
-
-
-def tensor_fact(role: str, tensor: Tensor) -> Fact:
-    """What must stay of a parameter or a buffer."""
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    text = f"{dtype}{list(tensor.shape)} on {tensor.device}"
-    differentiable = role == "buffer" and tensor.requires_grad
-    return Fact(
-        role, (*layout(tensor), differentiable), tensor, text + ", differentiable" * differentiable
-    )
-
-
-def constant_state(tensor: Tensor) -> tuple[Hashable, ...]:
-    """What must stay of a tensor that is a constant in a graph, besides its layout."""
-    version = 0 if tensor.is_inference() else tensor._version
-    try:
-        place = tensor.data_ptr()
-    except RuntimeError:  # sparse, or a stand-in that a trace has left behind
-        place = 0
-    return version, place, tensor.requires_grad
-
-
-def plain(path: str) -> str:
-    """A path without the numbers that tell classes and functions of one name apart."""
-    return re.sub(r"#\d+", "", path)
-
-
-def sentence(key: Key, before: dict[Key, Fact], now: dict[Key, Fact], root: str) -> str:
-    """Say what became of a fact that differs.
-
-    Args:
-        key: which one.
-        before: the facts of the earlier survey.
-        now: those of the later one.
-        root: what to call the module itself, whose path is empty.
-    """
-    path, name = key
-    old, new = before.get(key), now.get(key)
-    fact = new or old
-    assert fact is not None
-    owner = plain(path) or root
-    happened = "was removed" if new is None else "was added" if old is None else "was replaced"
-    if fact.kind in HOOKS.values():
-        return f"{owner}: a {'global ' * name.startswith('_global')}{fact.kind} {happened}"
-    if name == "forward" and not path.startswith("class "):
-        return f"{owner}: forward was {'restored' if new is None else 'overridden'} on the instance"
-    label = f"{fact.kind} {name}" if fact.kind in ("child", "parameter", "buffer") else name
-    if old is None or new is None:
-        return f"{owner}: {label} {happened}" + (f" ({fact.text})" if fact.text else "")
-    if fact.kind == "parameter" and old.object is not new.object:
-        if twins := _twins(key, now, root):
-            return f"{owner}: {label} {happened}, is now tied to {twins}"
-        if twins := _twins(key, before, root):
-            return f"{owner}: {label} was tied to {twins}, is no longer"
-    if old.text != new.text:
-        return f"{owner}: {label} was {old.text}, is {new.text}"
-    if old.object is new.object and new.object is not None:
-        happened = "was changed in place"
-    return f"{owner}: {label} {happened}"
-
-
-def _twins(key: Key, facts: dict[Key, Fact], root: str) -> str:
-    """The other names under which a parameter stands in the module."""
-    parameter = facts[key].object
-    if parameter is None:
-        return ""
-    return ", ".join(
-        f"{path or root}.{name}"
-        for (path, name), fact in facts.items()
-        if fact.kind == "parameter" and fact.object is parameter and (path, name) != key
-    )

@@ -16,8 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
+from ortrain.module_state.fact import AROUND, plain
 from ortrain.module_state.holder import Attributes, Elements, Holder, Named
-from ortrain.module_state.survey import AROUND, HOOKS, Survey, plain, watched_hooks
+from ortrain.module_state.hooks import HOOKS, watched_hooks
+from ortrain.module_state.survey import Survey
 from ortrain.module_state.value import ABSENT, MIXED, frozen, same
 
 # torch's own registries, which a trace fills with stand-ins, and recurrent modules' lists of them;

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from ortrain.errors import ExecutionError, OrtrainError, StateError, listing
 from ortrain.graph.walk import dependencies
 from ortrain.guards.structure import FlatCall
-from ortrain.module_state.survey import contents
+from ortrain.module_state.fact import contents
 from ortrain.program import Role
 from ortrain.step.build import Piece, Plan
 from ortrain.step.replay import Caller, Gradients, Original, Sealed
