@@ -33,6 +33,7 @@ from ortrain.program import Program, Role
 from ortrain.runtime import engines
 from ortrain.runtime.base import Executor
 from ortrain.runtime.onnxruntime.executor import SMALL
+from ortrain.step.autograd import Step
 from ortrain.step.build import Plan, build, likely_upstream
 from ortrain.step.certificate import (
     ENOUGH,
@@ -47,7 +48,7 @@ from ortrain.step.forms import Form, Served, Sizes, State, Variants
 from ortrain.step.progress import progress
 from ortrain.step.replay import Original
 from ortrain.step.report import Report
-from ortrain.step.run import Received, Step
+from ortrain.step.saved_forward import Received
 
 # Captures of one form of call that differ in sizes which the module's code depends on.
 MOST_SHAPES = 8

@@ -32,11 +32,13 @@ from ortrain.module_state.untouched import random_states, untouched
 from ortrain.program import Program, Role
 from ortrain.runtime.reduced import reduced_products
 from ortrain.step.agreement import TOLERANCES, compare
+from ortrain.step.autograd import Step
 from ortrain.step.build import Plan
 from ortrain.step.digest import Digest
 from ortrain.step.draws import replayed_draws
 from ortrain.step.evidence import Certificate, Evidence
-from ortrain.step.run import Received, Step, draw_seed
+from ortrain.step.feeds import draw_seed
+from ortrain.step.saved_forward import Received
 
 # Multiplications of the forward above which a batch's first rows stand for it: four layers of
 # BERT-base are 3.6e9 for a row of 128 tokens, and 0.15 s forward and backward.

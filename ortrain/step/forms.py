@@ -22,9 +22,9 @@ from ortrain.guards.attributes import Attribute, Moving
 from ortrain.guards.guard import Guard
 from ortrain.guards.numbers import Numbers, Seen
 from ortrain.guards.structure import FlatCall, OutputStructure
+from ortrain.step.autograd import Step
 from ortrain.step.contest import Race
 from ortrain.step.report import Report
-from ortrain.step.run import Step
 
 # Calls in a row at whose values the code goes another way than the graph, until it is captured
 # anew, the way of the next call; how often that is done; and how many such calls there must be, at
