@@ -15,8 +15,8 @@ from ortrain.guards.guard import Ambient, inner_hooks
 from ortrain.guards.structure import FlatCall
 from ortrain.program import Role
 from ortrain.runtime import engines
-from ortrain.step.captures import device_of
-from ortrain.step.forms import Form, Served, State
+from ortrain.step.compiler import device_of
+from ortrain.step.forms import CallForm, CompiledCapture, ModuleState
 
 _transforms = torch._C._functorch.peek_interpreter_stack
 
@@ -56,7 +56,7 @@ def borrowed(module: nn.Module) -> str:
 
 
 def not_served(
-    module: nn.Module, options: Options, state: State, modes: Ambient, flat: FlatCall
+    module: nn.Module, options: Options, state: ModuleState, modes: Ambient, flat: FlatCall
 ) -> str:
     """Why no graph can serve calls under these modes; empty where one can.
 
@@ -124,7 +124,9 @@ def runs_again(options: Options, modes: Ambient) -> bool:
     return modes.grad and (modes.in_backward or modes.saving == checkpoint.__name__)
 
 
-def draws_apart(module: nn.Module, options: Options, form: Form, served: Served) -> bool:
+def draws_apart(
+    module: nn.Module, options: Options, form: CallForm, served: CompiledCapture
+) -> bool:
     """Whether a call without gradients draws random numbers that a call with them draws again.
 
     So does checkpointing with reentrance; the two calls have forms of their own.
@@ -135,7 +137,7 @@ def draws_apart(module: nn.Module, options: Options, form: Form, served: Served)
     return bool(drawn and not form.grad and module.training and not alike)
 
 
-def dtypes_of(state: State, modes: Ambient, flat: FlatCall) -> set[torch.dtype]:
+def dtypes_of(state: ModuleState, modes: Ambient, flat: FlatCall) -> set[torch.dtype]:
     """Of a call's tensors and the module's, and what autocast casts them to."""
     device = device_of(flat, state.tensors)
     cast = {dtype for kind, dtype in modes.autocast or () if kind == device.type}

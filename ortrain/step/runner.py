@@ -38,7 +38,7 @@ from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.module_state.untouched import call_aside, uncollected
 from ortrain.runtime import engines
 from ortrain.step import contest
-from ortrain.step.captures import MOST_SHAPES, Captures, device_of
+from ortrain.step.compiler import MOST_SHAPES, StepCompiler, device_of
 from ortrain.step.contest import Race
 from ortrain.step.draws import replayed_draws
 from ortrain.step.eligibility import (
@@ -52,7 +52,7 @@ from ortrain.step.eligibility import (
     runs_again,
 )
 from ortrain.step.fallback import alone, unforeseen
-from ortrain.step.forms import Form, Served, Sizes, State, too_many_ways
+from ortrain.step.forms import CallForm, CompiledCapture, ModuleState, Sizes, too_many_ways
 from ortrain.step.prospect import Prospect
 from ortrain.step.report import Report
 from ortrain.step.states import States
@@ -77,7 +77,7 @@ class Runner:
         debug_options: what to show.
 
     Attributes:
-        captures: what was captured of it.
+        compiler: finds and makes its compiled steps.
         report: what ran where.
         prospect: of its graphs; who knows how many steps are to come, says it there.
     """
@@ -85,8 +85,8 @@ class Runner:
     def __init__(self, module: nn.Module, options: Options, debug_options: DebugOptions) -> None:
         self.module = module
         self.debug_options = debug_options
-        self.captures = Captures(module, options, debug_options)
-        self.report: Report = self.captures.report
+        self.compiler = StepCompiler(module, options, debug_options)
+        self.report: Report = self.compiler.report
         self.warned = False
         self.calls = self.contests = 0
         self.prospect = Prospect.of(module)
@@ -95,7 +95,7 @@ class Runner:
     def use(self, options: Options) -> None:
         """Takes other settings, under which everything is captured anew."""
         self.options = options
-        self.captures.use(options)
+        self.compiler.use(options)
         self.states = States(self.module)
         # So many steps of the graph, and it is compared with the module once more.
         every = options.certificate
@@ -115,7 +115,7 @@ class Runner:
             modes = self.spell_is_for
             if modes is None or (self.module.training, is_grad_enabled()) == modes:
                 self.spell -= 1
-                self.captures.described(is_grad_enabled()).eager_calls += 1
+                self.compiler.described(is_grad_enabled()).eager_calls += 1
                 return self.module(*args, **kwargs)
             self.spell = 0
         start = contest.now(self.device)
@@ -164,21 +164,21 @@ class Runner:
             if served is None:
                 if any(0 in shape for shape in sizes) and self.options.falls_back(EMPTY):
                     return self._eager(EMPTY.what, args, kwargs)
-                served = self.captures.find(state, form, flat, sizes)
+                served = self.compiler.find(state, form, flat, sizes)
                 if draws_apart(self.module, self.options, form, served):
                     form.reason = RUN_AGAIN
                     return self._eager(form.reason, args, kwargs)
                 if race is not None:
-                    form.engine = race.choose(self.captures.promising(served, flat))
+                    form.engine = race.choose(self.compiler.promising(served, flat))
             trainable = state.guard.trainable() if form.grad else ()
             variants = served.variants.get((form.engine, trainable))
             if variants is None:
-                step = self.captures.first_step(state, form, served, flat)
+                step = self.compiler.first_step(state, form, served, flat)
             else:
                 step = variants.step
                 if form.report.graph_calls >= self.due:
                     self.due += int(self.options.certificate)
-                    self.captures.compare(state, served, flat, step)
+                    self.compiler.compare(state, served, flat, step)
             tensors = flat.tensors
             users = [tensors[i] for i in served.positions]
             trains = bool(step.plan.arguments)
@@ -186,7 +186,7 @@ class Runner:
         except CheckFailed as error:
             return self._astray(form, served, flat, error)
         except OrtrainError as error:
-            if self.captures.cache.distrust():
+            if self.compiler.cache.distrust():
                 return self._made_anew(form, flat)
             if race is not None and served is not None and race.forfeit(form.engine, str(error)):
                 return self._eager(str(error), flat.args, flat.kwargs)
@@ -198,7 +198,7 @@ class Runner:
         except Exception as error:
             if _saving_hooks(False) is not None:
                 raise  # a hook's own: checkpointing ends what it computes again so
-            if self.captures.cache.distrust():
+            if self.compiler.cache.distrust():
                 return self._made_anew(form, flat)
             return self._refused(form, flat, sizes, unforeseen(error))
         report = form.report
@@ -212,22 +212,22 @@ class Runner:
             outputs = instead(outputs, served.returned, tensors, state.tensors)
         return served.structure.rebuild(outputs)
 
-    def _made_anew(self, form: Form, flat: FlatCall) -> Any:
+    def _made_anew(self, form: CallForm, flat: FlatCall) -> Any:
         """Runs a call whose graph came from the cache and does not serve, captured anew."""
         form.drop()
         output = self(flat.args, flat.kwargs)
         if form.served:
-            self.captures.cache.remade()
+            self.compiler.cache.remade()
         return output
 
-    def _with_constants(self, form: Form, flat: WithNumbers) -> Any:
+    def _with_constants(self, form: CallForm, flat: WithNumbers) -> Any:
         """Runs a call whose numbers cannot be inputs, with each value a constant of a graph."""
         assert form.seen is not None
         form.seen.fixed = True
         form.retire()
         return self(flat.args, flat.kwargs)
 
-    def _with_constant_attributes(self, state: State, flat: WithAttributes) -> Any:
+    def _with_constant_attributes(self, state: ModuleState, flat: WithAttributes) -> Any:
         """Runs a call whose attributes cannot be inputs: each value is another state."""
         with EXCLUSIVE:
             self.states.fix_attributes(state)
@@ -235,7 +235,7 @@ class Runner:
 
     # -- states and forms -----------------------------------------------------------------------
 
-    def _find_state(self) -> State | None:
+    def _find_state(self) -> ModuleState | None:
         """The state that the module is in now; None where it is in none that stays."""
         change = self.states.find()
         if change is None:
@@ -267,13 +267,13 @@ class Runner:
         self._warn(str(error))
         self.states.clear()
         for grad in (True, False):
-            report = self.captures.described(grad)
+            report = self.compiler.described(grad)
             report.mode, report.reason = "eager", str(error)
         self.spell, self.spell_is_for = sys.maxsize, None
 
     def _find_form(
-        self, state: State, flat: FlatCall, modes: tuple[Any, ...]
-    ) -> tuple[FlatCall, Form]:
+        self, state: ModuleState, flat: FlatCall, modes: tuple[Any, ...]
+    ) -> tuple[FlatCall, CallForm]:
         """The form of a call that none is known for with these very numbers."""
         flat, seen = state.numbers.take(flat, modes)
         key: Any = (flat.key, modes)
@@ -295,12 +295,12 @@ class Runner:
                 form.reason = NUMBERS_CHANGE
         return flat, form
 
-    def _new_form(self, state: State, modes: Ambient, flat: FlatCall) -> Form:
-        if modes.grad and not self.captures.trains:
-            self.captures.trains = True
+    def _new_form(self, state: ModuleState, modes: Ambient, flat: FlatCall) -> CallForm:
+        if modes.grad and not self.compiler.trains:
+            self.compiler.trains = True
             for known in self.states:
                 for form in known.forms.values():
-                    form.report = self.captures.described(form.grad)
+                    form.report = self.compiler.described(form.grad)
         reason = not_served(self.module, self.options, state, modes, flat)
         engine = self.options.engine_for(modes.grad)
         device = device_of(flat, state.tensors)
@@ -322,9 +322,9 @@ class Runner:
             self._warn(reason)
         elif runs_again(self.options, modes):
             race, reason = None, RUN_AGAIN
-        report = self.captures.described(modes.grad)
+        report = self.compiler.described(modes.grad)
         chosen = engine if engine in EXECUTORS else "onnxruntime"
-        return Form(modes.grad, report, chosen, reason, race=race, recover=self._recovers)
+        return CallForm(modes.grad, report, chosen, reason, race=race, recover=self._recovers)
 
     def _verdict(self) -> Verdict | None:
         """Of the next contest of a training, which each process holds in the same order."""
@@ -339,7 +339,7 @@ class Runner:
     # -- running in PyTorch ------------------------------------------------------------------
 
     def _eager(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        report = self.captures.described(is_grad_enabled())
+        report = self.compiler.described(is_grad_enabled())
         report.mode, report.reason = "eager", reason
         report.eager_calls += 1
         return self.module(*args, **kwargs)
@@ -353,7 +353,7 @@ class Runner:
         with alone(error):
             return self._eager(str(error), args, kwargs)
 
-    def _refused(self, form: Form, flat: FlatCall, sizes: Sizes, error: OrtrainError) -> Any:
+    def _refused(self, form: CallForm, flat: FlatCall, sizes: Sizes, error: OrtrainError) -> Any:
         """Runs a call eagerly that cannot be captured, or that the graph failed to run.
 
         If the module raises too, the call was wrong: its error is the one to see, and nothing is
@@ -368,7 +368,9 @@ class Runner:
         self._note(form, sizes, error)
         return output
 
-    def _astray(self, form: Form, served: Served | None, flat: FlatCall, error: CheckFailed) -> Any:
+    def _astray(
+        self, form: CallForm, served: CompiledCapture | None, flat: FlatCall, error: CheckFailed
+    ) -> Any:
         """Runs a call in PyTorch at whose values the code goes another way than the graph.
 
         Where the random numbers that the graph drew have led it there, PyTorch takes the same:
@@ -385,21 +387,21 @@ class Runner:
             self._warn(form.reason)
         return output
 
-    def _recovers(self, form: Form, error: OrtrainError, flat: FlatCall) -> bool:
+    def _recovers(self, form: CallForm, error: OrtrainError, flat: FlatCall) -> bool:
         """Whether PyTorch may answer a backward in which the graph failed."""
-        if anew := self.captures.cache.distrust():
+        if anew := self.compiler.cache.distrust():
             form.drop()
         if not self.options.falls_back(error):
             return False
         form.report.recovered += 1
         if anew:  # the next call captures again
-            self.captures.cache.remade()
+            self.compiler.cache.remade()
             return True
         self._note(form, tuple([t.shape for t in flat.tensors]), error)
         self._warn(str(error))
         return True
 
-    def _note(self, form: Form, sizes: Sizes, error: OrtrainError) -> None:
+    def _note(self, form: CallForm, sizes: Sizes, error: OrtrainError) -> None:
         """Has the next calls like one that failed run in PyTorch."""
         if not self.options.retry:
             if isinstance(error, ParityError):
@@ -410,7 +412,7 @@ class Runner:
                 form.refused[sizes] = str(error)
                 form.by_sizes.pop(sizes, None)
 
-    def _eager_turn(self, race: Race, state: State, form: Form, flat: FlatCall) -> Any:
+    def _eager_turn(self, race: Race, state: ModuleState, form: CallForm, flat: FlatCall) -> Any:
         """A step that eager runs because it is its turn, or because it has won."""
         form.report.contest = race.contest
         if race.winner:
@@ -437,7 +439,7 @@ class Runner:
         return output
 
     def _foretell(
-        self, state: State, form: Form, flat: FlatCall, error: OrtrainError | None
+        self, state: ModuleState, form: CallForm, flat: FlatCall, error: OrtrainError | None
     ) -> None:
         """Says behind the first call of a form, and not when its graph is due, that there is none.
 
@@ -450,13 +452,13 @@ class Runner:
             error: why a graph cannot return what it returned; None where it can.
         """
         form.asked = True
-        if not form.grad and self.captures.trains:
+        if not form.grad and self.compiler.trains:
             return
         with EXCLUSIVE, uncollected():
             error = error or foretold(self.module, flat.args, flat.kwargs)
             if isinstance(error, Refusal) and error.by_value:  # of which a trace knows more
                 try:
-                    self.captures.find(state, form, flat, tuple([t.shape for t in flat.tensors]))
+                    self.compiler.find(state, form, flat, tuple([t.shape for t in flat.tensors]))
                     error = None
                 except CheckFailed:  # there is a graph, which another call may use
                     error = None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from ortrain.guards.attributes import Attribute
-from ortrain.step.forms import State
+from ortrain.step.forms import ModuleState
 
 # Values of a number that the module holds which have graphs of their own; then it is an input.
 MOST_CONSTANTS = 2
@@ -30,13 +30,13 @@ class States:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.current: State | None = None
-        self._known: list[State] = []
+        self.current: ModuleState | None = None
+        self._known: list[ModuleState] = []
         # Numbers that the module holds and that cannot be inputs of its graph.
         self._fixed: frozenset[Attribute] = frozenset()
         self._arrivals: deque[int] = deque(maxlen=RESTLESS_STATES)
 
-    def __iter__(self) -> Iterator[State]:
+    def __iter__(self) -> Iterator[ModuleState]:
         return iter(self._known)
 
     def find(self) -> str | None:
@@ -70,18 +70,18 @@ class States:
         arrivals.clear()
         return True
 
-    def add(self) -> State:
+    def add(self) -> ModuleState:
         """The state that the module is in now, which is a new one."""
-        state = State.of(self.module, self._moving_attributes())
+        state = ModuleState.of(self.module, self._moving_attributes())
         self._enter(state)
         return state
 
-    def _enter(self, state: State) -> None:
+    def _enter(self, state: ModuleState) -> None:
         self._known.append(state)
         del self._known[:-MOST_STATES]
         self.current = state
 
-    def fix_attributes(self, state: State) -> None:
+    def fix_attributes(self, state: ModuleState) -> None:
         """Drops a state whose attributes cannot be inputs: each value is a state from now on."""
         self._fixed |= state.attributes
         if state in self._known:  # another thread may have come here before

@@ -1,4 +1,4 @@
-"""``Captures``: finds the compiled step of a call, and makes it where there is none."""
+"""``StepCompiler``: finds the compiled step of a call, and makes it where there is none."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from ortrain.step.certificate import (
     refuted,
     without_tf32,
 )
-from ortrain.step.forms import Form, Served, Sizes, State, Variants
+from ortrain.step.forms import CallForm, CompiledCapture, ModuleState, Sizes, StepVariants
 from ortrain.step.progress import progress
 from ortrain.step.replay import Original
 from ortrain.step.report import Report
@@ -60,7 +60,7 @@ MOST_SIZES = 4096
 _USER = Role.USER_INPUT
 
 
-class Captures:
+class StepCompiler:
     """Captures one module and builds its steps.
 
     Args:
@@ -91,7 +91,9 @@ class Captures:
         self.options = options
         self.cache = Cache(options.cache_dir, options.cache_bytes)
 
-    def find(self, state: State, form: Form, flat: FlatCall, sizes: Sizes) -> Served:
+    def find(
+        self, state: ModuleState, form: CallForm, flat: FlatCall, sizes: Sizes
+    ) -> CompiledCapture:
         """The capture for a call of these sizes, made anew where none serves it."""
         with EXCLUSIVE:
             served = form.by_sizes.get(sizes)  # another thread may have found it meanwhile
@@ -108,7 +110,9 @@ class Captures:
                 self.cache.remade()
                 return served
 
-    def _find(self, state: State, form: Form, flat: FlatCall, sizes: Sizes) -> Served:
+    def _find(
+        self, state: ModuleState, form: CallForm, flat: FlatCall, sizes: Sizes
+    ) -> CompiledCapture:
         refused = form.refused.get(sizes)
         if refused is not None:
             raise CaptureError(refused)
@@ -136,7 +140,9 @@ class Captures:
         form.by_sizes[sizes] = served
         return served
 
-    def _capture(self, state: State, form: Form, flat: FlatCall, *, exact: bool) -> Served:
+    def _capture(
+        self, state: ModuleState, form: CallForm, flat: FlatCall, *, exact: bool
+    ) -> CompiledCapture:
         if len(form.served) + len(form.refused) >= MOST_SHAPES:
             raise CaptureError(
                 f"the module was captured {MOST_SHAPES} times for different input sizes",
@@ -180,7 +186,7 @@ class Captures:
         form.report.stages = {"capture": time.perf_counter() - start}
         self.report.captures += 1
         state.settle(self.module, form)
-        return Served(
+        return CompiledCapture(
             captured,
             [place[t.position] for t in captured.tensors],
             positions,
@@ -194,7 +200,7 @@ class Captures:
         )
 
     @contextlib.contextmanager
-    def _numbers_as_tensors(self, state: State, flat: FlatCall) -> Iterator[None]:
+    def _numbers_as_tensors(self, state: ModuleState, flat: FlatCall) -> Iterator[None]:
         """Tensors are where the module's code has numbers that are inputs of its graph."""
         moving, plain = state.moving, flat.plain if isinstance(flat, WithAttributes) else flat
         if moving is None and not isinstance(plain, WithNumbers):
@@ -209,9 +215,9 @@ class Captures:
 
     def _holds(
         self,
-        state: State,
-        form: Form,
-        served: Served,
+        state: ModuleState,
+        form: CallForm,
+        served: CompiledCapture,
         flat: FlatCall,
         sizes: Sequence[torch.Size],
     ) -> bool:
@@ -231,7 +237,9 @@ class Captures:
         return served.ones[untraced]
 
     @without_tf32()
-    def certify(self, state: State, served: Served, flat: FlatCall, step: Step) -> Certificate:
+    def certify(
+        self, state: ModuleState, served: CompiledCapture, flat: FlatCall, step: Step
+    ) -> Certificate:
         """Compares a step with the module on one call, aside.
 
         Raises:
@@ -267,7 +275,7 @@ class Captures:
                     raise
                 rows = {}
 
-    def _rows(self, served: Served, flat: FlatCall) -> dict[int, int]:
+    def _rows(self, served: CompiledCapture, flat: FlatCall) -> dict[int, int]:
         """Of each tensor of a large batch, how many rows a comparison takes; {} takes all."""
         cost = served.cost(_sizes(served, flat))
         dims = [[str(d) for d in v.shape or ()] for v in served.captured.program.inputs(_USER)]
@@ -285,11 +293,13 @@ class Captures:
         fits = rows[places[0]] < whole and constraints.accepts(shapes)
         return rows if fits and not constraints.untraced(shapes) else {}
 
-    def _trainable(self, state: State) -> tuple[bool, ...]:
+    def _trainable(self, state: ModuleState) -> tuple[bool, ...]:
         """What selects among the steps of a capture."""
         return state.guard.trainable() if is_grad_enabled() else ()
 
-    def first_step(self, state: State, form: Form, served: Served, flat: FlatCall) -> Step:
+    def first_step(
+        self, state: ModuleState, form: CallForm, served: CompiledCapture, flat: FlatCall
+    ) -> Step:
         """Builds the step for what is trainable now, and compares it with the module.
 
         Raises:
@@ -305,7 +315,9 @@ class Captures:
                 served.variants[key] = variants
             return variants.step
 
-    def compare(self, state: State, served: Served, flat: FlatCall, step: Step) -> None:
+    def compare(
+        self, state: ModuleState, served: CompiledCapture, flat: FlatCall, step: Step
+    ) -> None:
         """Compares a step with the module on one call and notes the result.
 
         Raises:
@@ -321,7 +333,9 @@ class Captures:
             raise refuted(self.module, certificate)
         self.cache.begin()  # what was taken from it until now is right
 
-    def _step(self, state: State, form: Form, served: Served, flat: FlatCall) -> Variants:
+    def _step(
+        self, state: ModuleState, form: CallForm, served: CompiledCapture, flat: FlatCall
+    ) -> StepVariants:
         """Builds the step for what is trainable now, by the likely outputs."""
         program = served.captured.program
         grad = is_grad_enabled()
@@ -366,7 +380,7 @@ class Captures:
         upstream = tuple(likely_upstream(program))
         upstream = tuple(name for name in upstream if name not in own) or upstream
         step = make(upstream)
-        variants = Variants(step, {upstream: step})
+        variants = StepVariants(step, {upstream: step})
         return variants
 
     def _build(
@@ -406,7 +420,7 @@ class Captures:
         )
 
     def promising(
-        self, served: Served, flat: FlatCall
+        self, served: CompiledCapture, flat: FlatCall
     ) -> Callable[[Sequence[str]], tuple[str, ...]]:
         """Selects among engines by a capture and the sizes of a call."""
         program = served.captured.program
@@ -416,7 +430,7 @@ class Captures:
 
         return select
 
-    def _threads(self, engine: str, served: Served, sizes: dict[str, int]) -> int:
+    def _threads(self, engine: str, served: CompiledCapture, sizes: dict[str, int]) -> int:
         """The threads for a program at these sizes: one where more would only be woken up."""
         if engine != "onnxruntime":  # the others have those of PyTorch, or one
             return 0
@@ -540,6 +554,6 @@ def _axes(program: Program, positions: Sequence[int]) -> list[tuple[str, int, in
     return [(symbol, *place) for symbol, place in places.items()]
 
 
-def _sizes(served: Served, flat: FlatCall) -> dict[str, int]:
+def _sizes(served: CompiledCapture, flat: FlatCall) -> dict[str, int]:
     """The value that each symbolic dimension has in this call."""
     return {symbol: flat.tensors[place].shape[axis] for symbol, place, axis in served.axes}
