@@ -104,3 +104,8 @@ def test_there_is_no_circle_of_files() -> None:
         TopologicalSorter(IMPORTS).prepare()
     except CycleError as error:
         pytest.fail(" → ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("name", [n for n, path in MODULES.items() if path.stem == "__init__"])
+def test_a_folder_says_what_is_in_it(name: str) -> None:
+    assert ast.get_docstring(ast.parse(MODULES[name].read_text()))
