@@ -9,6 +9,10 @@
 - `graphs` records it on a GPU; `exchange` is for the step, which gives and takes tensors.
 """
 
+from ortrain.extras import require
+
+require("torch", __name__)
+
 from ortrain.runtime.aten import kernels  # they fill the table
 from ortrain.runtime.aten.executor import AtenCompiled, AtenExecutor
 
