@@ -14,8 +14,8 @@ The check has three depths, each of which runs only where the one before it sees
 3. *Same facts?* The module is surveyed again and compared fact by fact. This finds the reason, or
    finds that values were replaced by equal ones.
 
-What belongs to the state of a module is told in `survey`; transformers' ``generation_config`` does
-not.
+What belongs to the state of a module is told in `module_state`; transformers'
+``generation_config`` does not.
 """
 
 from __future__ import annotations

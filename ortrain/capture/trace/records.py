@@ -2,7 +2,7 @@
 
 torch.export takes apart what is registered as a pytree, and a dataclass is not by itself. Those
 that a call of the module takes or returns are registered where they are met, field by field and
-without running their constructors, as `structure` rebuilds them at every step.
+without running their constructors, as `guards.structure` rebuilds them at every step.
 """
 
 from __future__ import annotations
