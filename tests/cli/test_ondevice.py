@@ -13,11 +13,11 @@ import torch
 from safetensors.numpy import load_file
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
-from tests.ondevice.test_artifacts import exported
 from torch import nn
 
 from ortrain.cli import main
 from ortrain.ondevice import Module, TrainStep
+from tests.ondevice.making.test_artifacts import exported
 
 SPLIT, SEED = 0.25, 0
 

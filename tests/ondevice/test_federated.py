@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from onnxruntime import OrtValue
-from tests.ondevice.test_artifacts import mlp
 from torch.nn import functional as F  # noqa: N812
 
 from ortrain.ondevice import (
@@ -18,6 +17,7 @@ from ortrain.ondevice import (
     OptimType,
     generate_artifacts,
 )
+from tests.ondevice.making.test_artifacts import mlp
 
 RATE, ROUNDS, STEPS = 0.1, 3, 4
 

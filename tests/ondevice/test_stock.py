@@ -14,13 +14,13 @@ import onnxruntime
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.ondevice.test_artifacts import cnn, exported, mlp, names_of
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTModel
 
 from ortrain.ondevice import LossType, generate_artifacts
 from ortrain.ondevice.optim import AdamW
+from tests.ondevice.making.test_artifacts import cnn, exported, mlp, names_of
 from tests.ondevice.stock import RATE
 
 STEPS, ROWS, CLASSES = 50, 8, 5

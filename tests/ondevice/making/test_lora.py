@@ -8,7 +8,6 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from tests.ondevice.test_artifacts import exported, mlp
 from torch import nn
 
 from ortrain.errors import StateError
@@ -22,6 +21,7 @@ from ortrain.ondevice import (
     generate_artifacts,
 )
 from ortrain.ondevice.optim import AdamW
+from tests.ondevice.making.test_artifacts import exported, mlp
 
 
 @pytest.fixture(params=["module", "file"])
