@@ -103,17 +103,17 @@ def explain(
     result = Explanation(type(module).__name__)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         wrapped = ORTModule(copy.deepcopy(module), options=chosen)
-        captures = wrapped._runner.captures
+        compiler = wrapped._runner.compiler
         try:
             wrapped(*args, **kwargs)
         except OrtrainError as error:
             result.reason = str(error)
             result.where = [f"everything in PyTorch: {error}"]
-        if captures.certificate is not None:
-            result.parity = captures.certificate.differences
+        if compiler.certificate is not None:
+            result.parity = compiler.certificate.differences
         if result.reason:
             return result
-        report, plan = wrapped.report, captures.plan
+        report, plan = wrapped.report, compiler.plan
         assert plan is not None, "without a fallback there is a plan or an error"
         result.stages = dict(report.stages)
         result.saved_bytes = report.saved_bytes

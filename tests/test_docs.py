@@ -37,7 +37,13 @@ def test_an_example_runs_by_itself(page: str, number: int, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("page", "count"), [("docs/ortmodule", None), ("docs/troubleshooting", None), ("README", 1)]
+    ("page", "count"),
+    [
+        ("docs/ortmodule", None),
+        ("docs/limits", None),
+        ("docs/troubleshooting", None),
+        ("README", 1),
+    ],
 )
 def test_the_examples_of_a_page_run_one_after_another(
     page: str, count: int | None, tmp_path: Path

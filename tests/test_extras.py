@@ -27,7 +27,7 @@ ABSENT = {
 COMMANDS = "ortrain.cli.text_classification"
 # What is there, the folders and files of it that import with that alone.
 SERVED = {
-    "core": ["ondevice.checkpoint", "ondevice.module", "ondevice.running.training", "cli.ondevice"],
+    "core": ["ondevice.running.checkpoint", "ondevice.running.training", "cli.ondevice"],
     "onnx": ["autodiff", "ondevice.artifacts", "ondevice.onnxblock", "cli", "testing", "passes"],
     "torch": ["module", "capture.export", "step.runner", "optim", "deploy", "explanation"],
 }

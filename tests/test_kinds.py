@@ -22,7 +22,7 @@ from ortrain.deploy.generation import ORTGenerator
 from ortrain.errors import OrtrainError
 from ortrain.ondevice import artifacts, losses, onnxblock
 from ortrain.ondevice import optim as in_graph
-from ortrain.ondevice.adapters import export_adapter
+from ortrain.ondevice.running.adapters import export_adapter
 
 NET = nn.Linear(2, 2)
 WRONG: dict[str, Any] = {

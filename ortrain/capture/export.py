@@ -21,22 +21,26 @@ from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArg
 from torch.utils import _pytree as pytree
 
 from ortrain.cache import Cache
-from ortrain.capture import exporter, fx, ladder, lift
-from ortrain.capture.autocast import Autocast, active
-from ortrain.capture.call import Axes, Call, example_call, step_name
-from ortrain.capture.constraints import Constraints, Shapes
-from ortrain.capture.doubles import refuse_rounded
-from ortrain.capture.fingerprint import parts_of
-from ortrain.capture.key_value_cache import closed
-from ortrain.capture.layers import traceable_layers
+from ortrain.capture import fx
+from ortrain.capture.onnx import lift
+from ortrain.capture.onnx.doubles import refuse_rounded
+from ortrain.capture.onnx.fingerprint import parts_of
+from ortrain.capture.onnx.registry import Registry, failed_node, make_standard
+from ortrain.capture.onnx.translations import TRANSLATIONS, recorded, translating
+from ortrain.capture.onnx.translations.base import SymbolicSize, symbolic
 from ortrain.capture.origin import BESIDE, captured_error, operator_name, origin
-from ortrain.capture.refusal import first_line, located, named
-from ortrain.capture.returned import Source, sources_of
-from ortrain.capture.translations import TRANSLATIONS, recorded, translating
-from ortrain.capture.translations.base import SymbolicSize, symbolic
-from ortrain.capture.untouched import uncollected, untouched
+from ortrain.capture.trace import ladder
+from ortrain.capture.trace.call import Axes, Call, example_call, step_name
+from ortrain.capture.trace.exporter import check_version
+from ortrain.capture.trace.layers import traceable_layers
+from ortrain.capture.trace.refusal import first_line, located, named
+from ortrain.capture.trace.returned import Source, sources_of
 from ortrain.errors import CaptureError, UnsupportedOutput
 from ortrain.exclusive import EXCLUSIVE
+from ortrain.guards.autocast import Autocast, active
+from ortrain.guards.constraints import Constraints, Shapes
+from ortrain.guards.key_value_cache import closed
+from ortrain.module_state.untouched import uncollected, untouched
 from ortrain.passes.clean import clean
 from ortrain.passes.precision import place_casts
 from ortrain.program import Check, Program, Role
@@ -163,7 +167,7 @@ def capture(
         CaptureError: the module cannot become one graph; the error says where and why.
         UnsupportedInput: an argument is of a type that a graph cannot take.
     """
-    exporter.check_version()
+    check_version()
     autocast = active()
     watch = _Watch()
     state = lift.state_of(module)
@@ -229,7 +233,7 @@ def _check_sizes(program: Program, constraints: Constraints) -> None:
 
 def _program(
     exported: ExportedProgram,
-    registry: exporter.Registry,
+    registry: Registry,
     call: Call,
     state: lift.State,
     watch: _Watch,
@@ -268,14 +272,14 @@ class _Watch:
         self.since = now
 
 
-_registries: dict[int, exporter.Registry] = {}
+_registries: dict[int, Registry] = {}
 
 
-def _registry(opset: int) -> exporter.Registry:
+def _registry(opset: int) -> Registry:
     """Built once a process and opset."""
     if opset not in _registries:
         ours = {target: recorded(f, opset) for target, f in TRANSLATIONS.items()}
-        _registries[opset] = exporter.Registry(opset, ours)
+        _registries[opset] = Registry(opset, ours)
     return _registries[opset]
 
 
@@ -293,7 +297,7 @@ class _Translated:
 
 def _translate(
     exported: ExportedProgram,
-    registry: exporter.Registry,
+    registry: Registry,
     watch: _Watch,
     checked: bool,
     autocast: Autocast,
@@ -318,7 +322,7 @@ def _translate(
             model = registry.translate(exported)
         except Exception as error:
             raise _translation_error(exported, error) from error
-    exporter.make_standard(model, registry.opset)
+    make_standard(model, registry.opset)
     model.ir_version = IR_VERSION
     refuse_rounded(model)
     lift.finish_nodes(model)
@@ -330,7 +334,7 @@ def _translate(
 
 def _translation_error(exported: ExportedProgram, error: BaseException) -> CaptureError:
     """The innermost reason, at the node whose translation failed."""
-    name = exporter.failed_node(error)
+    name = failed_node(error)
     node = next((n for n in exported.graph.nodes if n.name == name), None)
     while error.__cause__ is not None:
         error = error.__cause__

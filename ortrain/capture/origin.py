@@ -15,7 +15,7 @@ from ortrain.errors import CaptureError
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 TORCH = f"{Path(torch.__file__).parent}/"
-_OWN = f"{Path(__file__).resolve().parent.parent}/"
+OWN = f"{Path(__file__).resolve().parent.parent}/"
 # The way out where the code itself has to stay.
 BESIDE = "wrap the sub-modules beside it, or leave this module to PyTorch"
 _SYMBOLIC = f"{Path(sympy.__file__).parent}/"
@@ -36,7 +36,7 @@ def is_standard(file: str) -> bool:
 
 def is_library(file: str) -> bool:
     """Whether a file is torch's, with what it computes symbols with, or ours."""
-    return file.startswith((TORCH, _SYMBOLIC, _OWN, "<eval_with_key>"))
+    return file.startswith((TORCH, _SYMBOLIC, OWN, "<eval_with_key>"))
 
 
 def place(path: str, line: str) -> str:

@@ -44,7 +44,7 @@ def _make(options: argparse.Namespace) -> None:
     from ortrain.errors import OrtrainError
     from ortrain.ondevice import optim
     from ortrain.ondevice.artifacts import LossType, generate_artifacts
-    from ortrain.ondevice.lora import LoRA
+    from ortrain.ondevice.making.lora import LoRA
     from ortrain.ondevice.making.onnx_source import read, weights
 
     try:

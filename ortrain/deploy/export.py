@@ -15,13 +15,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ortrain.capture.export import Captured, capture
-from ortrain.capture.key_value_cache import without_cache
-from ortrain.capture.lift import drop_unused_inputs
-from ortrain.capture.modes import modes_kept
+from ortrain.capture.onnx.lift import drop_unused_inputs
 from ortrain.errors import GraphError, ParityError, listing
 from ortrain.files.replacing import staged
+from ortrain.guards.key_value_cache import without_cache
 from ortrain.kinds import NONE, expect, expect_names, expect_path, expect_whole
 from ortrain.module import unwrap
+from ortrain.module_state.modes import modes_kept
 from ortrain.ops import expand
 from ortrain.passes.clean import clean
 from ortrain.program import Program, Role

@@ -26,11 +26,11 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import CausalLMOutputWithPast, Seq2SeqLMOutput
 
-from ortrain.capture.survey import HOOKS
 from ortrain.config import DebugOptions, LogLevel, Options
 from ortrain.deploy.cached_decoder import CachedDecoder, Encoder, fill, states_of
 from ortrain.errors import NotServed, OrtrainWarning
 from ortrain.module import ORTModule, expect_options, unwrap
+from ortrain.module_state.hooks import HOOKS
 from ortrain.step.report import Report
 
 # Outputs that the graphs do not have.

@@ -26,26 +26,26 @@ from typing import TYPE_CHECKING
 from ortrain.lazy import attributes
 
 if TYPE_CHECKING:
-    from ortrain.ondevice.adapters import export_adapter
     from ortrain.ondevice.artifacts import LossType, OptimType, generate_artifacts
-    from ortrain.ondevice.checkpoint import CheckpointState, Parameter
-    from ortrain.ondevice.lora import LoRA
-    from ortrain.ondevice.module import Module
-    from ortrain.ondevice.optimizer import Optimizer
-    from ortrain.ondevice.scheduler import LinearLRScheduler
-    from ortrain.ondevice.train_step import TrainStep
+    from ortrain.ondevice.making.lora import LoRA
+    from ortrain.ondevice.running.adapters import export_adapter
+    from ortrain.ondevice.running.checkpoint import CheckpointState, Parameter
+    from ortrain.ondevice.running.module import Module
+    from ortrain.ondevice.running.optimizer import Optimizer
+    from ortrain.ondevice.running.scheduler import LinearLRScheduler
+    from ortrain.ondevice.running.train_step import TrainStep
 
 _HOME = {
-    "CheckpointState": "ortrain.ondevice.checkpoint",
-    "LinearLRScheduler": "ortrain.ondevice.scheduler",
-    "LoRA": "ortrain.ondevice.lora",
+    "CheckpointState": "ortrain.ondevice.running.checkpoint",
+    "LinearLRScheduler": "ortrain.ondevice.running.scheduler",
+    "LoRA": "ortrain.ondevice.making.lora",
     "LossType": "ortrain.ondevice.artifacts",
-    "Module": "ortrain.ondevice.module",
+    "Module": "ortrain.ondevice.running.module",
     "OptimType": "ortrain.ondevice.artifacts",
-    "Optimizer": "ortrain.ondevice.optimizer",
-    "Parameter": "ortrain.ondevice.checkpoint",
-    "TrainStep": "ortrain.ondevice.train_step",
-    "export_adapter": "ortrain.ondevice.adapters",
+    "Optimizer": "ortrain.ondevice.running.optimizer",
+    "Parameter": "ortrain.ondevice.running.checkpoint",
+    "TrainStep": "ortrain.ondevice.running.train_step",
+    "export_adapter": "ortrain.ondevice.running.adapters",
     "generate_artifacts": "ortrain.ondevice.artifacts",
 }
 

@@ -93,9 +93,10 @@ def executor(
         cuda_graphs: whether PyTorch's operators are recorded and replayed, on a GPU.
     """
     if engine == "aten":
-        from ortrain.runtime.aten import AtenExecutor, graphs
+        from ortrain.runtime.aten import AtenExecutor
+        from ortrain.runtime.aten.graphs import recorders
 
-        return AtenExecutor(device, graphs.recorder(device) if cuda_graphs else None)
+        return AtenExecutor(device, recorders.recorder(device) if cuda_graphs else None)
     if engine == "reference":
         from ortrain.runtime.reference import ReferenceExecutor
 

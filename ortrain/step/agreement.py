@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ortrain.capture.autocast import without_autocast
 from ortrain.errors import listing
+from ortrain.guards.autocast import without_autocast
 from ortrain.step.digest import Digest
 from ortrain.step.evidence import Certificate, Evidence
 

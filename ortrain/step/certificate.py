@@ -24,19 +24,21 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ortrain.capture.autocast import without_autocast
-from ortrain.capture.returned import instead
-from ortrain.capture.structure import FlatCall, OutputStructure
-from ortrain.capture.untouched import random_states, untouched
+from ortrain.capture.trace.returned import instead
 from ortrain.errors import OrtrainError, ParityError, listing
+from ortrain.guards.autocast import without_autocast
+from ortrain.guards.structure import FlatCall, OutputStructure
+from ortrain.module_state.untouched import random_states, untouched
 from ortrain.program import Program, Role
 from ortrain.runtime.reduced import reduced_products
 from ortrain.step.agreement import TOLERANCES, compare
+from ortrain.step.autograd import Step
 from ortrain.step.build import Plan
 from ortrain.step.digest import Digest
 from ortrain.step.draws import replayed_draws
 from ortrain.step.evidence import Certificate, Evidence
-from ortrain.step.run import Received, Step, draw_seed
+from ortrain.step.feeds import draw_seed
+from ortrain.step.saved_forward import Received
 
 # Multiplications of the forward above which a batch's first rows stand for it: four layers of
 # BERT-base are 3.6e9 for a row of 128 tokens, and 0.15 s forward and backward.

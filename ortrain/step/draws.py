@@ -19,8 +19,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ortrain.capture.checkpointing import without_checkpoints
-from ortrain.capture.replay import replay
+from ortrain.capture.onnx.replay import replay
+from ortrain.capture.trace.checkpointing import without_checkpoints
 from ortrain.errors import CaptureError
 
 

@@ -1,8 +1,9 @@
 """What is known of the calls of a module: states of it, forms of call, captures and their steps.
 
-A :class:`Form` is all calls that differ in sizes and values only. It has a capture for every group
-of sizes that the module's code treats alike (one, nearly always), a capture has a step for every
-set of trainable parameters, and a step may have siblings for other outputs that receive a gradient.
+A :class:`CallForm` is all calls that differ in sizes and values only. It has a capture for every
+group of sizes that the module's code treats alike (one, nearly always), a capture has a step for
+every set of trainable parameters, and a step may have siblings for other outputs that receive a
+gradient.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortrain.capture.attributes import Attribute, Moving
 from ortrain.capture.export import Captured
-from ortrain.capture.guard import Guard
-from ortrain.capture.numbers import Numbers, Seen
-from ortrain.capture.returned import Source
-from ortrain.capture.structure import FlatCall, OutputStructure
+from ortrain.capture.trace.returned import Source
 from ortrain.errors import CaptureError, CheckFailed, OrtrainError
 from ortrain.graph.cost import Multiplications
+from ortrain.guards.attributes import Attribute, Moving
+from ortrain.guards.guard import Guard
+from ortrain.guards.numbers import Numbers, Seen
+from ortrain.guards.structure import FlatCall, OutputStructure
+from ortrain.step.autograd import Step
 from ortrain.step.contest import Race
 from ortrain.step.report import Report
-from ortrain.step.run import Step
 
 # Calls in a row at whose values the code goes another way than the graph, until it is captured
 # anew, the way of the next call; how often that is done; and how many such calls there must be, at
@@ -39,7 +40,7 @@ Sizes = tuple[torch.Size, ...]
 
 
 @dataclass
-class Variants:
+class StepVariants:
     """The steps of one capture that differ in the outputs which receive a gradient.
 
     Attributes:
@@ -57,7 +58,7 @@ class Variants:
 
 
 @dataclass
-class Served:
+class CompiledCapture:
     """One capture, ready to run.
 
     Attributes:
@@ -83,7 +84,7 @@ class Served:
     structure: OutputStructure
     axes: list[tuple[str, int, int]]
     cost: Multiplications
-    variants: dict[tuple[str, tuple[bool, ...]], Variants] = field(default_factory=dict)
+    variants: dict[tuple[str, tuple[bool, ...]], StepVariants] = field(default_factory=dict)
     ones: dict[tuple[Any, ...], bool] = field(default_factory=dict)
     threads: int = 0
     strays: int = 0
@@ -105,7 +106,7 @@ class Served:
 
 
 @dataclass
-class Form:
+class CallForm:
     """All that is known of one form of call in one state of the module.
 
     Attributes:
@@ -130,15 +131,15 @@ class Form:
     reason: str = ""
     lost: bool = False
     race: Race | None = None
-    served: list[Served] = field(default_factory=list)
-    by_sizes: dict[Sizes, Served] = field(default_factory=dict)
+    served: list[CompiledCapture] = field(default_factory=list)
+    by_sizes: dict[Sizes, CompiledCapture] = field(default_factory=dict)
     refused: dict[Sizes, str] = field(default_factory=dict)
-    recover: Callable[[Form, OrtrainError, FlatCall], bool] = field(default=lambda *_: False)
+    recover: Callable[[CallForm, OrtrainError, FlatCall], bool] = field(default=lambda *_: False)
     seen: Seen | None = None
     ways: int = 0
     asked: bool = False
 
-    def went_astray(self, served: Served | None, error: CheckFailed) -> None:
+    def went_astray(self, served: CompiledCapture | None, error: CheckFailed) -> None:
         """Learns from a call at whose values the code went another way than the graph.
 
         Args:
@@ -192,7 +193,7 @@ def too_many_ways(last: CheckFailed) -> CaptureError:
 
 
 @dataclass(eq=False)
-class State:
+class ModuleState:
     """A state of the module, with what was captured in it.
 
     Attributes:
@@ -206,7 +207,7 @@ class State:
 
     guard: Guard
     tensors: dict[str, torch.Tensor]
-    forms: dict[Any, Form] = field(default_factory=dict)
+    forms: dict[Any, CallForm] = field(default_factory=dict)
     attributes: frozenset[Attribute] = frozenset()
     numbers: Numbers = field(init=False)
     moving: Moving | None = field(init=False)
@@ -215,7 +216,7 @@ class State:
         self.numbers = Numbers(self.tensors)
         self.moving = Moving(self.attributes, self.numbers.wide) if self.attributes else None
 
-    def settle(self, module: nn.Module, form: Form) -> None:
+    def settle(self, module: nn.Module, form: CallForm) -> None:
         """Takes what a first call has changed in the module as part of this state.
 
         Its code may fill in what it finds missing: transformers writes `config.problem_type`.
@@ -238,7 +239,7 @@ class State:
             form.retire()
 
     @classmethod
-    def of(cls, module: nn.Module, attributes: frozenset[Attribute] = frozenset()) -> State:
+    def of(cls, module: nn.Module, attributes: frozenset[Attribute] = frozenset()) -> ModuleState:
         """The state that the module is in now.
 
         Args:

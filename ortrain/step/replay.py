@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ortrain.capture.autocast import active, autocast_as, without_autocast
-from ortrain.capture.modes import modes_kept
-from ortrain.capture.structure import FlatCall, OutputStructure
-from ortrain.capture.untouched import untouched
 from ortrain.errors import OrtrainError, StateError, UnsupportedGradient
+from ortrain.guards.autocast import active, autocast_as, without_autocast
+from ortrain.guards.structure import FlatCall, OutputStructure
+from ortrain.module_state.modes import modes_kept
+from ortrain.module_state.untouched import untouched
 from ortrain.step.draws import replayed_draws
 
 Gradients = list[Tensor | None]

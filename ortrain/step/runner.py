@@ -9,30 +9,21 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import is_grad_enabled, nn
-from torch.autograd import forward_ad
-from torch.utils import checkpoint
 
-from ortrain.capture.attributes import Attribute, WithAttributes
-from ortrain.capture.guard import Ambient, ambient, inner_hooks
-from ortrain.capture.lift import uninitialized
-from ortrain.capture.numbers import MOST_VALUES, WithNumbers
-from ortrain.capture.refusal import Refusal
-from ortrain.capture.rehearsal import foretold
-from ortrain.capture.returned import instead
-from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
-from ortrain.capture.untouched import call_aside, uncollected
+from ortrain.capture.onnx.lift import uninitialized
+from ortrain.capture.trace.refusal import Refusal
+from ortrain.capture.trace.rehearsal import foretold
+from ortrain.capture.trace.returned import instead
 from ortrain.config import EXECUTORS, DebugOptions, LogLevel, Options
 from ortrain.errors import (
     CaptureError,
     CheckFailed,
-    ExecutionError,
     NotServed,
     OrtrainError,
     OrtrainWarning,
@@ -40,47 +31,41 @@ from ortrain.errors import (
     listing,
 )
 from ortrain.exclusive import EXCLUSIVE
-from ortrain.program import Role
+from ortrain.guards.attributes import WithAttributes
+from ortrain.guards.guard import Ambient, ambient
+from ortrain.guards.numbers import MOST_VALUES, WithNumbers
+from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
+from ortrain.module_state.untouched import call_aside, uncollected
 from ortrain.runtime import engines
 from ortrain.step import contest
-from ortrain.step.captures import MOST_SHAPES, Captures, device_of
+from ortrain.step.compiler import MOST_SHAPES, StepCompiler, device_of
 from ortrain.step.contest import Race
 from ortrain.step.draws import replayed_draws
-from ortrain.step.forms import Form, Served, Sizes, State, too_many_ways
+from ortrain.step.eligibility import (
+    EMPTY,
+    NUMBERS_CHANGE,
+    RUN_AGAIN,
+    borrowed,
+    draws_apart,
+    dtypes_of,
+    not_served,
+    runs_again,
+)
+from ortrain.step.fallback import alone, unforeseen
+from ortrain.step.forms import CallForm, CompiledCapture, ModuleState, Sizes, too_many_ways
 from ortrain.step.prospect import Prospect
 from ortrain.step.report import Report
+from ortrain.step.states import States
 from ortrain.step.verdict import Verdict
 
 _saving_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 _transforms = torch._C._functorch.peek_interpreter_stack
 
-# Values of a number that the module holds which have graphs of their own; then it is an input.
-MOST_CONSTANTS = 2
-# Module states whose captures are kept: training and evaluation, adapters on and off, …
-MOST_STATES = 8
-# So many new states of the module within so many calls, and captures will never pay.
-RESTLESS_STATES, RESTLESS_CALLS = 8, 16
 # Calls that go to the module unseen once eager has won the contest; then one is looked at again.
 EAGER_SPELL = 256
 
-# Why a call runs in PyTorch that checkpointing may run again.
-RUN_AGAIN = "checkpointing around it runs it twice, and both times must be alike"
-
 # Forms of call that are known in each state of the module; the oldest make way.
 MOST_FORMS = 64
-# Why a call runs in PyTorch whose tensors have no elements; those that have run as a graph.
-EMPTY = NotServed(
-    "a tensor of the call is empty, and ONNX reads a 0 in a shape as the size of another tensor"
-)
-# Why calls run in PyTorch whose numbers change and cannot be inputs.
-NUMBERS_CHANGE = (
-    "its code needs a number among the arguments itself, which changes from call to call; "
-    "pass it as a tensor, and choose with torch.where"
-)
-
-_BY_ATEN = 'engine="aten" serves it'
-
-PROVIDERS = {"cpu": "CPUExecutionProvider"}
 
 
 class Runner:
@@ -92,7 +77,7 @@ class Runner:
         debug_options: what to show.
 
     Attributes:
-        captures: what was captured of it.
+        compiler: finds and makes its compiled steps.
         report: what ran where.
         prospect: of its graphs; who knows how many steps are to come, says it there.
     """
@@ -100,8 +85,8 @@ class Runner:
     def __init__(self, module: nn.Module, options: Options, debug_options: DebugOptions) -> None:
         self.module = module
         self.debug_options = debug_options
-        self.captures = Captures(module, options, debug_options)
-        self.report: Report = self.captures.report
+        self.compiler = StepCompiler(module, options, debug_options)
+        self.report: Report = self.compiler.report
         self.warned = False
         self.calls = self.contests = 0
         self.prospect = Prospect.of(module)
@@ -110,38 +95,36 @@ class Runner:
     def use(self, options: Options) -> None:
         """Takes other settings, under which everything is captured anew."""
         self.options = options
-        self.captures.use(options)
-        self.states: list[State] = []
-        self.state: State | None = None
-        # Numbers that the module holds and that cannot be inputs of its graph.
-        self.fixed: frozenset[Attribute] = frozenset()
+        self.compiler.use(options)
+        self.states = States(self.module)
         # So many steps of the graph, and it is compared with the module once more.
         every = options.certificate
         self.due = self.report.graph_calls + every if type(every) is int else sys.maxsize
-        self.arrivals: deque[int] = deque(maxlen=RESTLESS_STATES)
         # On which the last contest has begun.
         self.device: torch.device | None = None
-        # Calls that go to the module unseen, while it trains or not and gradients are on or not.
+        # Calls that go to the module unseen, while it trains or not and gradients are on or not;
+        # whatever these are where that is None.
         self.spell = 0
-        self.spell_is_for = (True, True)
+        self.spell_is_for: tuple[bool, bool] | None = (True, True)
 
     # -- the hot path ------------------------------------------------------------------------
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs one call, as a graph or in PyTorch."""
         if self.spell:
-            if (self.module.training, is_grad_enabled()) == self.spell_is_for:
+            modes = self.spell_is_for
+            if modes is None or (self.module.training, is_grad_enabled()) == modes:
                 self.spell -= 1
-                self.captures.described(is_grad_enabled()).eager_calls += 1
+                self.compiler.described(is_grad_enabled()).eager_calls += 1
                 return self.module(*args, **kwargs)
             self.spell = 0
         start = contest.now(self.device)
         self.calls += 1
-        state = self.state
+        state = self.states.current
         if state is None or state.guard.changed() is not None:
-            borrowed = _borrowed(self.module)
-            if borrowed:
-                return self._eager_because(self._unserved(borrowed), args, kwargs)
+            why = borrowed(self.module)
+            if why:
+                return self._eager_because(self._unserved(why), args, kwargs)
             with EXCLUSIVE:
                 state = self._find_state()
             if state is None:
@@ -181,21 +164,21 @@ class Runner:
             if served is None:
                 if any(0 in shape for shape in sizes) and self.options.falls_back(EMPTY):
                     return self._eager(EMPTY.what, args, kwargs)
-                served = self.captures.find(state, form, flat, sizes)
-                if self._draws_apart(form, served):
+                served = self.compiler.find(state, form, flat, sizes)
+                if draws_apart(self.module, self.options, form, served):
                     form.reason = RUN_AGAIN
                     return self._eager(form.reason, args, kwargs)
                 if race is not None:
-                    form.engine = race.choose(self.captures.promising(served, flat))
+                    form.engine = race.choose(self.compiler.promising(served, flat))
             trainable = state.guard.trainable() if form.grad else ()
             variants = served.variants.get((form.engine, trainable))
             if variants is None:
-                step = self.captures.first_step(state, form, served, flat)
+                step = self.compiler.first_step(state, form, served, flat)
             else:
                 step = variants.step
                 if form.report.graph_calls >= self.due:
                     self.due += int(self.options.certificate)
-                    self.captures.compare(state, served, flat, step)
+                    self.compiler.compare(state, served, flat, step)
             tensors = flat.tensors
             users = [tensors[i] for i in served.positions]
             trains = bool(step.plan.arguments)
@@ -203,7 +186,7 @@ class Runner:
         except CheckFailed as error:
             return self._astray(form, served, flat, error)
         except OrtrainError as error:
-            if self.captures.cache.distrust():
+            if self.compiler.cache.distrust():
                 return self._made_anew(form, flat)
             if race is not None and served is not None and race.forfeit(form.engine, str(error)):
                 return self._eager(str(error), flat.args, flat.kwargs)
@@ -215,9 +198,9 @@ class Runner:
         except Exception as error:
             if _saving_hooks(False) is not None:
                 raise  # a hook's own: checkpointing ends what it computes again so
-            if self.captures.cache.distrust():
+            if self.compiler.cache.distrust():
                 return self._made_anew(form, flat)
-            return self._refused(form, flat, sizes, _unforeseen(error))
+            return self._refused(form, flat, sizes, unforeseen(error))
         report = form.report
         report.graph_calls += 1
         if report.reason or not report.mode:
@@ -229,77 +212,43 @@ class Runner:
             outputs = instead(outputs, served.returned, tensors, state.tensors)
         return served.structure.rebuild(outputs)
 
-    def _made_anew(self, form: Form, flat: FlatCall) -> Any:
+    def _made_anew(self, form: CallForm, flat: FlatCall) -> Any:
         """Runs a call whose graph came from the cache and does not serve, captured anew."""
         form.drop()
         output = self(flat.args, flat.kwargs)
         if form.served:
-            self.captures.cache.remade()
+            self.compiler.cache.remade()
         return output
 
-    def _with_constants(self, form: Form, flat: WithNumbers) -> Any:
+    def _with_constants(self, form: CallForm, flat: WithNumbers) -> Any:
         """Runs a call whose numbers cannot be inputs, with each value a constant of a graph."""
         assert form.seen is not None
         form.seen.fixed = True
         form.retire()
         return self(flat.args, flat.kwargs)
 
-    def _with_constant_attributes(self, state: State, flat: WithAttributes) -> Any:
+    def _with_constant_attributes(self, state: ModuleState, flat: WithAttributes) -> Any:
         """Runs a call whose attributes cannot be inputs: each value is another state."""
         with EXCLUSIVE:
-            self.fixed |= state.attributes
-            if state in self.states:  # another thread may have come here before
-                state.retire()
-                self.states.remove(state)
-            self.state = None
+            self.states.fix_attributes(state)
         return self(flat.args, flat.kwargs)
 
     # -- states and forms -----------------------------------------------------------------------
 
-    def _find_state(self) -> State | None:
+    def _find_state(self) -> ModuleState | None:
         """The state that the module is in now; None where it is in none that stays."""
-        change: str | None = ""
-        if self.state is not None:
-            change = self.state.guard.changed()
-            if change is None:  # another thread has found it meanwhile
-                return self.state
-        for state in reversed(self.states):
-            if state is not self.state and state.guard.changed() is None:
-                self.states.remove(state)
-                break
-        else:
-            if names := uninitialized(self.module):
-                self.report.reason = (
-                    f"{listing(names)} take their sizes from this call; the next ones are captured"
-                )
-                return None
-            self.arrivals.append(self.calls)
-            if (
-                len(self.arrivals) == RESTLESS_STATES
-                and self.calls - self.arrivals[0] < RESTLESS_CALLS
-            ):
-                self._give_up(change or "")
-                return None
-            state = State.of(self.module, self._moving_attributes())
-        self.states.append(state)
-        del self.states[:-MOST_STATES]
-        self.state = state
-        return state
-
-    def _moving_attributes(self) -> frozenset[Attribute]:
-        """The numbers that the module holds and that make up the difference to two states or more.
-
-        They become inputs, and those states are dropped.
-        """
-        different = [(state, state.guard.numbers_changed()) for state in self.states]
-        near = [(s, found) for s, found in different if found and not found & self.fixed]
-        moving = frozenset().union(*(s.attributes for s, _ in near))
-        if len(near) >= MOST_CONSTANTS:
-            moving = moving.union(*(found for _, found in near))
-            for state, _ in near:
-                state.retire()
-                self.states.remove(state)
-        return moving - self.fixed
+        change = self.states.find()
+        if change is None:
+            return self.states.current
+        if names := uninitialized(self.module):
+            self.report.reason = (
+                f"{listing(names)} take their sizes from this call; the next ones are captured"
+            )
+            return None
+        if self.states.is_restless(self.calls):
+            self._give_up(change)
+            return None
+        return self.states.add()
 
     def _give_up(self, change: str) -> None:
         """Runs the module eagerly from now on: each of its states is new.
@@ -313,21 +262,18 @@ class Runner:
             because=f"last, {change}",
             help="make what changes an input or a buffer, so that the graph reads it",
         )
-        self.arrivals.clear()
         if not self.options.falls_back(error):
             raise error
         self._warn(str(error))
         self.states.clear()
         for grad in (True, False):
-            report = self.captures.described(grad)
+            report = self.compiler.described(grad)
             report.mode, report.reason = "eager", str(error)
-        self.state = None
-        self.spell = sys.maxsize
-        self.spell_is_for = _Anything()  # type: ignore[assignment]
+        self.spell, self.spell_is_for = sys.maxsize, None
 
     def _find_form(
-        self, state: State, flat: FlatCall, modes: tuple[Any, ...]
-    ) -> tuple[FlatCall, Form]:
+        self, state: ModuleState, flat: FlatCall, modes: tuple[Any, ...]
+    ) -> tuple[FlatCall, CallForm]:
         """The form of a call that none is known for with these very numbers."""
         flat, seen = state.numbers.take(flat, modes)
         key: Any = (flat.key, modes)
@@ -349,20 +295,20 @@ class Runner:
                 form.reason = NUMBERS_CHANGE
         return flat, form
 
-    def _new_form(self, state: State, modes: Ambient, flat: FlatCall) -> Form:
-        if modes.grad and not self.captures.trains:
-            self.captures.trains = True
+    def _new_form(self, state: ModuleState, modes: Ambient, flat: FlatCall) -> CallForm:
+        if modes.grad and not self.compiler.trains:
+            self.compiler.trains = True
             for known in self.states:
                 for form in known.forms.values():
-                    form.report = self.captures.described(form.grad)
-        reason = self._not_served(state, modes, flat)
+                    form.report = self.compiler.described(form.grad)
+        reason = not_served(self.module, self.options, state, modes, flat)
         engine = self.options.engine_for(modes.grad)
         device = device_of(flat, state.tensors)
         race = None
         if engine == "auto" and not reason:
             # Who knows of steps to come, knows of those of training.
             prospect = self.prospect if modes.grad else Prospect(self.prospect.cost)
-            dtypes = _dtypes(state, modes, flat)
+            dtypes = dtypes_of(state, modes, flat)
             tried = engines.candidates(device, dtypes, self.options.provider)
             race = Race(tried, prospect, self._verdict() if modes.grad else None)
             self.device = device
@@ -374,11 +320,11 @@ class Runner:
             if not self.options.falls_back(error):
                 raise error
             self._warn(reason)
-        elif self._run_again(modes):
+        elif runs_again(self.options, modes):
             race, reason = None, RUN_AGAIN
-        report = self.captures.described(modes.grad)
+        report = self.compiler.described(modes.grad)
         chosen = engine if engine in EXECUTORS else "onnxruntime"
-        return Form(modes.grad, report, chosen, reason, race=race, recover=self._recovers)
+        return CallForm(modes.grad, report, chosen, reason, race=race, recover=self._recovers)
 
     def _verdict(self) -> Verdict | None:
         """Of the next contest of a training, which each process holds in the same order."""
@@ -390,76 +336,10 @@ class Runner:
     def _unserved(self, reason: str) -> NotServed:
         return NotServed(f"{type(self.module).__name__} cannot run as a graph here: {reason}")
 
-    def _run_again(self, modes: Ambient) -> bool:
-        """Whether a call belongs to a forward that runs twice, and may meet two engines.
-
-        What is saved in the first of them must be what is saved in the second, and so must be the
-        masks of dropout.
-        """
-        chosen = {self.options.engine_for(grad) for grad in (True, False)}
-        if len(chosen) == 1 and chosen <= EXECUTORS:
-            return False
-        return modes.grad and (modes.in_backward or modes.saving == checkpoint.__name__)
-
-    def _draws_apart(self, form: Form, served: Served) -> bool:
-        """Whether a call without gradients draws random numbers that a call with them draws again.
-
-        So does checkpointing with reentrance; the two calls have forms of their own.
-        """
-        chosen = {self.options.engine_for(grad) for grad in (True, False)}
-        drawn = served.captured.program.inputs(Role.SEED)
-        alike = len(chosen) == 1 and chosen <= EXECUTORS
-        return bool(drawn and not form.grad and self.module.training and not alike)
-
-    def _not_served(self, state: State, modes: Ambient, flat: FlatCall) -> str:
-        """Why no graph can serve calls under these modes; empty where one can."""
-        if modes.deterministic and self.options.provider not in (None, "CPUExecutionProvider"):
-            return "deterministic algorithms are asked for"
-        if modes.function_modes or modes.dispatch_modes or modes.transformed:
-            return "a torch function mode or transform is active"
-        if modes.tangents:
-            return "forward-mode derivatives are taken around it"
-        if modes.saving not in _KEEPING and modes.grad:
-            return "hooks are set on saved tensors, of which a graph has others than PyTorch"
-        inputs = {f"an input of shape {[*t.shape]}": t for t in flat.tensors}
-        engine = self.options.engine_for(modes.grad)
-        device = device_of(flat, state.tensors)
-        for kind, dtype in modes.autocast or ():
-            if kind == device.type and not self._executor_serves({dtype}, modes, device):
-                return f"autocast is on: mixed precision is not served by onnxruntime; {_BY_ATEN}"
-        for name, tensor in {**state.tensors, **inputs}.items():
-            by_aten = tensor.device.type == "cuda" and engine == "aten"
-            if tensor.device.type not in PROVIDERS and not by_aten:
-                if self.options.provider is None:
-                    why = f"{name} is on {tensor.device}, for which there is no execution provider"
-                    return f"{why}; {_BY_ATEN}" if tensor.device.type == "cuda" else why
-                # Its outputs would come back on the CPU.
-                return f"{name} is on {tensor.device}, and graphs take tensors of the CPU"
-            if not self._executor_serves({tensor.dtype}, modes, device):
-                wanted = f"reduced precision is not served by onnxruntime; {_BY_ATEN}"
-                return f"{name} is {tensor.dtype}: {wanted}"
-            if tensor.layout is not torch.strided:
-                return f"{name} is {tensor.layout}"
-            if hasattr(tensor, "ds_status"):
-                return (
-                    f"{name} is partitioned by DeepSpeed ZeRO stage 3, which gathers it for the "
-                    "modules that it calls; stages 1 and 2 leave parameters whole"
-                )
-        return inner_hooks(self.module) or ""
-
-    def _executor_serves(
-        self, dtypes: Collection[torch.dtype], modes: Ambient, device: torch.device
-    ) -> bool:
-        """Whether an executor that may run a call has kernels for these dtypes."""
-        engine = self.options.engine_for(modes.grad)
-        if engine == "auto":
-            return bool(engines.candidates(device, dtypes, self.options.provider))
-        return engines.serves(engine, dtypes)
-
     # -- running in PyTorch ------------------------------------------------------------------
 
     def _eager(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        report = self.captures.described(is_grad_enabled())
+        report = self.compiler.described(is_grad_enabled())
         report.mode, report.reason = "eager", reason
         report.eager_calls += 1
         return self.module(*args, **kwargs)
@@ -470,16 +350,16 @@ class Runner:
         if not self.options.falls_back(error):
             raise error
         self._warn(str(error))
-        with _alone(error):
+        with alone(error):
             return self._eager(str(error), args, kwargs)
 
-    def _refused(self, form: Form, flat: FlatCall, sizes: Sizes, error: OrtrainError) -> Any:
+    def _refused(self, form: CallForm, flat: FlatCall, sizes: Sizes, error: OrtrainError) -> Any:
         """Runs a call eagerly that cannot be captured, or that the graph failed to run.
 
         If the module raises too, the call was wrong: its error is the one to see, and nothing is
         noted about the form.
         """
-        with _alone(error):
+        with alone(error):
             if not self.options.falls_back(error):
                 call_aside(self.module, flat.args, flat.kwargs)
                 raise error
@@ -488,14 +368,16 @@ class Runner:
         self._note(form, sizes, error)
         return output
 
-    def _astray(self, form: Form, served: Served | None, flat: FlatCall, error: CheckFailed) -> Any:
+    def _astray(
+        self, form: CallForm, served: CompiledCapture | None, flat: FlatCall, error: CheckFailed
+    ) -> Any:
         """Runs a call in PyTorch at whose values the code goes another way than the graph.
 
         Where the random numbers that the graph drew have led it there, PyTorch takes the same:
         others would make some ways more likely than they are.
         """
         draws = nullcontext() if error.seed is None else replayed_draws(error.seed)
-        with _alone(error), draws:
+        with alone(error), draws:
             output = self._eager(str(error), flat.args, flat.kwargs)
         form.went_astray(served, error)
         if form.reason:
@@ -505,21 +387,21 @@ class Runner:
             self._warn(form.reason)
         return output
 
-    def _recovers(self, form: Form, error: OrtrainError, flat: FlatCall) -> bool:
+    def _recovers(self, form: CallForm, error: OrtrainError, flat: FlatCall) -> bool:
         """Whether PyTorch may answer a backward in which the graph failed."""
-        if anew := self.captures.cache.distrust():
+        if anew := self.compiler.cache.distrust():
             form.drop()
         if not self.options.falls_back(error):
             return False
         form.report.recovered += 1
         if anew:  # the next call captures again
-            self.captures.cache.remade()
+            self.compiler.cache.remade()
             return True
         self._note(form, tuple([t.shape for t in flat.tensors]), error)
         self._warn(str(error))
         return True
 
-    def _note(self, form: Form, sizes: Sizes, error: OrtrainError) -> None:
+    def _note(self, form: CallForm, sizes: Sizes, error: OrtrainError) -> None:
         """Has the next calls like one that failed run in PyTorch."""
         if not self.options.retry:
             if isinstance(error, ParityError):
@@ -530,7 +412,7 @@ class Runner:
                 form.refused[sizes] = str(error)
                 form.by_sizes.pop(sizes, None)
 
-    def _eager_turn(self, race: Race, state: State, form: Form, flat: FlatCall) -> Any:
+    def _eager_turn(self, race: Race, state: ModuleState, form: CallForm, flat: FlatCall) -> Any:
         """A step that eager runs because it is its turn, or because it has won."""
         form.report.contest = race.contest
         if race.winner:
@@ -557,7 +439,7 @@ class Runner:
         return output
 
     def _foretell(
-        self, state: State, form: Form, flat: FlatCall, error: OrtrainError | None
+        self, state: ModuleState, form: CallForm, flat: FlatCall, error: OrtrainError | None
     ) -> None:
         """Says behind the first call of a form, and not when its graph is due, that there is none.
 
@@ -570,13 +452,13 @@ class Runner:
             error: why a graph cannot return what it returned; None where it can.
         """
         form.asked = True
-        if not form.grad and self.captures.trains:
+        if not form.grad and self.compiler.trains:
             return
         with EXCLUSIVE, uncollected():
             error = error or foretold(self.module, flat.args, flat.kwargs)
             if isinstance(error, Refusal) and error.by_value:  # of which a trace knows more
                 try:
-                    self.captures.find(state, form, flat, tuple([t.shape for t in flat.tensors]))
+                    self.compiler.find(state, form, flat, tuple([t.shape for t in flat.tensors]))
                     error = None
                 except CheckFailed:  # there is a graph, which another call may use
                     error = None
@@ -609,64 +491,6 @@ class Runner:
 
 
 _INNER = ("ortrain.", "torch.nn.modules.module")
-# Hooks on saved tensors that give back what they were given: checkpointing, save_on_cpu.
-_KEEPING = ("", checkpoint.__name__, torch.autograd.graph.__name__)
-
-
-def _borrowed(module: nn.Module) -> str:
-    """Why the module's parameters are its own for this call only; empty where they are not.
-
-    They are never kept for other calls: each would be a new state of the module.
-    """
-    if _transforms() is not None:
-        return "a torch function mode or transform is active"
-    if forward_ad._current_level >= 0:
-        return "forward-mode derivatives are taken around it"
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad and not isinstance(parameter, nn.Parameter):
-            return f"{name} is not a parameter but computed, as torch.func.functional_call sets it"
-    return ""
-
-
-@contextmanager
-def _alone(error: OrtrainError) -> Iterator[None]:
-    """Errors raised inside are shown without ``error``, which is being handled around them."""
-    try:
-        yield
-    except Exception as raised:
-        shown: BaseException | None = raised
-        while shown is not None and shown.__context__ is not error:
-            shown = shown.__context__
-        if shown is not None:
-            shown.__context__ = None
-        raise
-
-
-def _unforeseen(error: Exception) -> ExecutionError:
-    """An error that nobody foresaw, as one that has a fallback."""
-    failure = ExecutionError(
-        "the graph failed to run",
-        because=f"{type(error).__name__}: {error}",
-        help="please report it; the call runs in PyTorch instead",
-    )
-    failure.__cause__ = error
-    return failure
-
-
-def _dtypes(state: State, modes: Ambient, flat: FlatCall) -> set[torch.dtype]:
-    """Of a call's tensors and the module's, and what autocast casts them to."""
-    device = device_of(flat, state.tensors)
-    cast = {dtype for kind, dtype in modes.autocast or () if kind == device.type}
-    return cast | {t.dtype for t in (*state.tensors.values(), *flat.tensors)}
-
-
-class _Anything:
-    """Equal to everything."""
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def _size(flat: FlatCall) -> int:

@@ -20,8 +20,8 @@ from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 
-from ortrain.capture.untouched import call_aside, random_states
 from ortrain.errors import InputError, OrtrainWarning, listing
+from ortrain.module_state.untouched import call_aside, random_states
 from ortrain.trainer.checkpoints import check_complete, check_fits, last_complete
 
 # Metrics of every evaluation, with or without labels.

@@ -26,11 +26,11 @@ from accelerate.utils import convert_to_fp32
 from torch import nn
 from transformers import PreTrainedModel, Seq2SeqTrainer, Trainer, TrainingArguments
 
-from ortrain.capture.key_value_cache import caching_configs
 from ortrain.config import DebugOptions, Engine, Options
 from ortrain.deploy import export_onnx
 from ortrain.deploy.generation import ORTGenerator
 from ortrain.errors import OrtrainWarning, StateError
+from ortrain.guards.key_value_cache import caching_configs
 from ortrain.kinds import NONE, expect, refused
 from ortrain.module import ORTModule, expect_options
 from ortrain.trainer.arguments import (
@@ -150,7 +150,7 @@ class _ThroughORTModule(ChecksInput):
         options = self.ort_options or options_of(self.args)
         options = replace(options, inference=options.inference or "torch")
         wrapped = ORTModule(module, debug_options_of(self.args), options=options)
-        wrapped._runner.captures.trains = True  # an evaluation that comes first is none
+        wrapped._runner.compiler.trains = True  # an evaluation that comes first is none
         self._engine_note.decide(wrapped)
         self.ort_report.trainings.append(wrapped.report)
         return wrapped

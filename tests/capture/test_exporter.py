@@ -12,7 +12,7 @@ from torch.export import _trace
 from torch.fx.experimental import _config
 from torch.onnx._internal.exporter import _building, _core, _registration
 
-from ortrain.capture import exporter
+from ortrain.capture.trace import exporter
 
 
 def parameters_of(function: object) -> list[str]:

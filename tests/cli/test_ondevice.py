@@ -17,7 +17,7 @@ from torch import nn
 
 from ortrain.cli import main
 from ortrain.ondevice import Module, TrainStep
-from tests.ondevice.test_artifacts import exported
+from tests.ondevice.making.test_artifacts import exported
 
 SPLIT, SEED = 0.25, 0
 

@@ -19,7 +19,7 @@ from ortrain.autodiff import registry
 from ortrain.cache import _sealed, _unsealed
 from ortrain.errors import ExecutionError, OrtrainWarning
 from ortrain.runtime.onnxruntime.executor import Compiled
-from ortrain.step.captures import Captures
+from ortrain.step.compiler import StepCompiler
 from tests.module.agreement import GRAPH
 
 
@@ -256,13 +256,13 @@ def test_a_rule_of_the_users_own_is_part_of_the_name(
 
 def test_new_options_hold_from_the_next_call_on(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[int] = []
-    own = Captures._build
+    own = StepCompiler._build
 
-    def build(self: Captures, *args: Any) -> Any:
+    def build(self: StepCompiler, *args: Any) -> Any:
         built.append(self.options.opset)
         return own(self, *args)
 
-    monkeypatch.setattr(Captures, "_build", build)
+    monkeypatch.setattr(StepCompiler, "_build", build)
     model = ORTModule(nn.Linear(4, 3), options=GRAPH)
     value = torch.randn(2, 4)
     model(value)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
 from ortrain.autodiff import registry
-from ortrain.capture.checkpointing import without_checkpoints
+from ortrain.capture.trace.checkpointing import without_checkpoints
 from ortrain.errors import OrtrainWarning, ParityError
-from ortrain.step import agreement, captures
+from ortrain.step import agreement, compiler
 from ortrain.step import certificate as file
-from ortrain.step.captures import Captures
+from ortrain.step.compiler import StepCompiler
 from ortrain.step.digest import Digest
 from tests.module.agreement import GRAPH
 
@@ -127,7 +127,7 @@ def test_a_gradient_that_the_graph_does_not_know_is_found() -> None:
 
 
 def _flat(value: Tensor) -> Any:
-    from ortrain.capture.structure import flatten_call
+    from ortrain.guards.structure import flatten_call
 
     return flatten_call((value,), {})
 
@@ -233,13 +233,13 @@ def test_it_is_made_for_evaluation_too() -> None:
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The batch sizes at which a comparison was made."""
     sizes: list[int] = []
-    own = Captures.certify
+    own = StepCompiler.certify
 
-    def certify(self: Captures, state: Any, served: Any, flat: Any, step: Any) -> Any:
+    def certify(self: StepCompiler, state: Any, served: Any, flat: Any, step: Any) -> Any:
         sizes.append(len(flat.tensors[0]))
         return own(self, state, served, flat, step)
 
-    monkeypatch.setattr(Captures, "certify", certify)
+    monkeypatch.setattr(StepCompiler, "certify", certify)
     return sizes
 
 
@@ -284,7 +284,7 @@ def test_a_wrong_option_is_refused(wrong: Any) -> None:
 def test_graph_and_eager_draw_the_same(module: nn.Module, shape: tuple[int, ...]) -> None:
     model = ORTModule(module, options=GRAPH)
     model(rows(*shape))
-    certificate = model._runner.captures.certificate
+    certificate = model._runner.compiler.certificate
     assert max(certificate.differences.values()) < 1e-5
 
 
@@ -302,7 +302,7 @@ def test_inside_a_checkpoint_too() -> None:
 
     model = ORTModule(Checkpointed(), options=GRAPH)
     model(rows()).sum().backward()
-    assert max(model._runner.captures.certificate.differences.values()) < 1e-5
+    assert max(model._runner.compiler.certificate.differences.values()) < 1e-5
     with without_checkpoints():
         assert Checkpointed()(rows()).shape == (5, 2)
 
@@ -318,7 +318,7 @@ def test_a_large_batch_is_compared_by_its_first_rows(
         return own(self, dtype)
 
     monkeypatch.setattr(file.Trial, "eager", eager)
-    monkeypatch.setattr("ortrain.step.captures.ENOUGH", 500)
+    monkeypatch.setattr("ortrain.step.compiler.ENOUGH", 500)
     model = ORTModule(two_layers(nn.Tanh()), options=GRAPH)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -330,7 +330,7 @@ def test_a_large_batch_is_compared_by_its_first_rows(
 def test_a_graph_that_knows_of_no_gradient_at_all_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ortrain.step.captures.influences", lambda *_: set())
+    monkeypatch.setattr("ortrain.step.compiler.influences", lambda *_: set())
     model = ORTModule(nn.Linear(3, 2), options=Options(engine="onnxruntime"))
     with pytest.warns(OrtrainWarning, match="requires a gradient in PyTorch only"):
         model(torch.randn(4, 3)).sum().backward()
@@ -359,7 +359,7 @@ def test_the_truth_of_sixteen_bits_is_not_rounded_by_the_modules_own_autocast(
         trials.append(trial)
         return agreement.compare(eager, graph, trial)
 
-    monkeypatch.setattr(captures, "compare", noting)
+    monkeypatch.setattr(compiler, "compare", noting)
     model = ORTModule(Rounds(), options=Options(engine="aten", fallback="raise"))
     model(torch.randn(8, 16)).backward()
     (trial,) = trials

@@ -154,7 +154,7 @@ def test_an_error_of_our_own_costs_no_training_run(
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(f"ortrain.step.captures.{stage}", broken)
+    monkeypatch.setattr(f"ortrain.step.compiler.{stage}", broken)
     eager = Takes()
     model = ORTModule(copy.deepcopy(eager), options=EAGER_IF_NEEDED)
     with pytest.warns(OrtrainWarning, match="KeyError: 'a bug'"):
@@ -229,7 +229,7 @@ def test_a_failed_capture_is_not_repeated_unless_asked_for(
         tries.append(1)
         return capture(*args, **kwargs)
 
-    monkeypatch.setattr("ortrain.step.captures.capture", counted)
+    monkeypatch.setattr("ortrain.step.compiler.capture", counted)
     for retry in (False, True):
         tries.clear()
         model = ORTModule(Scaled(), options=Options(engine="onnxruntime", retry=retry))
@@ -523,7 +523,7 @@ def test_explain_counts_parameters_without_a_gradient() -> None:
 
 
 def test_a_wrong_graph_shows_in_the_parity(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ortrain.step.captures import Captures
+    from ortrain.step.compiler import StepCompiler
 
     def wrong(program: Any) -> bool:
         for node in program.graph:
@@ -531,13 +531,13 @@ def test_a_wrong_graph_shows_in_the_parity(monkeypatch: pytest.MonkeyPatch) -> N
                 node.op_type = "Sigmoid"
         return True
 
-    made = Captures.__init__
+    made = StepCompiler.__init__
 
-    def with_rewrite(self: Captures, *args: Any) -> None:
+    def with_rewrite(self: StepCompiler, *args: Any) -> None:
         made(self, *args)
         self.rewrites = (wrong,)
 
-    monkeypatch.setattr(Captures, "__init__", with_rewrite)
+    monkeypatch.setattr(StepCompiler, "__init__", with_rewrite)
     explanation = explain(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), rows())
     assert "<-- above 1e-4" in str(explanation)
     assert "gradient 0.weight differs" in explanation.reason

@@ -117,7 +117,7 @@ def test_nothing_is_rounded_to_float32(name: str) -> None:
 
 
 def test_a_translation_that_rounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ortrain.capture.torchlib.has_tensor", lambda *_: False)
+    monkeypatch.setattr("ortrain.capture.onnx.torchlib.has_tensor", lambda *_: False)
     x = torch.randn(3, 4, 5, dtype=torch.float64)
     for function, number in (
         (lambda x: F.leaky_relu(x, 0.1), "alpha"),

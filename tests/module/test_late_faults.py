@@ -196,7 +196,7 @@ def test_a_graph_for_other_gradients_that_cannot_be_made(monkeypatch: pytest.Mon
 
     outputs = model(rows(6, 4, seed=1))
     with monkeypatch.context() as patched:
-        patched.setattr("ortrain.step.captures.build", failing)
+        patched.setattr("ortrain.step.compiler.build", failing)
         with pytest.warns(OrtrainWarning, match="Det"):
             loss_of(outputs, "b").backward()
     eager(rows(6, 4))

@@ -743,7 +743,7 @@ def test_patterns_of_gradients_are_compiled_once_each(monkeypatch: pytest.Monkey
         built.append(args)
         return build(*args, **kwargs)
 
-    monkeypatch.setattr("ortrain.step.captures.build", counted)
+    monkeypatch.setattr("ortrain.step.compiler.build", counted)
     model = wrapped(TwoHeads())
     for number in range(12):
         one, two = model(rows())

@@ -8,7 +8,7 @@ from torch import nn
 
 from ortrain import Options, ORTModule
 from ortrain.errors import OrtrainWarning
-from ortrain.step.runner import RESTLESS_STATES
+from ortrain.step.states import RESTLESS_STATES
 
 # PyTorch without gradients, the graph with them.
 APART = Options(engine="onnxruntime", fallback="raise", inference="torch")

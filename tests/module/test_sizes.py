@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
 from ortrain.errors import CaptureError, OrtrainWarning
-from ortrain.step.captures import MOST_SHAPES
+from ortrain.step.compiler import MOST_SHAPES
 from tests.module.agreement import GRAPH, SAME
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
-from ortrain.capture import exporter
 from ortrain.capture.export import capture
+from ortrain.capture.trace import exporter
 from ortrain.config import Engine
 from ortrain.errors import CaptureError, OrtrainWarning
 from tests.module.agreement import GRAPH, Outcome, assert_agree, in_double

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
-from ortrain.capture.survey import LARGE
-from ortrain.capture.untouched import call_aside
+from ortrain.module_state.survey import LARGE
+from ortrain.module_state.untouched import call_aside
 
 ENGINE = Options(engine="onnxruntime", fallback="torch")
 pytestmark = pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")

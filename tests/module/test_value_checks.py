@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ortrain import ORTModule
 from ortrain.capture.export import capture
 from ortrain.capture.fx import checks
-from ortrain.capture.value_checks import passes
+from ortrain.capture.trace.value_checks import passes
 from ortrain.program import Program, Role, checks_of
 from tests.module.agreement import GRAPH, SAME
 from tests.module.checked import CHECKED, plain

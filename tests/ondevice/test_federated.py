@@ -17,7 +17,7 @@ from ortrain.ondevice import (
     OptimType,
     generate_artifacts,
 )
-from tests.ondevice.test_artifacts import mlp
+from tests.ondevice.making.test_artifacts import mlp
 
 RATE, ROUNDS, STEPS = 0.1, 3, 4
 

@@ -20,8 +20,8 @@ from transformers import BertConfig, BertForSequenceClassification, ViTConfig, V
 
 from ortrain.ondevice import LossType, generate_artifacts
 from ortrain.ondevice.optim import AdamW
+from tests.ondevice.making.test_artifacts import cnn, exported, mlp, names_of
 from tests.ondevice.stock import RATE
-from tests.ondevice.test_artifacts import cnn, exported, mlp, names_of
 
 STEPS, ROWS, CLASSES = 50, 8, 5
 ROOT = Path(__file__).parents[2]

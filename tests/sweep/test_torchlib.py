@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ortrain.capture.torchlib import VERIFIED
+from ortrain.capture.onnx.torchlib import VERIFIED
 from tests.sweep import results
 from tests.sweep.verdict import Outcome
 

@@ -17,8 +17,8 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from ortrain import Options, ORTModule
-from ortrain.capture import exporter
-from ortrain.step.runner import EMPTY
+from ortrain.capture.onnx.registry import Registry
+from ortrain.step.eligibility import EMPTY
 from tests.sweep.agreement import Step, difference, in_another_precision, step
 from tests.sweep.rows import SAMPLES, UNINITIALISED, Row, Sample
 
@@ -173,15 +173,15 @@ def _step_in_another_precision(sample: Sample) -> Step | None:
 def _translated_upstream() -> Iterator[set[str]]:
     """Of the graphs captured inside, the operators that PyTorch's exporter translates."""
     found: set[str] = set()
-    translate = exporter.Registry.translate
+    translate = Registry.translate
 
-    def noting(self: exporter.Registry, exported: ExportedProgram) -> Any:
+    def noting(self: Registry, exported: ExportedProgram) -> Any:
         calls = {n.target for n in exported.graph.nodes if n.op == "call_function"}
         theirs = {t for t in calls - {operator.getitem} if not self.ours.is_registered(t)}
         found.update(str(target) for target in theirs)
         return translate(self, exported)
 
-    with unittest.mock.patch.object(exporter.Registry, "translate", noting):
+    with unittest.mock.patch.object(Registry, "translate", noting):
         yield found
 
 

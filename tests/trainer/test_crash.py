@@ -16,7 +16,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ortrain import OrtrainWarning, ORTTrainer
 from ortrain.errors import InputError
-from ortrain.step.run import Step
+from ortrain.step.autograd import Step
 from tests.trainer.models import arguments, bert, collate, texts
 
 STEPS, EVERY, CRASH = 8, 2, 6  # the step that is not finished; checkpoint 4 is before it

@@ -13,7 +13,6 @@ from typing import Any
 from torch import fx
 from torch.export import ExportedProgram
 
-from ortrain.capture.autocast import Autocast, without_autocast
 from ortrain.capture.fx.autocast import explicit_casts
 from ortrain.capture.fx.checks import (
     refuse_complex,
@@ -39,6 +38,7 @@ from ortrain.capture.fx.selected import (
 )
 from ortrain.capture.fx.settle import settle
 from ortrain.capture.fx.statistics import explicit_statistics
+from ortrain.guards.autocast import Autocast, without_autocast
 from ortrain.program import Check
 
 __all__ = ["Cleaned", "clean", "missing"]

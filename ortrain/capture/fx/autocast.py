@@ -18,11 +18,11 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ortrain.capture.autocast import Autocast, autocast_as, without_autocast
 from ortrain.capture.fx.decompose import decompose_call
 from ortrain.capture.fx.regions import AUTOCAST
 from ortrain.capture.fx.splice import from_same_place, new_node
 from ortrain.capture.origin import captured_error, operator_name
+from ortrain.guards.autocast import Autocast, autocast_as, without_autocast
 
 aten = torch.ops.aten
 

@@ -11,8 +11,8 @@ from torch.export import ExportedProgram
 
 from ortrain.capture.fx.draws import draws_of
 from ortrain.capture.fx.splice import Emitter
+from ortrain.capture.onnx.translations import TRANSLATIONS
 from ortrain.capture.origin import BESIDE, captured_error, operator_name, origin, source_line
-from ortrain.capture.translations import TRANSLATIONS
 from ortrain.errors import listing
 from ortrain.program import Check
 

@@ -15,9 +15,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ortrain.capture.fx.checks import remove_checks
 from ortrain.capture.fx.functional import functionalise_composed
 from ortrain.capture.fx.splice import from_same_place, splice, substitute
+from ortrain.capture.onnx.torchlib import is_of_whole_numbers
+from ortrain.capture.onnx.translations.base import symbolic
 from ortrain.capture.origin import captured_error, operator_name
-from ortrain.capture.torchlib import is_of_whole_numbers
-from ortrain.capture.translations.base import symbolic
 from ortrain.errors import CaptureError
 
 Covered = Callable[[fx.Node], bool]

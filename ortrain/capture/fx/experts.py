@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from ortrain.capture.translations.experts import grouped_matmul
+from ortrain.capture.onnx.translations.experts import grouped_matmul
 
 # A custom operator, because its loop over the experts reads their numbers of tokens.
 OPERATOR = "transformers.grouped_mm_fallback.default"

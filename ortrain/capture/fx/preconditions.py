@@ -11,7 +11,7 @@ from torch import fx
 
 from ortrain.capture.fx.experts import reaches_experts
 from ortrain.capture.fx.splice import Emitter, arguments_of
-from ortrain.capture.translations.base import INT64_MAX
+from ortrain.capture.onnx.translations.base import INT64_MAX
 
 aten = torch.ops.aten
 

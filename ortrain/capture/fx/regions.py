@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ortrain.capture.autocast import Autocast
 from ortrain.capture.fx.memory import layout, memory
 from ortrain.capture.fx.splice import new_node, splice, substitute
+from ortrain.guards.autocast import Autocast
 
 aten = torch.ops.aten
 higher_order = torch.ops.higher_order

@@ -17,11 +17,11 @@ from ortrain.cli.progress import Progress
 from ortrain.errors import InputError, listing
 from ortrain.files.checksums import sha256
 from ortrain.ondevice import contract
-from ortrain.ondevice.checkpoint import CheckpointState
-from ortrain.ondevice.module import Module
-from ortrain.ondevice.optimizer import Optimizer
-from ortrain.ondevice.scheduler import LinearLRScheduler
-from ortrain.ondevice.train_step import TrainStep
+from ortrain.ondevice.running.checkpoint import CheckpointState
+from ortrain.ondevice.running.module import Module
+from ortrain.ondevice.running.optimizer import Optimizer
+from ortrain.ondevice.running.scheduler import LinearLRScheduler
+from ortrain.ondevice.running.train_step import TrainStep
 
 # What a checkpoint tells of the run that wrote it.
 RUN, BATCHES = "ortrain.run", "ortrain.batches"

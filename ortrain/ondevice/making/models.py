@@ -16,7 +16,7 @@ from ortrain.graph.build import Builder
 from ortrain.ondevice import contract
 from ortrain.ondevice.making.accumulate import accumulate
 from ortrain.ondevice.making.barrier import behind
-from ortrain.ondevice.optim import Optimizer, Slot, State, emit
+from ortrain.ondevice.making.optim import Optimizer, Slot, State, emit
 from ortrain.passes.pipeline import rewrite
 from ortrain.program import Phase, Program, Role, role_of, set_role, target_of
 from ortrain.runtime.onnxruntime.lowering import make_standard

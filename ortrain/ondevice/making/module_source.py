@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from ortrain.capture.export import capture
-from ortrain.capture.key_value_cache import without_cache
-from ortrain.capture.lift import drop_unused_inputs
-from ortrain.capture.modes import modes_kept
+from ortrain.capture.onnx.lift import drop_unused_inputs
 from ortrain.errors import GraphError
+from ortrain.guards.key_value_cache import without_cache
+from ortrain.module_state.modes import modes_kept
 from ortrain.ondevice import contract
 from ortrain.ondevice.making.forward import Forward
 from ortrain.passes.clean import clean

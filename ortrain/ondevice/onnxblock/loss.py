@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ortrain.ondevice import losses
+from ortrain.ondevice.making import losses
 from ortrain.ondevice.making.block import Block
 from ortrain.ondevice.onnxblock.bridge import emit
 

@@ -11,11 +11,11 @@ from onnx import TensorProto, numpy_helper
 
 from ortrain.errors import StateError
 from ortrain.ondevice import contract
-from ortrain.ondevice.artifacts import make
+from ortrain.ondevice.making.artifacts import make
 from ortrain.ondevice.making.base import check_model, current
 from ortrain.ondevice.making.block import Block, names_of
 from ortrain.ondevice.making.onnx_source import from_onnx
-from ortrain.ondevice.optim import State
+from ortrain.ondevice.making.optim import State
 from ortrain.ondevice.running.checkpoint_file import Content, Spec
 from ortrain.program import Role, set_role
 

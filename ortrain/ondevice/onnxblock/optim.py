@@ -10,7 +10,8 @@ from onnx import TensorProto
 from ortrain.errors import StateError
 from ortrain.files import seal
 from ortrain.kinds import expect_number, expect_pair, refused
-from ortrain.ondevice import contract, optim
+from ortrain.ondevice import contract
+from ortrain.ondevice.making import optim
 from ortrain.ondevice.making.base import current
 from ortrain.ondevice.onnxblock.models import ForwardBlock, Parameters
 

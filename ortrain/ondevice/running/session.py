@@ -13,7 +13,7 @@ import onnxruntime
 from ortrain.errors import ExecutionError, InputError, listing
 from ortrain.files import seal
 from ortrain.ondevice import contract
-from ortrain.ondevice.checkpoint import CheckpointState
+from ortrain.ondevice.running.checkpoint import CheckpointState
 from ortrain.ondevice.running.checkpoint_file import Spec, Uri
 from ortrain.ondevice.running.tensor import Device, Tensor
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import onnxruntime
 
 from ortrain.ondevice import contract
-from ortrain.ondevice.checkpoint import CheckpointState
+from ortrain.ondevice.running.checkpoint import CheckpointState
 from ortrain.ondevice.running.session import BoundModel, Value
 from ortrain.ondevice.running.tensor import Tensor
 

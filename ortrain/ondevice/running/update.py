@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime
 
 from ortrain.ondevice import contract
-from ortrain.ondevice.checkpoint import CheckpointState
+from ortrain.ondevice.running.checkpoint import CheckpointState
 from ortrain.ondevice.running.checkpoint_file import Spec
 from ortrain.ondevice.running.pickling import NotPickled
 from ortrain.ondevice.running.tensor import Tensor

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from ortrain.extras import require
-
-require("torch", __name__)
-
 from collections.abc import Collection, Sequence
 
 import torch

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from ortrain.extras import require
-
-require("torch", __name__)
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -21,14 +17,16 @@ from ortrain.graph import shapes
 from ortrain.program import Program
 from ortrain.runtime.aten.dtypes import DTYPES
 from ortrain.runtime.aten.exchange import Tensors
-from ortrain.runtime.aten.graphs import Recorded, Recorder
+from ortrain.runtime.aten.graphs.recorders import Recorder
+from ortrain.runtime.aten.graphs.recordings import Recorded
 from ortrain.runtime.aten.hash import spread
 from ortrain.runtime.aten.kernels.attention_gradients import is_slow
+from ortrain.runtime.aten.lines import render
 from ortrain.runtime.aten.lowering import lower
 from ortrain.runtime.aten.memory import plan
 from ortrain.runtime.aten.modules import MODULES
 from ortrain.runtime.aten.table import find, serves
-from ortrain.runtime.aten.writer import Writer, render
+from ortrain.runtime.aten.writer import Writer
 from ortrain.runtime.base import Exchange
 from ortrain.runtime.memory import from_the_heap
 from ortrain.runtime.reduced import Products, asked_for, has_effect, reduced_products

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from ortrain.runtime.aten.lines import Block, Line
 from ortrain.runtime.aten.operands import Tensor
-from ortrain.runtime.aten.writer import Block, Line
 
 # Calls that have a form which writes into its first operand.
 IN_PLACE = frozenset(

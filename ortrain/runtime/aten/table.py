@@ -60,8 +60,6 @@ def kernel(
 
 def find(node: ir.Node) -> Kernel | None:
     """The kernel of a node; None where no call of PyTorch computes it."""
-    from ortrain.runtime.aten import kernels  # noqa: F401  (they fill the table)
-
     if not all(map(holds, (*node.inputs, *node.outputs))):
         return None
     function = KERNELS.get((node.domain, node.op_type))

@@ -1,17 +1,16 @@
 """Writes the Python function of a program: one line a call of PyTorch, in the program's order.
 
-Kernels say what is called (:mod:`~ortrain.runtime.aten.table`); this file keeps the lines, the
-names and the constants. What is freed where, and which line may write into its operand, is planned
-over the finished lines (:mod:`~ortrain.runtime.aten.memory`).
+Kernels say what is called (:mod:`~ortrain.runtime.aten.table`); this file keeps the lines
+(:mod:`~ortrain.runtime.aten.lines`), the names and the constants. What is freed where, and which
+line may write into its operand, is planned over the finished lines
+(:mod:`~ortrain.runtime.aten.memory`).
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,133 +23,21 @@ from ortrain.graph.shapes import FLOATING, Dim
 from ortrain.ops.base import attributes_of
 from ortrain.program import Program, Role, origin_of, role_of
 from ortrain.runtime.aten import hash, host
-from ortrain.runtime.aten.dtypes import DTYPES
+from ortrain.runtime.aten.lines import Block, Line, Raw
 from ortrain.runtime.aten.operands import Host, Operand, Size, Tensor
+from ortrain.runtime.aten.operators import ARITHMETIC, CONTIGUOUS, ELEMENTWISE, TAKES_NUMBERS, VIEWS
 from ortrain.runtime.aten.table import find, named
 
-# Operators that return (or may return) a view of their first operand.
-VIEWS = frozenset(
-    """
-    view reshape expand permute transpose t unsqueeze squeeze select narrow flatten unflatten
-    split_with_sizes split unbind chunk detach diagonal movedim contiguous to as_strided view_as
-    expand_as slice float unfold pixel_shuffle pixel_unshuffle
-    resize
-    """.split()
+# What generated code calls.
+_RESERVED = """
+    torch aten nn values attention blas control draws flash hash host late recurrent resampling
+    rows abs bool float int max min
+""".split()
+_KEYWORDS = frozenset(
+    "False None True and as assert async await break class continue def del elif else except "
+    "finally for from global if import in is lambda nonlocal not or pass raise return try while "
+    "with yield inf nan device".split()
 )
-# Operators whose result has the broadcast shape of their operands, and their dtype.
-ARITHMETIC = frozenset(
-    """
-    add sub mul div rsub neg exp log sqrt rsqrt reciprocal abs erf relu sigmoid tanh masked_fill
-    maximum minimum clamp silu gelu floor ceil round sign sin cos remainder fmod addcmul addcdiv
-    threshold_backward tanh_backward sigmoid_backward gelu_backward silu_backward clone contiguous
-    square bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift
-    tan asin acos atan sinh cosh asinh acosh atanh expm1 log1p xlogy leaky_relu elu celu mish
-    hardsigmoid hardswish softplus hardshrink softshrink threshold _prelu_kernel softmax log_softmax
-    cumsum cumprod flip mish_backward elu_backward softplus_backward leaky_relu_backward
-    hardswish_backward
-    """.split()
-)
-# Operators whose result has the broadcast shape of their operands.
-ELEMENTWISE = ARITHMETIC | frozenset(
-    """
-    pow where eq ne lt le gt ge logical_and logical_or logical_not logical_xor to float lerp isnan
-    isinf isposinf isneginf detach zeros_like ones_like
-    """.split()
-)
-# Operators whose result is contiguous, however their operands lie.
-CONTIGUOUS = frozenset(
-    """
-    mm addmm bmm baddbmm matmul linear contiguous cat stack native_layer_norm zeros full embedding
-    index_select tensor arange embedding_dense_backward nll_loss_forward new_zeros
-    native_layer_norm_backward
-    """.split()
-)
-# The second operand of these may be a number.
-_TAKES_NUMBERS = frozenset(
-    """
-    add sub mul div eq ne lt le gt ge pow where masked_fill remainder fmod bitwise_and bitwise_or
-    bitwise_xor
-    """.split()
-)
-
-
-@dataclass(frozen=True)
-class Raw:
-    """Python source as it stands."""
-
-    text: str
-
-
-@dataclass(eq=False)
-class Line:
-    """``targets = function(*args, **kwargs)``.
-
-    Attributes:
-        targets: what it makes; none where the function gives nothing.
-        function: ``torch.add``, ``aten.gelu_backward``, ``.view`` for a method, or ``=`` for a
-            plain expression, the only argument.
-        frees: tensors that nothing reads after it.
-        origin: the user's code that it is for.
-    """
-
-    targets: list[Tensor | Size]
-    function: str
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    body: Block | None = None
-    is_tuple: bool = False
-    frees: list[Tensor] = field(default_factory=list)
-    origin: str = ""
-
-    def reads(self) -> list[Tensor]:
-        """The tensors that it reads; those of a function that it defines or calls, too."""
-        found = list(_tensors((self.args, self.kwargs)))
-        if self.body is not None:
-            found += self.body.outside()
-        return found
-
-
-@dataclass(eq=False)
-class Block:
-    """The lines of a function.
-
-    Attributes:
-        name: of the function.
-        parameters: that it takes.
-        numbers: that it takes before them.
-        outer: the function around it.
-        results: that it returns.
-        sizes: that its lines have read, by tensor and axis.
-    """
-
-    name: str
-    parameters: list[Tensor]
-    outer: Block | None = None
-    numbers: list[Size] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
-    results: list[Any] = field(default_factory=list)
-    sizes: dict[tuple[Tensor, int], Size] = field(default_factory=dict)
-
-    def outside(self) -> list[Tensor]:
-        """What its lines read of the functions around it."""
-        own = {*self.parameters, *(t for line in self.lines for t in line.targets)}
-        read = [t for line in self.lines for t in line.reads()]
-        return [t for t in (*read, *_tensors(self.results)) if t not in own]
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Block):
-        yield from value.outside()
-    elif isinstance(value, Host):
-        assert value.tensor is not None
-        yield value.tensor
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors([*value.values()])
 
 
 class _Namespace:
@@ -538,7 +425,7 @@ class Writer:
             The result, or a tuple of results.
         """
         name = function.rpartition(".")[2]
-        if name in _TAKES_NUMBERS and len(args) > 1 and not isinstance(args[0], Host):
+        if name in TAKES_NUMBERS and len(args) > 1 and not isinstance(args[0], Host):
             args = (args[0], *(self.scalar(a) for a in args[1:]))
         args = tuple(self._settled(a) for a in args)
         kwargs = {key: self._settled(a) for key, a in kwargs.items()}
@@ -645,82 +532,3 @@ def _is_for_draws(value: ir.Value) -> bool:
 
 
 _DRAWN = ("Bits", "Uniform", "Normal", "Exponential", "Bernoulli")
-
-# What generated code calls.
-_RESERVED = """
-    torch aten nn values attention blas control draws flash hash host late recurrent resampling
-    rows abs bool float int max min
-""".split()
-_KEYWORDS = frozenset(
-    "False None True and as assert async await break class continue def del elif else except "
-    "finally for from global if import in is lambda nonlocal not or pass raise return try while "
-    "with yield inf nan device".split()
-)
-
-
-def render(block: Block, depth: int = 0, inputs: str | None = None) -> str:
-    """The source of a function.
-
-    Args:
-        block: its lines.
-        depth: of indentation.
-        inputs: name of the row that holds its parameters; None for a function of parameters.
-    """
-    margin, pad = "    " * depth, "    " * (depth + 1)
-    names = [source(p) for p in (*block.numbers, *block.parameters)]
-    if inputs is None:
-        text = [f"{margin}def {block.name}({', '.join(names)}):"]
-    else:
-        text = [f"{margin}def {block.name}({inputs}):"]
-        if names:
-            text.append(f"{pad}({', '.join(names)},) = {inputs}")
-        text.append(f"{pad}{inputs}.clear()")
-    origin = ""
-    for line in block.lines:
-        if line.origin and line.origin != origin:
-            origin = line.origin
-            text.append(f"{pad}# {origin}")
-        if line.body is not None:
-            text.append(render(line.body, depth + 1))
-        else:
-            text.append(f"{pad}{written(line)}")
-        if line.frees:
-            text.append(f"{pad}del {', '.join(t.name for t in line.frees)}")
-    text.append(f"{pad}return [{', '.join(source(r) for r in block.results)}]")
-    return "\n".join(text)
-
-
-def written(line: Line) -> str:
-    """The source of one line."""
-    args = [source(a) for a in line.args]
-    named = [f"{key}={source(a)}" for key, a in line.kwargs.items()]
-    if line.function == "=":
-        value = "".join(args)
-    elif line.function.startswith("."):
-        value = f"{args[0]}{line.function}({', '.join([*args[1:], *named])})"
-    else:
-        value = f"{line.function}({', '.join([*args, *named])})"
-    if not line.targets:
-        return value
-    targets = ", ".join(map(source, line.targets))
-    return f"{targets}{',' if line.is_tuple and len(line.targets) == 1 else ''} = {value}"
-
-
-def source(value: Any) -> str:
-    """The source of an argument."""
-    if isinstance(value, (Tensor, Block)):
-        return value.name
-    if isinstance(value, Size):
-        return value.text
-    if isinstance(value, Raw):
-        return value.text
-    if isinstance(value, ir.DataType):
-        return str(DTYPES[value])
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(source, value))}]"
-    if isinstance(value, float) and not math.isfinite(value):
-        return {math.inf: "inf", -math.inf: "-inf"}.get(value, "nan")
-    if isinstance(value, np.generic):
-        return source(value.item())
-    assert value is None or isinstance(value, (bool, int, float, str)), f"{value!r} has no source"
-    return repr(value)

@@ -22,7 +22,7 @@ from ortrain.ondevice import onnxblock
 from ortrain.ondevice.artifacts import generate_artifacts
 from ortrain.ondevice.onnxblock import blocks
 from tests.ondevice.onnxblock.models import Heads, close, floats
-from tests.ondevice.running import Arrays, gradients, run, session, tensors_of
+from tests.ondevice.sessions import Arrays, gradients, run, session, tensors_of
 
 
 class WeightedAverageLoss(onnxblock.Block):

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ortrain.runtime.aten.graphs import Function, Watch
+from ortrain.runtime.aten.graphs.recorders import Function
+from ortrain.runtime.aten.graphs.watch import Watch
 
 
 class OnTheCpu:

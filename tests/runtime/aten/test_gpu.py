@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ortrain import Options, ORTModule
-from ortrain.runtime.aten import AtenExecutor, draws, graphs, hash
+from ortrain.runtime.aten import AtenExecutor, draws, hash
+from ortrain.runtime.aten.graphs import recorders
 from ortrain.testing import check_gradients
 from tests.runtime.aten.scenarios import SCENARIOS, Network, batch, run_again
 from tests.runtime.test_cases import rows
@@ -129,8 +130,8 @@ def test_what_selects_by_a_mask_runs_as_it_is():
 
 def test_a_failed_capture_leaves_everything_usable(monkeypatch):
     """Past the watch, which would have refused it, it is CUDA that does."""
-    monkeypatch.setattr(graphs, "Watch", lambda device: nullcontext())
-    recorder, x = graphs.CudaRecorder(torch.device("cuda")), torch.ones(3, device="cuda")
+    monkeypatch.setattr(recorders, "Watch", lambda device: nullcontext())
+    recorder, x = recorders.CudaRecorder(torch.device("cuda")), torch.ones(3, device="cuda")
     for _ in range(2):
         with pytest.raises(RuntimeError):
             recorder.record(lambda values: [values[0] * values[0].sum().item()], [x])

@@ -15,8 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain import Options, ORTModule
 from ortrain.capture.export import capture
-from ortrain.runtime.aten import AtenExecutor, graphs, hash
-from ortrain.runtime.aten.graphs import MOST, RESTED, CudaRecorder, Unrecordable, Watch
+from ortrain.runtime.aten import AtenExecutor, hash
+from ortrain.runtime.aten.graphs import recorders
+from ortrain.runtime.aten.graphs.recorders import CudaRecorder
+from ortrain.runtime.aten.graphs.recordings import MOST, RESTED
+from ortrain.runtime.aten.graphs.watch import Unrecordable, Watch
 from tests.runtime.aten.recording import OnTheCpu
 from tests.runtime.aten.scenarios import (
     SCENARIOS,
@@ -39,7 +42,7 @@ RECORDED = Options(engine="aten", fallback="raise", cuda_graphs=True)
 def recorder(monkeypatch: pytest.MonkeyPatch) -> OnTheCpu:
     """The CPU in the place of a GPU."""
     stand_in = OnTheCpu()
-    monkeypatch.setattr(graphs, "recorder", lambda device: stand_in)
+    monkeypatch.setattr(recorders, "recorder", lambda device: stand_in)
     monkeypatch.setattr(hash, "on_device", lambda device: True)
     return stand_in
 

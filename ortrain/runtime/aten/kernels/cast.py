@@ -7,9 +7,9 @@ import onnx_ir as ir
 from ortrain.graph.shapes import FLOATING
 from ortrain.runtime.aten.dtypes import DTYPES, UNSIGNED
 from ortrain.runtime.aten.kernels.unsigned import valued
+from ortrain.runtime.aten.lines import Raw
 from ortrain.runtime.aten.operands import Host
 from ortrain.runtime.aten.table import kernel
-from ortrain.runtime.aten.writer import Raw
 
 
 @kernel("Cast")

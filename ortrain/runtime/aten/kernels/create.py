@@ -8,9 +8,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ortrain.runtime.aten.kernels.shape import MOST, by_bits, counted, is_open, number, sized
+from ortrain.runtime.aten.lines import Raw
 from ortrain.runtime.aten.operands import Size, Tensor
 from ortrain.runtime.aten.table import kernel
-from ortrain.runtime.aten.writer import Raw
 
 DEVICE = Raw("device")
 

@@ -6,9 +6,9 @@ import onnx_ir as ir
 
 from ortrain.graph.rounding import NARROW, WIDE
 from ortrain.runtime.aten.kernels.shape import sized
+from ortrain.runtime.aten.lines import Raw
 from ortrain.runtime.aten.operands import Size, product
 from ortrain.runtime.aten.table import kernel
-from ortrain.runtime.aten.writer import Raw
 
 _DEVICE = Raw("device")
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from ortrain.graph.shapes import FLOATING
 from ortrain.runtime.aten.kernels.shape import known, number, sized
+from ortrain.runtime.aten.lines import Raw
 from ortrain.runtime.aten.operands import Size, Tensor
 from ortrain.runtime.aten.table import kernel
-from ortrain.runtime.aten.writer import Raw
 
 
 @kernel("Pad")

@@ -7,8 +7,8 @@ import onnx_ir as ir
 from ortrain.graph import shapes
 from ortrain.ops.dropout import threshold
 from ortrain.ops.random import DIGITS, HALF
+from ortrain.runtime.aten.lines import Raw
 from ortrain.runtime.aten.table import kernel
-from ortrain.runtime.aten.writer import Raw
 
 _DEVICE = Raw("device")
 

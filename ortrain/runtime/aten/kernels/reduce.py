@@ -9,8 +9,8 @@ from ortrain.runtime.aten.dtypes import UNSIGNED
 from ortrain.runtime.aten.kernels.cast import converted
 from ortrain.runtime.aten.kernels.shape import has_some, is_open, sized
 from ortrain.runtime.aten.kernels.unsigned import ordered
+from ortrain.runtime.aten.lines import Raw
 from ortrain.runtime.aten.table import kernel
-from ortrain.runtime.aten.writer import Raw
 
 
 class _Over:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ortrain.runtime.aten.lines import Raw
 from ortrain.runtime.aten.operands import Host, Size, product
 from ortrain.runtime.aten.size_rules import bounded
 from ortrain.runtime.aten.table import kernel
-from ortrain.runtime.aten.writer import Raw
 
 # What a slice that ends "at the end" ends at, as ONNX's own tests and exporters write it.
 END = 2**31 - 1

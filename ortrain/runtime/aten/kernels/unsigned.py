@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortrain.runtime.aten.writer import Raw
+from ortrain.runtime.aten.lines import Raw
 
 
 def ordered(t, x):

@@ -1,0 +1,56 @@
+"""What an exported program is, as parts of a cache key: its graph, constants and signature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.export import ExportedProgram
+
+from ortrain.capture.onnx.lift import State
+from ortrain.capture.trace.checkpointing import checkpoint_of
+from ortrain.guards.autocast import Autocast
+
+
+def parts_of(
+    exported: ExportedProgram, state: State, opset: int, checked: bool, autocast: Autocast = ()
+) -> Iterator[object]:
+    """Everything of an export that its translation depends on.
+
+    Args:
+        exported: the ATen graph.
+        state: names of the module's parameters and buffers, ties included.
+        opset: of the translation.
+        checked: whether its checks are looked at.
+        autocast: around the call.
+    """
+    yield opset, checked, torch.is_grad_enabled(), str(autocast)
+    yield repr(exported.graph_signature)
+    yield sorted(state.first.items())
+    yield {str(k): str(v) for k, v in exported.range_constraints.items()}
+    for name, child in exported.graph_module.named_modules():
+        if not isinstance(child, torch.fx.GraphModule):
+            continue
+        yield name
+        for node in child.graph.nodes:
+            # `format_node` leaves out nothing that decides a result; origins go into the nodes.
+            yield (
+                node.name,
+                node.op,
+                str(node.target),
+                repr(node.args),
+                repr(node.kwargs),
+                str(node.meta.get("val")),
+                str(node.meta.get("nn_module_stack", "")),
+                node.meta.get("stack_trace", ""),
+                checkpoint_of(node),
+            )
+    for name, constant in sorted(exported.constants.items()):
+        yield name
+        if isinstance(constant, torch.Tensor):
+            yield (str(constant.dtype), tuple(constant.shape))
+            yield constant.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        else:
+            yield repr(constant)
+    for name, tensor in exported.state_dict.items():
+        yield (name, str(tensor.dtype), tuple(tensor.shape))

@@ -1,0 +1,323 @@
+"""The ways of exporting a module, tried in order."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind, TensorArgument
+
+from ortrain.capture.trace import exporter
+from ortrain.capture.trace.assigned_buffers import assignments, assignments_as_writes
+from ortrain.capture.trace.call import Axes, Call, explicit_signature
+from ortrain.capture.trace.decisions import Asked, asked, decided, strided_inputs
+from ortrain.capture.trace.outcomes import constraints_of
+from ortrain.capture.trace.recurrent import no_packed_sequences
+from ortrain.capture.trace.refusal import (
+    Refusal,
+    asking_for_layout,
+    assigning,
+    empty,
+    ending,
+    keeping,
+    refusal,
+    seeding_itself,
+    side_effects,
+    unseen,
+)
+from ortrain.capture.trace.rehearsal import rehearsed
+from ortrain.capture.trace.seeding import seeding_watched
+from ortrain.capture.trace.value_checks import Ways
+from ortrain.errors import CaptureError
+from ortrain.guards.constraints import Constraints
+from ortrain.guards.key_value_cache import opened_caches
+from ortrain.module_state.untouched import Effects, Filling, call_aside, watched
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One way of exporting.
+
+    Attributes:
+        name: for the report.
+        dims: position of a tensor → its symbolic axes, as torch.export takes them.
+        strict: trace with Dynamo.
+        oblivious: do not let a size of 1 decide anything.
+        grown: axes (position, axis) of size 1 along which the example is repeated.
+        own: trace with the module's own example.
+    """
+
+    name: str
+    dims: dict[int, dict[int, Any]]
+    strict: bool = False
+    oblivious: bool = False
+    grown: frozenset[tuple[int, int]] = frozenset()
+    own: bool = False
+
+
+@dataclass
+class Exported:
+    """An export that came about.
+
+    Attributes:
+        program: of torch.export.
+        constraints: on the shapes.
+        rung: how it was made.
+        refused_shape: why the example itself cannot use it; empty if it can.
+        fixes_batch: the leading dimensions that became constants.
+        failed: what was tried before.
+        fillings: what the forward put where it found nothing.
+        branches: whether it goes the example's way at branches on values.
+    """
+
+    program: ExportedProgram
+    constraints: Constraints
+    rung: str
+    refused_shape: str
+    fixes_batch: str
+    failed: tuple[str, ...] = ()
+    fillings: tuple[Filling, ...] = ()
+    branches: bool = False
+
+
+def _rungs(call: Call, axes: Axes, exact: bool) -> list[Rung]:
+    """What is tried, in order.
+
+    A size of 1 is special to PyTorch (it may broadcast), so that the trace would fix it. Where it
+    is a batch or a length of 1, the example is repeated along that axis before it is traced; the
+    trace looks at no values. Only if that fails, PyTorch is asked to take 1 for any other size.
+    A module that knows more of its arguments has an example of its own instead.
+    """
+    every = {
+        leaf.position: dict.fromkeys(leaf.symbolic_axes(axes), Dim.AUTO) for leaf in call.tensors
+    }
+    rungs = [Rung("non-strict", every), Rung("strict", every, strict=True)]
+    if call.example is not None and not exact:
+        return [Rung("example of the module", every, own=True), *rungs]
+    batches, lengths = call.growable()
+    if exact or (not batches and not lengths):
+        return rungs
+    grown = [Rung("batch of 1 repeated", every, grown=frozenset(batches))] if batches else []
+    if lengths:
+        both = frozenset(batches | lengths)
+        grown.insert(0, Rung("batch or length of 1 repeated", every, grown=both))
+    return [*grown, Rung("sizes of 1 kept symbolic", every, oblivious=True), *rungs]
+
+
+def export(
+    module: torch.nn.Module,
+    call: Call,
+    axes: Axes = Axes.ALL,
+    exact: bool = False,
+    branches: bool = False,
+) -> Exported:
+    """The first export whose graph can serve the call.
+
+    Args:
+        module: what is captured.
+        call: the example.
+        axes: which dimensions become symbols.
+        exact: sizes of 1 become constants.
+        branches: go the example's way at branches on values.
+    """
+    for leaf in call.tensors:
+        if not leaf.value.numel():
+            raise empty(leaf.name, tuple(leaf.value.shape))
+    failed: list[str] = []
+    refusals: list[Refusal] = []
+    fillings = rehearsed(module, call.args, call.kwargs)
+    for rung in _rungs(call, axes, exact or axes is Axes.NONE):
+        try:
+            found = _attempt(module, call, rung, branches)
+        except Refusal as error:
+            failed.append(f"{rung.name}: {error.because}")
+            refusals.append(error)
+            if error.final:
+                break
+            continue
+        if found.fixes_batch and not rung.strict:
+            # Python such as int(size) makes it a number; Dynamo sees through it.
+            with contextlib.suppress(Refusal):
+                other = _attempt(module, call, replace(rung, name="strict", strict=True), branches)
+                if other.refused_shape == "" and not other.fixes_batch:
+                    failed.append(f"{rung.name}: it would fix {found.fixes_batch}")
+                    found = other
+        if found.refused_shape:  # the example had been repeated, and the graph needs it so
+            failed.append(f"{rung.name}: {found.refused_shape}")
+            continue
+        found.failed = tuple(failed)
+        found.fillings = (*fillings, *found.fillings)
+        return found
+    first, *others = refusals
+    raise first.after(others, failed) from first.__cause__
+
+
+def _attempt(module: torch.nn.Module, call: Call, rung: Rung, branches: bool) -> Exported:
+    example = call.replaced() if rung.own else call.grown(rung.grown)
+    ways = Ways() if branches and not rung.strict else None
+    try:
+        program, effects, questions = _trace(module, call, rung, example, ways)
+    except Refusal as first:
+        if ways is None or not (ways.missed or first.by_value):
+            raise
+        with contextlib.suppress(Exception), ways.noted():
+            call_aside(module, example.args, example.kwargs)
+        try:
+            program, effects, questions = _trace(module, call, rung, example, ways)
+        except Refusal as second:
+            # It came further, unless it was for a number that is a tensor now.
+            told = second if second.final and not second.by_value else first
+            raise told from told.__cause__
+    if effects.fillings:
+        # What it found missing it now finds; if that changes nothing, the graph is that of both.
+        again, later, _ = _trace(module, call, rung, example, ways)
+        if later.fillings or not _alike(program, again):
+            raise assigning([each.path for each in effects.fillings], module)
+    if tensors := _differentiable(module, program):
+        raise ending(tensors)
+    _unify_batch(program, example)
+    try:
+        constraints = _constraints(program, call, questions, branches)
+    except CaptureError as error:
+        raise refusal(module, error) from error
+    shapes = [tuple(leaf.value.shape) for leaf in call.tensors]
+    fixed = [
+        f"{constraints.names[i]}.shape[0]"
+        for (i, axis) in constraints.static
+        if axis == 0 and (shapes[i][0] != 1 or rung.grown or rung.own)
+    ]
+    return Exported(
+        program,
+        constraints,
+        rung.name,
+        constraints.why_not(shapes),
+        ", ".join(fixed),
+        fillings=tuple(effects.fillings),
+        branches=ways is not None and ways.known,
+    )
+
+
+def _alike(one: ExportedProgram, two: ExportedProgram) -> bool:
+    """Whether two traces compute the same, with the same numbers written in them."""
+
+    def equal(value: Any, other: Any) -> bool:
+        if not (isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor)):
+            return value is other
+        return value.dtype == other.dtype and torch.equal(value, other)
+
+    return (
+        one.graph_module.code == two.graph_module.code
+        and one.constants.keys() == two.constants.keys()
+        and all(equal(value, two.constants[name]) for name, value in one.constants.items())
+    )
+
+
+def _trace(
+    module: torch.nn.Module, call: Call, rung: Rung, example: Any, ways: Ways | None
+) -> tuple[ExportedProgram, Effects, Asked]:
+    """The exported program, what the forward did besides, and what it asked about sizes.
+
+    Raises:
+        Refusal: a graph would miss something of it.
+    """
+    # Dynamo would trace the hooks that watch: there the forward runs for real, once more.
+    watching = watched(module) if not rung.strict else contextlib.nullcontext(Effects())
+    # Dynamo refuses a forward that seeds, and sets the state itself.
+    seeding: contextlib.AbstractContextManager[list[str]] = (
+        contextlib.nullcontext([]) if rung.strict else seeding_watched()
+    )
+    # Dynamo's are looked for below.
+    written = assignments_as_writes(module) if not rung.strict else contextlib.nullcontext()
+    try:
+        with (
+            watching as effects,
+            asked() as questions,
+            seeding as seeds,
+            explicit_signature(module, call),
+            opened_caches(module) if not rung.strict else contextlib.nullcontext(),
+            written,
+            no_packed_sequences(),
+        ):
+            if effects.unwatched:
+                raise unseen(effects.unwatched)
+            program = exporter.export(
+                module,
+                example.args,
+                example.kwargs,
+                call.dynamic_shapes(rung.dims),
+                strict=rung.strict,
+                oblivious=rung.oblivious,
+                ways=ways,
+            )
+        if rung.strict:
+            with watched(module, traced=False) as effects, assignments(module) as assigned:
+                call_aside(module, example.args, example.kwargs)
+            if assigned:
+                raise keeping(assigned)
+    except Exception as error:
+        raise refusal(module, error) from error
+    if found := side_effects(effects, module):
+        raise found
+    if seeds:
+        raise seeding_itself()
+    for layout in (*questions.layouts, *strided_inputs(program)):
+        raise asking_for_layout(layout)
+    return program, effects, questions
+
+
+def _differentiable(module: torch.nn.Module, program: ExportedProgram) -> list[str]:
+    """What the graph reads that requires a gradient and is no parameter."""
+    found = [n for n, t in program.constants.items() if getattr(t, "requires_grad", False)]
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    held = dict(module.named_buffers(remove_duplicate=False))
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.BUFFER and nodes[spec.arg.name].users:
+            name = spec.target or ""
+            if name in held and held[name].requires_grad:
+                found.append(name)
+    return found
+
+
+def _tensor_shapes(exported: ExportedProgram, call: Call) -> dict[int, tuple[Any, ...]]:
+    """The symbolic shape of each tensor of the call, by position."""
+    nodes = {n.name: n for n in exported.graph.nodes if n.op == "placeholder"}
+    specs = [s for s in exported.graph_signature.input_specs if s.kind is InputKind.USER_INPUT]
+    return {
+        leaf.position: tuple(nodes[spec.arg.name].meta["val"].shape)
+        for leaf, spec in zip(call.leaves, specs, strict=True)
+        if isinstance(spec.arg, TensorArgument)
+    }
+
+
+def _unify_batch(exported: ExportedProgram, call: Call) -> None:
+    """One symbol for leading dimensions that the module never compares.
+
+    An attention mask that is only indexed may have more rows than the tokens, as far as the trace
+    knows. Comparing the sizes makes their equality a condition of the capture, and its graph
+    simpler; a call where they differ is captured anew.
+    """
+    shapes = _tensor_shapes(exported, call)
+    sizes = {leaf.position: leaf.value.shape for leaf in call.tensors}
+    leading = [
+        position
+        for position, shape in shapes.items()
+        if shape and isinstance(shape[0], torch.SymInt) and shape[0].node.expr.is_Symbol
+    ]
+    for position in leading[1:]:
+        first = leading[0]
+        if sizes[position][0] == sizes[first][0]:
+            bool(shapes[position][0] == shapes[first][0])
+
+
+def _constraints(
+    exported: ExportedProgram, call: Call, questions: Asked, checked: bool
+) -> Constraints:
+    shapes = _tensor_shapes(exported, call)
+    return constraints_of(
+        [leaf.name for leaf in call.tensors],
+        [shapes[leaf.position] for leaf in call.tensors],
+        decided(exported, questions, checked),
+    )

@@ -1,0 +1,60 @@
+"""Dataclasses among arguments and outputs, as the export sees them.
+
+torch.export takes apart what is registered as a pytree, and a dataclass is not by itself. Those
+that a call of the module takes or returns are registered where they are met, field by field and
+without running their constructors, as `guards.structure` rebuilds them at every step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from torch.utils import _pytree as pytree
+
+
+@contextlib.contextmanager
+def records_registered(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[None]:
+    """Registers the dataclasses in a call's arguments, and in outputs made while this is open."""
+    register((args, kwargs))
+    handle = module.register_forward_hook(lambda _, inputs, output: register(output))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def register(tree: Any) -> None:
+    """Registers the class of every dataclass in a tree of containers."""
+    for leaf in pytree.tree_leaves(tree):
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            _register(type(leaf))
+            register(leaf)
+
+
+def _register(kind: type) -> None:
+    fields = [field.name for field in dataclasses.fields(kind)]
+
+    def flatten(record: Any) -> tuple[list[Any], tuple[str, ...]]:
+        # Whatever else the constructor left on the object belongs to it too.
+        extra = [name for name in getattr(record, "__dict__", ()) if name not in fields]
+        names = tuple(name for name in [*fields, *extra] if hasattr(record, name))
+        return [getattr(record, name) for name in names], names
+
+    def flatten_with_keys(record: Any) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+        values, names = flatten(record)
+        keys = [pytree.GetAttrKey(name) for name in names]
+        return list(zip(keys, values, strict=True)), names
+
+    def unflatten(values: Any, names: Any) -> Any:
+        record: Any = object.__new__(kind)
+        for name, value in zip(names, values, strict=True):
+            object.__setattr__(record, name, value)
+        return record
+
+    pytree.register_pytree_node(kind, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)

@@ -1,0 +1,368 @@
+"""What holds a module's state: each kind can be read, compared with what it held, and put back."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CellType, FunctionType, MemberDescriptorType
+from typing import Any
+
+import numpy as np
+import torch
+
+from ortrain.module_state.value import ABSENT, same
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Holder:
+    """A place that holds values.
+
+    Attributes:
+        path: what a message calls it: ``config.sizes``; empty for the module itself.
+        object: the object that is the place.
+    """
+
+    path: str
+    object: Any
+
+    def read(self) -> Any:
+        """A copy of what it holds."""
+        return self._read()
+
+    def write(self, held: Any) -> None:
+        """Puts back what :meth:`read` returned."""
+        self._write(held)
+
+    def changed(self, held: Any) -> list[str]:
+        """The paths of what is no longer as :meth:`read` returned it."""
+        return self._changed(held)
+
+    def _read(self) -> Any:
+        raise NotImplementedError
+
+    def _write(self, held: Any) -> None:
+        raise NotImplementedError
+
+    def _changed(self, held: Any) -> list[str]:
+        raise NotImplementedError
+
+
+# -- under names -----------------------------------------------------------------------------------
+
+
+class Named(Holder):
+    """Holds values under names: what is written to it is assigned."""
+
+    __slots__ = ()
+
+    def _write(self, held: dict[str, Any]) -> None:
+        now = self._read()
+        for name in now.keys() - held.keys():
+            self._put(name, ABSENT)
+        for name, value in held.items():
+            if now.get(name, ABSENT) is not value:
+                self._put(name, value)
+
+    def _changed(self, held: dict[str, Any]) -> list[str]:
+        now = self._read()
+        return [
+            f"{self.path}.{name}" if self.path else name
+            for name in sorted(now.keys() | held.keys())
+            if not same(held.get(name, ABSENT), now.get(name, ABSENT))
+        ]
+
+    def set(self, name: str, value: Any) -> None:
+        """Puts a value under a name, or removes the name where the value is absent."""
+        self._put(name, value)
+
+    def _put(self, name: str, value: Any) -> None:
+        raise NotImplementedError
+
+
+class Attributes(Named):
+    """The ``__dict__`` of a module or object."""
+
+    __slots__ = ()
+
+    def _read(self) -> dict[str, Any]:
+        return dict(self.object.__dict__)
+
+    def _put(self, name: str, value: Any) -> None:
+        if value is ABSENT:
+            del self.object.__dict__[name]
+        else:
+            self.object.__dict__[name] = value
+
+
+class Namespace(Named):
+    """The attributes of a class."""
+
+    __slots__ = ()
+
+    def _read(self) -> dict[str, Any]:
+        return dict(self.object.__dict__)
+
+    def _put(self, name: str, value: Any) -> None:
+        if value is ABSENT:
+            type.__delattr__(self.object, name)
+        else:
+            type.__setattr__(self.object, name, value)
+
+
+class Slots(Named):
+    """The slots of an object."""
+
+    __slots__ = ()
+
+    def _read(self) -> dict[str, Any]:
+        slots = slots_of(type(self.object)).items()
+        return {name: slot_value(slot, self.object) for name, slot in slots}
+
+    def _put(self, name: str, value: Any) -> None:
+        slot = slots_of(type(self.object))[name]
+        if value is not ABSENT:
+            slot.__set__(self.object, value)
+        elif slot_value(slot, self.object) is not ABSENT:
+            slot.__delete__(self.object)
+
+
+def slots_of(kind: type) -> dict[str, MemberDescriptorType]:
+    """The slots of a class and its bases, by name."""
+    return {
+        f"{name}": slot
+        for base in reversed(kind.__mro__)
+        if "__slots__" in base.__dict__
+        for name, slot in base.__dict__.items()
+        if isinstance(slot, MemberDescriptorType)
+    }
+
+
+def slot_value(slot: MemberDescriptorType, owner: Any) -> Any:
+    """What is in a slot, or nothing."""
+    try:
+        return slot.__get__(owner)
+    except AttributeError:
+        return ABSENT
+
+
+class Closure(Named):
+    """The free variables of a function."""
+
+    __slots__ = ()
+
+    def _read(self) -> dict[str, Any]:
+        function: FunctionType = self.object
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        return {name: cell_value(cell) for name, cell in cells}
+
+    def _put(self, name: str, value: Any) -> None:
+        function: FunctionType = self.object
+        cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
+        if value is ABSENT:
+            del cell.cell_contents
+        else:
+            cell.cell_contents = value
+
+
+def cell_value(cell: CellType) -> Any:
+    """What is in a cell, or nothing."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return ABSENT
+
+
+class Signature(Named):
+    """The code and the defaults of a function."""
+
+    __slots__ = ()
+
+    def _read(self) -> dict[str, Any]:
+        names = ("__code__", "__defaults__", "__kwdefaults__")
+        return {name: getattr(self.object, name) for name in names}
+
+    def _put(self, name: str, value: Any) -> None:
+        setattr(self.object, name, value)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Globals(Named):
+    """Those of a file's globals that matter.
+
+    Attributes:
+        names: of them; it may grow.
+    """
+
+    names: dict[str, None]
+
+    def _read(self) -> dict[str, Any]:
+        return {name: self.object.get(name, ABSENT) for name in self.names}
+
+    def _put(self, name: str, value: Any) -> None:
+        if value is ABSENT:
+            self.object.pop(name, None)
+        else:
+            self.object[name] = value
+
+
+# -- containers ------------------------------------------------------------------------------------
+
+
+class Container(Holder):
+    """Holds values, or the elements of a tensor: what is written to it fills it."""
+
+    __slots__ = ()
+
+    def _changed(self, held: Any) -> list[str]:
+        return [] if self._holds(held) else [self.path]
+
+    def _holds(self, held: Any) -> bool:
+        raise NotImplementedError
+
+
+class Items(Container):
+    """A list or a deque."""
+
+    __slots__ = ()
+
+    def _read(self) -> list[Any]:
+        return list(self.object)
+
+    def _write(self, held: list[Any]) -> None:
+        if not self._holds(held):
+            kind = deque if isinstance(self.object, deque) else list
+            kind.clear(self.object)
+            kind.extend(self.object, held)
+
+    def _holds(self, held: list[Any]) -> bool:
+        return len(self.object) == len(held) and all(map(same, self.object, held))
+
+
+class Members(Container):
+    """A set."""
+
+    __slots__ = ()
+
+    def _read(self) -> set[Any]:
+        return set(self.object)
+
+    def _write(self, held: set[Any]) -> None:
+        if not self._holds(held):
+            set.clear(self.object)
+            set.update(self.object, held)
+
+    def _holds(self, held: set[Any]) -> bool:
+        return same(set(self.object), held) or {*map(id, self.object)} == {*map(id, held)}
+
+
+class Entries(Container):
+    """A dictionary."""
+
+    __slots__ = ()
+
+    def _read(self) -> dict[Any, Any]:
+        return dict(self.object)
+
+    def _write(self, held: dict[Any, Any]) -> None:
+        if not self._holds(held):
+            kind: Any = OrderedDict if isinstance(self.object, OrderedDict) else dict
+            kind.clear(self.object)
+            for key, value in held.items():
+                kind.__setitem__(self.object, key, value)
+
+    def _holds(self, held: dict[Any, Any]) -> bool:
+        now = self.object
+        return list(now) == list(held) and all(map(same, now.values(), held.values()))
+
+
+class Elements(Container):
+    """The contents of a numpy array, a bytearray or a tensor."""
+
+    __slots__ = ()
+
+    def _read(self) -> Any:
+        if isinstance(self.object, torch.Tensor):
+            return self.object.detach().clone()
+        return self.object.copy()
+
+    def _write(self, held: Any) -> None:
+        if self._holds(held):
+            return
+        if isinstance(self.object, torch.Tensor):
+            if self.object.shape == held.shape and self.object.dtype == held.dtype:
+                self.object.data.copy_(held)
+            else:
+                self.object.data = held
+        else:
+            self.object[...] = held
+
+    def _holds(self, held: Any) -> bool:
+        if isinstance(self.object, torch.Tensor):
+            return same_elements(self.object.detach(), held)
+        return _bytes(self.object) == _bytes(held)
+
+
+def same_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are the same bit by bit, NaN included."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(_bits(one), _bits(other))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor
+
+
+def reader(tensor: torch.Tensor) -> Callable[[], bytes] | None:
+    """Reads the contents of a tensor where it lies now; None where numpy cannot.
+
+    1 us for a small one.
+    """
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cpu":
+        return None
+    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+        return None
+    detached = tensor.detach()
+    try:
+        return detached.numpy().tobytes
+    except TypeError:  # numpy has no bfloat16
+        plain = {1: torch.uint8, 2: torch.int16}.get(tensor.element_size())
+        return detached.view(plain).numpy().tobytes if plain else None
+
+
+def _bytes(array: Any) -> bytes:
+    return array.tobytes() if isinstance(array, np.ndarray) else bytes(array)
+
+
+class Memo(Container):
+    """The results that a function under ``functools.lru_cache`` keeps."""
+
+    __slots__ = ()
+
+    def _read(self) -> tuple[int, int]:
+        return memo_state(self.object)
+
+    def _write(self, held: tuple[int, int]) -> None:
+        if not self._holds(held):
+            self.object.cache_clear()  # no single result can be removed
+
+    def _holds(self, held: tuple[int, int]) -> bool:
+        return memo_state(self.object) == held
+
+
+def memo_state(function: Any) -> tuple[int, int]:
+    """How many results were ever made, and how many are kept."""
+    info = function.cache_info()
+    return info.misses, info.currsize
+
+
+def container(path: str, value: Any) -> Holder | None:
+    """The holder of a container that can change in place; None for any other value."""
+    if isinstance(value, dict):
+        return Entries(path, value)
+    if isinstance(value, list | deque):
+        return Items(path, value)
+    if isinstance(value, set):
+        return Members(path, value)
+    return None

@@ -1,0 +1,101 @@
+"""How far a survey goes: libraries, and objects that hold no state."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import sys
+from collections import namedtuple
+from types import (
+    BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    CodeType,
+    GenericAlias,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodWrapperType,
+    UnionType,
+    WrapperDescriptorType,
+)
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ortrain.module_state.holder import (
+    slots_of,
+)
+
+# Packages whose functions keep nothing in globals that a forward depends on.
+_LIBRARIES = {
+    *sys.stdlib_module_names, "accelerate", "deepspeed", "huggingface_hub", "lightning", "numpy",
+    "onnx", "onnxruntime", "ortrain", "peft", "pytorch_lightning", "torch", "transformers",
+    "typing_extensions",
+}  # fmt: skip
+# Those whose classes are not watched either.
+_FOREIGN = {*sys.stdlib_module_names, "numpy", "torch", "typing_extensions"} - {"__main__"}
+# Watched by identity only: they hold no configuration, or change with every step.
+_OPAQUE = (BuiltinFunctionType, logging.Logger, Optimizer, Tensor)
+_OPAQUE_PACKAGES = {
+    "_abc", "_thread", "accelerate", "deepspeed", "lightning", "ortrain", "pytorch_lightning",
+    "threading", "typing",
+}  # fmt: skip
+_TRAINER = "transformers.trainer"
+# Nothing in them can change.
+_CONSTANT = (
+    type(NotImplemented),
+    type(torch.finfo(torch.float32)),
+    type(torch.iinfo(torch.int32)),
+    BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    CodeType,
+    GenericAlias,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodWrapperType,
+    UnionType,
+    WrapperDescriptorType,
+    type(namedtuple("Example", "field").field),  # type: ignore[attr-defined]
+    operator.attrgetter,
+    operator.itemgetter,
+    operator.methodcaller,
+    np.ufunc,
+)
+
+
+def package(name: str) -> str:
+    """The package that a module of Python is in."""
+    return name.partition(".")[0]
+
+
+def is_library(name: str) -> bool:
+    """Whether a module of Python keeps nothing in globals that a forward depends on."""
+    return package(name) in _LIBRARIES
+
+
+def is_foreign(name: str) -> bool:
+    """Whether the classes of a module of Python are not watched either."""
+    return package(name) in _FOREIGN
+
+
+def is_plain(value: Any) -> bool:
+    """Whether an object may hold configuration in its attributes."""
+    return not is_constant(value) and (
+        isinstance(getattr(value, "__dict__", None), dict) or bool(slots_of(type(value)))
+    )
+
+
+def is_constant(value: Any) -> bool:
+    """Whether an object holds no state, or none that a forward depends on."""
+    if isinstance(value, (*_CONSTANT, *_OPAQUE)) or type(value) is object:
+        return True
+    if any(kind.__module__ == _TRAINER for kind in type(value).__mro__):
+        return True  # the loop around the model, which a loss of its own is a method of
+    source = type(value).__module__
+    if package(source) == "torch":
+        return not source.startswith("torch.distributions")
+    return package(source) in _OPAQUE_PACKAGES

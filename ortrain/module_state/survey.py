@@ -1,0 +1,617 @@
+"""Everything that a module's ``forward`` may read or write: what a capture of it has frozen.
+
+What a module's state is, is defined here and nowhere else. A `Survey` walks it once, completely and
+slowly (10 ms for BERT-base), and yields two views of it: *facts*, which can be compared one
+by one, and *holders*, the places that hold it, which can be put back. `Guard` keeps a survey and
+makes another when it has seen a difference; `untouched` puts back what a trace has changed.
+
+Reached are, from the module: its sub-modules, attributes, slots, the containers and objects in them
+to any depth, the classes of all these, functions and what they close over, partial and bound
+functions, and the globals that code in reach names (`reach`). Not reached are the insides of
+libraries: their functions' globals, and objects of theirs that hold no configuration.
+
+What is reached and can neither be compared nor put back (an iterator, a lock, an object of another
+language) is listed as `unwatched` where code in reach names it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import gc
+import os
+import random
+import time
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial, partialmethod
+from itertools import chain
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+)
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as global_hooks
+
+from ortrain.module_state import reach
+from ortrain.module_state.fact import Fact, Key, constant_state, tensor_fact, value_fact
+from ortrain.module_state.holder import (
+    Attributes,
+    Closure,
+    Elements,
+    Globals,
+    Holder,
+    Memo,
+    Namespace,
+    Signature,
+    Slots,
+    cell_value,
+    container,
+    memo_state,
+    reader,
+    slot_value,
+    slots_of,
+)
+from ortrain.module_state.hooks import HOOK_FLAGS, HOOKS, watched_hooks
+from ortrain.module_state.scope import is_constant, is_foreign, is_library, is_plain
+from ortrain.module_state.value import ABSENT, MIXED, SEQUENCES, frozen, short
+
+# No forward reads these.
+UNWATCHED = {
+    *HOOKS,
+    *HOOK_FLAGS,
+    "_is_full_backward_hook",
+    "_is_hf_initialized",
+    "_output_capturing_hooks_installed",
+    "_load_state_dict_post_hooks",
+    "_load_state_dict_pre_hooks",
+    "_non_persistent_buffers_set",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_parameters",
+    "_buffers",
+    "_modules",
+}
+# transformers' settings of generate(), which Seq2SeqTrainer changes between two calls of a model.
+_SETTINGS = ("generation_config", "GenerationConfig")
+
+# What the code reads of a tensor that depends on which parameters are trained.
+_TRAINABLE = {"requires_grad", "grad_fn", "is_leaf"}
+# With these the code comes to every attribute of an object.
+_WHOLE = {"__dict__", "vars", "asdict", "astuple", "__slots__"}
+_CLOCKS = {
+    getattr(time, f"{name}{unit}")
+    for name in ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+    for unit in ("", "_ns")
+}
+GENERATORS = random.Random | np.random.Generator | np.random.RandomState | torch.Generator
+_MEMO = type(functools.lru_cache(lambda: None))
+# Methods that no call of a forward runs.
+_IDLE_METHODS = {
+    "__init__", "__new__", "__init_subclass__", "__class_getitem__", "__repr__", "__str__",
+    "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__", "__copy__",
+    "__del__", "__dir__", "__format__", "__getnewargs__", "__sizeof__", "__set_name__",
+}  # fmt: skip
+# Methods that a call of a class runs.
+_MAKING = {"__init__", "__new__", "__post_init__"}
+# The largest array or tensor whose contents are compared at every call, in bytes: 0.1 ms.
+LARGE = 1 << 20
+# Facts of one module. What lies behind the last one is unwatched.
+MOST_FACTS = 100_000
+
+
+class _Space(NamedTuple):
+    """A class or a file of which what the code names is part of the state.
+
+    Attributes:
+        values: by name.
+        enter: notes the value of a name.
+        done: the names that were noted.
+    """
+
+    values: Any
+    enter: Callable[[str, Any], None]
+    done: set[str]
+
+
+class Survey:
+    """Walks a module; notes every fact, every holder, and what the fast check has to look at.
+
+    Attributes:
+        facts: in the order of the walk, a parent's before its children's.
+        modules: in the order of ``named_modules``, then those in plain attributes and lists.
+        owners: modules and plain objects, whose ``__dict__`` counts.
+        paths: where each owner's facts are.
+        dicts: every other dictionary that is not empty.
+        empty: dictionaries of hooks, children, parameters and buffers that are.
+        lists: lists, sets and deques, which can change in place.
+        namespaces: classes of the owners and those they hold, torch's own left out.
+        tensors: parameters, buffers and loose tensors.
+        loose: tensors that are neither parameter nor buffer, and so constants in a graph.
+        elements: reads the contents of each small array and loose tensor that the code names.
+        slotted: objects with slots.
+        cells: what functions close over.
+        functions: in reach, whose code and defaults count.
+        globals: of files, those that the code names.
+        memos: functions under ``lru_cache``.
+        references: weak ones.
+        generators: that a forward may draw numbers from, by name: the global ones, its own.
+        holders: all that can be put back.
+        unwatched: what the code names and what cannot be watched, each with the reason.
+        reads_trainable: whether the code reads ``requires_grad``, or what follows from it.
+        asks_class: whether the code may ask of which class a value is, other than by isinstance.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.asks_class = False
+        self.facts: dict[Key, Fact] = {}
+        self.modules: list[nn.Module] = []
+        self.owners: list[Any] = []
+        self.paths: list[str] = []
+        self.dicts: list[dict[Any, Any]] = []
+        self.empty: list[dict[Any, Any]] = []
+        self.lists: list[Any] = []
+        self.namespaces: list[type] = []
+        self.tensors: list[Tensor] = []
+        self.loose: list[Tensor] = []
+        self.elements: list[Callable[[], bytes]] = []
+        self.slotted: list[Any] = []
+        self.cells: list[CellType] = []
+        self.functions: list[FunctionType] = []
+        self.globals: list[Globals] = []
+        self.memos: list[Any] = []
+        self.references: list[Any] = []
+        self.generators: dict[str, Any] = {"random": random, "numpy.random": np.random}
+        self.holders: list[Holder] = []
+        self.unwatched: dict[str, str] = {}
+
+        self._names: set[str] = set()
+        self._names_all = False
+        self._seen: set[int] = {id(random), id(np.random)}
+        self._kinds: dict[type, None] = {}
+        self._made: set[type] = set()  # which the code may make objects of
+        self._whole: set[int] = set()
+        self._functions: list[FunctionType] = []
+        self._spaces: list[_Space] = []
+        self._files: dict[int, Globals] = {}
+        self._serials: Counter[str] = Counter()
+        # From one object to the next: under which attribute, or none for what it consists of.
+        self._ways: defaultdict[int, list[tuple[str, int]]] = defaultdict(list)
+        # What to do about an object if the code can name its way there.
+        self._named: list[tuple[Any, Callable[[], None]]] = []
+        self._registered = {id(tensor) for tensor in chain(module.parameters(), module.buffers())}
+
+        self._hooks("every module", global_hooks.__dict__, "_global")
+        self._module("", module)
+        self._follow_code()
+        named = self._reached_by_name()
+        for value, note in self._named:
+            if id(value) in named:
+                note()
+        self.reads_trainable = not self._names.isdisjoint(_TRAINABLE)
+        if self.reads_trainable:
+            self._trainable(module)
+
+    # -- modules -----------------------------------------------------------------------------------
+
+    def _module(self, path: str, module: nn.Module) -> None:
+        if id(module) in self._seen:
+            return
+        self._seen.add(id(module))
+        self.modules.append(module)
+        self._ways[id(None)].append(("", id(module)))
+        self._own(path, module)
+        kind = type(module)
+        self.facts[path, "__class__"] = Fact("class", object=kind, text=kind.__qualname__)
+        for name, child in self._entries(module._modules):
+            self.facts[path, name] = Fact("child", object=child)
+        self._hooks(path, module.__dict__, "")
+        for name, value in list(module.__dict__.items()):
+            if name not in UNWATCHED and (name, type(value).__name__) != _SETTINGS:
+                self._attribute(path, name, value, module, name)
+        for role, entries in (("parameter", module._parameters), ("buffer", module._buffers)):
+            for name, tensor in self._entries(entries):
+                if tensor is None:
+                    self.facts[path, name] = Fact(role, text="None")
+                elif id(tensor) not in self._registered:  # of a module in a plain list
+                    self._ways[id(None)].append(("", id(tensor)))
+                    self._loose(path, name, tensor)
+                else:
+                    self.tensors.append(tensor)
+                    self.facts[path, name] = tensor_fact(role, tensor)
+        for name, child in module._modules.items():
+            if child is not None:
+                self._module(_join(path, name), child)
+
+    def _own(self, path: str, owner: Any) -> None:
+        self.owners.append(owner)
+        self.paths.append(path)
+        self.holders.append(Attributes(path, owner))
+        self._kinds[type(owner)] = None
+
+    def _entries(self, entries: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+        (self.dicts if entries else self.empty).append(entries)
+        return entries.items()
+
+    def _hooks(self, path: str, state: dict[str, Any], prefix: str) -> None:
+        for attribute, kind in HOOKS.items():
+            hooks = state[prefix + attribute]
+            self._entries(hooks)
+            for number, hook in watched_hooks(hooks):
+                flags = tuple(number in state.get(prefix + flag, ()) for flag in HOOK_FLAGS)
+                self.facts[path, f"{prefix}{attribute}[{number}]"] = Fact(kind, flags, hook)
+        for flag in HOOK_FLAGS:
+            if state.get(prefix + flag):
+                self.dicts.append(state[prefix + flag])
+
+    def _trainable(self, module: nn.Module) -> None:
+        for name, parameter in module.named_parameters():
+            path, _, last = name.rpartition(".")
+            fact = Fact("value", parameter.requires_grad, text=str(parameter.requires_grad))
+            self.facts[path, f"{last}.requires_grad"] = fact
+
+    # -- values ------------------------------------------------------------------------------------
+
+    def _attribute(self, path: str, name: str, value: Any, owner: Any, step: str = "") -> None:
+        """Notes an attribute, or an element of one, of what stands at ``path``.
+
+        Args:
+            path: the module, object, class, function or file.
+            name: the attribute; ``name[0]`` for an element.
+            value: its value.
+            owner: the object that holds it; None for a class, a function or a file.
+            step: the attribute under which the code comes from there to here, if it needs one.
+        """
+        first_time = id(value) not in self._seen
+        self._ways[id(owner)].append((step, id(value)))
+        shared = None if first_time else value  # its elements are noted elsewhere
+        place = _join(path, name)
+        if len(self.facts) > MOST_FACTS:
+            self._unwatched(value, place, f"lies behind {MOST_FACTS} values of the module's state")
+        elif (fact := value_fact(value)) is not None:
+            self.facts[path, name] = fact
+            self._watch(place, value)
+        elif isinstance(value, Tensor) and id(value) not in self._registered:
+            self._loose(path, name, value)
+        elif isinstance(value, SEQUENCES):
+            self.facts[path, name] = Fact("value", (type(value), len(value)), shared, short(value))
+            if first_time:
+                self._container(place, value)
+                for index, child in enumerate(list(value)):
+                    self._attribute(path, f"{name}[{index}]", child, value)
+        elif isinstance(value, dict | MappingProxyType):
+            names = [repr(key) if frozen(key) is not MIXED else f"#{id(key)}" for key in value]
+            self.facts[path, name] = Fact("value", (type(value), *names), shared, short(value))
+            if first_time:
+                self._container(place, value)
+                for key, child in zip(names, list(value.values()), strict=True):
+                    self._attribute(path, f"{name}[{key}]", child, value)
+        else:
+            self.facts[path, name] = Fact("object", object=value, text=short(value))
+            if first_time or isinstance(value, nn.Module):
+                self._inside(path, name, value)
+
+    def _inside(self, path: str, name: str, value: Any) -> None:
+        """What an object holds, of whatever kind it is."""
+        place = _join(path, name)
+        if isinstance(value, nn.Module):
+            self._module(place, value)
+            return
+        self._seen.add(id(value))
+        if isinstance(value, FunctionType):
+            self._functions.append(value)
+        elif isinstance(value, MethodType):
+            self._attribute(place, "__func__", value.__func__, value)
+            self._attribute(path, f"{name}.__self__", value.__self__, value)
+        elif isinstance(value, partial | partialmethod):
+            for part in ("func", "args", "keywords"):
+                self._attribute(place, part, getattr(value, part), value)
+        elif isinstance(value, property):
+            for part in ("fget", "fset", "fdel"):
+                self._attribute(place, part, getattr(value, part), value)
+        elif isinstance(value, staticmethod | classmethod):
+            self._attribute(place, "__func__", value.__func__, value)
+        elif isinstance(value, cached_property):
+            self._attribute(place, "func", value.func, value)
+        elif isinstance(value, _MEMO):
+            self._memo(path, name, value)
+        elif isinstance(value, type):
+            self._kinds[value] = None
+            self._made.add(value)
+        elif isinstance(value, ModuleType):
+            if not is_library(value.__name__):
+                self._file(value.__dict__)
+        elif isinstance(value, weakref.ref):
+            self.references.append(value)
+            self._attribute(path, f"{name}()", value(), value)
+        elif isinstance(value, GENERATORS) and not isinstance(value, random.SystemRandom):
+            self.generators[place] = value
+        elif isinstance(value, np.ndarray):
+            self._array(path, name, value)
+        elif isinstance(value, os._Environ):
+            self._attribute(place, "_data", vars(value)["_data"], value)
+        elif is_plain(value):
+            self._object(place, value)
+        elif not is_constant(value):
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            self._unwatched(value, place, f"is a {kind}, whose state cannot be seen")
+
+    def _container(self, place: str, value: Any) -> None:
+        self._seen.add(id(value))
+        if isinstance(value, MappingProxyType):
+            (value,) = gc.get_referents(value)
+            if not isinstance(value, dict):
+                return
+        if isinstance(value, dict):
+            self.dicts.append(value)
+        elif not isinstance(value, tuple | frozenset):
+            self.lists.append(value)
+        if (holder := container(place, value)) is not None:
+            self.holders.append(holder)
+        if type(value).__module__ != "builtins":
+            self._object(place, value)
+
+    def _watch(self, place: str, value: Any) -> None:
+        """Watches what can change in place inside a container of scalars."""
+        if isinstance(value, bytearray):
+            self.elements.append(partial(bytes, value))
+            self.holders.append(Elements(place, value))
+        if not isinstance(value, (*SEQUENCES, dict)) or id(value) in self._seen:
+            return
+        if value or not isinstance(value, tuple):  # the empty tuple is everywhere
+            self._container(place, value)
+        for child in value.values() if isinstance(value, dict) else value:
+            self._watch(place, child)
+
+    def _object(self, place: str, value: Any) -> None:
+        """The attributes and slots of an object."""
+        self._kinds[type(value)] = None
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(attributes, dict):
+            self._own(place, value)
+            for name, child in list(attributes.items()):
+                self._attribute(place, name, child, value, name)
+        slots = slots_of(type(value))
+        if slots:
+            self.slotted.append(value)
+            self.holders.append(Slots(place, value))
+            for name, slot in slots.items():
+                if (child := slot_value(slot, value)) is not ABSENT:
+                    self._attribute(place, name, child, value, name)
+
+    def _loose(self, path: str, name: str, tensor: Tensor) -> None:
+        """A tensor that is neither parameter nor buffer."""
+        fact = tensor_fact("tensor", tensor)
+        state = (fact.value, constant_state(tensor))
+        self.facts[path, name] = fact._replace(value=state)
+        if id(tensor) in self._seen:
+            return
+        self._seen.add(id(tensor))
+        self.tensors.append(tensor)
+        self.loose.append(tensor)
+        place = _join(path, name)
+
+        def note() -> None:
+            if tensor.requires_grad:
+                self.unwatched[place] = "is no parameter and requires a gradient"
+            if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided:
+                self.holders.append(Elements(place, tensor))
+                if tensor.nbytes <= LARGE and (read := reader(tensor)) is not None:
+                    self.elements.append(read)
+                    self.facts[path, name] = fact._replace(value=(state, read()))
+
+        self._named.append((tensor, note))
+
+    def _array(self, path: str, name: str, array: Any) -> None:
+        text = f"{array.dtype}{list(array.shape)}"
+        form = (array.dtype, array.shape, array.strides)
+        self.facts[path, name] = Fact("array", form, array, text)
+        place = _join(path, name)
+
+        def note() -> None:
+            if array.dtype.hasobject or array.nbytes > LARGE:
+                self.unwatched[place] = (
+                    f"is a numpy array {text}, too large to compare at every call"
+                    if array.nbytes > LARGE
+                    else "is a numpy array of objects"
+                )
+                return
+            self.facts[path, name] = Fact("array", (*form, array.tobytes()), array, text)
+            self.elements.append(array.tobytes)
+            self.holders.append(Elements(place, array))
+
+        self._named.append((array, note))
+
+    def _memo(self, path: str, name: str, function: Any) -> None:
+        inner = getattr(function, "__wrapped__", None)
+        if isinstance(inner, FunctionType) and is_library(inner.__module__):
+            return
+
+        def note() -> None:
+            self.memos.append(function)
+            self.holders.append(Memo(_join(path, name), function))
+            self.facts[path, f"{name}.cache"] = Fact(
+                "value",
+                memo_state(function),
+                text="{} results made, {} kept".format(*memo_state(function)),
+            )
+
+        self._named.append((function, note))
+        if inner is not None:
+            self._attribute(_join(path, name), "__wrapped__", inner, function)
+
+    def _reached_by_name(self) -> set[int]:
+        """What the code in reach comes to along the names that it uses."""
+        found, pending = {id(None)}, [id(None)]
+        while pending:
+            for step, value in self._ways.get(pending.pop(), ()):
+                if value not in found and (not step or self._names_all or step in self._names):
+                    found.add(value)
+                    pending.append(value)
+        return found
+
+    def _unwatched(self, value: Any, place: str, reason: str) -> None:
+        def note() -> None:
+            self.unwatched[place] = reason
+
+        self._named.append((value, note))
+
+    # -- code --------------------------------------------------------------------------------------
+
+    def _follow_code(self) -> None:
+        """Walks classes, functions and globals until the code names nothing more."""
+        self._names.update(("forward", "__call__"))
+        known: dict[type, None] = {}
+        called: set[type] = set()
+        while True:
+            before = len(self._names), len(self._functions), len(self._kinds), len(self._spaces)
+            called.update(map(type, self.modules))
+            for kind in dict.fromkeys(chain.from_iterable(k.__mro__ for k in list(self._kinds))):
+                if kind not in known:
+                    known[kind] = None
+                    self._class(kind, called=kind in called)
+            functions, self._functions = self._functions, []
+            for function in functions:
+                self._function(function)
+            for space in list(self._spaces):
+                for name in sorted((space.values.keys() & self._names) - space.done):
+                    space.done.add(name)
+                    space.enter(name, space.values[name])
+            after = len(self._names), len(self._functions), len(self._kinds), len(self._spaces)
+            if before == after and not self._functions:
+                return
+
+    def _class(self, kind: type, *, called: bool) -> None:
+        """Watches the namespace of a class; of torch's own only ``forward``, and by identity."""
+        path = self._numbered(f"class {kind.__qualname__}")
+        if called:
+            forward: Any = kind.forward  # type: ignore[attr-defined]
+            self.facts[path, "forward"] = Fact("object", object=forward, text=short(forward))
+        if is_foreign(kind.__module__):
+            forward = kind.__dict__.get("forward")
+            if isinstance(forward, FunctionType) and kind is not nn.Module:
+                self._names |= reach.names(forward.__code__)
+            return
+        self.namespaces.append(kind)
+        self.holders.append(Namespace(path, kind))
+        for name, value in kind.__dict__.items():
+            fact = value_fact(value)
+            self.facts[path, name] = fact or Fact("object", object=value, text=short(value))
+
+        def enter(name: str, value: Any) -> None:
+            self._attribute(path, name, value, None)
+
+        # Python itself calls the special ones.
+        done = {name for name in kind.__dict__ if name.startswith("__") and name.endswith("__")}
+        self._spaces.append(_Space(kind.__dict__, enter, done))
+        for name in sorted(done - _IDLE_METHODS):
+            if isinstance(kind.__dict__[name], FunctionType | staticmethod | classmethod):
+                enter(name, kind.__dict__[name])
+        if kind in self._made:
+            for name in sorted(done & _MAKING):
+                enter(name, kind.__dict__[name])
+
+    def _numbered(self, path: str) -> str:
+        """Tells two classes or functions of one name apart, as two calls of a function make."""
+        self._serials[path] += 1
+        return f"{path}#{self._serials[path]}"
+
+    def _function(self, function: FunctionType) -> None:
+        """Watches what a function closes over, its defaults, and the globals that it names."""
+        code, source = function.__code__, function.__globals__.get("__name__") or ""
+        cells = list(zip(code.co_freevars, function.__closure__ or (), strict=False))
+        if is_library(source):
+            if not is_foreign(source):
+                self._names |= reach.names(code)
+            for _, cell in cells:  # a decorator's, that holds a function of the user's
+                inner = cell_value(cell)
+                if isinstance(inner, FunctionType) and id(inner) not in self._seen:
+                    self._seen.add(id(inner))
+                    self._functions.append(inner)
+            return
+        self._names |= reach.names(code)
+        self._names_all |= not reach.names(code).isdisjoint(_WHOLE)
+        self.asks_class |= reach.asks_class(code)
+        path = self._numbered(f"function {function.__qualname__}")
+        self.functions.append(function)
+        self.holders.append(Signature(path, function))
+        self.holders.append(Attributes(path, function))
+        self.facts[path, "__code__"] = Fact("object", object=code, text="code")
+        for name in ("__defaults__", "__kwdefaults__"):
+            if (defaults := getattr(function, name)) is not None:
+                self._attribute(path, name, defaults, None)
+        for name, value in list(function.__dict__.items()):
+            self._attribute(path, name, value, None)
+        if cells:
+            self.holders.append(Closure(path, function))
+        for name, cell in cells:
+            self.cells.append(cell)
+            value = cell_value(cell)
+            if name == "__class__" and isinstance(value, type):  # what super() stands on
+                self._kinds[value] = None
+            elif value is not ABSENT:
+                self._attribute(path, name, value, None)
+        for name, attribute in reach.global_names(code):
+            self._global(function.__globals__, name, attribute)
+
+    def _global(self, file: dict[str, Any], name: str, attribute: str = "") -> None:
+        """Watches a global, or the attribute that is taken of it where it is a module of Python.
+
+        A name that is none is watched all the same: a global may come to stand before a builtin.
+        """
+        value = file.get(name, ABSENT)
+        if isinstance(value, ModuleType) and not is_library(value.__name__):
+            if attribute:
+                self._global(value.__dict__, attribute)
+            else:
+                self._file(value.__dict__)
+        elif value is os and attribute in ("environ", "getenv"):
+            self._attribute("global os", "environ", os.environ, None)
+        elif value is time:
+            self._clock(f"time.{attribute}", getattr(time, attribute, None))
+        elif value is dt or value is dt.datetime or value is dt.date:
+            for each in ("now", "utcnow", "today"):
+                self._ways[id(None)].append((each, id(value)))
+                self._unwatched(value, f"{name}.{each}", "tells the time")
+        else:
+            self._clock(name, value)
+        source = str(file.get("__name__"))
+        holder = self._files.get(id(file))
+        if holder is None:
+            holder = self._files[id(file)] = Globals(f"global {source}", file, {})
+            self.globals.append(holder)
+            self.holders.append(holder)
+        if name in holder.names:
+            return
+        holder.names[name] = None
+        if isinstance(value, ModuleType):
+            self.facts[holder.path, name] = Fact("object", object=value, text=value.__name__)
+        elif value is not ABSENT:
+            self._attribute(holder.path, name, value, None)
+
+    def _clock(self, name: str, value: Any) -> None:
+        if isinstance(value, BuiltinFunctionType) and value in _CLOCKS:
+            self.unwatched[name] = "tells the time"
+
+    def _file(self, file: dict[str, Any]) -> None:
+        """Watches of a module of Python whatever the code names."""
+        if id(file) not in self._whole:
+            self._whole.add(id(file))
+
+            def enter(name: str, value: Any) -> None:
+                self._global(file, name)
+
+            self._spaces.append(_Space(file, enter, set()))
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

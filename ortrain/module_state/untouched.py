@@ -1,0 +1,344 @@
+"""A trace runs the module's Python code; this keeps what that would change."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import pickle
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+from ortrain.module_state.fact import AROUND, plain
+from ortrain.module_state.holder import Attributes, Elements, Holder, Named
+from ortrain.module_state.hooks import HOOKS, watched_hooks
+from ortrain.module_state.survey import Survey
+from ortrain.module_state.value import ABSENT, MIXED, frozen, same
+
+# torch's own registries, which a trace fills with stand-ins, and recurrent modules' lists of them;
+# and where transformers notes that it has installed hooks that collect hidden states.
+_FREE = {
+    *torch.nn.Module().__dict__,
+    "_flat_weights",
+    "_flat_weight_refs",
+    "_output_capturing_hooks_installed",
+} - {"training"}
+
+
+@contextlib.contextmanager
+def untouched(module: torch.nn.Module) -> Iterator[None]:
+    """Restores random states and all of a module's state but parameters and buffers."""
+    survey = Survey(module)
+    held = [each.read() for each in survey.holders]
+    registries = [
+        (each, name, dict(each.__dict__[name]))
+        for each in survey.modules
+        for name in (*HOOKS, "_parameters", "_buffers", "_modules")
+    ]
+    with _random_states(survey.generators):
+        try:
+            yield
+        finally:
+            for holder, before in zip(survey.holders, held, strict=True):
+                holder.write(before)
+            for each, name, entries in registries:
+                _refill(each.__dict__[name], entries)
+
+
+def _refill(registry: dict[Any, Any], entries: dict[Any, Any]) -> None:
+    """Puts back what a dictionary held, if it holds something else."""
+    if list(registry) != list(entries) or any(registry[k] is not v for k, v in entries.items()):
+        registry.clear()
+        registry.update(entries)
+
+
+def call_aside(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a module returns, from a call after which it and the random states are as before."""
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    with untouched(module):
+        return torch.func.functional_call(module, buffers, args, kwargs)
+
+
+def call_without_contents(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    watching: contextlib.AbstractContextManager[Any],
+) -> None:
+    """Calls a module on tensors that have sizes and no values, inside of what watches the call.
+
+    As in a trace, a number out of a tensor is a symbol.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    state, args, kwargs = pytree.tree_map_only(
+        torch.Tensor, mode.from_tensor, (state, args, kwargs)
+    )
+    with mode, watching:
+        torch.func.functional_call(module, state, args, kwargs)
+
+
+@dataclass(frozen=True)
+class Filling:
+    """A value that a forward puts into an attribute, as transformers' ``problem_type``.
+
+    Attributes:
+        path: what a message calls it.
+        holder: of the attribute.
+        name: of the attribute.
+        value: a number, a string or the like.
+    """
+
+    path: str
+    holder: Named
+    name: str
+    value: Any
+
+    def apply(self) -> None:
+        """Does what the forward did."""
+        self.holder.set(self.name, self.value)
+
+
+@dataclass
+class Effects:
+    """What a traced forward did besides computing its outputs.
+
+    Attributes:
+        assigned: paths of the attributes, globals and free variables that hold another value now.
+        filled: paths of the lists, dicts, sets, tensors and memos that hold something else now.
+        fillings: what it put where it found nothing, which is not among ``assigned``.
+        settings: of what is among ``assigned``, the attributes that hold a constant now.
+        recast: paths of the buffers that are now of another shape or dtype.
+        drawn: names of the generators, Python's and numpy's, that it drew random numbers from.
+        unwatched: paths of what its code names and nothing can watch, each with the reason.
+    """
+
+    assigned: list[str] = field(default_factory=list)
+    filled: list[str] = field(default_factory=list)
+    fillings: list[Filling] = field(default_factory=list)
+    settings: list[Filling] = field(default_factory=list)
+    recast: list[str] = field(default_factory=list)
+    drawn: list[str] = field(default_factory=list)
+    unwatched: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def lasting(self) -> list[Filling]:
+        """The attributes that a forward has set to constants, if it has done nothing else."""
+        others = self.filled or self.recast or self.drawn or self.unwatched
+        if others or len(self.settings) < len(self.assigned):
+            return []
+        return [*self.fillings, *self.settings]
+
+    @property
+    def none(self) -> bool:
+        """Whether it has done nothing besides computing its outputs."""
+        return not any(vars(self).values())
+
+
+@contextlib.contextmanager
+def watched(module: torch.nn.Module, *, traced: bool = True) -> Iterator[Effects]:
+    """Collects what a forward does that a graph would not do again.
+
+    torch.export puts stand-ins into the module before forward begins, and attributes back after it
+    has ended, so that the state is looked at right between.
+
+    Args:
+        module: whose forward runs inside.
+        traced: whether reading a tensor in between would be traced.
+    """
+    survey = Survey(module)
+    effects = Effects(unwatched={_shown(path): why for path, why in survey.unwatched.items()})
+    elements = [each for each in survey.holders if isinstance(each, Elements)]
+    others = [each for each in survey.holders if not isinstance(each, Elements)]
+    contents = [each.read() for each in elements]
+    # Of torch's own a trace has the draws.
+    generators = {n: g for n, g in survey.generators.items() if not isinstance(g, torch.Generator)}
+    states = {name: pickle.dumps(_state(each)) for name, each in generators.items()}
+    begun: list[tuple[list[Any], list[_Registries]]] = []
+
+    def begin(*_: object) -> None:
+        with torch._C.DisableTorchFunction():
+            begun.append(
+                ([each.read() for each in others], [_Registries.of(m) for m in survey.modules])
+            )
+
+    def end(*_: object) -> None:
+        held, registries = begun.pop()
+        with torch._C.DisableTorchFunction():
+            for holder, before in zip(others, held, strict=True):
+                _compare(holder, before, effects)
+            for path, each, before in zip(_paths(survey), survey.modules, registries, strict=True):
+                before.compare(path, _Registries.of(each), effects)
+        for name, generator in generators.items():
+            if pickle.dumps(_state(generator)) != states[name]:
+                effects.drawn.append(_shown(name))
+        if not traced:
+            look()
+
+    def look() -> None:
+        for holder, before in zip(elements, contents, strict=True):
+            effects.filled.extend(_shown(path) for path in holder.changed(before))
+
+    handles = [module.register_forward_pre_hook(begin), module.register_forward_hook(end)]
+    try:
+        yield effects
+    finally:
+        for handle in handles:
+            handle.remove()
+        if traced:
+            look()
+
+
+def _compare(holder: Holder, before: Any, effects: Effects) -> None:
+    """Adds what has changed in a holder since it was read."""
+    changed = holder.changed(before)
+    if not changed:
+        return
+    if not isinstance(holder, Named):
+        effects.filled.extend(map(_shown, changed))
+        return
+    now = holder.read()
+    for name in sorted(before.keys() | now.keys()):
+        old, new = before.get(name, ABSENT), now.get(name, ABSENT)
+        owner = holder.object if isinstance(holder, Attributes) else None
+        free = isinstance(owner, torch.nn.Module) and name in _FREE
+        if free or same(old, new):
+            continue
+        path = _shown(f"{holder.path}.{name}" if holder.path else name)
+        plainly = isinstance(holder, Attributes) and not isinstance(owner, torch.nn.Module)
+        if plainly and (old is ABSENT or old is None) and frozen(new) is not MIXED:
+            effects.fillings.append(Filling(path, holder, name, new))
+        else:
+            effects.assigned.append(path)
+            if isinstance(holder, Attributes) and frozen(new) is not MIXED:
+                effects.settings.append(Filling(path, holder, name, new))
+
+
+@dataclass(frozen=True)
+class _Registries:
+    """What torch's own registries of a module hold, in terms that a trace leaves alone.
+
+    Attributes:
+        parameters: by name, and whether each requires a gradient.
+        children: by name.
+        hooks: those that decide what it computes.
+        buffers: by name, as :func:`kind_of` tells them.
+    """
+
+    parameters: dict[str, tuple[Any, bool]]
+    children: dict[str, Any]
+    hooks: dict[str, list[Any]]
+    buffers: dict[str, tuple[str, torch.dtype] | None]
+
+    @classmethod
+    def of(cls, module: torch.nn.Module) -> _Registries:
+        """Those of one module, now."""
+        parameters = module._parameters.items()
+        return cls(
+            {n: (p, p is not None and p.requires_grad) for n, p in parameters},
+            dict(module._modules),
+            {kind: [h for _, h in watched_hooks(getattr(module, kind))] for kind in HOOKS},
+            {
+                name: None if buffer is None else kind_of(buffer)
+                for name, buffer in module._buffers.items()
+            },
+        )
+
+    def compare(self, path: str, now: _Registries, effects: Effects) -> None:
+        """Adds what has changed since these were read."""
+        prefix = f"{path}." if path else ""
+        for name in self.parameters.keys() | now.parameters.keys():
+            old, grad = self.parameters.get(name, (ABSENT, False))
+            new, grad_now = now.parameters.get(name, (ABSENT, False))
+            if old is not new:
+                effects.assigned.append(f"{prefix}{name}")
+            elif grad != grad_now:
+                effects.assigned.append(f"{prefix}{name}.requires_grad")
+        for name in self.children.keys() | now.children.keys():
+            if self.children.get(name, ABSENT) is not now.children.get(name, ABSENT):
+                effects.assigned.append(f"{prefix}{name}")
+        for kind, hooks in self.hooks.items():
+            if [*map(id, hooks)] != [*map(id, now.hooks[kind])]:
+                effects.filled.append(f"{prefix}{kind}")
+        for name in self.buffers.keys() | now.buffers.keys():
+            if name not in self.buffers:
+                effects.assigned.append(f"{prefix}{name}")
+            elif self.buffers[name] != now.buffers.get(name):
+                effects.recast.append(f"{prefix}{name}")
+
+
+def kind_of(tensor: torch.Tensor) -> tuple[str, torch.dtype]:
+    """Shape and dtype, in words: comparing symbolic sizes would add conditions to a trace."""
+    return str(tuple(tensor.shape)), tensor.dtype
+
+
+def _paths(survey: Survey) -> list[str]:
+    """The path of each module."""
+    by_id = {id(owner): path for owner, path in zip(survey.owners, survey.paths, strict=True)}
+    return [by_id[id(module)] for module in survey.modules]
+
+
+def _shown(path: str) -> str:
+    """A path as a message shows it."""
+    shown = plain(path)
+    return shown.partition(" ")[2] if shown.startswith(AROUND) else shown
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """No cyclic garbage collection: capture and build make objects by the million and drop few.
+
+    Collecting among them costs 0.2 to 0.9 s of a capture, 0.7 s of a build.
+    """
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def random_states(module: torch.nn.Module | None = None) -> Iterator[None]:
+    """Restores the random states of Python, numpy and PyTorch, and of a module's generators."""
+    own = {} if module is None else Survey(module).generators
+    with _random_states({"random": random, "numpy.random": np.random, **own}):
+        yield
+
+
+@contextlib.contextmanager
+def _random_states(generators: dict[str, Any]) -> Iterator[None]:
+    states, cpu = [_state(each) for each in generators.values()], torch.get_rng_state()
+    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    devices = torch.cuda.get_rng_state_all() if cuda else []
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators.values(), states, strict=True):
+            _set_state(generator, state)
+        torch.set_rng_state(cpu)
+        if cuda:
+            torch.cuda.set_rng_state_all(devices)
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state() if hasattr(generator, "get_state") else generator.getstate()
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif hasattr(generator, "set_state"):
+        generator.set_state(state)
+    else:
+        generator.setstate(state)

@@ -1,0 +1,175 @@
+"""Recording on a device: CUDA graphs that share memory."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cache
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ortrain.runtime.aten.graphs.watch import Watch
+
+Function = Callable[[list[Tensor]], list[Tensor]]
+
+
+class Recorder(Protocol):
+    """Records on one device.
+
+    Attributes:
+        device: that it is.
+        lock: of whoever replays or records.
+        lasting: addresses of what recordings have saved, and 0, where nothing lies. Others do not
+            come again often enough for a backward to be recorded on them.
+    """
+
+    device: torch.device
+    lock: threading.RLock
+    lasting: set[int]
+
+    def is_free(self) -> bool:
+        """Whether nobody else records on the current stream."""
+
+    def ordered(self) -> AbstractContextManager[None]:
+        """In which recordings run after those of other streams: they share memory."""
+
+    def record(
+        self, function: Function, inputs: list[Tensor]
+    ) -> tuple[Callable[[], None], list[Tensor]]:
+        """Runs a function once aside, and records it.
+
+        Returns:
+            What replays it on the current stream, and its outputs, which that writes.
+
+        Raises:
+            Exception: the function raises, or cannot be recorded. Nothing stays of it.
+        """
+
+
+class Place(NamedTuple):
+    """Where is recorded.
+
+    Attributes:
+        side: a stream on which nothing else runs.
+        pool: of memory, a handle.
+    """
+
+    side: torch.cuda.Stream
+    pool: Any
+
+
+class CudaRecorder:
+    """CUDA graphs that share a pool of memory.
+
+    They never run at the same time, so each may use for scratch what another one does. What is read
+    after a replay is held by its recording, so that the pool gives its memory to no other.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        # With its number, as tensors have it.
+        self.device, self.lock = torch.empty(0, device=device).device, threading.RLock()
+        self.lasting = {0}
+        self._last: torch.cuda.Stream | None = None
+        self._place: Place | None = None
+        self._kept: list[Any] = []  # for as long as the process lasts
+
+    def is_free(self) -> bool:
+        """Whether nobody else records on the current stream."""
+        return not torch.cuda.is_current_stream_capturing()
+
+    @contextmanager
+    def ordered(self) -> Iterator[None]:
+        """On the current stream, after what was replayed on another one."""
+        stream = torch.cuda.current_stream(self.device)
+        if self._last is not None and self._last != stream:
+            stream.wait_stream(self._last)
+        self._last = stream
+        yield
+
+    def record(
+        self, function: Function, inputs: list[Tensor]
+    ) -> tuple[Callable[[], None], list[Tensor]]:
+        """Runs a function once aside, and records it; see :class:`Recorder`."""
+        with torch.cuda.device(self.device):
+            place = self._place or self._begin()
+            current = torch.cuda.current_stream()
+            place.side.wait_stream(current)
+            try:
+                with torch.cuda.stream(place.side), Watch(self.device):
+                    function([*inputs])
+            finally:
+                current.wait_stream(place.side)
+            return self._captured(place, lambda: function([*inputs]))
+
+    def _begin(self) -> Place:
+        """A new place. A first graph of its own keeps the pool while there are no others."""
+        place = Place(torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle())
+        anchor = self._captured(place, lambda: [torch.zeros(1, device=self.device)])
+        self._kept.append(anchor)
+        self._place = place
+        return place
+
+    def _captured(
+        self, place: Place, function: Callable[[], list[Tensor]]
+    ) -> tuple[Callable[[], None], list[Tensor]]:
+        graph = torch.cuda.CUDAGraph()
+        # Nothing is to be freed by the way: cudaFree waits, and is not allowed meanwhile.
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        with torch.cuda.stream(place.side), _uncollected(), _own_workspaces():
+            graph.capture_begin(pool=place.pool, capture_error_mode="thread_local")
+            try:
+                outputs = function()
+            finally:
+                try:
+                    graph.capture_end()
+                except Exception:
+                    self._leave(place, graph)
+                    raise
+        return graph.replay, outputs
+
+    def _leave(self, place: Place, graph: Any) -> None:
+        """Records elsewhere after a capture that could not be ended.
+
+        PyTorch then leaves its allocator referring to the graph, and allocating for it.
+        """
+        self._kept.append(graph)
+        self._place = None
+        with suppress(Exception):  # it may have come so far
+            torch._C._cuda_endAllocateToPool(self.device.index, place.pool)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without Python's search for cycles, which might destroy what belongs to the device."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """CuBLAS takes its workspaces from the graph's pool, and keeps none of them afterwards.
+
+    One from outside would be freed under the graph by whoever clears them, as torch.compile does.
+    """
+    clear: Callable[[], None] = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+    clear()
+    try:
+        yield
+    finally:
+        clear()
+
+
+@cache
+def recorder(device: torch.device) -> Recorder | None:
+    """That of a device; None where there are no such recordings."""
+    return CudaRecorder(device) if device.type == "cuda" else None

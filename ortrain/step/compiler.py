@@ -1,0 +1,559 @@
+"""``StepCompiler``: finds the compiled step of a call, and makes it where there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import distributed, is_grad_enabled, nn
+from torch.utils import _pytree as pytree
+
+from ortrain.autodiff.engine import influences
+from ortrain.autodiff.partition import saved_bytes
+from ortrain.cache import Cache
+from ortrain.capture.export import Captured, capture
+from ortrain.capture.trace.records import records_registered
+from ortrain.capture.trace.refusal import located
+from ortrain.capture.trace.returned import Source
+from ortrain.capture.trace.stand_ins import stand_ins_watched
+from ortrain.config import DebugOptions, LogLevel, Options
+from ortrain.errors import CaptureError, CheckFailed, OrtrainError
+from ortrain.exclusive import EXCLUSIVE
+from ortrain.graph.cost import Multiplications
+from ortrain.guards.attributes import WithAttributes
+from ortrain.guards.numbers import WithNumbers
+from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
+from ortrain.module_state.untouched import uncollected
+from ortrain.program import Program, Role
+from ortrain.runtime import engines
+from ortrain.runtime.base import Executor
+from ortrain.runtime.onnxruntime.executor import SMALL
+from ortrain.step.autograd import Step
+from ortrain.step.build import Plan, build, likely_upstream
+from ortrain.step.certificate import (
+    ENOUGH,
+    Certificate,
+    Trial,
+    compare,
+    quiet_backward,
+    refuted,
+    without_tf32,
+)
+from ortrain.step.forms import CallForm, CompiledCapture, ModuleState, Sizes, StepVariants
+from ortrain.step.progress import progress
+from ortrain.step.replay import Original
+from ortrain.step.report import Report
+from ortrain.step.saved_forward import Received
+
+# Captures of one form of call that differ in sizes which the module's code depends on.
+MOST_SHAPES = 8
+# Comparisons of one capture, each with other random numbers, until one goes the graph's way.
+MOST_TRIALS = 4
+# Sizes of calls that are remembered with the capture that serves them.
+MOST_SIZES = 4096
+
+_USER = Role.USER_INPUT
+
+
+class StepCompiler:
+    """Captures one module and builds its steps.
+
+    Args:
+        module: the module.
+        options: settings.
+        debug_options: what to show.
+
+    Attributes:
+        report: on what was built, and on the calls.
+        plan: of the step that was built last; None before.
+        rewrites: run on each captured program before it is differentiated.
+        trains: whether calls with gradients were seen.
+        certificate: the last one.
+    """
+
+    def __init__(self, module: nn.Module, options: Options, debug_options: DebugOptions) -> None:
+        self.module = module
+        self.debug_options = debug_options
+        self.use(options)
+        self.report = Report()
+        self.plan: Plan | None = None
+        self.rewrites: Sequence[Callable[[Program], object]] = ()
+        self.trains = False
+        self.certificate: Certificate | None = None
+
+    def use(self, options: Options) -> None:
+        """Takes other settings."""
+        self.options = options
+        self.cache = Cache(options.cache_dir, options.cache_bytes)
+
+    def find(
+        self, state: ModuleState, form: CallForm, flat: FlatCall, sizes: Sizes
+    ) -> CompiledCapture:
+        """The capture for a call of these sizes, made anew where none serves it."""
+        with EXCLUSIVE:
+            served = form.by_sizes.get(sizes)  # another thread may have found it meanwhile
+            if served is not None:
+                return served
+            known = len(form.served)
+            try:
+                return self._find(state, form, flat, sizes)
+            except OrtrainError as error:
+                if isinstance(error, CheckFailed) or not self.cache.distrust():
+                    raise
+                del form.served[known:]
+                served = self._find(state, form, flat, sizes)
+                self.cache.remade()
+                return served
+
+    def _find(
+        self, state: ModuleState, form: CallForm, flat: FlatCall, sizes: Sizes
+    ) -> CompiledCapture:
+        refused = form.refused.get(sizes)
+        if refused is not None:
+            raise CaptureError(refused)
+        apart = False  # whether the module's code treats a size of 1 apart
+        for served in form.served:
+            own = [sizes[i] for i in served.order]
+            if served.captured.accepts(own):
+                if self._holds(state, form, served, flat, own):
+                    break
+                apart = True
+        else:
+            served = self._capture(state, form, flat, exact=apart)
+            form.served.append(served)
+            own = [sizes[i] for i in served.order]
+            if not apart and not self._holds(state, form, served, flat, own):
+                served = self._capture(state, form, flat, exact=True)
+                form.served.append(served)
+        if served.threads == 1 < self._threads(form.engine, served, _sizes(served, flat)):
+            served.variants.clear()  # built for small batches: from now on with more threads
+        known = served.variants.get((form.engine, self._trainable(state)))
+        if known is not None and self.options.certificate == "each size":
+            self.compare(state, served, flat, known.step)
+        if len(form.by_sizes) >= MOST_SIZES:
+            form.by_sizes.clear()
+        form.by_sizes[sizes] = served
+        return served
+
+    def _capture(
+        self, state: ModuleState, form: CallForm, flat: FlatCall, *, exact: bool
+    ) -> CompiledCapture:
+        if len(form.served) + len(form.refused) >= MOST_SHAPES:
+            raise CaptureError(
+                f"the module was captured {MOST_SHAPES} times for different input sizes",
+                because="its code depends on sizes that change from call to call",
+                help="pad the inputs to a few sizes, or wrap a sub-module whose code does not",
+            )
+        self.cache.begin()
+        start = time.perf_counter()
+        with (
+            _no_bug("capturing"),
+            progress(
+                f"capturing {type(self.module).__name__}",
+                shown=self.debug_options.log_level <= LogLevel.WARNING,
+            ),
+            records_registered(self.module, *flat.traced),
+            torch.inference_mode(False),
+            torch.set_grad_enabled(form.grad),
+            # What the trace saves for a backward that never runs is not for the caller's hooks:
+            # checkpointing would count it.
+            quiet_backward(),
+            self._numbers_as_tensors(state, flat),
+        ):
+            place, args, kwargs = _distinct(flat)
+            captured = capture(
+                self.module,
+                args,
+                kwargs,
+                opset=self.options.opset,
+                exact=exact,
+                # Images are of one size, mostly; once they are not, of any.
+                still=not form.served,
+                branches=True,
+                cache=self.cache,
+            )
+        positions = [place[t.position] for t in captured.inputs]
+        if state.moving:
+            first = len(flat.tensors) - len(state.attributes)
+            positions += [first + i for i in state.moving.enter(captured.program)]
+        for rewrite in self.rewrites:
+            rewrite(captured.program)
+        form.report.stages = {"capture": time.perf_counter() - start}
+        self.report.captures += 1
+        state.settle(self.module, form)
+        return CompiledCapture(
+            captured,
+            [place[t.position] for t in captured.tensors],
+            positions,
+            _structure(captured),
+            _axes(captured.program, positions),
+            Multiplications(captured.program.graph),
+            returned={
+                i: _placed(source, place, self.module, state.tensors)
+                for i, source in captured.returned.items()
+            },
+        )
+
+    @contextlib.contextmanager
+    def _numbers_as_tensors(self, state: ModuleState, flat: FlatCall) -> Iterator[None]:
+        """Tensors are where the module's code has numbers that are inputs of its graph."""
+        moving, plain = state.moving, flat.plain if isinstance(flat, WithAttributes) else flat
+        if moving is None and not isinstance(plain, WithNumbers):
+            yield
+            return
+        held = moving.stand_ins if moving else list
+        with (
+            moving.as_buffers() if moving else contextlib.nullcontext(),
+            stand_ins_watched(self.module, held, arguments_too=isinstance(plain, WithNumbers)),
+        ):
+            yield
+
+    def _holds(
+        self,
+        state: ModuleState,
+        form: CallForm,
+        served: CompiledCapture,
+        flat: FlatCall,
+        sizes: Sequence[torch.Size],
+    ) -> bool:
+        """Whether the capture computes what the module does at these sizes.
+
+        PyTorch treats a size of 1 as different from all others, a graph does not. Where one is a 1
+        that the trace saw larger, the outputs are compared with the module's own, once for each
+        pattern of ones.
+        """
+        untraced = served.captured.constraints.untraced(sizes)
+        if not untraced:
+            return True
+        if untraced not in served.ones:
+            variants = served.variants.get((form.engine, self._trainable(state)))
+            step = variants.step if variants else self._step(state, form, served, flat).step
+            served.ones[untraced] = not self.certify(state, served, flat, step).faults
+        return served.ones[untraced]
+
+    @without_tf32()
+    def certify(
+        self, state: ModuleState, served: CompiledCapture, flat: FlatCall, step: Step
+    ) -> Certificate:
+        """Compares a step with the module on one call, aside.
+
+        Raises:
+            CaptureError: the module cannot be run aside.
+        """
+        # Not asked of the graph, which may know of no gradient where there is one.
+        grad = is_grad_enabled() and any(
+            t.requires_grad for t in (*flat.tensors, *self.module.parameters())
+        )
+        names = [""] * len(flat.tensors)
+        for place, tensor in zip(served.order, served.captured.tensors, strict=True):
+            names[place] = tensor.name
+        rows, number = self._rows(served, flat), 0
+        while True:
+            trial = Trial.of(self.module, flat, names, step.plan, grad, rows, number)
+            try:
+                eager = trial.eager()
+            except Exception as error:
+                if not rows:
+                    raise CaptureError(
+                        f"{type(self.module).__name__} cannot be compared with its graph",
+                        because=f"run aside it raises {type(error).__name__}: {error}",
+                        help='Options(certificate="off") uses the graph without a comparison',
+                    ) from error
+                rows = {}
+                continue
+            try:
+                return compare(eager, trial.graph(step, state.tensors, served), trial)
+            except CheckFailed as error:
+                # Fewer rows than the call has, or its random numbers, may lead another way.
+                number += 1
+                if not rows and (error.seed is None or number == MOST_TRIALS):
+                    raise
+                rows = {}
+
+    def _rows(self, served: CompiledCapture, flat: FlatCall) -> dict[int, int]:
+        """Of each tensor of a large batch, how many rows a comparison takes; {} takes all."""
+        cost = served.cost(_sizes(served, flat))
+        dims = [[str(d) for d in v.shape or ()] for v in served.captured.program.inputs(_USER)]
+        batch = next((shape[0] for shape in dims if shape and not shape[0].isdigit()), "")
+        if cost <= ENOUGH or not batch or any(batch in shape[1:] for shape in dims):
+            return {}
+        places = [p for p, shape in zip(served.positions, dims, strict=True) if batch in shape]
+        whole = flat.tensors[places[0]].shape[0]
+        rows = dict.fromkeys(places, max(2, int(whole * ENOUGH / cost)))
+        shapes = [
+            torch.Size([rows[place], *shape[1:]]) if place in rows else shape
+            for place, shape in ((i, flat.tensors[i].shape) for i in served.order)
+        ]
+        constraints = served.captured.constraints
+        fits = rows[places[0]] < whole and constraints.accepts(shapes)
+        return rows if fits and not constraints.untraced(shapes) else {}
+
+    def _trainable(self, state: ModuleState) -> tuple[bool, ...]:
+        """What selects among the steps of a capture."""
+        return state.guard.trainable() if is_grad_enabled() else ()
+
+    def first_step(
+        self, state: ModuleState, form: CallForm, served: CompiledCapture, flat: FlatCall
+    ) -> Step:
+        """Builds the step for what is trainable now, and compares it with the module.
+
+        Raises:
+            ParityError: they do not agree.
+        """
+        with EXCLUSIVE:
+            key = (form.engine, self._trainable(state))
+            variants = served.variants.get(key)
+            if variants is None:
+                variants = self._step(state, form, served, flat)
+                if self.options.certificate != "off":
+                    self.compare(state, served, flat, variants.step)
+                served.variants[key] = variants
+            return variants.step
+
+    def compare(
+        self, state: ModuleState, served: CompiledCapture, flat: FlatCall, step: Step
+    ) -> None:
+        """Compares a step with the module on one call and notes the result.
+
+        Raises:
+            ParityError: they do not agree.
+        """
+        start = time.perf_counter()
+        with uncollected():
+            certificate = self.certify(state, served, flat, step)
+        report = self.described(is_grad_enabled())
+        report.stages["certificate"] = time.perf_counter() - start
+        report.certificate, self.certificate = str(certificate), certificate
+        if certificate.faults:
+            raise refuted(self.module, certificate)
+        self.cache.begin()  # what was taken from it until now is right
+
+    def _step(
+        self, state: ModuleState, form: CallForm, served: CompiledCapture, flat: FlatCall
+    ) -> StepVariants:
+        """Builds the step for what is trainable now, by the likely outputs."""
+        program = served.captured.program
+        grad = is_grad_enabled()
+        trainable: list[str] = []
+        if grad:
+            users = program.inputs(Role.USER_INPUT)
+            needs = [flat.tensors[i].requires_grad for i in served.positions]
+            trainable = [v.name or "" for v, need in zip(users, needs, strict=True) if need]
+            held = [v.name or "" for v in program.inputs(Role.PARAMETER)]
+            trainable += [name for name in held if state.tensors[name].requires_grad]
+            # Autograd hears of no others, as in eager: DistributedDataParallel waits for those that
+            # it has heard of, and finds the rest unused.
+            users = program.outputs(Role.USER_OUTPUT, Role.LOSS)
+            influential = {v.name for v in influences(program.graph, users)}
+            trainable = [name for name in trainable if name in influential]
+        sizes = _sizes(served, flat)
+        served.threads = threads = self._threads(form.engine, served, sizes)
+        tensors = state.tensors
+        runs = self._executor(form.engine, device_of(flat, tensors), threads)
+        outputs = _users(program)
+
+        original = Original(
+            self.module, lambda: state.guard.changed(), served.structure.rebuild, len(outputs)
+        )
+
+        def make(upstream: Sequence[str]) -> Step:
+            plan = self._build(program, trainable, upstream, sizes, runs)
+            return Step(plan, tensors, other, original)
+
+        def other(received: Received) -> Step:
+            names = tuple(name for name, given in zip(outputs, received, strict=True) if given)
+            step = variants.by_outputs.get(names)
+            if step is None:
+                step = variants.by_outputs[names] = make(names)
+            variants.misses += 1
+            if variants.misses >= variants.patience:
+                variants.step, variants.misses = step, 0
+                variants.patience *= 2
+            return step
+
+        own = {outputs[i] for i, source in served.returned.items() if source.kind != "stored"}
+        upstream = tuple(likely_upstream(program))
+        upstream = tuple(name for name in upstream if name not in own) or upstream
+        step = make(upstream)
+        variants = StepVariants(step, {upstream: step})
+        return variants
+
+    def _build(
+        self,
+        program: Program,
+        trainable: Sequence[str],
+        upstream: Sequence[str],
+        sizes: dict[str, int],
+        executor: Executor,
+    ) -> Plan:
+        pieces = self.options.backward_pieces
+        exchanged = distributed.is_available() and distributed.is_initialized()
+        with EXCLUSIVE, located(self.module), _no_bug("building"), uncollected():
+            plan = build(
+                program,
+                trainable,
+                upstream,
+                executor,
+                pieces=pieces,
+                exchanged=exchanged,
+                sizes=sizes,
+                cache=self.cache,
+            )
+        self.plan = plan
+        self._describe(plan, executor, sizes)
+        return plan
+
+    def _executor(self, engine: str, device: torch.device, threads: int) -> Executor:
+        options = self.options
+        return engines.executor(
+            engine,
+            device=device,
+            provider=options.provider,
+            threads=threads,
+            arena=options.arena,
+            cuda_graphs=options.cuda_graphs,
+        )
+
+    def promising(
+        self, served: CompiledCapture, flat: FlatCall
+    ) -> Callable[[Sequence[str]], tuple[str, ...]]:
+        """Selects among engines by a capture and the sizes of a call."""
+        program = served.captured.program
+
+        def select(known: Sequence[str]) -> tuple[str, ...]:
+            return engines.promising(known, program.graph, served.cost(_sizes(served, flat)))
+
+        return select
+
+    def _threads(self, engine: str, served: CompiledCapture, sizes: dict[str, int]) -> int:
+        """The threads for a program at these sizes: one where more would only be woken up."""
+        if engine != "onnxruntime":  # the others have those of PyTorch, or one
+            return 0
+        small = served.cost(sizes) < SMALL
+        return self.options.threads or (1 if small else torch.get_num_threads())
+
+    def described(self, grad: bool) -> Report:
+        """The report on calls with or without gradients.
+
+        The latter have one of their own only where there are both.
+        """
+        if grad or not self.trains:
+            return self.report
+        if self.report.inference is None:
+            self.report.inference = Report()
+        return self.report.inference
+
+    def _describe(self, plan: Plan, executor: Executor, sizes: dict[str, int]) -> None:
+        report = self.described(is_grad_enabled())
+        report.engine, report.replays = str(executor), executor.replays
+        report.stages.update(plan.seconds)
+        names = ["forward", *(f"backward {i + 1}" for i in range(len(plan.pieces)))]
+        report.nodes = {
+            name: (len(before.graph), len(after.graph))
+            for name, before, after in zip(names, plan.programs, plan.lowered, strict=True)
+        }
+        report.saved_bytes = saved_bytes(list(plan.programs), sizes)
+        if self.debug_options.log_level <= LogLevel.INFO:
+            print(report, file=sys.stderr)
+        debug = self.debug_options
+        if debug.save_onnx:
+            mode = "training" if plan.pieces else "inference"
+            debug.folder.mkdir(parents=True, exist_ok=True)
+            for name, before, after in zip(names, plan.programs, plan.lowered, strict=True):
+                stem = f"{debug.onnx_prefix}_{name.replace(' ', '_')}"
+                before.save(debug.folder / f"{stem}_{mode}.onnx")
+                after.save(debug.folder / f"{stem}_lowered_{mode}.onnx")
+
+
+@contextlib.contextmanager
+def _no_bug(doing: str) -> Iterator[None]:
+    """An error that nobody foresaw becomes one that has a fallback."""
+    try:
+        yield
+    except OrtrainError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"an error of ortrain's own while {doing} the graph",
+            because=f"{type(error).__name__}: {error}",
+            help="please report it; the module runs in PyTorch meanwhile",
+        ) from error
+
+
+def _distinct(flat: FlatCall) -> tuple[dict[int, int], tuple[Any, ...], dict[str, Any]]:
+    """The call with a tensor object of its own at each place where one stands.
+
+    Returns:
+        Position in torch's flattening of the call → place among ``flat.tensors``, and the
+        arguments. Capture flattens a call in torch's order, the hot path in its own; where a tensor
+        is passed twice, the objects alone do not tell which is which.
+    """
+    leaves, spec = pytree.tree_flatten(flat.traced)
+    own = [_alias(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    args, kwargs = pytree.tree_unflatten(own, spec)
+    places = {id(tensor): i for i, tensor in enumerate(flatten_call(args, kwargs).tensors)}
+    return {p: places[id(leaf)] for p, leaf in enumerate(own) if id(leaf) in places}, args, kwargs
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    if type(tensor) not in (torch.Tensor, nn.Parameter):
+        return tensor  # which capture refuses by name
+    detached = tensor.clone() if tensor.is_inference() else tensor.detach()
+    return detached.requires_grad_(tensor.requires_grad)
+
+
+def _structure(captured: Captured) -> OutputStructure:
+    """How the program's outputs make up the module's, from stand-ins in their places."""
+    count = len(captured.program.outputs(Role.USER_OUTPUT, Role.LOSS))
+    tensors = [torch.empty(()) for _ in range(count)]
+    found, structure = OutputStructure.from_output(captured.rebuild(tensors))
+    order = [next(i for i, t in enumerate(tensors) if t is f) for f in found]
+    if order != list(range(count)):
+        rebuild = structure.rebuild
+        structure.rebuild = lambda outputs: rebuild([outputs[i] for i in order])
+    return structure
+
+
+def _placed(
+    source: Source, place: Mapping[int, int], module: nn.Module, tensors: Mapping[str, torch.Tensor]
+) -> Source:
+    """A source with an argument's place in the call, or the first of the names of what is held."""
+    if source.kind == "argument":
+        return replace(source, index=place[source.index])
+    if source.kind == "held":
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        every = parameters | dict(module.named_buffers(remove_duplicate=False))
+        held = every[source.name]
+        return replace(source, name=next(n for n, t in tensors.items() if t is held))
+    return source
+
+
+def device_of(flat: FlatCall, tensors: Mapping[str, torch.Tensor]) -> torch.device:
+    """That a call and its module are on."""
+    first = next(iter((*tensors.values(), *flat.tensors)), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def _users(program: Program) -> list[str]:
+    """Names of the outputs that the user gets."""
+    return [v.name or "" for v in program.outputs(Role.USER_OUTPUT, Role.LOSS)]
+
+
+def _axes(program: Program, positions: Sequence[int]) -> list[tuple[str, int, int]]:
+    """A place for each symbolic dimension of a program, among the tensors of a call."""
+    places: dict[str, tuple[int, int]] = {}
+    for value, position in zip(program.inputs(Role.USER_INPUT), positions, strict=True):
+        for axis, dim in enumerate(value.shape or ()):
+            if not isinstance(dim, int) and dim.value is not None:
+                places.setdefault(dim.value, (position, axis))
+    return [(symbol, *place) for symbol, place in places.items()]
+
+
+def _sizes(served: CompiledCapture, flat: FlatCall) -> dict[str, int]:
+    """The value that each symbolic dimension has in this call."""
+    return {symbol: flat.tensors[place].shape[axis] for symbol, place, axis in served.axes}

@@ -1,0 +1,145 @@
+"""What a forward leaves for its backward, and how it runs again for another one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ortrain.errors import StateError, listing
+from ortrain.graph.walk import dependencies
+from ortrain.guards.structure import FlatCall
+from ortrain.module_state.fact import contents
+from ortrain.step.build import Plan
+from ortrain.step.feeds import COPIED
+from ortrain.step.replay import Caller, Gradients
+
+if TYPE_CHECKING:
+    from ortrain.step.autograd import Step
+    from ortrain.step.backward import Backward
+
+
+Received = tuple[bool, ...]
+"""Which outputs receive a gradient."""
+
+
+class SavedForward:
+    """What a forward leaves for its backward, or for several, and for running again.
+
+    It can run again as a graph, for other gradients, or in PyTorch. The seed is among the feeds, so
+    that the graph saves the same to the bit.
+
+    Attributes:
+        stash: what the pieces take of it.
+        way: the backward that is under way, where gradients are given in groups.
+    """
+
+    __slots__ = (
+        "call", "caller", "feeds", "pointers", "stash", "step", "users", "versions", "way",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        step: Step,
+        users: Sequence[torch.Tensor],
+        call: FlatCall | None,
+        caller: Caller | None,
+    ) -> None:
+        self.step, self.users, self.call, self.caller = step, users, call, caller
+        self.feeds = step.feeds(users)
+        self.pointers = step.feeds.pointers
+        try:
+            self.versions = [t._version for t in [*step.watched, *users]]
+        except RuntimeError:  # an argument was made in inference mode
+            self.versions = contents([*step.watched, *users])
+        self.stash: list[Any] = []
+        self.way: Backward | None = None
+
+    def again(self, received: Received) -> tuple[Step, list[Any]]:
+        """The step for gradients of these outputs, and what its forward saves.
+
+        Raises:
+            StateError: what the backward depends on was changed in place.
+        """
+        other = self.step.other(received)
+        self._expect_unchanged(matters(other.plan, saved_only=True))
+        place = {name: i for i, name in enumerate(self.step.feeds.names)}
+        feeds = [self.feeds[place[name]] for name in other.feeds.names]
+        return other, stash_of(other.plan, feeds, other.plan.forward.run_values(list(feeds)))
+
+    def in_pytorch(
+        self, upstream: Sequence[torch.Tensor | None], *, create_graph: bool
+    ) -> Gradients:
+        """The gradients of all arguments, from the module itself.
+
+        Raises:
+            StateError: the module, or a tensor that these outputs depend on, was changed.
+            CaptureError: PyTorch cannot draw the same random numbers.
+            UnsupportedGradient: the module reads parameters that are not its own.
+        """
+        step = self.step
+        assert step.original is not None
+        assert self.call is not None
+        forward = step.plan.lowered[0].graph
+        received = zip(forward.outputs, upstream, strict=False)
+        chosen = [value for value, gradient in received if gradient is not None]
+        self._expect_unchanged({v.name or "" for v in dependencies(forward, chosen)})
+        give = step.plan.exchange.give
+        seed = int(give(self.feeds[len(self.users)])) if step.feeds.seeded else None
+        buffers = {id(buffer): give(self.feeds[i]) for i, buffer in step.copies}
+        return step.original.gradients(
+            self.call, self.wrt(), buffers, upstream, seed=seed, create_graph=create_graph
+        )
+
+    def wrt(self) -> list[torch.Tensor]:
+        """The arguments and parameters that required a gradient."""
+        return [*[self.users[i] for i in self.step.inputs], *self.step.parameters]
+
+    def _expect_unchanged(self, names: Collection[str]) -> None:
+        """Raises where one of these inputs of the program holds another value than it did."""
+        step = self.step
+        tensors = [*step.lasting, *zip(step.feeds.names, self.users, strict=False)]
+        now = contents([tensor for _, tensor in tensors])
+        changed = [
+            name
+            for (name, _), before, version in zip(tensors, self.versions, now, strict=True)
+            if before != version and name in names
+        ]
+        moved = [
+            name
+            for name, before, tensor in zip(
+                reversed(step.feeds.names),
+                reversed(self.pointers),
+                reversed(step.feeds.held),
+                strict=False,
+            )
+            if before not in (COPIED, tensor.data_ptr()) and name in names
+        ]
+        if changed or moved:
+            raise StateError(
+                f"a parameter or an input was changed in place between forward and backward: "
+                f"{listing([*changed, *moved])}",
+                because="the forward has to run again on the same values for these gradients",
+                help="call backward before the optimizer steps",
+            )
+
+
+def matters(plan: Plan, *, saved_only: bool = False) -> set[str]:
+    """Names of the inputs that outputs and backward depend on; only the backward if asked.
+
+    Batch normalization in training mode reads its running statistics for nothing but their update.
+    """
+    forward = plan.lowered[0].graph
+    taken = {s.index for p in plan.pieces for s in p.takes if s.kind == "fetch"}
+    outputs = taken if saved_only else taken | set(range(plan.outputs))
+    found = dependencies(forward, [forward.outputs[i] for i in outputs])
+    return {v.name or "" for v in found} | {plan.feeds[i][1] for i in plan.reads_back}
+
+
+def stash_of(plan: Plan, feeds: Sequence[Any], fetches: Any) -> list[Any]:
+    """The feeds of each backward piece, as far as the forward knows them."""
+    return [
+        [fetches[index] if is_fetch else feeds[index] for is_fetch, index in piece.kept]
+        for piece in plan.pieces
+    ]
