@@ -56,15 +56,21 @@ def _narrow(program: Program, node: ir.Node) -> bool:
         return False
     (dtype,) = dtypes
     inputs: list[ir.Value | None] = []
+    numbers = False
     for place, value in enumerate(node.inputs):
         producer = value.producer() if value is not None else None
         if is_widening(producer) and producer is not None and _dtype(producer) == dtype:
             inputs.append(producer.inputs[0])
         elif _is_number(value) and place in _NUMBERS.get(node.op_type, ()):
+            numbers = True
             inputs.append(value)
         else:
             return False
-    if dtype not in NARROW or not any(v is not None and v.dtype in NARROW for v in inputs):
+    narrow = [v for v in inputs if v is not None and v.dtype in NARROW]
+    if dtype not in NARROW or not narrow:
+        return False
+    # Beside a number, a tensor without axes would not decide about the dtype of the result.
+    if numbers and not any(shapes.rank(v) for v in narrow):
         return False
     with Builder.before(node, opset=program.opset) as op:
         made = _again(op, node, inputs)
