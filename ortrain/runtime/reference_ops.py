@@ -16,8 +16,8 @@
 - ``LRN``: upstream leaves the second half of the channels as they were.
 - ``ReduceSumSquare``: integers in their own dtype.
 - ``BitShift``: shifts of 0-dimensional arrays.
-- ``Resize``: where coordinates follow from the size of the result, upstream's takes it to be the scale
-  times the size before, which may be between two whole numbers.
+- ``Resize``: where coordinates follow from the size of the result, upstream takes it to be the
+  scale times the size before, which may be between two whole numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Random programs of small whole numbers, which every dtype holds and no order of sums changes.
 
-Each result is brought back to -4 … 4 (0 … 4 of unsigned dtypes), so that engines have to agree in each
-bit, in 16 bits and in 8 as well as in 64. Sizes are 0, 1 or a few, known or symbols.
+Each result is brought back to -4 … 4 (0 … 4 of unsigned dtypes), so that engines have to agree in
+each bit, in 16 bits and in 8 as well as in 64. Sizes are 0, 1 or a few, known or symbols.
 """
 
 from __future__ import annotations
