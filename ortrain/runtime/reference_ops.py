@@ -464,10 +464,10 @@ class Erf(OpRun):  # noqa: D101
         return (np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype),)
 
 
-class Resize(UpstreamResize):  # type: ignore[misc]  # noqa: D101
+class Resize(UpstreamResize):  # noqa: D101
     op_domain = ""
 
-    def _run(
+    def _run(  # type: ignore[override]
         self,
         x: Array,
         roi: Array | None = None,

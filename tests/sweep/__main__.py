@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0], help="of the graphs")
     parser.add_argument("--only", default="", help="a regular expression: rows that it finds")
     parser.add_argument("--again", default="", help="rows whose last outcome is this word")
+    parser.add_argument("--rest", action="store_true", help="rows without a result yet")
     parser.add_argument("--slice", default="0/1", help="i/n: every n-th row, from the i-th")
     parser.add_argument("--jobs", type=int, default=1, help="processes at the same time")
     parser.add_argument("--page", action="store_true", help="print the page of the last results")
@@ -46,6 +47,8 @@ def main() -> None:
     keys = [key for key in all_rows() if re.search(options.only, key)]
     if options.again:
         keys = [k for k in keys if k in known and known[k].outcome == options.again]
+    if options.rest:
+        keys = [key for key in keys if key not in known]
     first, step = map(int, options.slice.split("/"))
     keys = keys[first::step]
     for i, (key, verdict, seconds) in enumerate(judged(keys, options.jobs, engine, wider), 1):

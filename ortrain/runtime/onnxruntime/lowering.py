@@ -77,7 +77,8 @@ def count_axes_from_the_front(program: Program) -> int:
     """
     changed = 0
     for node in list(program.graph):
-        length = shapes.rank(node.inputs[0]) if node.inputs else None
+        x = node.inputs[0] if node.inputs else None
+        length = None if x is None else shapes.rank(x)
         if not length or node.domain or not node.op_type.startswith(("Reduce", "Arg")):
             continue
         axis = node.attributes.get("axis")
@@ -248,7 +249,7 @@ def _is_batch_over_nothing(node: ir.Node) -> bool:
     inner = (left[-1], right[-2] if len(right) > 1 else right[-1])
     if any(isinstance(size, int) for size in inner):
         return 0 in inner
-    return not any(size is not None and not size.startswith(_UNKNOWN) for size in inner)
+    return not any(isinstance(s, str) and not s.startswith(_UNKNOWN) for s in inner)
 
 
 def _flipped(value: ir.Value) -> ir.Value | None:
