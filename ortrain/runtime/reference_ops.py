@@ -16,6 +16,8 @@
 - ``LRN``: upstream leaves the second half of the channels as they were.
 - ``ReduceSumSquare``: integers in their own dtype.
 - ``BitShift``: shifts of 0-dimensional arrays.
+- ``Resize``: where coordinates follow from the size of the result, upstream takes it to be the
+  scale times the size before, which may be between two whole numbers.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from onnx.reference.op_run import OpRun
+from onnx.reference.ops.op_resize import Resize as UpstreamResize
 
 Array = np.ndarray
 
@@ -461,6 +464,28 @@ class Erf(OpRun):  # noqa: D101
         return (np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype),)
 
 
+class Resize(UpstreamResize):  # noqa: D101
+    op_domain = ""
+
+    def _run(  # type: ignore[override]
+        self,
+        x: Array,
+        roi: Array | None = None,
+        scales: Array | None = None,
+        sizes: Array | None = None,
+        axes: Sequence[int] | None = None,
+        coordinate_transformation_mode: str | None = None,
+        **form: Any,
+    ) -> tuple[Array, ...]:
+        by_sizes = coordinate_transformation_mode in ("align_corners", "tf_crop_and_resize")
+        if by_sizes and scales is not None and scales.size:
+            before = np.array(x.shape if axes is None else [x.shape[axis] for axis in axes])
+            sizes, scales = (scales * before).astype(np.int64), None
+        form["coordinate_transformation_mode"] = coordinate_transformation_mode
+        found: tuple[Array, ...] = super()._run(x, roi, scales, sizes, axes=axes, **form)
+        return found
+
+
 class BitShift(OpRun):  # noqa: D101
     op_domain = ""
 
@@ -471,5 +496,5 @@ class BitShift(OpRun):  # noqa: D101
 OPERATORS: tuple[type[OpRun], ...] = (
     AveragePool, BitShift, Conv, ConvTranspose, Erf, GatherElements, GlobalMaxPool,
     GroupNormalization, LayerNormalization, LogSoftmax, LpNormalization, LpPool, LRN, MaxPool, Mean,
-    Pad, ReduceSumSquare, ScatterElements, ScatterND,
+    Pad, ReduceSumSquare, Resize, ScatterElements, ScatterND,
 )  # fmt: skip

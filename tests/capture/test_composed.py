@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from ortrain import Options, ORTModule
+from ortrain.config import Engine
 from tests.sweep.agreement import difference, in_another_precision, step
 
 GRAPH = Options(engine="onnxruntime", fallback="raise", certificate="off")
@@ -75,6 +78,14 @@ FUNCTIONS: dict[str, Function] = {
     "scatter a number": lambda x: (x[0] * 2).scatter(1, (x[1] * 100).long() % 4, 3.0),
     "nearest in a plane": lambda x: F.interpolate(x[None] * 2, scale_factor=2.0),
     "nearest in a space": lambda x: F.interpolate(x[None, None] * 2, scale_factor=2.0),
+    **{
+        f"{mode} to aligned corners, {axes} axes": (
+            lambda x, mode=mode, axes=axes: F.interpolate(
+                x[(None,) * (axes - 1)] * 2, scale_factor=1.7, mode=mode, align_corners=True
+            )
+        )
+        for axes, mode in ((1, "linear"), (2, "bilinear"), (2, "bicubic"), (3, "trilinear"))
+    },
     "extrema that tie": lambda x: (x[0] * 0).scatter_reduce(
         1, (x[1] * 100).long() % 2, x[2].clamp(max=0.0), "amax"
     ),
@@ -82,10 +93,18 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_graph_computes_what_eager_does_at_two_sizes(name: str) -> None:
+def on_engines() -> list[Any]:
+    """Each function on onnxruntime; on PyTorch's operators those of images alone here."""
+    both = [name for name in FUNCTIONS if "corners" in name or "nearest" in name]
+    rest = [(name, "aten") for name in FUNCTIONS if name not in both]
+    first = [(name, "onnxruntime") for name in FUNCTIONS] + [(name, "aten") for name in both]
+    return [*first, *(pytest.param(*each, marks=pytest.mark.breadth) for each in rest)]
+
+
+@pytest.mark.parametrize(("name", "engine"), on_engines())
+def test_the_graph_computes_what_eager_does_at_two_sizes(name: str, engine: Engine) -> None:
     function = FUNCTIONS[name]
-    model = ORTModule(Called(function), options=GRAPH)
+    model = ORTModule(Called(function), options=replace(GRAPH, engine=engine))
     for shape in ((5, 6, 4), (8, 5, 4)):
         args = (torch.randn(shape, requires_grad=True),)
         ours, eager = step(model, args, {}), step(Called(function), args, {})

@@ -111,3 +111,49 @@ def test_a_cross_entropy_refuses_classes_that_do_not_exist(target):
     compiled.run([normal(2, 3), np.array([-2, 2])])
     with pytest.raises(ExecutionError, match=r"(?i)out of range"):
         compiled.run([normal(2, 3), np.array(target)])
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("transposed", ["left", "right", "both"])
+def test_a_product_over_nothing_is_zero(batch, transposed):
+    """onnxruntime's fused product leaves it as the memory was, which a sum has filled before."""
+    rank = len(batch) + 2
+    flip = [*range(rank - 2), rank - 1, rank - 2]
+
+    def body(op, x, a, b):
+        filled = op.ReduceSum(op.Add(x, 7.0), keepdims=0)
+        left = op.Transpose(a, perm=flip) if transposed != "right" else a
+        right = op.Transpose(b, perm=flip) if transposed != "left" else b
+        return op.Mul(op.Mul(op.MatMul(left, right), 0.5), op.Sign(filled))
+
+    sizes = {
+        "x": (*batch, 3, 4),
+        "a": (*batch, 3, 0) if transposed == "right" else (*batch, 0, 3),
+        "b": (*batch, 0, 4) if transposed == "left" else (*batch, 4, 0),
+    }
+    subject = program(body, sizes)
+    executor = OnnxRuntimeExecutor()
+    compiled = executor.compile(executor.lower(subject))
+    for _ in range(3):
+        feeds = {"x": np.ones(sizes["x"], np.float32)} | {n: normal(*sizes[n]) for n in "ab"}
+        (found,) = compiled.run([feeds[name] for name in compiled.input_names])
+        np.testing.assert_array_equal(found, np.zeros((*batch, 3, 4), np.float32))
+
+
+@pytest.mark.parametrize("sizes", [(0,), (3, 0), (0, 3), (2, 0, 3)])
+@pytest.mark.parametrize("operator", ["ReduceSum", "ReduceProd", "ReduceL2", "ArgMax"])
+def test_what_is_empty_is_reduced_over_axes_counted_from_either_end(operator, sizes):
+    for axis in range(-len(sizes), len(sizes)):
+        if operator == "ArgMax" and not sizes[axis]:
+            continue
+
+        def body(op, x, axis=axis):
+            if operator == "ArgMax":
+                return op.ArgMax(x, axis=axis, keepdims=0)
+            return op.node(operator, (x, [axis]), keepdims=0)
+
+        subject = program(body, {"x": sizes})
+        executor = OnnxRuntimeExecutor()
+        (found,) = executor.compile(executor.lower(subject)).run([np.zeros(sizes, np.float32)])
+        rest = [size for i, size in enumerate(sizes) if i != axis % len(sizes)]
+        assert found.shape == tuple(rest)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from tests.sweep.results import BAD, load_dtypes, totals
-from tests.sweep.verdict import Outcome, Verdict
+from tests.sweep.results import BAD, load, load_dtypes, totals
+from tests.sweep.verdict import ENGINES, Outcome, Verdict
 
 _HEAD = """\
 # What becomes a graph
 
 Written by `make sweep` from PyTorch's own tables of operators and modules (`op_db` and `module_db`
 of torch {torch}): the first three samples of each row, outputs and every gradient, eager PyTorch
-against the graph.
+against the graph, on each engine.
 
 {totals}
 
@@ -22,6 +22,8 @@ against the graph.
 - **not comparable**: two runs of eager PyTorch differ (random numbers, uninitialised memory), it
   returns no tensor, or it raises itself.
 
+The tables below are of {first}; where {second} has another outcome, a line of its own follows.
+
 """
 
 _DTYPES = """\
@@ -30,38 +32,58 @@ _DTYPES = """\
 Written by `make sweep-dtypes`: more samples of each operator and each module, of one dtype; those
 that do not take it are not comparable. Bad is wrong, or raising where eager runs.
 
-| dtype | samples | operators: graph | eager | bad | modules: graph | eager | bad |
-| --- | --- | --- | --- | --- | --- | --- | --- |
+| dtype | engine | samples | operators: graph | eager | bad | modules: graph | eager | bad |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 
 
-def page(verdicts: dict[str, Verdict]) -> str:
-    """Totals, and a table of each kind of row."""
-    counts = "\n".join(f"- {line}" for line in totals(verdicts).splitlines())
-    text = _HEAD.format(torch=torch.__version__.split("+")[0], totals=counts)
+def page() -> str:
+    """Totals of the engines, and a table of each kind of row."""
+    first, second = ENGINES
+    verdicts, others = load(first), load(second)
+    counts = "\n".join(
+        f"- {engine}, {line}" for engine in ENGINES for line in totals(load(engine)).splitlines()
+    )
+    text = _HEAD.format(
+        torch=torch.__version__.split("+")[0], totals=counts, first=first, second=second
+    )
     text += _of_dtypes()
     for kind in ("operator", "module"):
         text += f"## {kind.title()}s\n\n| {kind} | | |\n| --- | --- | --- |\n"
         rows = {k: v for k, v in verdicts.items() if k.startswith(f"{kind} ")}
         for key, verdict in sorted(rows.items()):
             name = key.removeprefix(f"{kind} ")
-            text += f"| `{name}` | {_outcome(verdict)} | {_escaped(verdict.reason)} |\n"
+            text += _row(f"`{name}`", verdict)
+            other = others.get(key, verdict)
+            if _outcome(other) != _outcome(verdict):
+                text += _row(f"`{name}` on {second}", other)
         text += "\n"
     return text.rstrip("\n") + "\n"
 
 
+def _row(name: str, verdict: Verdict) -> str:
+    return f"| {name} | {_outcome(verdict)} | {_escaped(verdict.reason)} |\n"
+
+
 def _of_dtypes() -> str:
-    kept = load_dtypes()
+    kept = [
+        (engine, dtype, each)
+        for engine, dtypes in load_dtypes().items()
+        for dtype, each in dtypes.items()
+    ]
     text = _DTYPES
-    for name, each in kept.items():
-        cells = [name, each["samples"]]
+    for engine, dtype, each in kept:
+        cells = [dtype, engine, each["samples"]]
         for count in each["counts"].values():
             bad = sum(count[outcome] for outcome in BAD)
             cells += [count[Outcome.GRAPH], count[Outcome.EAGER], bad]
         text += f"| {' | '.join(map(str, cells))} |\n"
-    bad = [(name, key, why) for name, each in kept.items() for key, why in each["bad"].items()]
-    text += "".join(f"\n- {name}, `{key}`: {_escaped(why)}" for name, key, why in bad)
-    return text + "\n" * (2 if bad else 1)
+    bad = [
+        f"\n- {dtype} on {engine}, `{key}`: {_escaped(why)}"
+        for engine, dtype, each in kept
+        for key, why in each["bad"].items()
+    ]
+    return text + "".join(bad) + "\n" * (2 if bad else 1)
 
 
 def _outcome(verdict: Verdict) -> str:

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from ortrain.config import Engine
 from tests.sweep import results
 from tests.sweep.agreement import difference, step
 from tests.sweep.page import page
 from tests.sweep.rows import Row, Sample, all_rows
-from tests.sweep.verdict import Outcome, of_row
+from tests.sweep.verdict import ENGINES, Outcome, of_row
 
 DOCS = Path(__file__).parents[2] / "docs"
 BAD = (Outcome.WRONG, Outcome.RAISES, Outcome.OWN_ERROR)
@@ -28,10 +29,18 @@ SAMPLE = [
 
 
 @pytest.mark.parametrize("key", SAMPLE)
-def test_a_row_is_what_the_kept_results_say(key: str) -> None:
-    verdict = of_row(all_rows()[key])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_row_is_what_the_kept_results_say(engine: Engine, key: str) -> None:
+    verdict = of_row(all_rows()[key], engine=engine)
     assert verdict.outcome not in BAD, verdict.reason
-    assert verdict == results.load()[key]
+    assert verdict == results.load(engine)[key]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("key", SAMPLE[::3])
+def test_a_row_agrees_in_16_bits(key: str, dtype: torch.dtype) -> None:
+    verdict = of_row(all_rows()[key], dtype=dtype, engine="aten")
+    assert verdict.outcome not in BAD, verdict.reason
 
 
 class _Scaled(nn.Module):
@@ -66,5 +75,6 @@ def test_what_eager_refuses_is_not_compared() -> None:
 
 
 def test_the_page_is_that_of_the_kept_results() -> None:
-    assert (DOCS / "coverage.md").read_text() == page(results.load())
-    assert {v.outcome for v in results.load().values()}.isdisjoint(BAD)
+    assert (DOCS / "coverage.md").read_text() == page()
+    for engine in ENGINES:
+        assert {v.outcome for v in results.load(engine).values()}.isdisjoint(BAD)

@@ -18,13 +18,13 @@ from torch.utils import _pytree as pytree
 
 from ortrain import Options, ORTModule
 from ortrain.capture.onnx.registry import Registry
+from ortrain.config import Engine
 from ortrain.step.eligibility import EMPTY
 from tests.sweep.agreement import Step, difference, in_another_precision, step
 from tests.sweep.rows import SAMPLES, UNINITIALISED, Row, Sample
 
-# The graph wherever there is one, and eager where there is none. The certificate would put eager
-# in the place of a wrong graph: the sweep is to find it.
-FORCED = Options(engine="onnxruntime", fallback="torch", certificate="off")
+# Each is swept by itself; the first is what a sweep takes that names none.
+ENGINES: tuple[Engine, ...] = ("onnxruntime", "aten")
 
 
 class Outcome(StrEnum):
@@ -63,8 +63,21 @@ class Verdict:
         return cls(**{**fields, "outcome": outcome, "upstream": upstream})
 
 
-def of_row(row: Row, most: int = SAMPLES, dtype: torch.dtype | None = None) -> Verdict:
-    """Runs the samples of a row, as many as asked for."""
+def forced(engine: Engine) -> Options:
+    """The graph wherever there is one, and eager where there is none.
+
+    The certificate would put eager in the place of a wrong graph: the sweep is to find it.
+    """
+    return Options(engine=engine, fallback="torch", certificate="off")
+
+
+def of_row(
+    row: Row,
+    most: int = SAMPLES,
+    dtype: torch.dtype | None = None,
+    engine: Engine = ENGINES[0],
+) -> Verdict:
+    """Runs the samples of a row, as many as asked for, on an engine."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -73,7 +86,7 @@ def of_row(row: Row, most: int = SAMPLES, dtype: torch.dtype | None = None) -> V
             return Verdict(Outcome.NOT_COMPARABLE, f"no samples: {_in_short(error)}")
         if row.name in UNINITIALISED:
             return Verdict(Outcome.NOT_COMPARABLE, "uninitialised memory")
-        found = [of_sample(sample) for sample in samples]
+        found = [of_sample(sample, engine) for sample in samples]
     if not found:
         return Verdict(Outcome.NOT_COMPARABLE, "no samples")
     order = list(Outcome)
@@ -84,8 +97,8 @@ def of_row(row: Row, most: int = SAMPLES, dtype: torch.dtype | None = None) -> V
     return Verdict(worst.outcome, worst.reason, graphs, len(compared), tuple(upstream))
 
 
-def of_sample(sample: Sample) -> Verdict:
-    """Runs one sample in PyTorch and as a graph."""
+def of_sample(sample: Sample, engine: Engine) -> Verdict:
+    """Runs one sample in PyTorch and as a graph on an engine."""
     try:
         eager = step(sample.module(), sample.args, sample.kwargs)
     except Exception as error:
@@ -93,7 +106,7 @@ def of_sample(sample: Sample) -> Verdict:
     if not eager.tensors:
         return Verdict(Outcome.NOT_COMPARABLE, "no tensor among the outputs")
     other = _step_in_another_precision(sample)
-    model = ORTModule(sample.module(), options=FORCED)
+    model = ORTModule(sample.module(), options=forced(engine))
     try:
         with _translated_upstream() as upstream:
             ours = step(model, sample.args, sample.kwargs)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from ortrain.config import Engine
 from tests.sweep.verdict import Outcome, Verdict
 
 ROOT = Path(__file__).parents[2]
@@ -30,14 +31,15 @@ class Worker:
     """The parent's end of a process that judges rows.
 
     Args:
+        engine: that runs the graphs.
         wider: how many samples of a row, and of which dtype; nothing for those of a plain sweep.
     """
 
-    def __init__(self, wider: Sequence[str] = ()) -> None:
+    def __init__(self, engine: Engine, wider: Sequence[str] = ()) -> None:
         reading, writing = os.pipe()
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.sweep.worker", str(writing), *wider],
+            [sys.executable, "-m", "tests.sweep.worker", str(writing), engine, *wider],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -76,13 +78,14 @@ class Worker:
 
 
 def judged(
-    keys: list[str], jobs: int, wider: Sequence[str] = ()
+    keys: list[str], jobs: int, engine: Engine, wider: Sequence[str] = ()
 ) -> Iterator[tuple[str, Verdict, float]]:
     """Each row with its verdict and the seconds that it took, as they come.
 
     Args:
         keys: of the rows.
         jobs: how many processes judge at the same time.
+        engine: that runs the graphs.
         wider: how many samples of a row, and of which dtype; nothing for those of a plain sweep.
     """
     todo = list(reversed(keys))
@@ -96,7 +99,7 @@ def judged(
                 if not todo:
                     break
                 key = todo.pop()
-            worker = worker or Worker(wider)
+            worker = worker or Worker(engine, wider)
             start = time.monotonic()
             verdict = worker.judge(key)
             if verdict is None:
@@ -126,18 +129,19 @@ def judged(
 
 def main() -> None:
     """Reads keys of rows from the standard input, writes verdicts to the pipe that is named."""
-    pipe, *wider = sys.argv[1:]
+    pipe, engine, *wider = sys.argv[1:]
     answers = os.fdopen(int(pipe), "w")
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     import torch
 
     from tests.sweep.rows import all_rows
-    from tests.sweep.verdict import of_row
+    from tests.sweep.verdict import ENGINES, SAMPLES, of_row
 
     torch.set_num_threads(1)
-    asked = (int(wider[0]), getattr(torch, wider[1])) if wider else ()
+    most, dtype = (int(wider[0]), getattr(torch, wider[1])) if wider else (SAMPLES, None)
+    (chosen,) = (each for each in ENGINES if each == engine)
     for line in sys.stdin:
-        verdict = of_row(all_rows()[line.strip()], *asked)
+        verdict = of_row(all_rows()[line.strip()], most, dtype, chosen)
         print(json.dumps(asdict(verdict)), file=answers, flush=True)
 
 

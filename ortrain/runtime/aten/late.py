@@ -181,6 +181,19 @@ def variance(x: Tensor, unbiased: Tensor) -> Tensor:
     return x.to(unbiased.dtype).var([0, *range(2, x.dim())], correction=0)
 
 
+def in_one_order(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors of one shape that lie in one piece, all row by row or all with the channels last.
+
+    Those that already do are given back as they are.
+    """
+    formats = [torch.contiguous_format]
+    formats += {4: [torch.channels_last], 5: [torch.channels_last_3d]}.get(tensors[0].dim(), [])
+    for form in formats:
+        if all(t.is_contiguous(memory_format=form) for t in tensors):
+            return tensors
+    return tuple(t.contiguous() for t in tensors)
+
+
 def shifted(x: Tensor, axis: int, first: float) -> Tensor:
     """Each element one place further along an axis, which the last one leaves."""
     if not x.numel():

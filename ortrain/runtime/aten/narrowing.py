@@ -6,7 +6,7 @@ A graph says so in operators, since ONNX's round whatever they give::
     m = Mul(w, 0.1767)           →    y = Mul(x, 0.1767)
     y = Cast<to=BFLOAT16>(m)
 
-where the number stays the float32 that it is: PyTorch takes it as it is, beside a tensor of any
+where the number stays the float32 that it is: PyTorch takes it as it is, behind a tensor of any
 dtype. A sum of a bfloat16 and a float32 needs no cast either::
 
     w = Cast<to=FLOAT>(x)
@@ -15,7 +15,7 @@ dtype. A sum of a bfloat16 and a float32 needs no cast either::
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
@@ -34,8 +34,9 @@ _KERNELS = _MIXED | {
     "GeluGradient", "HardSwishGradient", "MishGradient", "SoftplusGradient", "EluGradient",
     "LeakyReluGradient", "SoftmaxGradient", "LogSoftmaxGradient",
 }  # fmt: skip
-# The place where each takes a number as it is.
+# The place where each may have a number.
 _NUMBERS = {"Add": (0, 1), "Mul": (0, 1), "Sub": (0, 1), "Div": (1,), "Pow": (1,)}
+_COMMUTATIVE = frozenset({"Add", "Mul"})
 
 
 def leave_casts_to_kernels(program: Program) -> bool:
@@ -56,15 +57,26 @@ def _narrow(program: Program, node: ir.Node) -> bool:
         return False
     (dtype,) = dtypes
     inputs: list[ir.Value | None] = []
+    numbers = False
     for place, value in enumerate(node.inputs):
         producer = value.producer() if value is not None else None
         if is_widening(producer) and producer is not None and _dtype(producer) == dtype:
             inputs.append(producer.inputs[0])
         elif _is_number(value) and place in _NUMBERS.get(node.op_type, ()):
+            numbers = True
             inputs.append(value)
         else:
             return False
-    if dtype not in NARROW or not any(v is not None and v.dtype in NARROW for v in inputs):
+    narrow = [v for v in inputs if v is not None and v.dtype in NARROW]
+    if dtype not in NARROW or not narrow:
+        return False
+    # Beside a number, a tensor without axes would not decide about the dtype of the result.
+    if numbers and not any(shapes.rank(v) for v in narrow):
+        return False
+    # In front of a tensor, and in a difference, PyTorch rounds a number to the tensor's dtype.
+    if numbers and node.op_type in _COMMUTATIVE:
+        inputs.sort(key=_is_number)
+    elif numbers and node.op_type == "Sub" and not _is_exact(inputs, dtype):
         return False
     with Builder.before(node, opset=program.opset) as op:
         made = _again(op, node, inputs)
@@ -105,6 +117,12 @@ def _mix(program: Program, node: ir.Node) -> bool:
 def _is_number(value: ir.Value | None) -> bool:
     known = shapes.constant(value)
     return known is not None and known.ndim == 0
+
+
+def _is_exact(values: Sequence[ir.Value | None], dtype: ir.DataType) -> bool:
+    """Whether the numbers among some values are such of a narrow dtype."""
+    known = [shapes.constant(v) for v in values if _is_number(v)]
+    return all(n is not None and bool(n.astype(dtype.numpy()) == n) for n in known)
 
 
 def _dtype(cast: ir.Node) -> ir.DataType | None:

@@ -17,6 +17,10 @@ Tensor = torch.Tensor
 Numbers = Sequence[float] | Tensor | None
 
 
+BY_SIZES = frozenset({"align_corners", "tf_crop_and_resize"})
+"""Coordinates that follow from the sizes before and after, of whatever scale these came."""
+
+
 def resize(
     x: Tensor, axes: Sequence[int], sizes: Numbers, scales: Numbers, roi: Numbers, *, mode: str,
     nearest_mode: str, coordinates: str, a: float, excludes_outside: bool, antialias: bool,
@@ -52,6 +56,8 @@ def resize(
         assert factors is not None
         pairs = zip(axes, factors, strict=True)
         wanted = [int(x.shape[axis] * factor) for axis, factor in pairs]
+        if coordinates in BY_SIZES:
+            factors = None
     for i, axis in enumerate(axes):
         size, count = x.shape[axis], wanted[i]
         factor = None if factors is None else factors[i]

@@ -9,7 +9,8 @@ and a constant factor before or after a product becomes its ``alpha``::
 
 A transpose of the product itself is absorbed too, by exchanging the operands. ``FusedMatMul`` takes
 floating-point tensors alone, and its ``alpha`` is a float32: a factor that this would round stays
-where a product of float64 has it.
+where a product of float64 has it. Over an axis of no elements the product of a batch is whatever
+the memory held, and stays ``MatMul``, which is 0.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from ortrain.passes.clean import clean
 from ortrain.program import Program
 
 MICROSOFT = "com.microsoft"
+# What shape inference calls a size that follows from numbers, not from sizes.
+_UNKNOWN = "unk__"
 
 
 def lower(program: Program) -> Program:
@@ -48,6 +51,7 @@ def make_standard(program: Program) -> None:
     """Makes a program one of standard operators, in place."""
     refuse_negative_rows(program)
     expand(program.graph, opset=program.opset)
+    count_axes_from_the_front(program)
     spell_scattered_reductions(program)
     clean(program)
     program.drop_unused_domains()
@@ -63,6 +67,29 @@ def refuse_negative_rows(program: Program) -> int:
         with Builder.before(node, opset=program.opset) as op:
             node.replace_input_with(1, from_the_start(op, index))
         changed += 1
+    return changed
+
+
+def count_axes_from_the_front(program: Program) -> int:
+    """Reduces over the same axes by their numbers from 0 on; returns how many nodes changed.
+
+    onnxruntime reduces a tensor of no elements over none of the axes that are counted from the end.
+    """
+    changed = 0
+    for node in list(program.graph):
+        x = node.inputs[0] if node.inputs else None
+        length = None if x is None else shapes.rank(x)
+        if not length or node.domain or not node.op_type.startswith(("Reduce", "Arg")):
+            continue
+        axis = node.attributes.get("axis")
+        given = shapes.constant(node.inputs[1]) if len(node.inputs) > 1 else None
+        if axis is not None and axis.as_int() < 0:
+            node.attributes["axis"] = ir.AttrInt64("axis", axis.as_int() + length)
+            changed += 1
+        elif given is not None and (given < 0).any():
+            with Builder.before(node, opset=program.opset) as op:
+                node.replace_input_with(1, op.constant(given % length))
+            changed += 1
     return changed
 
 
@@ -156,6 +183,8 @@ def _large(size: shapes.Dim) -> bool:
 def _fuse(graph: ir.Graph, node: ir.Node) -> bool:
     if node.inputs[0] is None or node.inputs[0].dtype not in shapes.FLOATING:
         return False
+    if _is_batch_over_nothing(node):
+        return False
     alpha, transposed = 1.0, [0, 0]
     operands: list[ir.Value] = []
     # onnxruntime passes over transA and transB where the other operand is a vector.
@@ -205,6 +234,22 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> bool:
     for old in reversed(absorbed):
         graph.remove(old, safe=True)
     return True
+
+
+def _is_batch_over_nothing(node: ir.Node) -> bool:
+    """Whether a product of a batch sums over an axis that may have no elements.
+
+    A symbol has some: calls of modules for which one has none run in PyTorch.
+    """
+    left, right = (shapes.dims(value) for value in node.inputs)
+    if left is None or right is None:
+        return True
+    if max(len(left), len(right)) < 3:
+        return False
+    inner = (left[-1], right[-2] if len(right) > 1 else right[-1])
+    if any(isinstance(size, int) for size in inner):
+        return 0 in inner
+    return not any(isinstance(s, str) and not s.startswith(_UNKNOWN) for s in inner)
 
 
 def _flipped(value: ir.Value) -> ir.Value | None:

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from ortrain.runtime.aten import AtenExecutor
+from ortrain.runtime.aten.dtypes import DTYPES
+from ortrain.runtime.aten.executor import as_array, constant
 from tests.cases import FAMILIES
 from tests.programs import program, run
 
@@ -153,3 +155,27 @@ def test_cross_entropy_is_as_near_as_pytorchs(name, reduction, smoothing):
     scale = np.abs(true).max()
     bound = np.abs(eager - true).max() + 2 * ROUNDING[name] * scale
     assert np.abs(found.astype(np.float64) - true).max() <= bound
+
+
+@pytest.mark.parametrize("sizes", [(), (1,), (2, 3)])
+@pytest.mark.parametrize("operator", ["Add", "Sub", "Mul", "Div", "Pow"])
+@pytest.mark.parametrize("name", NARROW)
+def test_a_result_keeps_its_dtype_beside_a_number(name, operator, sizes):
+    """A number of float32 decides about the dtype where the other operand has no axes either."""
+    narrow = ir.DataType.from_numpy(NARROW[name])
+
+    def body(op, x):
+        number = np.float32(1.7)
+        after = op.node(operator, (op.cast(x, ir.DataType.FLOAT), number))
+        before = op.node(operator, (number, op.cast(x, ir.DataType.FLOAT)))
+        return {"y": op.cast(after, narrow), "z": op.cast(before, narrow)}
+
+    feeds = {"x": np.full(sizes, 1.5).astype(NARROW[name])}
+    subject = program(body, {"x": sizes}, dtype=NARROW[name])
+    wanted = run(subject, feeds)
+    executor = AtenExecutor()
+    compiled = executor.compile(executor.lower(subject))
+    results = compiled.run_values([constant(feeds["x"], narrow)])
+    for value, result in zip(subject.graph.outputs, results, strict=True):
+        assert result.dtype is DTYPES[narrow], compiled.source
+        np.testing.assert_array_equal(as_array(result, narrow), wanted[value.name])

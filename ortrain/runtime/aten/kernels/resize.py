@@ -47,6 +47,8 @@ def resize(
     is_stated = isinstance(scales, list) if sizes is None else not is_open(sizes)
     if is_stated and roi is None and not antialias and keep_aspect_ratio_policy == "stretch":
         changed = _changed(t, x, axes, scales, sizes)
+        if coordinate_transformation_mode in resampling.BY_SIZES:
+            changed = [(axis, n, m, None) for axis, n, m, _ in changed if n != m]
         if not changed:
             return x
         result = _by_pytorch(t, x, changed, **form)
@@ -112,12 +114,10 @@ def _by_pytorch(t, x, changed, *, mode, nearest_mode, coordinates, a, excludes_o
 
 def _has_centres(row, coordinates):
     """Whether PyTorch's kernels compute the same coordinates."""
-    before, after, scale = row
-    if coordinates == "align_corners":
-        return scale is None or (isinstance(before, int) and before * scale == after)
+    _, after, _ = row
     if coordinates == "pytorch_half_pixel":
         return isinstance(after, int) and after > 1
-    return coordinates == "half_pixel"
+    return coordinates in ("align_corners", "half_pixel")
 
 
 def _nearest(rows, coordinates, nearest_mode):
