@@ -137,7 +137,9 @@ def reduce(
 
 
 def prod(x: Tensor, axes: Sequence[int], keep: bool, dtype: torch.dtype | None = None) -> Tensor:
-    """A product over several axes."""
+    """A product over several axes, in memory of its own."""
+    if not axes:
+        return x.prod(dtype=dtype)  # a number
     for axis in sorted((a % x.dim() for a in axes), reverse=True):
         x = x.prod(axis, keep, dtype=dtype)
     return x
