@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from ortrain import Options, ORTModule
@@ -125,3 +126,23 @@ def test_the_backward_may_run_in_pieces_and_come_from_the_cache(tmp_path: Path) 
     ):
         trains(everything, {"x": floats(5, 2, 3)}, options=options, **copy.deepcopy(layers))
     assert list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_states_that_are_carried_on_are_captured_without_a_warning(
+    kind: Callable[..., nn.Module], layers: int
+) -> None:
+    """A trace leaves stand-ins in the references that such a layer holds to its weights."""
+    model = ORTModule(kind(4, 3, layers), options=GRAPH)
+    state: Any = None
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        for _ in range(2):
+            y, state = model(torch.randn(5, 2, 4), state)
+            y.sum().backward()
+            state = tree_map(Tensor.detach, state)
+    finally:
+        torch.set_warn_always(always)
+    assert model.report.mode == "graph"

@@ -50,7 +50,7 @@ def make_standard(program: Program) -> None:
     expand(program.graph, opset=program.opset)
     spell_scattered_reductions(program)
     clean(program)
-    program.drop_unused_domains()
+    program.import_domains()
 
 
 def refuse_negative_rows(program: Program) -> int:
