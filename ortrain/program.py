@@ -250,11 +250,13 @@ class Program:
         """Reads what :meth:`serialize` returned."""
         return cls(ir.from_proto(onnx.ModelProto.FromString(data)))
 
-    def drop_unused_domains(self) -> None:
-        """Removes opset imports of domains of which there is no node."""
+    def import_domains(self) -> None:
+        """Has the model import the domains of its nodes, and no others: ONNX knows no more."""
         used = {node.domain for node in self.graph.all_nodes()} | {""}
         for domain in set(self.model.opset_imports) - used:
             del self.model.opset_imports[domain]
+        for domain in sorted(used):
+            self.model.opset_imports.setdefault(domain, 1)
 
     def name_values(self) -> None:
         """Gives every value a name of its own; inputs and outputs keep theirs."""

@@ -82,6 +82,7 @@ def differentiate(
         total.name = f"{source.name}.gradient"
         total.shape = source.shape
         graph.outputs.append(set_role(total, Role.GRADIENT, source.name or ""))
+    result.import_domains()  # a gradient may be the first operator of ours
     result.name_values()
     return result
 

@@ -133,7 +133,7 @@ def _standalone(
     for value, name in zip(graph.outputs, wanted, strict=True):
         value.name = name
     program.name_values()
-    program.drop_unused_domains()
+    program.import_domains()
     return program
 
 

@@ -408,6 +408,9 @@ def infer_all(model: ir.Model) -> None:
     """Runs onnx's shape inference over the whole model; never overwrites what is known better."""
     from onnx_ir.passes.common import ShapeInferencePass
 
+    # Of a graph with one operator whose domain is not imported, onnx infers nothing at all.
+    for domain in sorted({node.domain for node in model.graph.all_nodes()}):
+        model.opset_imports.setdefault(domain, 1)
     before, longest = {}, 0
     for value in _values(model.graph):
         if value.shape is not None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ortrain.module_state.hooks import HOOKS
 from ortrain.module_state.value import MIXED, frozen, short
@@ -63,8 +64,9 @@ def constant_state(tensor: Tensor) -> tuple[Hashable, ...]:
     """What must stay of a tensor that is a constant in a graph, besides its layout."""
     version = 0 if tensor.is_inference() else tensor._version
     try:
-        place = tensor.data_ptr()
-    except RuntimeError:  # sparse, or a stand-in that a trace has left behind
+        # A stand-in that a trace has left behind is at no place, and warns where it is asked.
+        place = 0 if isinstance(tensor, FakeTensor) else tensor.data_ptr()
+    except RuntimeError:  # sparse
         place = 0
     return version, place, tensor.requires_grad
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from ortrain import Options, ORTModule
@@ -125,3 +127,36 @@ def test_the_backward_may_run_in_pieces_and_come_from_the_cache(tmp_path: Path) 
     ):
         trains(everything, {"x": floats(5, 2, 3)}, options=options, **copy.deepcopy(layers))
     assert list(tmp_path.iterdir())
+
+
+class Carried(nn.Module):
+    """A layer inside a module, which takes the state where it ended."""
+
+    def __init__(self, kind: Callable[..., nn.Module], layers: int) -> None:
+        super().__init__()
+        self.layer = kind(4, 3, layers, batch_first=True)
+
+    def forward(self, x: Tensor, state: Any = None) -> Any:
+        return self.layer(x, state)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_states_that_are_carried_on_are_captured_without_a_warning(
+    kind: Callable[..., nn.Module],
+) -> None:
+    """A trace leaves stand-ins in the references that such a layer holds to its weights."""
+    model = ORTModule(Carried(kind, 2), options=Options(engine="aten", fallback="raise"))
+    state: Any = None
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(record=True) as caught:  # as errors they would be caught
+            warnings.simplefilter("always")
+            for _ in range(2):
+                y, state = model(torch.randn(6, 7, 4), state)
+                y.sum().backward()
+                state = tree_map(Tensor.detach, state)
+    finally:
+        torch.set_warn_always(always)
+    assert caught == []
+    assert model.report.mode == "graph"

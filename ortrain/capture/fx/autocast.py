@@ -9,6 +9,7 @@ and the casts that reach it are noted. No list of operators is kept here.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,8 @@ aten = torch.ops.aten
 _RECURRENT = {aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input}
 # They run on what autocast has set as their dtype; no cast comes first.
 _NORMS = {"aten::norm.Scalar", "aten::norm.ScalarOpt_dim"}
+
+_FAKE_TENSORS = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 def explicit_casts(module: fx.GraphModule) -> None:
@@ -83,7 +86,8 @@ def _holds_others(node: fx.Node, autocast: Autocast) -> bool:
     inside = _operators(node, autocast)
     if not any(f is aten._to_copy.default or _is_listed(f, autocast) for f, *_ in inside):
         return False
-    return inside != _operators(node, ())
+    alone = _run_alone(node)
+    return alone is None or inside != alone.operators
 
 
 def _may_hold_others(node: fx.Node) -> bool:
@@ -158,6 +162,19 @@ def _run(node: fx.Node, autocast: Autocast) -> tuple[_Watch, Any]:
         return watch, target(*args, **kwargs)
 
 
+def _run_alone(node: fx.Node) -> _Watch | None:
+    """What a call runs without autocast; None where it takes these dtypes under autocast alone."""
+    # PyTorch logs each error of a tensor without contents, with its traceback, before it raises it.
+    was = _FAKE_TENSORS.disabled
+    _FAKE_TENSORS.disabled = True
+    try:
+        return _run(node, ())[0]
+    except RuntimeError:
+        return None
+    finally:
+        _FAKE_TENSORS.disabled = was
+
+
 def _operators(node: fx.Node, autocast: Autocast) -> list[tuple[Any, ...]]:
     """What a call runs."""
     return _run(node, autocast)[0].operators
@@ -184,12 +201,21 @@ def _casts(node: fx.Node, autocast: Autocast) -> list[torch.dtype | None]:
     What an operator casts by itself, as attention in bfloat16 does for its softmax, it casts
     without autocast, too.
     """
-    casts = _run(node, autocast)[0].casts
-    try:
-        own = _run(node, ())[0].casts
-    except RuntimeError:  # it takes these dtypes under autocast alone
-        return casts
-    return [None if dtype == alone else dtype for dtype, alone in zip(casts, own, strict=True)]
+    casts, alone = _run(node, autocast)[0].casts, _run_alone(node)
+    if alone is None:
+        return _to_one_dtype(node, casts)
+    return [None if dtype == own else dtype for dtype, own in zip(casts, alone.casts, strict=True)]
+
+
+def _to_one_dtype(node: fx.Node, casts: list[torch.dtype | None]) -> list[torch.dtype | None]:
+    """Of the casts of a call that takes one dtype alone, those that bring its inputs to one."""
+    floating = [_floats(n) for n in node.all_input_nodes]
+    for wanted in dict.fromkeys(dtype for dtype in casts if dtype is not None):
+        kept = [dtype if dtype is wanted else None for dtype in casts]
+        dtypes = [a or _dtype(n) for a, n in zip(kept, node.all_input_nodes, strict=True)]
+        if all(dtype is wanted for dtype, is_cast in zip(dtypes, floating, strict=True) if is_cast):
+            return kept
+    return casts
 
 
 def _found(

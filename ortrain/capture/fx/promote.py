@@ -21,9 +21,11 @@ _POINTWISE = {
     "__xor__", "bitwise_and", "bitwise_or", "bitwise_xor", "masked_fill", "linear", "square",
     "exp2", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh",
     "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
-    "binary_cross_entropy_with_logits", "baddbmm", "addmm",
+    "binary_cross_entropy_with_logits", "baddbmm", "addmm", "einsum",
 }  # fmt: skip
 _COMPARING = {"eq", "ne", "ge", "gt", "le", "lt"}
+# Of what they are given, whole numbers are classes.
+_OF_CLASSES = {"cross_entropy_loss"}
 _LOGICAL = {"logical_and", "logical_or", "logical_xor", "logical_not"}
 
 
@@ -44,6 +46,9 @@ def promote(module: fx.GraphModule) -> None:
             dtype = torch.bool
         elif name in _POINTWISE:
             dtype = result.dtype
+        elif name in _OF_CLASSES:
+            dtype = result.dtype
+            tensors = [n for n in tensors if n.meta["val"].is_floating_point()]
         else:
             continue
         if name in ("where", "masked_fill"):  # the condition keeps its dtype

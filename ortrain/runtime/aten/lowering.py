@@ -42,7 +42,7 @@ def lower(program: Program) -> Program:
         if learn_shapes(result.graph):  # of which more may follow
             shapes.infer_all(result.model)
             learn_shapes(result.graph)
-    result.drop_unused_domains()
+    result.import_domains()
     result.name_values()
     return result
 

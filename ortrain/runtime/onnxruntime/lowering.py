@@ -54,7 +54,7 @@ def make_standard(program: Program) -> None:
     count_axes_from_the_front(program)
     spell_scattered_reductions(program)
     clean(program)
-    program.drop_unused_domains()
+    program.import_domains()
 
 
 def refuse_negative_rows(program: Program) -> int:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+from ortrain import Options, ORTModule
 from ortrain.errors import ExecutionError
 from ortrain.runtime.aten import AtenExecutor
 from tests.programs import program
@@ -169,3 +170,37 @@ def test_the_matrix_of_a_gradient_is_a_constant():
     assert "upsample" not in source
     agree(lambda op, x: op.Resize(op.EyeLike(x), None, np.array([2, 1], np.float32), mode="linear"),
           {"x": floats(3, 3)}, tolerance=1e-6)  # fmt: skip
+
+
+# --- in a module whose forward has no operator of ours, and whose backward has ------------------
+
+FIRST = {
+    "convolution": lambda: torch.nn.Conv2d(3, 4, 3, padding=1),
+    "transposed convolution": lambda: torch.nn.ConvTranspose2d(3, 4, 2, 2),
+    "group norm": lambda: torch.nn.GroupNorm(1, 3),
+    "maximum": lambda: torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.MaxPool2d(2)),
+}
+SECOND = {
+    "bilinear": {"size": (9, 7), "mode": "bilinear"},
+    "bicubic": {"scale_factor": 2, "mode": "bicubic"},
+    "nearest": {"scale_factor": 2, "mode": "nearest"},
+    "area": {"size": (3, 3), "mode": "area"},
+}
+
+
+@pytest.mark.parametrize("second", SECOND)
+@pytest.mark.parametrize("first", FIRST)
+def test_behind_a_layer_whose_gradient_alone_is_an_operator_of_ours(first, second, capfd):
+    class Resized(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = FIRST[first]()
+
+        def forward(self, x):
+            return F.interpolate(self.first(x), **SECOND[second]).square().mean()
+
+    options = Options(engine="aten", fallback="raise")  # an error where the numbers are others
+    model = ORTModule(Resized(), options=options)
+    model(torch.randn(2, 3, 6, 6, requires_grad=True)).backward()
+    assert model.report.mode == "graph"
+    assert capfd.readouterr().err == ""
