@@ -34,12 +34,13 @@ from ortrain.capture.refusal import first_line, located, named
 from ortrain.capture.returned import Source, sources_of
 from ortrain.capture.translations import TRANSLATIONS, recorded, translating
 from ortrain.capture.translations.base import SymbolicSize, symbolic
-from ortrain.capture.untouched import uncollected, untouched
+from ortrain.capture.untouched import untouched
 from ortrain.errors import CaptureError, UnsupportedOutput
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.passes.clean import clean
 from ortrain.passes.precision import place_casts
 from ortrain.program import Check, Program, Role
+from ortrain.uncollected import uncollected
 
 IR_VERSION = 10  # the first that has opset 21; runtimes of its time read it
 

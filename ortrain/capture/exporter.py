@@ -41,6 +41,8 @@ from torch.utils.hooks import RemovableHandle
 from ortrain.capture import autocast
 from ortrain.capture.autograd_calls import check_autograd_calls, checked_autograd_calls
 from ortrain.capture.checkpointing import marked_checkpoints
+from ortrain.capture.known_results import results_found_once
+from ortrain.capture.known_sizes import sizes_computed_once
 from ortrain.capture.origin import is_users
 from ortrain.capture.parametrized_draws import ParametrizedDraws
 from ortrain.capture.recurrent import whole_recurrences
@@ -104,6 +106,8 @@ def export(
         _uncached(),
         autocast.uncached(),
         _buffers_left_to_us(),
+        results_found_once(),
+        sizes_computed_once(),  # before what asks sizes as numbers, which is asked first
         watching,
         checking,
         numbers,

@@ -24,7 +24,6 @@ from ortrain.capture.refusal import located
 from ortrain.capture.returned import Source
 from ortrain.capture.stand_ins import stand_ins_watched
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
-from ortrain.capture.untouched import uncollected
 from ortrain.config import DebugOptions, LogLevel, Options
 from ortrain.errors import CaptureError, CheckFailed, OrtrainError
 from ortrain.exclusive import EXCLUSIVE
@@ -48,6 +47,7 @@ from ortrain.step.progress import progress
 from ortrain.step.replay import Original
 from ortrain.step.report import Report
 from ortrain.step.run import Received, Step
+from ortrain.uncollected import uncollected
 
 # Captures of one form of call that differ in sizes which the module's code depends on.
 MOST_SHAPES = 8

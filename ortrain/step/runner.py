@@ -27,7 +27,7 @@ from ortrain.capture.refusal import Refusal
 from ortrain.capture.rehearsal import foretold
 from ortrain.capture.returned import instead
 from ortrain.capture.structure import FlatCall, OutputStructure, flatten_call
-from ortrain.capture.untouched import call_aside, uncollected
+from ortrain.capture.untouched import call_aside
 from ortrain.config import EXECUTORS, DebugOptions, LogLevel, Options
 from ortrain.errors import (
     CaptureError,
@@ -50,6 +50,7 @@ from ortrain.step.forms import Form, Served, Sizes, State, too_many_ways
 from ortrain.step.prospect import Prospect
 from ortrain.step.report import Report
 from ortrain.step.verdict import Verdict
+from ortrain.uncollected import uncollected
 
 _saving_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 _transforms = torch._C._functorch.peek_interpreter_stack
