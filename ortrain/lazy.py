@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ortrain.uncollected import uncollected
+
 
 def attributes(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """The ``__getattr__`` of a package.
@@ -19,7 +21,8 @@ def attributes(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     def load(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(homes[name]), name)
+        with uncollected():
+            value = getattr(importlib.import_module(homes[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 

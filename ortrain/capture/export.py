@@ -40,10 +40,11 @@ from ortrain.exclusive import EXCLUSIVE
 from ortrain.guards.autocast import Autocast, active
 from ortrain.guards.constraints import Constraints, Shapes
 from ortrain.guards.key_value_cache import closed
-from ortrain.module_state.untouched import uncollected, untouched
+from ortrain.module_state.untouched import untouched
 from ortrain.passes.clean import clean
 from ortrain.passes.precision import place_casts
 from ortrain.program import Check, Program, Role
+from ortrain.uncollected import uncollected
 
 IR_VERSION = 10  # the first that has opset 21; runtimes of its time read it
 

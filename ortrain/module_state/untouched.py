@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import pickle
 import random
 from collections.abc import Iterator
@@ -289,21 +288,6 @@ def _shown(path: str) -> str:
     """A path as a message shows it."""
     shown = plain(path)
     return shown.partition(" ")[2] if shown.startswith(AROUND) else shown
-
-
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """No cyclic garbage collection: capture and build make objects by the million and drop few.
-
-    Collecting among them costs 0.2 to 0.9 s of a capture, 0.7 s of a build.
-    """
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
 
 
 @contextlib.contextmanager

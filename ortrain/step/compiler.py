@@ -28,7 +28,6 @@ from ortrain.graph.cost import Multiplications
 from ortrain.guards.attributes import WithAttributes
 from ortrain.guards.numbers import WithNumbers
 from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
-from ortrain.module_state.untouched import uncollected
 from ortrain.program import Program, Role
 from ortrain.runtime import engines
 from ortrain.runtime.base import Executor
@@ -49,6 +48,7 @@ from ortrain.step.progress import progress
 from ortrain.step.replay import Original
 from ortrain.step.report import Report
 from ortrain.step.saved_forward import Received
+from ortrain.uncollected import uncollected
 
 # Captures of one form of call that differ in sizes which the module's code depends on.
 MOST_SHAPES = 8

@@ -35,7 +35,7 @@ from ortrain.guards.attributes import WithAttributes
 from ortrain.guards.guard import Ambient, ambient
 from ortrain.guards.numbers import MOST_VALUES, WithNumbers
 from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
-from ortrain.module_state.untouched import call_aside, uncollected
+from ortrain.module_state.untouched import call_aside
 from ortrain.runtime import engines
 from ortrain.step import contest
 from ortrain.step.compiler import MOST_SHAPES, StepCompiler, device_of
@@ -57,6 +57,7 @@ from ortrain.step.prospect import Prospect
 from ortrain.step.report import Report
 from ortrain.step.states import States
 from ortrain.step.verdict import Verdict
+from ortrain.uncollected import uncollected
 
 _saving_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 _transforms = torch._C._functorch.peek_interpreter_stack

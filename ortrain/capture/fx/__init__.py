@@ -38,6 +38,8 @@ from ortrain.capture.fx.selected import (
 )
 from ortrain.capture.fx.settle import settle
 from ortrain.capture.fx.statistics import explicit_statistics
+from ortrain.capture.trace.known_results import results_found_once
+from ortrain.capture.trace.known_sizes import sizes_computed_once
 from ortrain.guards.autocast import Autocast, without_autocast
 from ortrain.program import Check
 
@@ -70,7 +72,7 @@ def clean(
         checked: whether a call for which a check fails goes to the module.
         autocast: around the call.
     """
-    with without_autocast():
+    with without_autocast(), results_found_once(), sizes_computed_once():
         return _clean(exported, covered, checked, autocast)
 
 

@@ -31,6 +31,8 @@ from torch.utils.hooks import RemovableHandle
 from ortrain.capture.origin import is_users
 from ortrain.capture.trace.autograd_calls import check_autograd_calls, checked_autograd_calls
 from ortrain.capture.trace.checkpointing import marked_checkpoints
+from ortrain.capture.trace.known_results import results_found_once
+from ortrain.capture.trace.known_sizes import sizes_computed_once
 from ortrain.capture.trace.parametrized_draws import ParametrizedDraws
 from ortrain.capture.trace.recurrent import whole_recurrences
 from ortrain.capture.trace.stand_ins import stand_ins_watched
@@ -91,6 +93,8 @@ def export(
         _uncached(),
         autocast.uncached(),
         _buffers_left_to_us(),
+        results_found_once(),
+        sizes_computed_once(),  # before what asks sizes as numbers, which is asked first
         watching,
         checking,
         numbers,

@@ -1,0 +1,23 @@
+"""Stretches without cyclic garbage collection."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """No cyclic garbage collection while objects are made by the million and few are dropped.
+
+    Collecting among them costs 0.8 s of the 2.7 s of processor time in which ``ORTModule`` is
+    loaded beside torch, 0.2 to 0.9 s of a capture, 0.7 s of a build.
+    """
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
