@@ -8,6 +8,7 @@ and the casts that reach it are noted. No list of operators is kept here.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -146,13 +147,25 @@ class _Watch(TorchDispatchMode):
         return function(*args, **kwargs)
 
 
-def _run(node: fx.Node, autocast: Autocast) -> tuple[_Watch, Any]:
-    """Runs a call on what the trace had, under some autocast."""
+def _run(
+    node: fx.Node, autocast: Autocast, dtype: torch.dtype | None = None
+) -> tuple[_Watch, Any]:
+    """Runs a call on what the trace had, under some autocast.
+
+    Args:
+        node: the call.
+        autocast: what is on.
+        dtype: of all that autocast might cast; None leaves each tensor its own.
+    """
     inputs = node.all_input_nodes
-    watch = _Watch([n.meta.get("val") for n in inputs])
-    args: Any = fx.node.map_arg(node.args, lambda n: n.meta["val"])
-    kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: n.meta["val"])
     mode: Any = torch._guards.detect_fake_mode([n.meta.get("val") for n in inputs])
+    given: dict[fx.Node, Any] = {n: n.meta.get("val") for n in inputs}
+    if dtype is not None:
+        with mode, without_autocast():
+            given |= {n: given[n].to(dtype) for n in inputs if _floats(n)}
+    watch = _Watch(list(given.values()))
+    args: Any = fx.node.map_arg(node.args, lambda n: given[n])
+    kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: given[n])
     target: Any = node.target
     with torch.no_grad(), autocast_as(autocast), mode, enable_python_dispatcher(), watch:
         return watch, target(*args, **kwargs)
@@ -187,9 +200,19 @@ def _casts(node: fx.Node, autocast: Autocast) -> list[torch.dtype | None]:
     casts = _run(node, autocast)[0].casts
     try:
         own = _run(node, ())[0].casts
-    except RuntimeError:  # it takes these dtypes under autocast alone
-        return casts
+    except RuntimeError:  # it takes these dtypes together under autocast alone
+        own = _casts_of_its_own(node)
     return [None if dtype == alone else dtype for dtype, alone in zip(casts, own, strict=True)]
+
+
+def _casts_of_its_own(node: fx.Node) -> list[torch.dtype | None]:
+    """The dtype that an operator casts each input to where all have that input's dtype."""
+    own: dict[torch.dtype | None, list[torch.dtype | None]] = {}
+    for dtype in {_dtype(n) for n in node.all_input_nodes if _floats(n)}:
+        with contextlib.suppress(RuntimeError):  # it takes none of that dtype
+            own[dtype] = _run(node, (), dtype)[0].casts
+    known = ((i, own.get(_dtype(n))) for i, n in enumerate(node.all_input_nodes))
+    return [casts[i] if casts is not None else None for i, casts in known]
 
 
 def _found(
