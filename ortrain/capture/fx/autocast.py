@@ -84,7 +84,10 @@ def _holds_others(node: fx.Node, autocast: Autocast) -> bool:
     inside = _operators(node, autocast)
     if not any(f is aten._to_copy.default or _is_listed(f, autocast) for f, *_ in inside):
         return False
-    return inside != _operators(node, ())
+    try:
+        return inside != _operators(node, ())
+    except RuntimeError:  # it takes these dtypes together under autocast alone
+        return True
 
 
 def _may_hold_others(node: fx.Node) -> bool:
