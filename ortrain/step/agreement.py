@@ -66,9 +66,9 @@ FLOOR = 1e-3
 # What is zero but for roundings, such as the mean of a normalized tensor, has no digits at all: in
 # float64 and in both engines it is below so many roundings of the typical parameter or input.
 NOISE = 16
-# Of so few numbers the distance is a matter of luck: the graph may be so many times as far. So it is
-# where terms have cancelled out to less than the floor, as in the gradient of a key's bias, which is
-# zero in truth: what is left are a few roundings of the others, and all elements have the same ones.
+# Of so few numbers the distance is a matter of luck: the graph may be so many times as far. So it
+# is where terms have cancelled out to less than the floor, as in the gradient of a key's bias, zero
+# in truth: what is left are a few roundings of the others, alike in all elements.
 FEW, LUCK = 16, 3.0
 
 

@@ -150,9 +150,7 @@ class _Watch(TorchDispatchMode):
         return function(*args, **kwargs)
 
 
-def _run(
-    node: fx.Node, autocast: Autocast, dtype: torch.dtype | None = None
-) -> tuple[_Watch, Any]:
+def _run(node: fx.Node, autocast: Autocast, dtype: torch.dtype | None = None) -> tuple[_Watch, Any]:
     """Runs a call on what the trace had, under some autocast.
 
     Args:

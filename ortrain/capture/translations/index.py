@@ -197,7 +197,8 @@ def diagonal_scatter(
     order = [*(d for d in range(length) if d not in ends), *ends]
     ahead = op.Transpose(self, perm=order)
     rows, columns = (
-        op.Range(np.int64(0), op.Squeeze(op.dim(ahead, axis), [0]), np.int64(1)) for axis in (-2, -1)
+        op.Range(np.int64(0), op.Squeeze(op.dim(ahead, axis), [0]), np.int64(1))
+        for axis in (-2, -1)
     )
     on = op.Equal(op.Unsqueeze(op.Add(rows, np.int64(offset)), [1]), op.Unsqueeze(columns, [0]))
     # Of each row its element of the diagonal, or any where it has none.
