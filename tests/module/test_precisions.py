@@ -21,6 +21,7 @@ from ortrain import Options, ORTModule
 from ortrain.step.agreement import FEW, LUCK, TOLERANCES
 from ortrain.step.draws import replayed_draws
 from ortrain.step.run import draw_seed
+from tests.architectures import ARCHITECTURES
 from tests.breadth import sampled
 from tests.models import MODELS, Batch, ModelCase
 from tests.module.agreement import (
@@ -363,3 +364,17 @@ def test_the_comparison_in_16_bits_notices_what_eager_has_not(part: str) -> None
             gradient *= 1.05
     with pytest.raises(AssertionError):
         subject.compare()
+
+
+FURTHER = _names([*ARCHITECTURES], ["float32"], ["onnxruntime", "aten"])
+FURTHER += _names([*ARCHITECTURES], ["autocast to bfloat16"], ["aten"])
+
+
+@pytest.mark.parametrize("name", sampled(FURTHER, ["qwen3, autocast to bfloat16, aten"]))
+def test_further_kinds_of_models_step_as_eager_with_the_same_draws(name: str) -> None:
+    model, precision, engine = name.split(", ")
+    subject = Subject(ARCHITECTURES[model], PRECISIONS[precision], engine)
+    for number in range(4):
+        subject.check(number)
+    subject.compare()
+    assert subject.graph.report.eager_calls == 0
