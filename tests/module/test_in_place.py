@@ -271,3 +271,72 @@ def test_what_is_written_into_a_slice_with_a_step_is_eagers(seed: int) -> None:
     want, got = step(eager, eager), step(ours, ORTModule(ours, options=GRAPH))
     for mine, its in zip(got, want, strict=True):
         torch.testing.assert_close(mine, its)
+
+
+# What shows a tensor of shape (3, 4, 4) in another way, and not necessarily all of it.
+ANY_VIEW = [
+    "permute(2, 0, 1)", "permute(-2, -1, 0)", "transpose(0, 2)", "movedim(0, 2)",
+    "movedim((0, 1), (2, 0))", "moveaxis(-1, 0)", "swapaxes(0, 1)", "swapdims(0, -1)", "mT", "mH",
+    "adjoint()", "unflatten(1, (2, 2))", "view_as(x)", "reshape_as(x)", "ravel()", "flatten(1)",
+    "unsqueeze(0).unsqueeze(2).squeeze((0, 2))", "narrow(1, 1, 2)", "narrow(2, -3, 2)",
+    "narrow(1, -2, 2)", "diagonal(0, 1, 2)", "diagonal(1, 0, 2)", "diagonal(-2, 2, 1)",
+    "diagonal(-1)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_what_is_written_through_views_of_views_is_eagers(seed: int) -> None:
+    draw = random.Random(seed)
+    lines = ["y = x * self.weight", "z = y.exp()"]
+    for _ in range(3):
+        view = f"y.{draw.choice(ANY_VIEW)}"
+        while draw.random() < 0.4:
+            view += draw.choice([".movedim(0, -1)", "[-1:]", ".narrow(0, 0, 1)", "[..., 0]"])
+        write = draw.choice(["mul_(0.5)", "fill_(0.3)", "sin_()", "div_(3)", "pow_(2)", "add_(1)"])
+        lines += [f"{view}.{write}", "z = z + y * 0.5"]
+    text = "def forward(self, x):\n" + "".join(f"    {line}\n" for line in [*lines, "return z, y"])
+    eager, ours = Written(text), Written(text)
+    found = []
+    for module, run in ((eager, eager), (ours, ORTModule(ours, options=GRAPH))):
+        x = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(seed), requires_grad=True)
+        outputs = run(x)
+        (outputs[0] * outputs[1]).sum().backward()
+        found.append([*outputs, x.grad, module.weight.grad])
+    for its, mine in zip(*found, strict=True):
+        torch.testing.assert_close(mine, its, rtol=SAME, atol=SAME)
+
+
+@pytest.mark.parametrize("view", ANY_VIEW)
+@pytest.mark.parametrize("written", ["y", "x.new_zeros(3, 4, 4)"])
+def test_what_is_written_to_a_view_is_in_the_whole(written: str, view: str) -> None:
+    text = (
+        f"def forward(self, x):\n    y = x * self.weight\n    z = {written}\n"
+        f"    z.{view}.mul_(2).add_(0.5)\n    return [z * y]\n"
+    )
+    eager, ours = Written(text), Written(text)
+    model, found = ORTModule(ours, options=GRAPH), []
+    for module, run in ((ours, model), (eager, eager)):
+        x = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+        (output,) = run(x)
+        output.square().sum().backward()
+        found.append([output, x.grad, module.weight.grad])
+    for mine, its in zip(*found, strict=True):
+        torch.testing.assert_close(mine, its, rtol=SAME, atol=SAME)
+    assert model.report.eager_calls == 0
+
+
+# In place and not, an operator of one overload's name takes other arguments.
+IN_PLACE = ["pow_(2)", "pow_(z)", "ldexp_(z.round())",
+            "remainder_(0.7)", "fmod_(z)", "lerp_(z, 0.3)", "lerp_(z, z)",
+            "addcmul_(z, z)", "addcdiv_(z, z, value=2)", "clamp_(z, z + 1)", "xlogy_(z)",
+            "atan2_(z)", "fill_diagonal_(7)", "tril_(-1)",
+            "triu_(1)"]  # fmt: skip
+
+
+@pytest.mark.parametrize("write", IN_PLACE)
+def test_an_operator_in_place_is_the_one_of_its_arguments(write: str) -> None:
+    text = f"{HEAD}    y, z = y * 0.5 + 3, x.exp()\n    y.{write}\n    return [y * 1.5]\n"
+    eager, ours = Written(text), Written(text)
+    want, got = step(eager, eager), step(ours, ORTModule(ours, options=GRAPH))
+    for mine, its in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, its, rtol=SAME, atol=SAME)

@@ -150,25 +150,35 @@ class _Watch(TorchDispatchMode):
         return function(*args, **kwargs)
 
 
-def _run(node: fx.Node, autocast: Autocast) -> tuple[_Watch, Any]:
-    """Runs a call on what the trace had, under some autocast."""
+def _run(node: fx.Node, autocast: Autocast, dtype: torch.dtype | None = None) -> tuple[_Watch, Any]:
+    """Runs a call on what the trace had, under some autocast.
+
+    Args:
+        node: the call.
+        autocast: what is on.
+        dtype: of all that autocast might cast; None leaves each tensor its own.
+    """
     inputs = node.all_input_nodes
-    watch = _Watch([n.meta.get("val") for n in inputs])
-    args: Any = fx.node.map_arg(node.args, lambda n: n.meta["val"])
-    kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: n.meta["val"])
     mode: Any = torch._guards.detect_fake_mode([n.meta.get("val") for n in inputs])
+    given: dict[fx.Node, Any] = {n: n.meta.get("val") for n in inputs}
+    if dtype is not None:
+        with mode, without_autocast():
+            given |= {n: given[n].to(dtype) for n in inputs if _floats(n)}
+    watch = _Watch(list(given.values()))
+    args: Any = fx.node.map_arg(node.args, lambda n: given[n])
+    kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: given[n])
     target: Any = node.target
     with torch.no_grad(), autocast_as(autocast), mode, enable_python_dispatcher(), watch:
         return watch, target(*args, **kwargs)
 
 
-def _run_alone(node: fx.Node) -> _Watch | None:
+def _run_alone(node: fx.Node, dtype: torch.dtype | None = None) -> _Watch | None:
     """What a call runs without autocast; None where it takes these dtypes under autocast alone."""
     # PyTorch logs each error of a tensor without contents, with its traceback, before it raises it.
     was = _FAKE_TENSORS.disabled
     _FAKE_TENSORS.disabled = True
     try:
-        return _run(node, ())[0]
+        return _run(node, (), dtype)[0]
     except RuntimeError:
         return None
     finally:
@@ -202,20 +212,17 @@ def _casts(node: fx.Node, autocast: Autocast) -> list[torch.dtype | None]:
     without autocast, too.
     """
     casts, alone = _run(node, autocast)[0].casts, _run_alone(node)
-    if alone is None:
-        return _to_one_dtype(node, casts)
-    return [None if dtype == own else dtype for dtype, own in zip(casts, alone.casts, strict=True)]
+    own = _casts_of_its_own(node) if alone is None else alone.casts
+    return [None if dtype == other else dtype for dtype, other in zip(casts, own, strict=True)]
 
 
-def _to_one_dtype(node: fx.Node, casts: list[torch.dtype | None]) -> list[torch.dtype | None]:
-    """Of the casts of a call that takes one dtype alone, those that bring its inputs to one."""
-    floating = [_floats(n) for n in node.all_input_nodes]
-    for wanted in dict.fromkeys(dtype for dtype in casts if dtype is not None):
-        kept = [dtype if dtype is wanted else None for dtype in casts]
-        dtypes = [a or _dtype(n) for a, n in zip(kept, node.all_input_nodes, strict=True)]
-        if all(dtype is wanted for dtype, is_cast in zip(dtypes, floating, strict=True) if is_cast):
-            return kept
-    return casts
+def _casts_of_its_own(node: fx.Node) -> list[torch.dtype | None]:
+    """The dtype that an operator casts each input to where all have that input's dtype."""
+    dtypes = [_dtype(n) for n in node.all_input_nodes]
+    floating = {d for d, n in zip(dtypes, node.all_input_nodes, strict=True) if _floats(n)}
+    runs = {dtype: _run_alone(node, dtype) for dtype in floating}
+    found = [None if dtype is None else runs.get(dtype) for dtype in dtypes]
+    return [None if run is None else run.casts[i] for i, run in enumerate(found)]
 
 
 def _found(

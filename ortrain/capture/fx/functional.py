@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,12 +23,20 @@ aten = torch.ops.aten
 _WRITE_BACK = {
     aten.slice.Tensor: aten.slice_scatter.default,
     aten.select.int: aten.select_scatter.default,
+    aten.diagonal.default: aten.diagonal_scatter.default,
 }
 _RESHAPES = {
     aten.view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim,
-    aten.squeeze.default, aten.flatten.using_ints,
+    aten.squeeze.dims, aten.squeeze.default, aten.flatten.using_ints, aten.unflatten.int,
+    aten.ravel.default,
 }  # fmt: skip
-_TRANSPOSES = {aten.transpose.int, aten.t.default}
+# Which axis goes where, they tell on any tensor of their rank.
+_PERMUTES = {
+    aten.permute.default, aten.transpose.int, aten.t.default, aten.numpy_T.default,
+    aten.mT.default, aten.mH.default, aten.adjoint.default, aten.swapaxes.default,
+    aten.swapdims.default, aten.movedim.int, aten.movedim.intlist, aten.moveaxis.int,
+    aten.moveaxis.intlist,
+}  # fmt: skip
 # In-place draws whose functional form has another name.
 _DRAWS = {
     aten.bernoulli_.float: aten.bernoulli.p,
@@ -129,10 +138,11 @@ class _Functional:
             # What was there gets a gradient of zeros, if it was computed.
             target = aten.full_like.default if _is_blank(written) else aten.fill.Scalar
             args = (written, args[1] if name == "fill_" else 0)
+        elif name == "fill_diagonal_" and written.meta["val"].ndim == 2 and not any(args[2:]):
+            target = aten.diagonal_scatter.default
+            args = (written, self._filled_diagonal(written, args[1]))
         else:
-            target = _DRAWS.get(original) or getattr(
-                getattr(aten, name[:-1], None), original._overloadname, None
-            )
+            target = _DRAWS.get(original) or _not_in_place(original, name)
             kwargs = dict(node.kwargs)
             if target is None:
                 raise captured_error(node, f"{operator_name(original)} cannot be captured")
@@ -148,6 +158,18 @@ class _Functional:
         # What views are of, the memory of these values tells: it is what was written to.
         new.meta = {**new.meta, "val": written.meta["val"], FRESH: True}
         return new
+
+    def _filled_diagonal(self, matrix: fx.Node, number: Any) -> fx.Node:
+        """What stands on a matrix's diagonal once it is filled."""
+        mode = torch._guards.detect_fake_mode([matrix.meta["val"]])
+        assert mode is not None
+        node = self.graph.call_function(aten.diagonal.default, (matrix,))
+        with mode:
+            node.meta = {**matrix.meta, "val": torch.zeros_like(matrix.meta["val"]).diagonal()}
+        fill = aten.full_like.default if _is_blank(matrix) else aten.fill.Scalar
+        filled = self.graph.call_function(fill, (node, number))
+        filled.meta = dict(node.meta)
+        return filled
 
     def _overwriting(self, given: fx.Node, written: fx.Node, new: fx.Node) -> fx.Node:
         """A value that what was given does not influence, and that gives it a gradient of zeros."""
@@ -378,8 +400,12 @@ class _Functional:
             target: Any = _WRITE_BACK[view.target]
         elif layout(view) == layout(source):
             return new
-        elif view.target in _TRANSPOSES:
-            target, args = view.target, (new, *rest)
+        elif view.target in _PERMUTES:
+            target, args = aten.permute.default, (new, _inverse(view))
+        elif view.target is aten.narrow.default:
+            dim, start, length = rest
+            target = aten.slice_scatter.default
+            args = (source, new, dim, start, self._end(at, start, length))
         elif view.target in _RESHAPES:
             target, args = aten.reshape.default, (new, self._shape(source))
         else:
@@ -387,6 +413,18 @@ class _Functional:
             raise captured_error(at, f"{into} cannot be captured")
         node = self.graph.call_function(target, args)
         node.meta = {**at.meta, "val": source.meta["val"], FRESH: True}
+        return node
+
+    def _end(self, at: fx.Node, start: Any, length: Any) -> Any:
+        """Where a range of some length ends, as a slice names it."""
+        if isinstance(start, int) and isinstance(length, int):
+            # From behind, 0 is what comes after the last.
+            return None if start < 0 and start + length == 0 else start + length
+        known = [v.meta["val"] if isinstance(v, fx.Node) else v for v in (start, length)]
+        if isinstance(start, int) and start < 0:
+            raise captured_error(at, f"{operator_name(at.target)} into aten::narrow from behind")
+        node = self.graph.call_function(operator.add, (start, length))
+        node.meta = {"val": known[0] + known[1]}
         return node
 
     def _shape(self, source: fx.Node) -> list[int | fx.Node]:
@@ -400,6 +438,35 @@ class _Functional:
             node.meta = {"val": size}
             shape.append(node)
         return shape
+
+
+def _not_in_place(original: Any, name: str) -> Any:
+    """The overload that returns what an in-place one writes, with the same arguments.
+
+    That it has the same name says little: ``pow_.Scalar`` takes a tensor and a number, and
+    ``pow.Scalar`` a number and a tensor.
+    """
+    packet = getattr(aten, name[:-1], None)
+    wanted = [str(a.type) for a in original._schema.arguments]
+    names = [] if packet is None else packet.overloads()
+    for overload in sorted(names, key=lambda n: n != original._overloadname):
+        found = getattr(packet, overload)
+        taken = found._schema.arguments
+        if found._schema.is_mutable or [str(a.type) for a in taken[: len(wanted)]] != wanted:
+            continue
+        if all(a.has_default_value() for a in taken[len(wanted) :]):
+            return found
+    return None
+
+
+def _inverse(view: fx.Node) -> list[int]:
+    """The permutation that takes a permuted view back to what it is a view of."""
+    target: Any = view.target
+    source: Any = view.args[0]
+    rank = source.meta["val"].ndim
+    # Sizes that tell the axes apart.
+    moved = target(torch.empty([*range(2, 2 + rank)], device="meta"), *view.args[1:], **view.kwargs)
+    return [tuple(moved.shape).index(2 + axis) for axis in range(rank)]
 
 
 _WITHOUT_GRADIENT = {InputKind.BUFFER, InputKind.CONSTANT_TENSOR}

@@ -45,6 +45,12 @@ _NODE = re.compile(r"(?:with name |Node[: ]+)'?\(?([^'\s)]+)")
 _shared_arena = False
 
 
+def _is_of_16_bits(program: Program) -> bool:
+    """Whether anything is computed in float16 or bfloat16."""
+    made = (v.dtype for node in program.graph.all_nodes() for v in node.outputs)
+    return any(dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) for dtype in made)
+
+
 def _origin_in(message: str, program: Program) -> str:
     """The user's line behind the node that a message names; empty where it names none."""
     found = _NODE.search(message)
@@ -183,12 +189,14 @@ class OnnxRuntimeExecutor:
                 enable_fallback=0,
             )
         except Exception as error:
+            other = "compute this in another dtype or with other operators, or leave it to PyTorch"
+            if _is_of_16_bits(program):
+                other = 'engine="aten" serves reduced precision, onnxruntime has few kernels of it'
             raise ExecutionError(
                 "onnxruntime refuses the graph",
                 where=_origin_in(str(error), program),
                 because=str(error).strip().splitlines()[0],
-                help="compute this in another dtype or with other operators, or leave it to "
-                "PyTorch; DebugOptions(save_onnx=True, …) writes the graph",
+                help=f"{other}; DebugOptions(save_onnx=True, …) writes the graph",
             ) from error
         if self.provider not in session.get_providers():
             raise ExecutionError(

@@ -187,6 +187,27 @@ def select_scatter(
     return slice_scatter(op, self, op.Unsqueeze(src, [dim]), dim, index, end)
 
 
+@translation(aten.diagonal_scatter.default)
+def diagonal_scatter(
+    op: Translator, self: ir.Value, src: ir.Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> ir.Value:
+    length = shapes.rank(self)
+    assert length is not None
+    ends = [dim1 % length, dim2 % length]
+    order = [*(d for d in range(length) if d not in ends), *ends]
+    ahead = op.Transpose(self, perm=order)
+    rows, columns = (
+        op.Range(np.int64(0), op.Squeeze(op.dim(ahead, axis), [0]), np.int64(1))
+        for axis in (-2, -1)
+    )
+    on = op.Equal(op.Unsqueeze(op.Add(rows, np.int64(offset)), [1]), op.Unsqueeze(columns, [0]))
+    # Of each row its element of the diagonal, or any where it has none.
+    last = op.Sub(op.dim(src, -1), np.int64(1))
+    first = op.Max(op.Sub(rows, np.int64(max(-offset, 0))), np.int64(0))
+    of_row = op.Unsqueeze(op.Gather(src, op.Min(first, last), axis=-1), [-1])
+    return op.Transpose(op.Where(on, of_row, ahead), perm=[order.index(d) for d in range(length)])
+
+
 @translation(aten.nonzero.default)
 def nonzero(op: Translator, self: ir.Value) -> ir.Value:
     if shapes.rank(self) == 0:

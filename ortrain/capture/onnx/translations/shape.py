@@ -128,6 +128,8 @@ def slice(
 @translation(aten.narrow.default)
 def narrow(op: Translator, self: ir.Value, dim: int, start: Size, length: Size) -> ir.Value:
     begin, count = op.index(start), op.index(length)
+    if isinstance(start, int) and start < 0:  # whose end may be 0, which is the first place
+        begin = op.Add(op.dim(self, dim), begin)
     return op.Slice(self, begin, op.Add(begin, count), [dim], [1])
 
 
