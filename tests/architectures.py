@@ -39,7 +39,7 @@ _PAIR: dict[str, Any] = {
     "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
     "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
     "max_position_embeddings": 64, "decoder_start_token_id": 2, "forced_eos_token_id": None,
-    **_ENDS,
+    "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, **_ENDS,
 }  # fmt: skip
 _T5: dict[str, Any] = {
     "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_decoder_layers": 1,
