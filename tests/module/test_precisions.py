@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from ortrain.step.run import draw_seed
+from ortrain.step.feeds import draw_seed
 from torch import nn
 
 from ortrain import Options, ORTModule
