@@ -39,7 +39,7 @@ _PAIR: dict[str, Any] = {
     "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
     "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
     "max_position_embeddings": 64, "decoder_start_token_id": 2, "forced_eos_token_id": None,
-    **_ENDS,
+    "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, **_ENDS,
 }  # fmt: skip
 _T5: dict[str, Any] = {
     "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_decoder_layers": 1,
@@ -135,8 +135,8 @@ def _encoder(name: str, prefix: str, **more: Any) -> ModelCase:
 
 def _decoder(name: str, prefix: str, settings: dict[str, Any] = _GROUPED, **more: Any) -> ModelCase:
     drops, config = more.pop("drops", ("attention_dropout",)), more.pop("config", prefix)
-    model = f"{prefix}ForCausalLM"
-    return _kind(name, model, f"{config}Config", settings, drops, _language, shortest=2, **more)
+    model, batch = f"{prefix}ForCausalLM", more.pop("batch", _language)
+    return _kind(name, model, f"{config}Config", settings, drops, batch, shortest=2, **more)
 
 
 def _vision(name: str, prefix: str, settings: dict[str, Any], **more: Any) -> ModelCase:
@@ -178,7 +178,8 @@ ARCHITECTURES: dict[str, ModelCase] = {
         _decoder("qwen2", "Qwen2"),
         _decoder("qwen3", "Qwen3", head_dim=8),
         _decoder("gemma", "Gemma", head_dim=8),
-        _decoder("gemma2", "Gemma2", head_dim=8, **_ALTERNATING),
+        # Whose attention is NaN in PyTorch where a window holds nothing but padding.
+        _decoder("gemma2", "Gemma2", head_dim=8, **_ALTERNATING, batch=_without_mask(_language)),
         _decoder("gemma3", "Gemma3", config="Gemma3Text", head_dim=8, **_ALTERNATING,
                  layer_types=["sliding_attention", "full_attention"]),
         _decoder("phi", "Phi", drops=("resid_pdrop", "embd_pdrop", "attention_dropout")),

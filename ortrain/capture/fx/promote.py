@@ -21,7 +21,7 @@ _POINTWISE = {
     "__xor__", "bitwise_and", "bitwise_or", "bitwise_xor", "masked_fill", "linear", "square",
     "exp2", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh",
     "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
-    "binary_cross_entropy_with_logits", "baddbmm", "addmm", "einsum",
+    "binary_cross_entropy_with_logits", "baddbmm", "addmm", "addr", "einsum", "logaddexp2",
 }  # fmt: skip
 _COMPARING = {"eq", "ne", "ge", "gt", "le", "lt"}
 # Of what they are given, whole numbers are classes.

@@ -1,4 +1,4 @@
-"""Attention under autocast: what it casts by itself is no cast of autocast."""
+"""Operators whose tensors differ in dtype: what autocast casts, what they cast, what promotes."""
 
 from __future__ import annotations
 
@@ -90,3 +90,53 @@ def test_what_takes_mixed_dtypes_under_autocast_alone_is_a_graph(name: str) -> N
             assert output.dtype == module(torch.randn(4, 16, 16), seen).dtype
         output.float().square().sum().backward()
         assert model.report.certificate, wide
+
+
+MIXED: dict[str, Callable[[Any, Any], torch.Tensor]] = {
+    "einsum of no sum": lambda a, b: torch.einsum("ij,ij->ij", a, b),
+    "einsum of an outer product": lambda a, b: torch.einsum("i,j->ij", a[0], b[0]),
+    "einsum over one": lambda a, b: torch.einsum("ik,kj->ij", a[:, :1], b[:1]),
+    "cross entropy of probabilities": lambda a, b: nn.functional.cross_entropy(a, b.softmax(-1)),
+    "cross entropy of classes with weights": lambda a, b: nn.functional.cross_entropy(
+        a, b.softmax(-1), b[0].abs(), label_smoothing=0.1
+    ),
+    "addr": lambda a, b: torch.addr(a, b[:, 0], b[:, 1]),
+    "logaddexp2": torch.logaddexp2,
+    "addcdiv": lambda a, b: torch.addcdiv(a, b, b.abs() + 1),
+    "where": lambda a, b: torch.where(a > 0, a, b),
+    "cat": lambda a, b: torch.cat([a, b]),
+    "in place": lambda a, b: (a * 1).mul_(b).copy_(b * 2),
+    "a distance": nn.functional.pairwise_distance,
+}
+PAIRS = [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32),
+         (torch.float16, torch.bfloat16)]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed_dtypes_promote_as_in_pytorch(name: str) -> None:
+    class Pair(nn.Module):
+        def __init__(self, first: torch.dtype, second: torch.dtype) -> None:
+            super().__init__()
+            self.a = nn.Parameter(torch.randn(4, 4).to(first))
+            self.b = nn.Parameter(torch.randn(4, 4).to(second))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return MIXED[name](self.a * x.to(self.a.dtype), self.b)
+
+    compared = 0
+    for first, second in PAIRS:
+        torch.manual_seed(0)
+        module = Pair(first, second)
+        try:
+            expected = module(torch.ones(4, 4))
+            expected.float().sum().backward()
+        except RuntimeError:
+            continue  # which PyTorch refuses
+        module.zero_grad()
+        model = ORTModule(module, options=Options(engine="aten", fallback="raise"))
+        found = model(torch.ones(4, 4))
+        found.float().sum().backward()
+        assert found.dtype == expected.dtype
+        assert model.report.certificate
+        compared += 1
+    assert compared
