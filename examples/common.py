@@ -36,7 +36,7 @@ from transformers import (
 
 from ortrain import ORTSeq2SeqTrainer, ORTTrainer, ORTTrainingArguments
 
-ENGINES = ("both", "torch", "onnxruntime", "auto")
+ENGINES = ("both", "torch", "onnxruntime", "aten", "auto")
 TRAIN_SAMPLES, EVAL_SAMPLES = 4096, 512
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # Steps that are timed apart: the first one captures and compiles, the next ones fill memory pools.
@@ -49,7 +49,10 @@ class ExampleArguments:
 
     engine: str = field(
         default="both",
-        metadata={"help": "torch, onnxruntime or auto; both is torch, then onnxruntime."},
+        metadata={
+            "help": "torch, onnxruntime, aten or auto; both is torch, then onnxruntime, or aten where "
+            "the training is in 16 bits."
+        },
     )
     model_name_or_path: str | None = field(
         default=None, metadata={"help": "Folder of a model to train on; a new one without it."}
@@ -221,7 +224,8 @@ def compare(
         training: the training arguments.
         metric: what to compare, a key of what ``evaluate()`` returns.
     """
-    engines = ["torch", "onnxruntime"] if arguments.engine == "both" else [arguments.engine]
+    ours = "aten" if training.bf16 or training.fp16 else "onnxruntime"
+    engines = ["torch", ours] if arguments.engine == "both" else [arguments.engine]
     runs = []
     for engine in engines:
         args = copy.copy(training)
@@ -238,7 +242,7 @@ def train(trainer: ORTTrainer | ORTSeq2SeqTrainer, engine: str, metric: str) -> 
     trainer.add_callback(stopwatch)
     result = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     report = trainer.ort_report
-    if engine == "onnxruntime" and report.fallback_calls:
+    if engine in ("onnxruntime", "aten") and report.fallback_calls:
         raise SystemExit(f"the training fell back to PyTorch: {report.training}")
     metrics = trainer.evaluate()
     trainer.save_model()

@@ -88,6 +88,14 @@ def test_both_engines_come_to_the_same_metric(
     ]
 
 
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_both_engines_come_to_the_same_loss_in_bfloat16(name: str, run: Any) -> None:
+    eager, graph = run(name, bf16=True)
+    assert engines(eager, graph) == ["torch", "aten"]
+    assert [graph["graph_calls"], graph["eager_calls"]] == [4, 0]
+    assert graph["eval_loss"] == pytest.approx(eager["eval_loss"], rel=2e-2)
+
+
 def engines(*figures: dict[str, Any]) -> list[str]:
     return [each["engine"] for each in figures]
 
@@ -135,7 +143,7 @@ def test_a_training_that_fell_back_is_no_result(run: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"engine": "tensorflow"}, "expected one of both, torch, onnxruntime, auto"),
+        ({"engine": "tensorflow"}, "expected one of both, torch, onnxruntime, aten, auto"),
         ({"ort_engine": "torch"}, "say --engine torch in place of --ort_engine"),
     ],
 )
