@@ -50,8 +50,8 @@ class ExampleArguments:
     engine: str = field(
         default="both",
         metadata={
-            "help": "torch, onnxruntime, aten or auto; both is torch, then onnxruntime, or aten where "
-            "the training is in 16 bits."
+            "help": "torch, onnxruntime, aten or auto; both is torch, then onnxruntime, or aten "
+            "where the training is in 16 bits."
         },
     )
     model_name_or_path: str | None = field(
