@@ -15,7 +15,6 @@ from ortrain.capture.origin import origin
 from ortrain.capture.trace.call import Call, free_name
 from ortrain.capture.trace.checkpointing import checkpoint_of
 from ortrain.errors import CaptureError, listing
-from ortrain.ops.base import DOMAIN
 from ortrain.program import (
     ORIGIN,
     PHASE,
@@ -159,12 +158,9 @@ def lift(
     _set_outputs(graph, outputs)
     if violations is not None:
         note_checks(graph.outputs[-1], checks)
-    imports = {"": model.opset_imports[""]}
-    if any(node.domain == DOMAIN for node in graph.all_nodes()):
-        imports[DOMAIN] = 1
-    model.opset_imports.clear()
-    model.opset_imports.update(imports)
-    return Program(model)
+    program = Program(model)
+    program.import_domains()
+    return program
 
 
 def _enter(graph: ir.Graph, value: ir.Value, name: str, role: Role) -> None:

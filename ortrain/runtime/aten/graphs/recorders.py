@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ortrain.runtime.aten.graphs.watch import Watch
+from ortrain.uncollected import uncollected
 
 Function = Callable[[list[Tensor]], list[Tensor]]
 
@@ -120,7 +120,8 @@ class CudaRecorder:
         # Nothing is to be freed by the way: cudaFree waits, and is not allowed meanwhile.
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        with torch.cuda.stream(place.side), _uncollected(), _own_workspaces():
+        # A search for cycles might destroy what belongs to the device.
+        with torch.cuda.stream(place.side), uncollected(), _own_workspaces():
             graph.capture_begin(pool=place.pool, capture_error_mode="thread_local")
             try:
                 outputs = function()
@@ -141,18 +142,6 @@ class CudaRecorder:
         self._place = None
         with suppress(Exception):  # it may have come so far
             torch._C._cuda_endAllocateToPool(self.device.index, place.pool)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without Python's search for cycles, which might destroy what belongs to the device."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @contextmanager
