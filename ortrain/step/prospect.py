@@ -17,7 +17,7 @@ from torch import nn
 # 3.4 s in all on a Xeon; on an EPYC of the fourth generation 4.5 s, and 7 in bfloat16; six layers
 # of MiniLM's shape, 81, 5.6 s there, and 8.1; a perceptron 0.3.
 FIRST, LAYER = 0.2, 0.1
-# Shares of eager's time that engines have saved, by what decides about it; see docs/performance.md.
+# The share of eager's time that engines have saved where they were kept.
 GAIN = 0.25
 
 

@@ -86,8 +86,8 @@ def test_the_faster_one_wins_and_the_graph_only_clearly(
 
 def test_slow_steps_need_few_turns_and_fast_ones_many(clock: Clock) -> None:
     slow, fast = run(Race(["graph"]), clock, 1.0, 2.0), run(Race(["graph"]), clock, 1e-6, 2e-6)
-    assert set(slow.values()) == {LEAST_STEPS + WARM_UP}
-    assert set(fast.values()) == {MOST_STEPS + WARM_UP}
+    assert slow == {"graph": LEAST_STEPS + WARM_UP, "eager": 2 * (LEAST_STEPS + WARM_UP)}
+    assert fast == {"graph": MOST_STEPS + WARM_UP, "eager": 2 * (MOST_STEPS + WARM_UP)}
 
 
 def test_a_close_result_is_measured_again(clock: Clock) -> None:
@@ -104,6 +104,30 @@ def test_batches_of_different_sizes_are_compared_by_element(clock: Clock) -> Non
         clock.now += 0.2 if contestant == "graph" else 0.1
         sample.forward_done([], [], trains=False)
     assert race.winner == "graph", "twice the time for four times the size"
+
+
+@pytest.mark.parametrize(("warm", "winner"), [(0.05, "eager"), (0.15, "graph")])
+def test_eagers_steps_on_a_cold_machine_are_no_reason_for_a_graph(
+    clock: Clock, warm: float, winner: str
+) -> None:
+    """Its first turn is slow, whatever its steps take later."""
+    race = Race(["graph"])
+    for step in range(ENOUGH):
+        contestant = race.next()
+        if race.winner:
+            break
+        sample = race.sample(contestant, 1, clock())
+        cold = 0.3 if step <= LEAST_STEPS else warm
+        clock.now += 0.1 if contestant == "graph" else cold
+        sample.forward_done([], [], trains=False)
+    assert race.winner == winner
+    assert set(map(round, [t * 1e3 for t in race.contest.eager])) == {round(warm * 1e3)}
+
+
+def test_a_hopeless_graph_has_one_turn(clock: Clock) -> None:
+    assert run(Race(["graph"]), clock, 2.0, 1.0) == {
+        name: LEAST_STEPS + WARM_UP for name in ("graph", "eager")
+    }
 
 
 def test_the_first_steps_do_not_count(clock: Clock) -> None:
@@ -133,9 +157,10 @@ def test_the_contest_says_how_many_calls_are_left(clock: Clock) -> None:
         sample.forward_done([], [], trains=False)
     # A first guess until a step has been timed; then 7 steps of 30 ms for 0.2 s, as many of the
     # graph's until one of these has been timed, of which 13 of 16 ms make as much.
-    assert told[0] == 2 * (LEAST_STEPS + WARM_UP)
-    assert told[2] == 7 + WARM_UP - 2 + 7 + WARM_UP
-    assert told[7 + WARM_UP + 2 :] == list(range(13 + WARM_UP - 2, 0, -1))
+    eager, graph = 7 + WARM_UP, 13 + WARM_UP
+    assert told[0] == 3 * (LEAST_STEPS + WARM_UP)
+    assert told[2] == eager - 2 + 2 * eager
+    assert told[eager + 2 :] == list(range(graph - 2 + eager, 0, -1))
     assert race.contest.left == 0
     assert race.contest.speedup == pytest.approx(30 / 16)
 
@@ -528,7 +553,7 @@ def test_both_engines_take_turns_on_the_same_weights(clock: Clock, slow_graph: l
     twin[0].load_state_dict(module.layer.state_dict())
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, twin)]
     modes: list[str] = []
-    for _ in range(2 * MOST_ROUNDS * (LEAST_STEPS + WARM_UP) + 5):
+    for _ in range((2 * MOST_ROUNDS + 1) * (LEAST_STEPS + WARM_UP) + 5):
         value = torch.randn(3, 4)
         losses = []
         for each, optimizer in zip((model, twin), optimizers, strict=True):
@@ -540,7 +565,7 @@ def test_both_engines_take_turns_on_the_same_weights(clock: Clock, slow_graph: l
         modes.append(model.report.mode)
         torch.testing.assert_close(*losses, rtol=RELATIVE, atol=1e-7)
     changes = sum(a != b for a, b in itertools.pairwise(modes))
-    assert changes == 2 * MOST_ROUNDS - 1
+    assert changes == 2 * MOST_ROUNDS + 1
     assert model.report.captures == 1
 
 
