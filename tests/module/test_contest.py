@@ -125,9 +125,9 @@ def test_eagers_steps_on_a_cold_machine_are_no_reason_for_a_graph(
 
 
 def test_a_hopeless_graph_has_one_turn(clock: Clock) -> None:
-    assert run(Race(["graph"]), clock, 2.0, 1.0) == {
-        name: LEAST_STEPS + WARM_UP for name in ("graph", "eager")
-    }
+    assert run(Race(["graph"]), clock, 2.0, 1.0) == dict.fromkeys(
+        ("graph", "eager"), LEAST_STEPS + WARM_UP
+    )
 
 
 def test_the_first_steps_do_not_count(clock: Clock) -> None:
