@@ -172,9 +172,11 @@ class Runner:
                 if race is not None:
                     form.engine = race.choose(self.compiler.promising(served, flat))
             trainable = state.guard.trainable() if form.grad else ()
-            variants = served.variants.get((form.engine, trainable))
+            left_out = served.leaves_out(flat)
+            variant = form.engine, trainable, left_out > 0
+            variants = served.variants.get(variant)
             if variants is None:
-                step = self.compiler.first_step(state, form, served, flat)
+                step = self.compiler.first_step(state, form, served, flat, variant)
             else:
                 step = variants.step
                 if form.report.graph_calls >= self.due:

@@ -1,0 +1,289 @@
+"""At which tokens a value is read: a walk from the outputs back.
+
+What is read of a value is everything, nothing, or a union of sets of tokens. A set is known by what
+decides about it when the program runs, for example the labels of a loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Literal
+
+import onnx_ir as ir
+
+from ortrain.graph import shapes
+from ortrain.graph.walk import dependencies, reads
+from ortrain.passes.tokens import tokenwise
+from ortrain.passes.tokens.frames import Frame, Frames, Grid
+from ortrain.passes.tokens.tokenwise import Read
+from ortrain.program import Program, Role, origin_of, role_of
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A set of tokens.
+
+    Attributes:
+        kind: ``keys`` that an attention mask lets some query see; ``nonzero`` elements of a value;
+            ``labels`` other than one that is ignored; one ``position`` of each row.
+        value: the mask, value or labels; None for a position.
+        number: the ignored label, or the position.
+    """
+
+    kind: str
+    value: ir.Value | None = None
+    number: int = 0
+
+
+Demand = frozenset[Kept] | None
+"""The union of sets of tokens at which a value is read; None for all of them."""
+
+Shown = Literal["all", "tokens", "loss"]
+
+ALL: Demand = None
+NONE: Demand = frozenset()
+
+
+def union(a: Demand, b: Demand) -> Demand:
+    """What is read by one or the other."""
+    return ALL if a is ALL or b is ALL else a | b
+
+
+@dataclass
+class Demands:
+    """What is read of a program's values.
+
+    Attributes:
+        frames: of the values.
+        of: value → where it is read; nowhere where it is not in it.
+        reads: nodes that work on each token alone → how they read their inputs.
+        in_the_way: nodes that need all tokens of a value that has some → where in the user's code.
+        seen: grid → the keys that attention lets be seen.
+    """
+
+    frames: Frames
+    of: dict[ir.Value, Demand] = field(default_factory=dict)
+    reads: dict[ir.Node, tokenwise.Reads] = field(default_factory=dict)
+    in_the_way: dict[ir.Node, str] = field(default_factory=dict)
+    seen: dict[Grid, set[Kept]] = field(default_factory=dict)
+
+    def add(self, value: ir.Value | None, demand: Demand) -> None:
+        """Notes that a value is read."""
+        if value is not None:
+            self.of[value] = union(self.of.get(value, NONE), demand)
+
+    def packs(self, node: ir.Node) -> Demand:
+        """The tokens that a node computes; all where it does not leave any out."""
+        found: Demand = NONE
+        for value in node.outputs:
+            found = union(found, self.of.get(value, NONE))
+        return found if node in self.reads else ALL
+
+
+def demands(program: Program, shown: Shown = "all") -> Demands:
+    """What is read of each value of a forward program.
+
+    Args:
+        program: the program.
+        shown: what is read of its outputs: ``all``, the ``tokens`` that attention lets be seen, or
+            nothing but a ``loss``, which is a floating scalar in the first place.
+    """
+    seen = demands(program).seen if shown == "tokens" else {}
+    found, users = Demands(Frames(program)), program.outputs(Role.USER_OUTPUT, Role.LOSS)
+    only = shown == "loss" and users and users[0].dtype in shapes.FLOATING and not users[0].shape
+    for value in program.graph.outputs:
+        frame = found.frames.get(value)
+        if role_of(value) not in (Role.USER_OUTPUT, Role.LOSS) or frame is None:
+            found.add(value, ALL)
+        elif not only or value is users[0]:
+            found.add(value, frozenset(seen[frame.grid]) if frame.grid in seen else ALL)
+    learned = _learned(program)
+    for node in reversed(program.graph):
+        _through(node, found, learned)
+    return found
+
+
+def _learned(program: Program) -> set[ir.Value]:
+    """What depends on parameters or random numbers: nothing decides by it what is left out."""
+    given = {v for v in program.graph.inputs if role_of(v) in (Role.PARAMETER, Role.SEED)}
+    for node in program.graph:
+        if any(v in given for v in reads(node)):
+            given.update(node.outputs)
+    return given
+
+
+def _through(node: ir.Node, found: Demands, learned: Collection[ir.Value]) -> None:
+    demanded = [v for v in node.outputs if found.of.get(v, NONE) != NONE]
+    if not demanded:
+        return
+    name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    special = _SPECIAL.get(name)
+    if special is not None and special(node, found, learned):
+        return
+    demand: Demand = NONE
+    for value in demanded:
+        demand = union(demand, found.of[value])
+    taken = None if demand is ALL else tokenwise.reads(node, found.frames, demanded)
+    if taken is None:
+        framed = [v for v in node.inputs if v is not None and v in found.frames]
+        if framed and demand is not ALL:
+            found.in_the_way[node] = origin_of(node)
+        for value in reads(node):
+            found.add(value, ALL)
+        return
+    found.reads[node] = taken
+    for value, how in zip(node.inputs, taken, strict=True):
+        found.add(value, demand if how is Read.TOKEN else ALL)
+
+
+# -- what leaves tokens out --------------------------------------------------------------------
+
+
+def _attention(node: ir.Node, found: Demands, learned: Collection[ir.Value]) -> bool:
+    """A query is read where its result is, keys and values where the mask lets them be seen."""
+    query, key, value = node.inputs[:3]
+    mask = node.inputs[3] if len(node.inputs) > 3 else None
+    output = node.outputs[0]
+    frames = found.frames
+    kept = _seen(mask, key, learned, frames)
+    own = frames.get(output)
+    queries = found.of[output] if own is not None and frames.get(query) == own else ALL
+    for v in reads(node):
+        if v not in (query, key, value):
+            found.add(v, ALL)
+    found.add(query, queries)
+    keyed = frames.get(key)
+    fits = keyed is not None and keyed == frames.get(value) and not keyed.is_flat
+    demand = ALL if kept is None or not fits else frozenset({kept})
+    if demand is not ALL and keyed is not None:
+        found.seen.setdefault(keyed.grid, set()).update(demand)
+    found.add(key, demand)
+    found.add(value, demand)
+    return True
+
+
+def _seen(
+    mask: ir.Value | None,
+    key: ir.Value | None,
+    learned: Collection[ir.Value],
+    frames: Frames,
+) -> Kept | None:
+    """The keys that a mask lets some query see; None where it tells nothing about them."""
+    frame = frames.get(key) if key is not None else None
+    if mask is None or frame is None or mask in learned:
+        return None
+    source = _narrowed(mask, frame)
+    dims = shapes.dims(source)
+    if not dims or dims[-1] != frame.grid.length or source.dtype is None:
+        return None
+    if source.dtype is ir.DataType.FLOAT16:  # whose lowest number shuts nothing out for certain
+        return None
+    if len(dims) == 2 and dims[0] == frame.grid.rows:
+        return Kept("nonzero", source) if source.dtype not in shapes.FLOATING else None
+    if len(dims) < 4 or dims[0] != frame.grid.rows:
+        return None
+    return Kept("keys", source)
+
+
+def _narrowed(mask: ir.Value, frame: Frame) -> ir.Value:
+    """A value that says the same of keys as a mask, or lets more be seen: nearer to the inputs."""
+    while (node := mask.producer()) is not None and not node.domain:
+        first = node.inputs[0]
+        assert first is not None
+        if node.op_type == "And":
+            rows = [v for v in node.inputs if (shapes.dims(v) or (1,))[0] == frame.grid.rows]
+            if len(rows) != 1 or rows[0] is None:
+                return mask
+            mask = rows[0]
+        elif node.op_type == "Cast" and mask.dtype is not ir.DataType.BOOL:
+            return mask
+        elif node.op_type in ("Cast", "Unsqueeze", "Identity"):
+            mask = first
+        else:
+            return mask
+    return mask
+
+
+def _cross_entropy(node: ir.Node, found: Demands, learned: Collection[ir.Value]) -> bool:
+    """Logits are read where there is a label."""
+    logits, labels = node.inputs[:2]
+    assert logits is not None
+    assert labels is not None
+    reduction = node.attributes.get("reduction")
+    frame = found.frames.get(logits)
+    rank = shapes.rank(logits)
+    rows = frame is not None and rank == len(frame.axes) + 1 and frame.axes[0] == 0
+    fits = rows and labels not in learned and found.of.get(node.outputs[1], NONE) == NONE
+    if not fits or (reduction is not None and reduction.as_string() == "none"):
+        return False
+    ignored = node.attributes.get("ignore_index")
+    for value in reads(node):
+        if value is not logits:
+            found.add(value, ALL)
+    kept = Kept("labels", labels, -100 if ignored is None else ignored.as_int())
+    found.add(logits, frozenset({kept}))
+    return True
+
+
+def _position(node: ir.Node, found: Demands, learned: Collection[ir.Value]) -> bool:
+    """One position of each row."""
+    data = node.inputs[0]
+    place = shapes.constant(node.inputs[1])
+    frame = found.frames.get(data) if data is not None else None
+    axis = node.attributes.get("axis")
+    if frame is None or frame.is_flat or place is None or place.size != 1 or axis is None:
+        return False
+    if axis.as_int() % len(shapes.dims(data) or ()) != frame.axes[1]:
+        return False
+    found.add(data, frozenset({Kept("position", number=int(place.reshape(-1)[0]))}))
+    return True
+
+
+def _sum(node: ir.Node, found: Demands, learned: Collection[ir.Value]) -> bool:
+    """Of a sum over positions what is not zero: a mean of the words, weighted by the mask."""
+    data = node.inputs[0]
+    axes = shapes.constant(node.inputs[1]) if len(node.inputs) > 1 else None
+    frame = found.frames.get(data) if data is not None else None
+    if data is None or frame is None or frame.is_flat or axes is None or axes.size != 1:
+        return False
+    if int(axes.reshape(-1)[0]) % len(shapes.dims(data) or ()) != frame.axes[1]:
+        return False
+    kept = _support(data, frame, learned)
+    found.add(data, ALL if kept is None else frozenset({kept}))
+    return True
+
+
+def _support(value: ir.Value, frame: Frame, learned: Collection[ir.Value]) -> Kept | None:
+    """Tokens outside of which a value is zero; None where none are known."""
+    while True:
+        dims = shapes.dims(value) or ()
+        node = value.producer()
+        if node is None or node.domain or value.dtype is None:
+            break
+        inner = node.inputs[0]
+        if node.op_type == "Mul":
+            found = (_support(v, frame, learned) for v in node.inputs if v is not None)
+            return next((kept for kept in found if kept is not None), None)
+        moves = node.op_type in ("Unsqueeze", "Expand", "Identity")
+        # Of a floating number a cast may make zero, and of a zero never another number.
+        if inner is None or not (moves or node.op_type == "Cast"):
+            break
+        value = inner
+    lies = dims == (frame.grid.rows, frame.grid.length)
+    exact = value.dtype not in shapes.FLOATING and value not in learned
+    return Kept("nonzero", value) if lies and exact else None
+
+
+_SPECIAL: dict[str, Callable[[ir.Node, Demands, Collection[ir.Value]], bool]] = {
+    "ortrain::Attention": _attention,
+    "ortrain::CrossEntropy": _cross_entropy,
+    "Gather": _position,
+    "ReduceMean": _sum,
+    "ReduceSum": _sum,
+}
+
+
+def decided_by(program: Program, kept: Kept) -> set[ir.Value]:
+    """All values that a set of tokens depends on."""
+    return set() if kept.value is None else dependencies(program.graph, [kept.value])
