@@ -196,14 +196,16 @@ class StepCompiler:
         self.report.captures += 1
         state.settle(self.module, form)
         cost = Multiplications(captured.program.graph)
+        structure, ordered = _structure(captured)
+        device = device_of(flat, state.tensors)
         return CompiledCapture(
             captured,
             [place[t.position] for t in captured.tensors],
             positions,
-            _structure(captured),
+            structure,
             _axes(captured.program, positions),
             cost,
-            tokens=self._tokens(captured.program, cost, form, device_of(flat, state.tensors)),
+            tokens=self._tokens(captured.program, cost, form, device, ordered),
             returned={
                 i: _placed(source, place, self.module, state.tensors)
                 for i, source in captured.returned.items()
@@ -211,12 +213,26 @@ class StepCompiler:
         )
 
     def _tokens(
-        self, program: Program, cost: Multiplications, form: CallForm, device: torch.device
+        self,
+        program: Program,
+        cost: Multiplications,
+        form: CallForm,
+        device: torch.device,
+        ordered: bool,
     ) -> Tokens | None:
-        """What leaves out tokens of a capture; None where all of them are read."""
-        if self.options.skip_padding is False:
+        """What leaves out tokens of a capture; None where all of them are read.
+
+        Args:
+            program: of the capture.
+            cost: of the program.
+            form: of the calls.
+            device: of their tensors.
+            ordered: whether the module's outputs come in the order of the program's.
+        """
+        # How many tokens there are is known on the CPU alone: to ask a GPU for it is to wait for it.
+        if self.options.skip_padding is False or device.type != "cpu":
             return None
-        found = packed(program, "tokens" if self.options.skip_padding else "all")
+        found = packed(program, form.shown if ordered else "all")
         if found is None or not Tokens.serves(found):
             return None
         return Tokens(found, program, cost, self._executor(form.engine, device, 1))
@@ -281,6 +297,8 @@ class StepCompiler:
         while True:
             trial = Trial.of(self.module, flat, names, step.plan, grad, rows, number)
             try:
+                if step.is_partial:
+                    trial = trial.masked(step, state.tensors, served)
                 eager = trial.eager()
             except Exception as error:
                 if not rows:
@@ -403,7 +421,9 @@ class StepCompiler:
 
         def make(upstream: Sequence[str]) -> Step:
             plan = self._build(program, trainable, upstream, sizes, runs)
-            return Step(plan, tensors, other, original)
+            step = Step(plan, tensors, other, original)
+            step.is_partial = variant[-1] and bool(served.tokens and served.tokens.partial)
+            return step
 
         def other(received: Received) -> Step:
             names = tuple(name for name, given in zip(outputs, received, strict=True) if given)
@@ -547,16 +567,21 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
     return detached.requires_grad_(tensor.requires_grad)
 
 
-def _structure(captured: Captured) -> OutputStructure:
-    """How the program's outputs make up the module's, from stand-ins in their places."""
+def _structure(captured: Captured) -> tuple[OutputStructure, bool]:
+    """How the program's outputs make up the module's, from stand-ins in their places.
+
+    Returns:
+        The structure, and whether they come in its order.
+    """
     count = len(captured.program.outputs(Role.USER_OUTPUT, Role.LOSS))
     tensors = [torch.empty(()) for _ in range(count)]
     found, structure = OutputStructure.from_output(captured.rebuild(tensors))
     order = [next(i for i, t in enumerate(tensors) if t is f) for f in found]
-    if order != list(range(count)):
+    ordered = order == list(range(count))
+    if not ordered:
         rebuild = structure.rebuild
         structure.rebuild = lambda outputs: rebuild([outputs[i] for i in order])
-    return structure
+    return structure, ordered
 
 
 def _placed(

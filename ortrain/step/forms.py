@@ -23,6 +23,7 @@ from ortrain.guards.attributes import Attribute, Moving
 from ortrain.guards.guard import Guard
 from ortrain.guards.numbers import Numbers, Seen
 from ortrain.guards.structure import FlatCall, OutputStructure
+from ortrain.passes.tokens import Shown
 from ortrain.step.autograd import Step
 from ortrain.step.contest import Race
 from ortrain.step.report import Report
@@ -143,6 +144,7 @@ class CallForm:
         recover: notes a backward that failed, and says whether PyTorch may answer it.
         seen: of the calls that differ from these in numbers only; None where there are no numbers.
         ways: how often a capture was dropped because the code went another way.
+        shown: what is read of its outputs.
         asked: whether it was asked if a graph can be made at all, before one is.
     """
 
@@ -158,6 +160,7 @@ class CallForm:
     recover: Callable[[CallForm, OrtrainError, FlatCall], bool] = field(default=lambda *_: False)
     seen: Seen | None = None
     ways: int = 0
+    shown: Shown = "all"
     asked: bool = False
 
     def went_astray(self, served: CompiledCapture | None, error: CheckFailed) -> None:

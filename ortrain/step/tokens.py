@@ -26,12 +26,18 @@ class Tokens:
         whole: what computes all of them.
         cost: of ``whole``.
         executor: counts the tokens of a call.
+
+    Attributes:
+        program: the packed program.
+        shown: what is read of its outputs.
+        partial: positions of the outputs that are zero for tokens which were left out.
     """
 
     def __init__(
         self, packed: Packed, whole: Program, cost: Multiplications, executor: Executor
     ) -> None:
         self.program, self._packed, self._cost = packed.program, packed, cost
+        self.shown, self.partial = packed.shown, packed.partial
         names = [value.name for value in whole.inputs(Role.USER_INPUT)]
         self._places = [names.index(v.name) for v in packed.counts.inputs(Role.USER_INPUT)]
         plan = build(packed.counts, (), None, executor)

@@ -7,7 +7,7 @@ program is changed (:mod:`~ortrain.passes.tokens.packing`): what works on each t
 tokens that are read, one behind another in one row, and everything else the batch as it was.
 """
 
-from ortrain.passes.tokens.demand import ALL, Demands, demands
+from ortrain.passes.tokens.demand import ALL, Demands, Shown, demands
 from ortrain.passes.tokens.packing import Packed, packed
 
-__all__ = ["ALL", "Demands", "Packed", "demands", "packed"]
+__all__ = ["ALL", "Demands", "Packed", "Shown", "demands", "packed"]

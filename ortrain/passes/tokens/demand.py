@@ -47,7 +47,7 @@ NONE: Demand = frozenset()
 
 def union(a: Demand, b: Demand) -> Demand:
     """What is read by one or the other."""
-    return ALL if a is ALL or b is ALL else a | b
+    return None if a is None or b is None else a | b
 
 
 @dataclass
@@ -133,8 +133,8 @@ def _through(node: ir.Node, found: Demands, learned: Collection[ir.Value]) -> No
             found.add(value, ALL)
         return
     found.reads[node] = taken
-    for value, how in zip(node.inputs, taken, strict=True):
-        found.add(value, demand if how is Read.TOKEN else ALL)
+    for operand, how in zip(node.inputs, taken, strict=True):
+        found.add(operand, demand if how is Read.TOKEN else ALL)
 
 
 # -- what leaves tokens out --------------------------------------------------------------------
@@ -143,6 +143,9 @@ def _through(node: ir.Node, found: Demands, learned: Collection[ir.Value]) -> No
 def _attention(node: ir.Node, found: Demands, learned: Collection[ir.Value]) -> bool:
     """A query is read where its result is, keys and values where the mask lets them be seen."""
     query, key, value = node.inputs[:3]
+    assert query is not None
+    assert key is not None
+    assert value is not None
     mask = node.inputs[3] if len(node.inputs) > 3 else None
     output = node.outputs[0]
     frames = found.frames
@@ -154,10 +157,10 @@ def _attention(node: ir.Node, found: Demands, learned: Collection[ir.Value]) -> 
             found.add(v, ALL)
     found.add(query, queries)
     keyed = frames.get(key)
-    fits = keyed is not None and keyed == frames.get(value) and not keyed.is_flat
-    demand = ALL if kept is None or not fits else frozenset({kept})
-    if demand is not ALL and keyed is not None:
-        found.seen.setdefault(keyed.grid, set()).update(demand)
+    demand = ALL
+    if kept is not None and keyed is not None and keyed == frames.get(value):
+        demand = frozenset({kept})
+        found.seen.setdefault(keyed.grid, set()).add(kept)
     found.add(key, demand)
     found.add(value, demand)
     return True
@@ -165,17 +168,20 @@ def _attention(node: ir.Node, found: Demands, learned: Collection[ir.Value]) -> 
 
 def _seen(
     mask: ir.Value | None,
-    key: ir.Value | None,
+    key: ir.Value,
     learned: Collection[ir.Value],
     frames: Frames,
 ) -> Kept | None:
     """The keys that a mask lets some query see; None where it tells nothing about them."""
-    frame = frames.get(key) if key is not None else None
-    if mask is None or frame is None or mask in learned:
+    frame = frames.get(key)
+    if mask is None or frame is None or frame.is_flat or mask in learned:
+        return None
+    dims = shapes.dims(mask)
+    if not dims or dims[-1] != frame.grid.length:
         return None
     source = _narrowed(mask, frame)
     dims = shapes.dims(source)
-    if not dims or dims[-1] != frame.grid.length or source.dtype is None:
+    if not dims or source.dtype is None:
         return None
     if source.dtype is ir.DataType.FLOAT16:  # whose lowest number shuts nothing out for certain
         return None
@@ -187,21 +193,22 @@ def _seen(
 
 
 def _narrowed(mask: ir.Value, frame: Frame) -> ir.Value:
-    """A value that says the same of keys as a mask, or lets more be seen: nearer to the inputs."""
+    """A value that says the same of keys as a mask, or lets more be seen: nearer to the inputs.
+
+    Its last axis is that of the keys, as the mask's is.
+    """
     while (node := mask.producer()) is not None and not node.domain:
-        first = node.inputs[0]
-        assert first is not None
-        if node.op_type == "And":
-            rows = [v for v in node.inputs if (shapes.dims(v) or (1,))[0] == frame.grid.rows]
-            if len(rows) != 1 or rows[0] is None:
-                return mask
-            mask = rows[0]
-        elif node.op_type == "Cast" and mask.dtype is not ir.DataType.BOOL:
-            return mask
-        elif node.op_type in ("Cast", "Unsqueeze", "Identity"):
-            mask = first
-        else:
-            return mask
+        known = [v for v in node.inputs if v is not None]
+        if node.op_type == "And":  # of several only one knows of rows
+            known = [v for v in known if (shapes.dims(v) or (1,))[0] == frame.grid.rows]
+        elif (
+            node.op_type == "Cast" and mask.dtype is not ir.DataType.BOOL
+        ) or node.op_type not in ("Cast", "Unsqueeze", "Identity"):
+            break
+        dims = shapes.dims(known[0]) if known else None
+        if not dims or dims[-1] != frame.grid.length or (node.op_type == "And" and len(known) > 1):
+            break
+        mask = known[0]
     return mask
 
 
@@ -218,9 +225,9 @@ def _cross_entropy(node: ir.Node, found: Demands, learned: Collection[ir.Value])
     if not fits or (reduction is not None and reduction.as_string() == "none"):
         return False
     ignored = node.attributes.get("ignore_index")
-    for value in reads(node):
-        if value is not logits:
-            found.add(value, ALL)
+    for other in reads(node):
+        if other is not logits:
+            found.add(other, ALL)
     kept = Kept("labels", labels, -100 if ignored is None else ignored.as_int())
     found.add(logits, frozenset({kept}))
     return True

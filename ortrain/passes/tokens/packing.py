@@ -39,11 +39,15 @@ class Packed:
         program: the rewritten program, with the inputs and outputs of the original one.
         counts: gives, of inputs that it names as the program does, how many tokens each set has.
         symbols: the dimension of each count in the program.
+        shown: what is read of its outputs, as in :func:`demands`.
+        partial: positions of the outputs that are zero for tokens which were left out.
     """
 
     program: Program
     counts: Program
     symbols: tuple[str, ...]
+    shown: Shown = "all"
+    partial: tuple[int, ...] = ()
 
     @cached_property
     def cost(self) -> Multiplications:
@@ -63,14 +67,15 @@ def packed(program: Program, shown: Shown = "all") -> Packed | None:
     if not any(found.packs(node) not in (ALL, NONE) and _is_work(node) for node in copy.graph):
         return None
     writer = _Writer(copy, found)
-    writer.run()
+    partial = writer.run()
     copy.graph.sort()
     copy.name_values()
     counts = _counting(copy, writer)
     clean(copy)
     copy.import_domains()
     check(copy.graph, "leaving out tokens")
-    return Packed(copy, counts, tuple(each.symbol for each in writer.sets.values()))
+    symbols = tuple(each.symbol for each in writer.sets.values())
+    return Packed(copy, counts, symbols, shown, partial)
 
 
 def _is_work(node: ir.Node) -> bool:
@@ -133,18 +138,25 @@ class _Writer:
         # What every set needs is put at the end of the graph, which is sorted at last.
         self._end = Builder(program.graph, opset=program.opset, prefix="tokens")
 
-    def run(self) -> None:
-        """Goes through the nodes in order: each finds its inputs rewritten."""
+    def run(self) -> tuple[int, ...]:
+        """Goes through the nodes in order: each finds its inputs rewritten.
+
+        Returns:
+            The positions of packed outputs, among those that the user gets.
+        """
         for node in list(self.program.graph):
             wanted = self.found.packs(node)
-            if wanted is ALL or wanted == NONE:
+            if wanted is None or wanted == NONE:
                 self._read_whole(node)
             else:
                 self._pack(node, wanted)
         outputs = self.program.graph.outputs
+        users = self.program.outputs(Role.USER_OUTPUT, Role.LOSS)
+        partial = tuple(i for i, value in enumerate(users) if value in self._at)
         for i, value in enumerate(outputs):
             if value in self._at:
                 outputs[i] = self._shown(value)
+        return partial
 
     # -- nodes ---------------------------------------------------------------------------------
 
@@ -232,14 +244,13 @@ class _Writer:
         dims = self._dims[node.outputs[0]]
         assert dims is not None
         if node.op_type == "Reshape" and not node.domain:
-            rest = [d for d in dims[len(frame.axes) :] if isinstance(d, int)]
-            target = [-1, *rest] if frame.is_flat else [1, -1, *rest]
+            target = _packed_dims(dims, frame.axes, -1)
             node.replace_input_with(1, op.constant(target, ir.DataType.INT64))
             node.attributes.pop("allowzero", None)
         elif node.op_type == "Expand" and not node.domain:
             # To a size of 1 nothing is expanded.
-            target = [1 if a in frame.axes else d for a, d in enumerate(dims)]
-            node.replace_input_with(1, op.constant(target, ir.DataType.INT64))
+            kept = [1 if a in frame.axes else d for a, d in enumerate(dims)]
+            node.replace_input_with(1, op.constant(kept, ir.DataType.INT64))
         elif (node.domain, node.op_type) == ("ortrain", "Dropout"):
             behind = [d for d in dims[len(frame.axes) : -1] if isinstance(d, int)]
             index = own.places if frame.is_flat else op.Unsqueeze(own.places, [0])
@@ -324,7 +335,7 @@ class _Writer:
             sizes = end if length == 1 else op.Concat(end, op.Shape(value, start=1), axis=0)
             merged: ir.Value = op.Reshape(result, sizes)
             return merged
-        order = [*axes, *(a for a in range(length) if a not in axes)]
+        order: list[int] = [*axes, *(a for a in range(length) if a not in axes)]
         straight = order == list(range(length))
         source = value if straight else op.Transpose(value, perm=order)
         result = op.node(kind, (source, *operands), domain="ortrain")
@@ -458,7 +469,7 @@ def _seen(op: Builder, mask: ir.Value) -> ir.Value:
 
 
 def _packed_dims(
-    dims: tuple[shapes.Dim, ...], axes: tuple[int, ...], count: str
+    dims: tuple[shapes.Dim, ...], axes: tuple[int, ...], count: str | int
 ) -> list[shapes.Dim]:
     """The sizes of a packed value."""
     result = list(dims)

@@ -6,10 +6,10 @@ how that is read, or None where a token's result depends on another token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-import numpy as np
 import onnx_ir as ir
 
 from ortrain.graph import shapes
@@ -196,9 +196,16 @@ def _embedding(node: ir.Node, frame: Frame, frames: Frames) -> Reads | None:
 @_rule("Gather")
 def _gather(node: ir.Node, frame: Frame, frames: Frames) -> Reads | None:
     """Rows of a table by each token's number, or places of another axis."""
-    if _attribute(node, "axis", 0) == 0 and _is_free(node.inputs[0], frame):
+    table, places = node.inputs
+    axis = _attribute(node, "axis", 0)
+    if axis == 0 and _is_free(table, frame):
         return _looked_up(node, frame, frames)
-    return None
+    own = frames.get(table) if table is not None else None
+    length = shapes.rank(table) if table is not None else None
+    fits = own is not None and own.grid == frame.grid and len(own.axes) == len(frame.axes)
+    if not fits or own is None or not length or axis % length in own.axes:
+        return None
+    return [Read.TOKEN, Read.WHOLE] if _is_free(places, frame) else None
 
 
 def _looked_up(node: ir.Node, frame: Frame, frames: Frames) -> Reads | None:
@@ -249,24 +256,31 @@ def _expand(node: ir.Node, frame: Frame, frames: Frames) -> Reads | None:
 
 @_rule("Reshape")
 def _reshape(node: ir.Node, frame: Frame, frames: Frames) -> Reads | None:
-    """Of what is behind the axes of the token, which are the first; these may become one, or two.
+    """Of what is before, between and behind the axes of the token; the first two may become one.
 
-    The rest has as many elements before and after: its sizes are numbers.
+    Each part has as many elements before and after, by sizes that are numbers.
     """
     source = node.inputs[0]
     own = frames.get(source) if source is not None else None
     if own is None or own.grid != frame.grid:
         return None
-    before, after = shapes.dims(source), shapes.dims(node.outputs[0])
-    assert before is not None
-    assert after is not None
-    leads = all(f.axes == tuple(range(len(f.axes))) for f in (own, frame))
-    rests = [before[len(own.axes) :], after[len(frame.axes) :]]
-    if not leads or not all(isinstance(d, int) for rest in rests for d in rest):
-        return None
-    if np.prod(rests[0], dtype=np.int64) != np.prod(rests[1], dtype=np.int64):  # type: ignore[arg-type]
+    before, after = _parts(source, own), _parts(node.outputs[0], frame)
+    if before is None or after is None or before != after:
         return None
     return [Read.TOKEN, Read.WHOLE]
+
+
+def _parts(value: ir.Value | None, frame: Frame) -> tuple[int, int, int] | None:
+    """Elements before, between and behind the axes of the token; None where that is not known."""
+    dims = shapes.dims(value)
+    first, last = frame.axes[0], frame.axes[-1]
+    if dims is None or first > last:
+        return None
+    parts = [dims[:first], dims[first + 1 : last], dims[last + 1 :]]
+    if not all(isinstance(d, int) for part in parts for d in part):
+        return None
+    before, between, behind = (math.prod(part) for part in parts)  # type: ignore[arg-type]
+    return before, between, behind
 
 
 @_rule("ortrain::Dropout")

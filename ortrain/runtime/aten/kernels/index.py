@@ -101,7 +101,7 @@ def pack(t, data, places):
 @kernel("ortrain::Unpack")
 def unpack(t, data, places, sizes):
     data, places = t.tensor(data), t.tensor(places)
-    lead, rest = t.ints(sizes), data.shape[2:]
+    lead, rest = t.ints(sizes, 2), data.shape[2:]
     zeros = data.new_zeros([product(lead), *rest])
     return shaped(zeros.index_copy_(0, places, data.select(0, 0)), [*lead, *rest])
 
