@@ -95,6 +95,13 @@ def of(architecture: str, **settings: Any) -> Callable[[], nn.Module]:
 
 gpt2 = of("GPT2LMHeadModel", n_embd=16, n_layer=2, n_head=2)
 distilbert = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32}
+t5 = {"d_model": 16, "d_ff": 32, "num_layers": 2, "num_heads": 2, "d_kv": 8}
+t5["decoder_start_token_id"] = 0
+bart = {
+    f"{part}_{name}": number
+    for part in ("encoder", "decoder")
+    for name, number in (("layers", 2), ("attention_heads", 2), ("ffn_dim", 32))
+} | {"d_model": 16}
 CASES = {
     "bert": Case(of("BertForSequenceClassification"), of_rows),
     "roberta": Case(of("RobertaForSequenceClassification"), of_rows),
@@ -112,5 +119,7 @@ CASES = {
     "llama with shared keys": Case(
         of("LlamaForCausalLM", num_key_value_heads=1), of_tokens, "loss"
     ),
+    "t5": Case(of("T5ForConditionalGeneration", **t5), of_tokens, "loss"),
+    "bart": Case(of("BartForConditionalGeneration", **bart), of_tokens, "loss"),
     "left-padded llama": Case(of("LlamaForCausalLM"), of_tokens, "loss", left=True),
 }

@@ -229,7 +229,7 @@ class StepCompiler:
             device: of their tensors.
             ordered: whether the module's outputs come in the order of the program's.
         """
-        # How many tokens there are is known on the CPU alone: to ask a GPU for it is to wait for it.
+        # Of a GPU one would have to wait for the number of tokens.
         if self.options.skip_padding is False or device.type != "cpu":
             return None
         found = packed(program, form.shown if ordered else "all")

@@ -33,10 +33,8 @@ def wrapped(module: nn.Module, shown: str, engine: Any = "aten") -> ORTModule:
 def quiet(module: nn.Module) -> nn.Module:
     """The module without dropout, which PyTorch draws by another generator."""
     for layer in module.modules():
-        if isinstance(layer, nn.Dropout):
-            layer.p = 0.0
-        for name in ("attention_dropout", "attn_dropout", "dropout_prob"):
-            if isinstance(getattr(layer, name, None), float):
+        for name, value in [*vars(layer).items()]:
+            if isinstance(value, float) and (name == "p" or "drop" in name):
                 setattr(layer, name, 0.0)
     return module.train()
 
@@ -139,6 +137,73 @@ def test_what_reads_all_tokens_gets_all(name: str) -> None:
         expected.sum().backward()
         torch.testing.assert_close(model.embedding.weight.grad, eager.embedding.weight.grad)
     assert not model.report.left_out
+
+
+LOWEST = torch.finfo(torch.float32).min
+
+
+def causal(size: int) -> Tensor:
+    return torch.ones(size, size, dtype=torch.bool).tril()
+
+
+def filled(mask: Tensor, number: float) -> Tensor:
+    return torch.zeros(mask.shape).masked_fill(mask == 0, number)[:, None, None, :]
+
+
+# What a mask [B, S] becomes, and whether keys are known to be shut out by it.
+MASKS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "true or false": (lambda m: m.bool()[:, None, None, :], True),
+    "not padded": (lambda m: ~(m == 0)[:, None, None, :], True),
+    "for each query": (lambda m: m.bool()[:, None, None, :] & m.bool()[:, None, :, None], True),
+    "and causal": (lambda m: m.bool()[:, None, None, :] & causal(m.shape[1]), True),
+    "or itself": (
+        lambda m: m.bool()[:, None, None, :] | torch.eye(m.shape[1], dtype=torch.bool), False
+    ),
+    "the lowest number": (lambda m: (1.0 - m.float())[:, None, None, :] * LOWEST, True),
+    "minus infinity": (lambda m: filled(m, -torch.inf), True),
+    "filled in": (lambda m: filled(m, LOWEST), True),
+    "chosen": (lambda m: torch.where(m.bool(), 0.0, LOWEST)[:, None, None, :], True),
+    "lowest and causal": (
+        lambda m: torch.where(causal(m.shape[1]), 0.0, LOWEST) + filled(m, LOWEST), True
+    ),
+    "beside a bias": (
+        lambda m: torch.arange(m.shape[1]).div(9).expand(m.shape[1], -1) + filled(m, LOWEST),
+        True,
+    ),
+    "only -10,000": (lambda m: filled(m, -10_000.0), False),
+    "a weight": (lambda m: m.float()[:, None, None, :], False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_leaves_out_what_it_shuts_out_and_nothing_else(name: str) -> None:
+    """Of rows without a word, too, which attend to nothing, or to everything alike."""
+    make, shuts = MASKS[name]
+
+    def use(module: Pooled, words: Tensor, mask: Tensor) -> Tensor:
+        heads = words.unsqueeze(1)
+        found = nn.functional.scaled_dot_product_attention(
+            heads, heads, heads, attn_mask=make(mask)
+        )
+        return found[:, 0, 0].pow(2).mean()
+
+    torch.manual_seed(0)
+    eager = Pooled(use)
+    model = wrapped(copy.deepcopy(eager), "all")
+    for lengths in [*LENGTHS.values(), (0, 3, 11, 5), (0, 0, 0, 0)]:
+        for left in (False, True):
+            given = batch(lengths, left)
+            expected, ours = eager(**given), model(**given)
+            torch.testing.assert_close(ours, expected)
+            for each in (model, eager):
+                each.zero_grad()
+            ours.backward()
+            expected.backward()
+            for own, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+                if theirs.grad is not None:
+                    torch.testing.assert_close(own.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+    assert bool(model.report.left_out) == shuts
+    assert model.report.captures == 1
 
 
 def test_a_sum_weighted_by_the_mask_is_of_real_words() -> None:

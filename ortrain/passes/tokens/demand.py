@@ -6,6 +6,7 @@ decides about it when the program runs, for example the labels of a loss.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal
@@ -29,15 +30,23 @@ class Kept:
             ``labels`` other than one that is ignored; one ``position`` of each row.
         value: the mask, value or labels; None for a position.
         number: the ignored label, or the position.
+        lost: whether a query that a mask shuts out from every key sees all of them, as where a
+            finite number stands for the mask.
+        negated: whether a mask shuts out what it is true for.
     """
 
     kind: str
     value: ir.Value | None = None
     number: int = 0
+    lost: bool = False
+    negated: bool = False
 
 
 Demand = frozenset[Kept] | None
 """The union of sets of tokens at which a value is read; None for all of them."""
+
+# What an additive mask shuts out for certain: scores that a float32 can tell from it do not occur.
+SHUT = -1e30
 
 Shown = Literal["all", "tokens", "loss"]
 
@@ -167,29 +176,71 @@ def _attention(node: ir.Node, found: Demands, learned: Collection[ir.Value]) -> 
 
 
 def _seen(
-    mask: ir.Value | None,
-    key: ir.Value,
-    learned: Collection[ir.Value],
-    frames: Frames,
+    mask: ir.Value | None, key: ir.Value, learned: Collection[ir.Value], frames: Frames
 ) -> Kept | None:
     """The keys that a mask lets some query see; None where it tells nothing about them."""
     frame = frames.get(key)
-    if mask is None or frame is None or frame.is_flat or mask in learned:
+    if mask is None or frame is None or frame.is_flat:
         return None
-    dims = shapes.dims(mask)
-    if not dims or dims[-1] != frame.grid.length:
+    mask, lost, negated = _condition(mask, frame, learned)
+    if mask in learned or not _has_keys(mask, frame):
         return None
-    source = _narrowed(mask, frame)
+    source = mask if negated else _narrowed(mask, frame)
     dims = shapes.dims(source)
-    if not dims or source.dtype is None:
+    # The lowest number of float16 shuts nothing out for certain.
+    if not dims or dims[0] != frame.grid.rows or source.dtype in (None, ir.DataType.FLOAT16):
         return None
-    if source.dtype is ir.DataType.FLOAT16:  # whose lowest number shuts nothing out for certain
+    if len(dims) == 2 and source.dtype not in shapes.FLOATING:
+        return Kept("nonzero", source, lost=lost, negated=negated)
+    return Kept("keys", source, lost=lost, negated=negated) if len(dims) >= 4 else None
+
+
+def _has_keys(value: ir.Value, frame: Frame) -> bool:
+    """Whether the last axis of a value is that of the keys."""
+    dims = shapes.dims(value)
+    return dims is not None and dims[-1:] == (frame.grid.length,)
+
+
+def _condition(
+    mask: ir.Value, frame: Frame, learned: Collection[ir.Value]
+) -> tuple[ir.Value, bool, bool]:
+    """The condition that a mask comes from, as far as it tells of keys, and how.
+
+    What is learned, a bias for the distance of two tokens, is added to it, or stands where it is
+    open.
+
+    Returns:
+        It, whether a query that it shuts out altogether sees all keys, and whether it is negated.
+    """
+    while (node := mask.producer()) is not None and not node.domain:
+        if node.op_type == "Add" and mask.dtype in shapes.FLOATING:
+            known = [v for v in node.inputs if v is not None and v not in learned]
+            rows = [v for v in known if (shapes.dims(v) or (1,))[0] == frame.grid.rows]
+            if len(rows) != 1 or not _has_keys(rows[0], frame):
+                break
+            mask = rows[0]
+        elif node.op_type == "Where" and mask.dtype is not ir.DataType.FLOAT16:
+            condition, *ways = node.inputs
+            shut = [number for v in ways if (number := _shut(v)) is not None]
+            if len(shut) != 1 or condition is None or condition in learned:
+                break
+            return condition, shut[0] != -math.inf, _shut(ways[0]) is not None
+        elif node.op_type in ("Unsqueeze", "Identity"):
+            inner = node.inputs[0]
+            if inner is None or not _has_keys(mask, frame) or not _has_keys(inner, frame):
+                break
+            mask = inner
+        else:
+            break
+    return mask, False, False
+
+
+def _shut(value: ir.Value | None) -> float | None:
+    """The number that shuts out all that it stands for; None where a value is none."""
+    known = shapes.constant(value)
+    if known is None or known.size != 1 or not float(known.reshape(-1)[0]) <= SHUT:
         return None
-    if len(dims) == 2 and dims[0] == frame.grid.rows:
-        return Kept("nonzero", source) if source.dtype not in shapes.FLOATING else None
-    if len(dims) < 4 or dims[0] != frame.grid.rows:
-        return None
-    return Kept("keys", source)
+    return float(known.reshape(-1)[0])
 
 
 def _narrowed(mask: ir.Value, frame: Frame) -> ir.Value:
@@ -201,12 +252,14 @@ def _narrowed(mask: ir.Value, frame: Frame) -> ir.Value:
         known = [v for v in node.inputs if v is not None]
         if node.op_type == "And":  # of several only one knows of rows
             known = [v for v in known if (shapes.dims(v) or (1,))[0] == frame.grid.rows]
-        elif (
-            node.op_type == "Cast" and mask.dtype is not ir.DataType.BOOL
-        ) or node.op_type not in ("Cast", "Unsqueeze", "Identity"):
+            if len(known) != 1:
+                break
+        elif node.op_type == "Cast":
+            if mask.dtype is not ir.DataType.BOOL:
+                break
+        elif node.op_type not in ("Unsqueeze", "Identity"):
             break
-        dims = shapes.dims(known[0]) if known else None
-        if not dims or dims[-1] != frame.grid.length or (node.op_type == "And" and len(known) > 1):
+        if not _has_keys(known[0], frame):
             break
         mask = known[0]
     return mask

@@ -20,13 +20,10 @@ from ortrain.graph.build import Builder
 from ortrain.graph.check import check
 from ortrain.graph.cost import Multiplications
 from ortrain.passes.clean import clean
-from ortrain.passes.tokens.demand import ALL, NONE, Demands, Kept, Shown, demands
+from ortrain.passes.tokens.demand import ALL, NONE, SHUT, Demands, Kept, Shown, demands
 from ortrain.passes.tokens.frames import Frame
 from ortrain.passes.tokens.tokenwise import Read, aligned
 from ortrain.program import ROLE, TARGET, Program, Role
-
-# What an additive mask shuts out for certain: scores that a float32 can tell from it do not occur.
-SHUT = -1e30
 
 Set = frozenset[Kept]
 
@@ -444,28 +441,34 @@ class _Writer:
         assert value is not None
         if kept.kind == "labels":
             return op.Reshape(op.Not(op.Equal(value, kept.number)), [-1])
-        if kept.kind == "nonzero":
-            return op.Reshape(op.cast(value, ir.DataType.BOOL), [-1])
-        return op.Reshape(_seen(op, value), [-1])
+        return op.Reshape(_seen(op, kept), [-1])
 
 
-def _seen(op: Builder, mask: ir.Value) -> ir.Value:
-    """The keys [B, S] that a mask [B, ..., L, S] lets some query see, bool.
+def _seen(op: Builder, kept: Kept) -> ir.Value:
+    """The keys [B, S] that a mask [B, S] or [B, ..., L, S] lets some query see, bool.
 
     A query that an additive mask shuts out from every key, by any number but minus infinity, has
     weights all the same: it sees what its numbers leave over.
     """
-    length = len(mask.shape or ())
-    between = list(range(1, length - 1))
-    if mask.dtype is ir.DataType.BOOL or mask.dtype not in shapes.FLOATING:
-        open_ = op.cast(op.cast(mask, ir.DataType.BOOL), ir.DataType.INT32)
+    mask = kept.value
+    assert mask is not None
+    if mask.dtype in shapes.FLOATING:
+        seen = op.Greater(mask, op.constant(SHUT, mask.dtype))
+        others = op.Greater(mask, op.constant(-np.inf, mask.dtype))
     else:
-        high = op.Greater(mask, op.constant(SHUT, mask.dtype))
-        lost = op.Equal(op.ReduceMax(op.cast(high, ir.DataType.INT32), [-1], keepdims=1), 0)
-        finite = op.Greater(mask, op.constant(-np.inf, mask.dtype))
-        open_ = op.cast(op.Or(high, op.And(lost, finite)), ir.DataType.INT32)
-    seen: ir.Value = op.cast(op.ReduceMax(open_, between, keepdims=0), ir.DataType.BOOL)
-    return seen
+        seen, others = op.cast(mask, ir.DataType.BOOL), None
+        seen = op.Not(seen) if kept.negated else seen
+    if kept.lost or others is not None:
+        alive = op.ReduceMax(op.cast(seen, ir.DataType.INT32), [-1], keepdims=1)
+        lost = op.Equal(alive, 0)
+        seen = op.Or(seen, lost if others is None else op.And(lost, others))
+    between = list(range(1, len(mask.shape or ()) - 1))
+    if not between:
+        whole: ir.Value = seen
+        return whole
+    count = op.ReduceMax(op.cast(seen, ir.DataType.INT32), between, keepdims=0)
+    result: ir.Value = op.cast(count, ir.DataType.BOOL)
+    return result
 
 
 def _packed_dims(
