@@ -38,9 +38,9 @@ class Workload:
 # --- text ---------------------------------------------------------------------------------------
 
 
-def text_batch(vocabulary: int, batch: int, length: int) -> Batch:
-    """Random token ids of a quarter to all of the length, the rest masked, and binary labels."""
-    lengths = torch.randint(length // 4, length + 1, (batch, 1))
+def text_batch(vocabulary: int, batch: int, length: int, padded: bool = True) -> Batch:
+    """Random token ids and binary labels; a quarter to all of the length is no padding."""
+    lengths = torch.randint(length // 4 if padded else length, length + 1, (batch, 1))
     lengths[0] = length
     mask = (torch.arange(length) < lengths).long()
     return {
@@ -67,9 +67,9 @@ def minilm_model() -> nn.Module:
     )
 
 
-def bert(batch: int = 8, length: int = 128, layers: int = 4) -> Made:
+def bert(batch: int = 8, length: int = 128, layers: int = 4, padded: bool = True) -> Made:
     """The first layers of BERT-base."""
-    return bert_model(num_hidden_layers=layers), [text_batch(30522, batch, length)]
+    return bert_model(num_hidden_layers=layers), [text_batch(30522, batch, length, padded)]
 
 
 def bert_checkpointed() -> Made:
@@ -80,9 +80,9 @@ def bert_checkpointed() -> Made:
     return module, batches
 
 
-def minilm() -> Made:
+def minilm(padded: bool = True) -> Made:
     """MiniLM's shape on a batch of 32 x 48."""
-    return minilm_model(), [text_batch(30522, 32, 48)]
+    return minilm_model(), [text_batch(30522, 32, 48, padded)]
 
 
 def minilm_of_lengths(lengths: list[int], batch: int = 16) -> Made:
@@ -205,6 +205,13 @@ WORKLOADS = {
         title="4 layers of BERT-base, batch 8 x 128 padded, dropout, AdamW", make=bert
     ),
     "minilm": Workload(title="MiniLM-L6 shape, batch 32 x 48 padded, dropout, AdamW", make=minilm),
+    "bert-full": Workload(
+        title="4 layers of BERT-base, batch 8 x 128, dropout, AdamW",
+        make=partial(bert, padded=False),
+    ),
+    "minilm-full": Workload(
+        title="MiniLM-L6 shape, batch 32 x 48, dropout, AdamW", make=partial(minilm, padded=False)
+    ),
     "mlp": Workload(
         title="3-layer perceptron of width 64, batch 32, no optimizer",
         make=perceptron,

@@ -39,6 +39,7 @@ _TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
     ("opset threads backward_pieces", (int,), "a whole number"),
     ("cache_bytes", (int, type(None)), "a number of bytes, or None"),
     ("arena retry cuda_graphs", (bool,), "True or False"),
+    ("skip_padding", (bool, type(None)), "True, False or None"),
     ("cache_dir", (str, os.PathLike, type(None)), "the path of a folder, or None"),
     ("policy", (tuple,), "a tuple of errors of ortrain.errors"),
 )
@@ -79,6 +80,8 @@ class Options:
             that are each larger than the one before.
         cuda_graphs: record the programs of ``"aten"`` on a GPU as CUDA graphs, one for each size of
             the inputs, and replay them; elsewhere it changes nothing.
+        skip_padding: whether graphs leave out work on tokens whose results nobody reads; None does
+            where no output shows them, True also where one does, with zeros at padded places.
         backward_pieces: how many programs the backward is cut into; 0 decides by what is saved.
         cache_dir: folder in which compiled graphs are kept between processes; None keeps none.
         cache_bytes: what they may take there; those used longest ago make way. None is no bound.
@@ -102,6 +105,7 @@ class Options:
     threads: int = 0
     arena: bool = True
     cuda_graphs: bool = False
+    skip_padding: bool | None = None
     backward_pieces: int = 0
     cache_dir: Path | str | None = field(default_factory=lambda: _path("ORTMODULE_CACHE_DIR"))
     cache_bytes: int | None = field(default_factory=lambda: _bytes("ORTMODULE_CACHE_BYTES"))

@@ -41,6 +41,7 @@ _SHARED = (
 )
 # What ORTModule has for itself, its hooks above all. Every other attribute is the module's.
 _OWN = frozenset(nn.Module().__dict__) - {*_SHARED, "training"}
+_SETTINGS = frozenset({"steps_to_come", "only_loss_is_read"})
 # Where a library wraps `forward`, as accelerate does for autocast, it wraps ORTModule's; the mark
 # that it has done so is not the module's either, of which there may be another ORTModule.
 _FORWARD = frozenset({"forward", "_original_forward", "_is_accelerate_prepared"})
@@ -158,6 +159,21 @@ class ORTModule(nn.Module):
     def steps_to_come(self, steps: int | None) -> None:
         self._runner.prospect.steps = steps
 
+    @property
+    def only_loss_is_read(self) -> bool:
+        """Whether of the outputs nobody reads more than a loss in the first place; settable.
+
+        Then graphs do no work on tokens without a label, whose logits are zeros. A loss is a
+        floating-point scalar; where there is none, it changes nothing. ORTTrainer says so of
+        training steps with Trainer's own `compute_loss`.
+        """
+        only: bool = self._runner.only_loss
+        return only
+
+    @only_loss_is_read.setter
+    def only_loss_is_read(self, only: bool) -> None:
+        self._runner.only_loss = only
+
     # -- everything else is the module's own -------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
@@ -172,7 +188,7 @@ class ORTModule(nn.Module):
             self.__dict__[name] = value
         elif name in _SHARED:
             self.__dict__[name] = self.module.__dict__[name] = value
-        elif name == "steps_to_come" or (name == "options" and isinstance(value, Options)):
+        elif name in _SETTINGS or (name == "options" and isinstance(value, Options)):
             object.__setattr__(self, name, value)
         else:
             setattr(self.__dict__["_original"], name, value)

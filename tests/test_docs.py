@@ -42,6 +42,7 @@ def test_an_example_runs_by_itself(page: str, number: int, tmp_path: Path) -> No
         ("docs/ortmodule", None),
         ("docs/limits", None),
         ("docs/troubleshooting", None),
+        ("docs/padding", None),
         ("README", 1),
     ],
 )

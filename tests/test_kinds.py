@@ -79,6 +79,7 @@ TABLE: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[str]]]]
             "threads": {"int"},
             "arena": FLAG,
             "cuda_graphs": FLAG,
+            "skip_padding": FLAG | {"None"},
             "backward_pieces": {"int"},
             "cache_dir": {"None", *PATH},
             "cache_bytes": {"None", "int"},

@@ -65,4 +65,7 @@ def _factors(node: ir.Node) -> tuple[shapes.Dim, ...]:
 
 def _product(dims: tuple[shapes.Dim, ...]) -> tuple[int, Symbols]:
     count = math.prod(dim for dim in dims if isinstance(dim, int))
-    return count, tuple(sorted(dim for dim in dims if isinstance(dim, str)))
+    # Of axes that a reshape has merged: "s0*s1".
+    parts = [part for dim in dims if isinstance(dim, str) for part in dim.split("*")]
+    count *= math.prod(int(part) for part in parts if part.isdigit())
+    return count, tuple(sorted(part for part in parts if not part.isdigit()))

@@ -36,10 +36,10 @@ _LOOPS = frozenset({"If", "Loop", "Scan"})
 _EXACT = frozenset(
     {"Abs", "ArgMax", "ArgMin", "Clip", "Compress", "Concat", "Constant", "ConstantOfShape",
      "DepthToSpace", "Embedding", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
-     "Identity", "Max", "MaxPool", "MaxUnpool", "Min", "Neg", "OneHot", "Pad", "ReduceMax",
+     "Identity", "Max", "MaxPool", "MaxUnpool", "Min", "Neg", "OneHot", "Pack", "Pad", "ReduceMax",
      "ReduceMin", "Relu", "Reshape", "ReverseSequence", "Sign", "Slice", "SpaceToDepth", "Split",
-     "Squeeze", "StopGradient", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze", "Where", "Ceil",
-     "Floor", "Round"}
+     "Squeeze", "StopGradient", "Tile", "TopK", "Transpose", "Trilu", "Unpack", "Unsqueeze",
+     "Where", "Ceil", "Floor", "Round"}
 )  # fmt: skip
 # The kernels take a number as it is, and round the result; to others it is one of their tensors'.
 _WITH_NUMBERS = frozenset({"Add", "Sub", "Mul", "Div", "Pow"})

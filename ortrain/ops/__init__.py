@@ -23,6 +23,7 @@ from ortrain.ops import (
     random,
     silu,
     stop_gradient,
+    tokens,
 )
 from ortrain.ops.base import DOMAIN, OPERATORS, Operator, expand, operator
 

@@ -36,7 +36,10 @@ class Step:
 
     Attributes:
         leaves: the parameters that receive a gradient.
+        is_partial: whether some of its outputs have zeros for tokens that were left out.
     """
+
+    is_partial = False
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ import contextlib
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -59,6 +59,8 @@ class Trial:
         draws: whether the graph draws any.
         precision: the narrowest dtype that the graph computes in; float32 where it is wider.
         reduced: whether that is so in products of float32 only, which PyTorch then has likewise.
+        hidden: outputs that are not compared.
+        masks: output → where it is compared, bool; the graph has zeros elsewhere.
     """
 
     module: nn.Module
@@ -70,6 +72,8 @@ class Trial:
     draws: bool
     precision: torch.dtype = torch.float32
     reduced: bool = False
+    hidden: tuple[int, ...] = ()
+    masks: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -185,6 +189,25 @@ class Trial:
         leaves = dict(zip(self.names, users, strict=True)) | held
         return tensors, structure, leaves, {name: everything[name] for name in buffers}
 
+    def masked(self, step: Step, tensors: dict[str, torch.Tensor], served: Any) -> Trial:
+        """The trial of a step that shows only some tokens of some outputs.
+
+        Args:
+            step: the compiled step; of its outputs those are partial that the tokens tell.
+            tensors: the module's parameters and buffers by name.
+            served: the capture that the step belongs to.
+        """
+        tokens = served.tokens
+        if tokens.shown == "loss":
+            return replace(self, hidden=tokens.partial)
+        own = {name: _own(tensor, None, False) for name, tensor in tensors.items()}
+        bound, users = Step(step.plan, own, _no_other, step.original), self.tensors()
+        with random_states(), torch.no_grad():
+            torch.manual_seed(self.seed)
+            outputs = bound.infer([users[i] for i in served.positions])
+        masks = {i: (outputs[i] != 0).any(-1, keepdim=True) for i in tokens.partial}
+        return replace(self, masks=masks)
+
     def graph(self, step: Step, tensors: dict[str, torch.Tensor], served: Any) -> Evidence:
         """What the graph makes of it.
 
@@ -225,7 +248,11 @@ class Trial:
     ) -> None:
         """Digests the outputs, then each gradient as it comes."""
         known = {id(leaf) for leaf in leaves.values()}
-        for name, tensor in zip(names, outputs, strict=True):
+        for i, mask in self.masks.items():
+            outputs[i] = torch.where(mask, outputs[i], 0)
+        for i, (name, tensor) in enumerate(zip(names, outputs, strict=True)):
+            if i in self.hidden:
+                continue
             # A view made under no_grad says that it requires a gradient, and passes none on.
             requires = any(id(leaf) in known for leaf in _leaves([tensor]))
             evidence.outputs[name] = (self.digest(tensor), requires)

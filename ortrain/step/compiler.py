@@ -28,6 +28,7 @@ from ortrain.graph.cost import Multiplications
 from ortrain.guards.attributes import WithAttributes
 from ortrain.guards.numbers import WithNumbers
 from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
+from ortrain.passes.tokens import packed
 from ortrain.program import Program, Role
 from ortrain.runtime import engines
 from ortrain.runtime.base import Executor
@@ -43,11 +44,19 @@ from ortrain.step.certificate import (
     refuted,
     without_tf32,
 )
-from ortrain.step.forms import CallForm, CompiledCapture, ModuleState, Sizes, StepVariants
+from ortrain.step.forms import (
+    CallForm,
+    CompiledCapture,
+    ModuleState,
+    Sizes,
+    StepVariants,
+    Variant,
+)
 from ortrain.step.progress import progress
 from ortrain.step.replay import Original
 from ortrain.step.report import Report
 from ortrain.step.saved_forward import Received
+from ortrain.step.tokens import Tokens
 from ortrain.uncollected import uncollected
 
 # Captures of one form of call that differ in sizes which the module's code depends on.
@@ -130,9 +139,9 @@ class StepCompiler:
             if not apart and not self._holds(state, form, served, flat, own):
                 served = self._capture(state, form, flat, exact=True)
                 form.served.append(served)
-        if served.threads == 1 < self._threads(form.engine, served, _sizes(served, flat)):
+        if served.threads == 1 < self._threads(form.engine, served, served.sizes(flat)):
             served.variants.clear()  # built for small batches: from now on with more threads
-        known = served.variants.get((form.engine, self._trainable(state)))
+        known = served.variants.get(self.variant(state, form, served, flat))
         if known is not None and self.options.certificate == "each size":
             self.compare(state, served, flat, known.step)
         if len(form.by_sizes) >= MOST_SIZES:
@@ -186,18 +195,47 @@ class StepCompiler:
         form.report.stages = {"capture": time.perf_counter() - start}
         self.report.captures += 1
         state.settle(self.module, form)
+        cost = Multiplications(captured.program.graph)
+        structure, ordered = _structure(captured)
+        device = device_of(flat, state.tensors)
         return CompiledCapture(
             captured,
             [place[t.position] for t in captured.tensors],
             positions,
-            _structure(captured),
+            structure,
             _axes(captured.program, positions),
-            Multiplications(captured.program.graph),
+            cost,
+            tokens=self._tokens(captured.program, cost, form, device, ordered),
             returned={
                 i: _placed(source, place, self.module, state.tensors)
                 for i, source in captured.returned.items()
             },
         )
+
+    def _tokens(
+        self,
+        program: Program,
+        cost: Multiplications,
+        form: CallForm,
+        device: torch.device,
+        ordered: bool,
+    ) -> Tokens | None:
+        """What leaves out tokens of a capture; None where all of them are read.
+
+        Args:
+            program: of the capture.
+            cost: of the program.
+            form: of the calls.
+            device: of their tensors.
+            ordered: whether the module's outputs come in the order of the program's.
+        """
+        # Of a GPU one would have to wait for the number of tokens.
+        if self.options.skip_padding is False or device.type != "cpu":
+            return None
+        found = packed(program, form.shown if ordered else "all")
+        if found is None or not Tokens.serves(found):
+            return None
+        return Tokens(found, program, cost, self._executor(form.engine, device, 1))
 
     @contextlib.contextmanager
     def _numbers_as_tensors(self, state: ModuleState, flat: FlatCall) -> Iterator[None]:
@@ -231,8 +269,11 @@ class StepCompiler:
         if not untraced:
             return True
         if untraced not in served.ones:
-            variants = served.variants.get((form.engine, self._trainable(state)))
-            step = variants.step if variants else self._step(state, form, served, flat).step
+            variant = self.variant(state, form, served, flat)
+            variants = served.variants.get(variant)
+            if variants is None:
+                variants = self._step(state, form, served, flat, variant)
+            step = variants.step
             served.ones[untraced] = not self.certify(state, served, flat, step).faults
         return served.ones[untraced]
 
@@ -256,6 +297,8 @@ class StepCompiler:
         while True:
             trial = Trial.of(self.module, flat, names, step.plan, grad, rows, number)
             try:
+                if step.is_partial:
+                    trial = trial.masked(step, state.tensors, served)
                 eager = trial.eager()
             except Exception as error:
                 if not rows:
@@ -277,7 +320,7 @@ class StepCompiler:
 
     def _rows(self, served: CompiledCapture, flat: FlatCall) -> dict[int, int]:
         """Of each tensor of a large batch, how many rows a comparison takes; {} takes all."""
-        cost = served.cost(_sizes(served, flat))
+        cost = served.cost(served.sizes(flat))
         dims = [[str(d) for d in v.shape or ()] for v in served.captured.program.inputs(_USER)]
         batch = next((shape[0] for shape in dims if shape and not shape[0].isdigit()), "")
         if cost <= ENOUGH or not batch or any(batch in shape[1:] for shape in dims):
@@ -293,26 +336,33 @@ class StepCompiler:
         fits = rows[places[0]] < whole and constraints.accepts(shapes)
         return rows if fits and not constraints.untraced(shapes) else {}
 
-    def _trainable(self, state: ModuleState) -> tuple[bool, ...]:
+    def variant(
+        self, state: ModuleState, form: CallForm, served: CompiledCapture, flat: FlatCall
+    ) -> Variant:
         """What selects among the steps of a capture."""
-        return state.guard.trainable() if is_grad_enabled() else ()
+        trainable = state.guard.trainable() if is_grad_enabled() else ()
+        return form.engine, trainable, served.leaves_out(flat) > 0
 
     def first_step(
-        self, state: ModuleState, form: CallForm, served: CompiledCapture, flat: FlatCall
+        self,
+        state: ModuleState,
+        form: CallForm,
+        served: CompiledCapture,
+        flat: FlatCall,
+        variant: Variant,
     ) -> Step:
-        """Builds the step for what is trainable now, and compares it with the module.
+        """Builds the step of a variant, and compares it with the module.
 
         Raises:
             ParityError: they do not agree.
         """
         with EXCLUSIVE:
-            key = (form.engine, self._trainable(state))
-            variants = served.variants.get(key)
+            variants = served.variants.get(variant)
             if variants is None:
-                variants = self._step(state, form, served, flat)
+                variants = self._step(state, form, served, flat, variant)
                 if self.options.certificate != "off":
                     self.compare(state, served, flat, variants.step)
-                served.variants[key] = variants
+                served.variants[variant] = variants
             return variants.step
 
     def compare(
@@ -334,10 +384,18 @@ class StepCompiler:
         self.cache.begin()  # what was taken from it until now is right
 
     def _step(
-        self, state: ModuleState, form: CallForm, served: CompiledCapture, flat: FlatCall
+        self,
+        state: ModuleState,
+        form: CallForm,
+        served: CompiledCapture,
+        flat: FlatCall,
+        variant: Variant,
     ) -> StepVariants:
-        """Builds the step for what is trainable now, by the likely outputs."""
+        """Builds the step of a variant, by the likely outputs."""
         program = served.captured.program
+        if variant[-1]:
+            assert served.tokens is not None
+            program = served.tokens.program
         grad = is_grad_enabled()
         trainable: list[str] = []
         if grad:
@@ -351,7 +409,7 @@ class StepCompiler:
             users = program.outputs(Role.USER_OUTPUT, Role.LOSS)
             influential = {v.name for v in influences(program.graph, users)}
             trainable = [name for name in trainable if name in influential]
-        sizes = _sizes(served, flat)
+        sizes = served.sizes(flat)
         served.threads = threads = self._threads(form.engine, served, sizes)
         tensors = state.tensors
         runs = self._executor(form.engine, device_of(flat, tensors), threads)
@@ -363,7 +421,9 @@ class StepCompiler:
 
         def make(upstream: Sequence[str]) -> Step:
             plan = self._build(program, trainable, upstream, sizes, runs)
-            return Step(plan, tensors, other, original)
+            step = Step(plan, tensors, other, original)
+            step.is_partial = variant[-1] and bool(served.tokens and served.tokens.partial)
+            return step
 
         def other(received: Received) -> Step:
             names = tuple(name for name, given in zip(outputs, received, strict=True) if given)
@@ -426,7 +486,7 @@ class StepCompiler:
         program = served.captured.program
 
         def select(known: Sequence[str]) -> tuple[str, ...]:
-            return engines.promising(known, program.graph, served.cost(_sizes(served, flat)))
+            return engines.promising(known, program.graph, served.cost(served.sizes(flat)))
 
         return select
 
@@ -507,16 +567,21 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
     return detached.requires_grad_(tensor.requires_grad)
 
 
-def _structure(captured: Captured) -> OutputStructure:
-    """How the program's outputs make up the module's, from stand-ins in their places."""
+def _structure(captured: Captured) -> tuple[OutputStructure, bool]:
+    """How the program's outputs make up the module's, from stand-ins in their places.
+
+    Returns:
+        The structure, and whether they come in its order.
+    """
     count = len(captured.program.outputs(Role.USER_OUTPUT, Role.LOSS))
     tensors = [torch.empty(()) for _ in range(count)]
     found, structure = OutputStructure.from_output(captured.rebuild(tensors))
     order = [next(i for i, t in enumerate(tensors) if t is f) for f in found]
-    if order != list(range(count)):
+    ordered = order == list(range(count))
+    if not ordered:
         rebuild = structure.rebuild
         structure.rebuild = lambda outputs: rebuild([outputs[i] for i in order])
-    return structure
+    return structure, ordered
 
 
 def _placed(
@@ -552,8 +617,3 @@ def _axes(program: Program, positions: Sequence[int]) -> list[tuple[str, int, in
             if not isinstance(dim, int) and dim.value is not None:
                 places.setdefault(dim.value, (position, axis))
     return [(symbol, *place) for symbol, place in places.items()]
-
-
-def _sizes(served: CompiledCapture, flat: FlatCall) -> dict[str, int]:
-    """The value that each symbolic dimension has in this call."""
-    return {symbol: flat.tensors[place].shape[axis] for symbol, place, axis in served.axes}

@@ -23,9 +23,11 @@ from ortrain.guards.attributes import Attribute, Moving
 from ortrain.guards.guard import Guard
 from ortrain.guards.numbers import Numbers, Seen
 from ortrain.guards.structure import FlatCall, OutputStructure
+from ortrain.passes.tokens import Shown
 from ortrain.step.autograd import Step
 from ortrain.step.contest import Race
 from ortrain.step.report import Report
+from ortrain.step.tokens import Tokens
 
 # Calls in a row at whose values the code goes another way than the graph, until it is captured
 # anew, the way of the next call; how often that is done; and how many such calls there must be, at
@@ -37,6 +39,10 @@ DIFFERENTIATED_AGAIN = "its gradients are differentiated again, which PyTorch do
 
 Sizes = tuple[torch.Size, ...]
 """The shapes of a call's tensors."""
+
+Variant = tuple[str, tuple[bool, ...], bool]
+"""What selects among the steps of a capture: the engine, what is trainable, and whether tokens that
+nobody reads are left out."""
 
 
 @dataclass
@@ -68,7 +74,8 @@ class CompiledCapture:
         structure: rebuilds the module's output.
         axes: symbolic dimensions, each with a tensor of the call and its axis that has this size.
         cost: of the program.
-        variants: steps by engine and by what is trainable.
+        tokens: leaves out those that nobody reads; None where all are read.
+        variants: steps by engine, by what is trainable, and by whether tokens are left out.
         ones: which patterns of sizes of 1 were compared with the module, and whether they agree.
         threads: of the steps.
         strays: calls at whose values the code went another way than the graph.
@@ -84,13 +91,28 @@ class CompiledCapture:
     structure: OutputStructure
     axes: list[tuple[str, int, int]]
     cost: Multiplications
-    variants: dict[tuple[str, tuple[bool, ...]], StepVariants] = field(default_factory=dict)
+    tokens: Tokens | None = None
+    variants: dict[Variant, StepVariants] = field(default_factory=dict)
     ones: dict[tuple[Any, ...], bool] = field(default_factory=dict)
     threads: int = 0
     strays: int = 0
     in_a_row: int = 0
     since: tuple[int, int] = (0, 0)
     returned: dict[int, Source] = field(default_factory=dict)
+
+    def sizes(self, flat: FlatCall) -> dict[str, int]:
+        """The value that each symbolic dimension has in a call."""
+        return {symbol: flat.tensors[place].shape[axis] for symbol, place, axis in self.axes}
+
+    def leaves_out(self, flat: FlatCall) -> float:
+        """The share of a call's multiplications that are for tokens which nobody reads.
+
+        It is 0 where they are computed all the same.
+        """
+        if self.tokens is None:
+            return 0.0
+        users = [flat.tensors[i] for i in self.positions]
+        return self.tokens.saved(users, self.sizes(flat))
 
     def stray(self, calls: int) -> bool:
         """Notes a call that went another way; whether that is too many in all.
@@ -122,6 +144,7 @@ class CallForm:
         recover: notes a backward that failed, and says whether PyTorch may answer it.
         seen: of the calls that differ from these in numbers only; None where there are no numbers.
         ways: how often a capture was dropped because the code went another way.
+        shown: what is read of its outputs.
         asked: whether it was asked if a graph can be made at all, before one is.
     """
 
@@ -137,6 +160,7 @@ class CallForm:
     recover: Callable[[CallForm, OrtrainError, FlatCall], bool] = field(default=lambda *_: False)
     seen: Seen | None = None
     ways: int = 0
+    shown: Shown = "all"
     asked: bool = False
 
     def went_astray(self, served: CompiledCapture | None, error: CheckFailed) -> None:

@@ -83,6 +83,8 @@ class Report:
         recovered: backwards that PyTorch ran because the graph's had failed.
         captures: how many times the module was captured.
         nodes: nodes of each program before and after lowering, by name of the program.
+        left_out: calls of the graph in which work on tokens that nobody reads was left out.
+        left_out_share: of the multiplications of these calls, on average.
         saved_bytes: kept between forward and backward, at the sizes of the capture.
         contest: the measurement behind ``engine="auto"``.
         certificate: how closely the graph agreed with PyTorch before it was used, for example
@@ -101,10 +103,17 @@ class Report:
     recovered: int = 0
     captures: int = 0
     nodes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    left_out: int = 0
+    left_out_share: float = 0.0
     saved_bytes: int = 0
     contest: Contest | None = None
     certificate: str = ""
     inference: Report | None = None
+
+    def leave_out(self, share: float) -> None:
+        """Counts a call in which this share of the multiplications was left out."""
+        self.left_out += 1
+        self.left_out_share += (share - self.left_out_share) / self.left_out
 
     def __str__(self) -> str:
         rows = [f"ORTModule: {self._last()}", *self._since()]
@@ -142,6 +151,9 @@ class Report:
             rows.append(f"  stages    {_seconds(total)}: {parts}")
         for name, (before, after) in self.nodes.items():
             rows.append(f"  {name:<9} {before} nodes, {after} after lowering")
+        if self.left_out:
+            share = f"{self.left_out_share:.0%} of the multiplications"
+            rows.append(f"  tokens    {share} left out in {self.left_out} calls: nobody reads them")
         if self.saved_bytes:
             rows.append(f"  saved     {self.saved_bytes / 2**20:.1f} MiB between the passes")
         if self.certificate:

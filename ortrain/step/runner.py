@@ -36,6 +36,7 @@ from ortrain.guards.guard import Ambient, ambient
 from ortrain.guards.numbers import MOST_VALUES, WithNumbers
 from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.module_state.untouched import call_aside
+from ortrain.passes.tokens import Shown
 from ortrain.runtime import engines
 from ortrain.step import contest
 from ortrain.step.compiler import MOST_SHAPES, StepCompiler, device_of
@@ -81,6 +82,7 @@ class Runner:
         compiler: finds and makes its compiled steps.
         report: what ran where.
         prospect: of its graphs; who knows how many steps are to come, says it there.
+        only_loss: whether of the outputs nobody reads more than a loss in the first place.
     """
 
     def __init__(self, module: nn.Module, options: Options, debug_options: DebugOptions) -> None:
@@ -91,6 +93,7 @@ class Runner:
         self.warned = False
         self.calls = self.contests = 0
         self.prospect = Prospect.of(module)
+        self.only_loss = False
         self.use(options)
 
     def use(self, options: Options) -> None:
@@ -134,7 +137,7 @@ class Runner:
             flat = flatten_call(args, kwargs)
         except CaptureError as error:
             return self._eager_because(error, args, kwargs)
-        key = (flat.key, ambient())
+        key = (flat.key, ambient(), self.only_loss)
         form = state.forms.get(key)
         if form is None:
             with EXCLUSIVE:
@@ -172,9 +175,11 @@ class Runner:
                 if race is not None:
                     form.engine = race.choose(self.compiler.promising(served, flat))
             trainable = state.guard.trainable() if form.grad else ()
-            variants = served.variants.get((form.engine, trainable))
+            left_out = served.leaves_out(flat)
+            variant = form.engine, trainable, left_out > 0
+            variants = served.variants.get(variant)
             if variants is None:
-                step = self.compiler.first_step(state, form, served, flat)
+                step = self.compiler.first_step(state, form, served, flat, variant)
             else:
                 step = variants.step
                 if form.report.graph_calls >= self.due:
@@ -204,6 +209,8 @@ class Runner:
             return self._refused(form, flat, sizes, unforeseen(error))
         report = form.report
         report.graph_calls += 1
+        if left_out:
+            report.leave_out(left_out)
         if report.reason or not report.mode:
             report.mode, report.reason = "graph", ""
         if sample is not None:
@@ -277,14 +284,14 @@ class Runner:
     ) -> tuple[FlatCall, CallForm]:
         """The form of a call that none is known for with these very numbers."""
         flat, seen = state.numbers.take(flat, modes)
-        key: Any = (flat.key, modes)
+        key: Any = (flat.key, modes, self.only_loss)
         if seen is not None and key not in state.forms:
             if seen.moving and not seen.fixed:  # one form for all of them from now on
                 for other in seen.keys & state.forms.keys():
                     state.forms.pop(other).retire()
                 seen.keys.clear()
             elif len(seen.keys) >= MOST_VALUES:
-                key = (id(seen), modes)
+                key = (id(seen), modes, self.only_loss)
             seen.keys.add(key)
         form = state.forms.get(key)
         if form is None:
@@ -325,7 +332,16 @@ class Runner:
             race, reason = None, RUN_AGAIN
         report = self.compiler.described(modes.grad)
         chosen = engine if engine in EXECUTORS else "onnxruntime"
-        return CallForm(modes.grad, report, chosen, reason, race=race, recover=self._recovers)
+        shown: Shown = "tokens" if self.options.skip_padding else "all"
+        return CallForm(
+            modes.grad,
+            report,
+            chosen,
+            reason,
+            race=race,
+            recover=self._recovers,
+            shown="loss" if self.only_loss else shown,
+        )
 
     def _verdict(self) -> Verdict | None:
         """Of the next contest of a training, which each process holds in the same order."""

@@ -144,6 +144,23 @@ def check_labels(trainer: Trainer, inputs: Any) -> None:
     )
 
 
+def reads_only_loss(trainer: Trainer, model: nn.Module) -> bool:
+    """Whether a training step reads nothing of the model's outputs but their loss.
+
+    Args:
+        trainer: that trains.
+        model: what it calls.
+    """
+    inside = "compute_loss" in vars(trainer)  # with a loss that ModuleWithLoss gives first
+    outside = (
+        not _is_trainers(trainer, "compute_loss")
+        or trainer.compute_loss_func is not None
+        or trainer.label_smoother is not None
+    )
+    watched = bool(model._forward_hooks)
+    return _is_trainers(trainer, "training_step") and (inside or not outside) and not watched
+
+
 def check_evaluation(trainer: Trainer) -> None:
     """Raises where evaluations in training cannot find what the best checkpoint is chosen by.
 

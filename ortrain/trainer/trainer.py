@@ -40,7 +40,7 @@ from ortrain.trainer.arguments import (
     is_ours,
     options_of,
 )
-from ortrain.trainer.checks import ChecksInput
+from ortrain.trainer.checks import ChecksInput, reads_only_loss
 from ortrain.trainer.engine import EngineNote
 from ortrain.trainer.loss import ModuleWithLoss, Prepared
 from ortrain.trainer.report import TrainerReport
@@ -223,6 +223,7 @@ class _ThroughORTModule(ChecksInput):
         if (wrapped := _find(model)) is not None:
             left = self.state.max_steps - self.state.global_step
             wrapped.steps_to_come = left * self.args.gradient_accumulation_steps
+            wrapped.only_loss_is_read = reads_only_loss(self, wrapped)
         return super().training_step(model, inputs, num_items_in_batch)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:

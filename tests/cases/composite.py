@@ -11,6 +11,13 @@ from torch.nn import functional as F  # noqa: N812
 from ortrain.testing import OpCase, flags, integers, normal, positive
 
 SEED = np.array(1234567890123, np.int64)
+# Tokens of two rows of three, and what each of them may be.
+PLACES, RESTS = np.array([1, 2, 5], np.int64), {"rows": (4,), "numbers": (), "matrices": (2, 4)}
+
+
+def unpacked(data, places, sizes):
+    whole = torch.zeros(int(sizes.prod()), *data.shape[2:], dtype=data.dtype)
+    return whole.index_copy(0, places, data[0]).reshape(*sizes.tolist(), *data.shape[2:])
 
 
 def attention(query, key, value, mask=None, scale=1.0, causal=0):
@@ -98,6 +105,17 @@ CASES = [
     OpCase("ortrain::Expm1", {"x": normal(4, 6)}, torch=lambda x: torch.expm1(x)),
     OpCase("ortrain::Embedding", {"weight": normal(5, 3), "indices": integers(5, 2, 4)},
            torch=lambda weight, indices: F.embedding(indices, weight), tolerance="sums"),
+    *(
+        OpCase("ortrain::Pack", {"data": normal(2, 3, *rest), "places": PLACES}, note=note,
+               torch=lambda data, places: data.flatten(0, 1)[places].unsqueeze(0))
+        for note, rest in RESTS.items()
+    ),
+    *(
+        OpCase("ortrain::Unpack",
+               {"data": normal(1, 3, *rest), "places": PLACES, "sizes": np.array([2, 3])},
+               constants=("sizes",) if note == "rows" else (), torch=unpacked, note=note)
+        for note, rest in RESTS.items()
+    ),
     OpCase("ortrain::Dropout", {"x": normal(4, 6), "seed": SEED}, {"ratio": 0.4, "stream": 3}),
     OpCase("ortrain::Dropout", {"x": normal(2, 3, 4), "seed": SEED}, {"ratio": 0.4, "stream": 0},
            note="3d"),

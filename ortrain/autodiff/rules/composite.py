@@ -5,6 +5,7 @@ from __future__ import annotations
 from ortrain.autodiff.registry import gradient, no_gradient
 from ortrain.graph.rounding import NARROW, WIDE
 from ortrain.ops.grouped_matmul import groups, matrices
+from ortrain.ops.tokens import sizes_of
 
 no_gradient("ortrain::StopGradient", reason="the user's program cut the gradient here")
 for _kind in ("Bits", "Uniform", "Normal", "Exponential", "Bernoulli"):
@@ -67,6 +68,20 @@ def grouped_matmul(g, input, weight, ends):
 def embedding(g, weight, indices, *, padding_idx=-1):
     """d weight = zeros, with dy added at the indices; none at padding_idx"""
     return g.composite("EmbeddingGradient", g.dy, g.like(weight), indices, padding_idx=padding_idx)
+
+
+@gradient("ortrain::Pack")
+def pack(g, data, places):
+    """d data = zeros, with dy at the places"""
+    back = g.composite("Unpack", g.dy, places, sizes_of(g.op, data))
+    back.shape = data.shape
+    return back
+
+
+@gradient("ortrain::Unpack")
+def unpack(g, data, places, sizes):
+    """d data = dy at the places"""
+    return g.composite("Pack", g.dy, places)
 
 
 @gradient("ortrain::BatchNorm")

@@ -90,6 +90,22 @@ def from_start(t, indices, data, axis, value):
     return forward
 
 
+@kernel("ortrain::Pack")
+def pack(t, data, places):
+    """Rows of the batch as a whole."""
+    data, places = t.tensor(data), t.tensor(places)
+    taken = data.flatten(0, 1).index_select(0, places)
+    return sized(taken.unsqueeze(0), (1, *places.dims, *data.dims[2:]))
+
+
+@kernel("ortrain::Unpack")
+def unpack(t, data, places, sizes):
+    data, places = t.tensor(data), t.tensor(places)
+    lead, rest = t.ints(sizes, 2), data.shape[2:]
+    zeros = data.new_zeros([product(lead), *rest])
+    return shaped(zeros.index_copy_(0, places, data.select(0, 0)), [*lead, *rest])
+
+
 @kernel("GatherElements")
 def gather_elements(t, data, indices, *, axis=0, node):
     data = t.tensor(data)
