@@ -206,6 +206,39 @@ def test_a_mask_leaves_out_what_it_shuts_out_and_nothing_else(name: str) -> None
     assert model.report.captures == 1
 
 
+class Towers(nn.Module):
+    """Two encoders over texts of their own lengths, of each of which the first word is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kind = of("BertModel")
+        self.left, self.right = kind(), kind()
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, others: Tensor, other_mask: Tensor
+    ) -> Tensor:
+        left = self.left(input_ids, attention_mask=attention_mask)[0][:, 0]
+        right = self.right(others, attention_mask=other_mask)[0][:, 0]
+        return nn.functional.cross_entropy(left @ right.T, torch.arange(len(left)))
+
+
+def test_texts_of_two_lengths_have_sets_of_their_own() -> None:
+    torch.manual_seed(0)
+    eager = quiet(Towers())
+    model = wrapped(copy.deepcopy(eager), "all")
+    for lengths in LENGTHS.values():
+        given, other = batch(lengths), batch(tuple(min(n, 6) for n in reversed(lengths)))
+        others = {"others": other["input_ids"][:, :6], "other_mask": other["attention_mask"][:, :6]}
+        expected, ours = eager(**given, **others), model(**given, **others)
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+        ours.backward()
+        expected.backward()
+        for own, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+            if theirs.grad is not None:
+                torch.testing.assert_close(own.grad, theirs.grad, rtol=1e-3, atol=1e-5)
+    assert model.report.left_out == len(LENGTHS)
+
+
 def test_a_sum_weighted_by_the_mask_is_of_real_words() -> None:
     torch.manual_seed(0)
     eager = Pooled(lambda m, words, mask: masked(words, mask))

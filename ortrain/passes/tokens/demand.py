@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
 import onnx_ir as ir
 
 from ortrain.graph import shapes
@@ -100,17 +101,22 @@ def demands(program: Program, shown: Shown = "all") -> Demands:
     """
     seen = demands(program).seen if shown == "tokens" else {}
     found, users = Demands(Frames(program)), program.outputs(Role.USER_OUTPUT, Role.LOSS)
-    only = shown == "loss" and users and users[0].dtype in shapes.FLOATING and not users[0].shape
+    first = users[0] if users else None
+    only = shown == "loss" and first is not None and _is_loss(first)
     for value in program.graph.outputs:
         frame = found.frames.get(value)
         if role_of(value) not in (Role.USER_OUTPUT, Role.LOSS) or frame is None:
             found.add(value, ALL)
-        elif not only or value is users[0]:
+        elif not only:
             found.add(value, frozenset(seen[frame.grid]) if frame.grid in seen else ALL)
     learned = _learned(program)
     for node in reversed(program.graph):
         _through(node, found, learned)
     return found
+
+
+def _is_loss(value: ir.Value) -> bool:
+    return value.dtype in shapes.FLOATING and shapes.dims(value) == ()
 
 
 def _learned(program: Program) -> set[ir.Value]:
@@ -214,15 +220,17 @@ def _condition(
     """
     while (node := mask.producer()) is not None and not node.domain:
         if node.op_type == "Add" and mask.dtype in shapes.FLOATING:
-            known = [v for v in node.inputs if v is not None and v not in learned]
-            rows = [v for v in known if (shapes.dims(v) or (1,))[0] == frame.grid.rows]
-            if len(rows) != 1 or not _has_keys(rows[0], frame):
+            open_ = [v for v in node.inputs if v is None or not _is_bounded(v)]
+            if len(open_) != 1 or open_[0] is None or not _has_keys(open_[0], frame):
                 break
-            mask = rows[0]
+            mask = open_[0]
         elif node.op_type == "Where" and mask.dtype is not ir.DataType.FLOAT16:
             condition, *ways = node.inputs
             shut = [number for v in ways if (number := _shut(v)) is not None]
+            others = [v for v in ways if _shut(v) is None]
             if len(shut) != 1 or condition is None or condition in learned:
+                break
+            if not all(v is not None and _is_bounded(v) for v in others):
                 break
             return condition, shut[0] != -math.inf, _shut(ways[0]) is not None
         elif node.op_type in ("Unsqueeze", "Identity"):
@@ -233,6 +241,27 @@ def _condition(
         else:
             break
     return mask, False, False
+
+
+# Of numbers that are none that shuts out they make none.
+_BOUNDED = frozenset(
+    {"Add", "Sub", "Mul", "Neg", "Abs", "Transpose", "Unsqueeze", "Squeeze", "Reshape", "Slice",
+     "Expand", "Gather", "ortrain::Embedding", "Concat", "Identity", "Cast"}
+)  # fmt: skip
+
+
+def _is_bounded(value: ir.Value, depth: int = 12) -> bool:
+    """Whether no number of a value shuts anything out: it is a bias of what is learned, or zero."""
+    known = shapes.constant(value)
+    if known is not None:
+        return bool((np.abs(known.astype(np.float64)) < -SHUT).all())
+    if value.dtype not in shapes.FLOATING or role_of(value) is Role.PARAMETER:
+        return True
+    node = value.producer()
+    name = "" if node is None else f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    if node is None or name not in _BOUNDED or not depth:
+        return False
+    return all(v is None or _is_bounded(v, depth - 1) for v in node.inputs)
 
 
 def _shut(value: ir.Value | None) -> float | None:

@@ -21,7 +21,7 @@ from ortrain.graph.check import check
 from ortrain.graph.cost import Multiplications
 from ortrain.passes.clean import clean
 from ortrain.passes.tokens.demand import ALL, NONE, SHUT, Demands, Kept, Shown, demands
-from ortrain.passes.tokens.frames import Frame
+from ortrain.passes.tokens.frames import Frame, Grid
 from ortrain.passes.tokens.tokenwise import Read, aligned
 from ortrain.program import ROLE, TARGET, Program, Role
 
@@ -128,7 +128,7 @@ class _Writer:
 
     def __init__(self, program: Program, found: Demands) -> None:
         self.program, self.found, self.frames = program, found, found.frames
-        self.sets: dict[Set, _Set] = {}
+        self.sets: dict[tuple[Set, Grid], _Set] = {}
         self._at: dict[ir.Value, Set] = {}  # packed values
         self._dims = {v: shapes.dims(v) for n in program.graph for v in n.outputs}
         self._known: dict[tuple[object, ...], ir.Value] = {}
@@ -201,8 +201,7 @@ class _Writer:
         frame = self.frames[logits]
         with Builder.before(node, opset=self.program.opset) as op:
             node.replace_input_with(0, self._tokens(op, logits, frame, chosen))
-            own = Frame(frame.grid, frame.axes)
-            node.replace_input_with(1, self._tokens(op, labels, own, chosen))
+            node.replace_input_with(1, self._tokens(op, labels, frame, chosen))
         for value in node.outputs[1:]:
             value.shape = node.inputs[0].shape if node.inputs[0] is not None else None
         return True
@@ -279,11 +278,12 @@ class _Writer:
         if at is None:
             places = own.places
         else:
-            places = self._once(("within", at, wanted), lambda: self._within(at, wanted, frame))
-        key = ("tokens", value, wanted)
-        known = self._known.get(key)
+            key = ("within", at, wanted, frame.grid)
+            places = self._once(key, lambda: self._within(at, wanted, frame))
+        known = self._known.get(("tokens", value, wanted))
         if known is None:
-            known = self._known[key] = self._moved(op, "Pack", value, frame.axes, places)
+            known = self._moved(op, "Pack", value, frame.axes, places)
+            self._known["tokens", value, wanted] = known
             dims = self._dims.get(value) or shapes.dims(value)
             assert dims is not None
             known.shape = ir.Shape(_packed_dims(dims, frame.axes, own.symbol))
@@ -293,23 +293,23 @@ class _Writer:
         """A packed value in the whole batch, zero at the tokens that were left out."""
         known = self._known.get(("whole", value))
         if known is None:
-            producer = value.producer()
-            assert producer is not None
             following = next(iter(value.uses())).node
             with Builder.before(following, opset=self.program.opset) as op:
-                frame, own = self.frames[value], self.sets[self._at[value]]
-                sizes = self._sizes(frame)
-                known = self._moved(op, "Unpack", value, frame.axes, own.places, sizes)
-            known.shape = ir.Shape(self._dims[value] or ())
+                known = self._put_back(op, value)
             self._known["whole", value] = known
         return known
+
+    def _put_back(self, op: Builder, value: ir.Value) -> ir.Value:
+        frame = self.frames[value]
+        own, sizes = self._set(self._at[value], frame), self._sizes(frame)
+        whole = self._moved(op, "Unpack", value, frame.axes, own.places, sizes)
+        whole.shape = ir.Shape(self._dims[value] or ())
+        return whole
 
     def _shown(self, value: ir.Value) -> ir.Value:
         """An output in the place of one that is packed."""
         with self._end as op:
-            frame, own = self.frames[value], self.sets[self._at[value]]
-            whole = self._moved(op, "Unpack", value, frame.axes, own.places, self._sizes(frame))
-        whole.shape = ir.Shape(self._dims[value] or ())
+            whole = self._put_back(op, value)
         for key in (ROLE, TARGET):
             if key in value.metadata_props:
                 whole.metadata_props[key] = value.metadata_props.pop(key)
@@ -402,7 +402,7 @@ class _Writer:
         return self._once(("sizes", frame.grid), lambda: self._end.Concat(*parts, axis=0))
 
     def _set(self, wanted: Set, frame: Frame) -> _Set:
-        known = self.sets.get(wanted)
+        known = self.sets.get((wanted, frame.grid))
         if known is None:
             with self._end as op:
                 ordered = sorted(wanted, key=lambda k: (k.kind, k.number, k.value and k.value.name))
@@ -413,7 +413,7 @@ class _Writer:
                 places = op.Squeeze(op.NonZero(mask), [0])
             symbol = f"tokens{len(self.sets)}"
             places.shape = ir.Shape([symbol])
-            known = self.sets[wanted] = _Set(mask, places, symbol)
+            known = self.sets[wanted, frame.grid] = _Set(mask, places, symbol)
         return known
 
     def _within(self, at: Set, wanted: Set, frame: Frame) -> ir.Value:
