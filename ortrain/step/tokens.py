@@ -14,8 +14,8 @@ from ortrain.step.autograd import Step
 from ortrain.step.build import build
 
 # The share of a call's multiplications that has to be saved, and how many it has to have: moving
-# tokens costs 1 % of a step of MiniLM, and counting them 0.1 ms.
-ENOUGH, LEAST = 0.04, 1 << 25
+# tokens costs 1 % of a step of MiniLM, and counting them 0.3 ms.
+ENOUGH, LEAST = 0.04, 1 << 29
 
 
 class Tokens:
