@@ -9,6 +9,7 @@ it has in the whole batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -64,7 +65,7 @@ def packed(program: Program, shown: Shown = "all") -> Packed | None:
     if not any(found.packs(node) not in (ALL, NONE) and _is_work(node) for node in copy.graph):
         return None
     writer = _Writer(copy, found)
-    partial = writer.run()
+    partial = writer.run(shown)
     copy.graph.sort()
     copy.name_values()
     counts = _counting(copy, writer)
@@ -135,8 +136,11 @@ class _Writer:
         # What every set needs is put at the end of the graph, which is sorted at last.
         self._end = Builder(program.graph, opset=program.opset, prefix="tokens")
 
-    def run(self) -> tuple[int, ...]:
+    def run(self, shown: Shown) -> tuple[int, ...]:
         """Goes through the nodes in order: each finds its inputs rewritten.
+
+        Args:
+            shown: what is read of its outputs.
 
         Returns:
             The positions of packed outputs, among those that the user gets.
@@ -152,7 +156,7 @@ class _Writer:
         partial = tuple(i for i, value in enumerate(users) if value in self._at)
         for i, value in enumerate(outputs):
             if value in self._at:
-                outputs[i] = self._shown(value)
+                outputs[i] = self._shown(value, shown)
         return partial
 
     # -- nodes ---------------------------------------------------------------------------------
@@ -306,10 +310,21 @@ class _Writer:
         whole.shape = ir.Shape(self._dims[value] or ())
         return whole
 
-    def _shown(self, value: ir.Value) -> ir.Value:
-        """An output in the place of one that is packed."""
+    def _shown(self, value: ir.Value, shown: Shown) -> ir.Value:
+        """An output in the place of one that is packed.
+
+        What nobody reads is a zero that is expanded, which PyTorch keeps as one number: logits of
+        50,000 words are 200 MB for a thousand tokens.
+        """
+        dims = self._dims[value] or ()
         with self._end as op:
-            whole = self._put_back(op, value)
+            if shown == "loss" and all(map(self._is_known, dims)):
+                sizes = [self._dim(d) for d in dims]
+                zero = op.constant(0, value.dtype)
+                whole = op.Expand(zero, op.Concat(*sizes, axis=0))
+                whole.shape = ir.Shape(dims)
+            else:
+                whole = self._put_back(op, value)
         for key in (ROLE, TARGET):
             if key in value.metadata_props:
                 whole.metadata_props[key] = value.metadata_props.pop(key)
@@ -376,25 +391,38 @@ class _Writer:
 
     # -- sets ----------------------------------------------------------------------------------
 
-    def _once(self, key: tuple[object, ...], make: object) -> ir.Value:
+    def _once(self, key: tuple[object, ...], make: Callable[[], ir.Value]) -> ir.Value:
+        """What is made at most once, of what is known at the start."""
         known = self._known.get(key)
         if known is None:
             with self._end:
-                known = self._known[key] = make()  # type: ignore[operator]
+                known = self._known[key] = make()
         return known
 
     def _size(self, frame: Frame, which: int) -> ir.Value:
         """The number of rows, or the length, int64 [1]."""
-        symbol = (frame.grid.rows, frame.grid.length)[which]
+        return self._dim((frame.grid.rows, frame.grid.length)[which])
+
+    def _is_known(self, dim: shapes.Dim) -> bool:
+        """Whether a size is a number, or one of the inputs', or a product of those."""
+        named = {d for v in self.program.graph.inputs for d in shapes.dims(v) or ()}
+        return isinstance(dim, int) or (dim is not None and named.issuperset(dim.split("*")))
+
+    def _dim(self, dim: shapes.Dim) -> ir.Value:
+        """A size of the whole batch, int64 [1]."""
 
         def make() -> ir.Value:
+            if isinstance(dim, int):
+                return self._end.constant([dim], ir.DataType.INT64)
+            if isinstance(dim, str) and "*" in dim:
+                return self._end.Mul(*map(self._dim, dim.split("*")))
             for value in self.program.graph.inputs:
                 dims = shapes.dims(value) or ()
-                if symbol in dims:
-                    return self._end.dim(value, dims.index(symbol))
+                if dim in dims:
+                    return self._end.dim(value, dims.index(dim))
             raise AssertionError("grids are those of inputs")
 
-        return self._once(("size", symbol), make)
+        return self._once(("size", dim), make)
 
     def _sizes(self, frame: Frame) -> ir.Value:
         """The number of rows and the length, int64 [2]."""
