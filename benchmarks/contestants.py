@@ -164,6 +164,8 @@ CONTESTANTS = {
     "aten-bf16": Contestant(wrap=ours("aten"), **BF16),
     "aten-graphs": Contestant(wrap=ours("aten", cuda_graphs=True), device="cuda"),
     "aten-graphs-bf16": Contestant(wrap=ours("aten", cuda_graphs=True), device="cuda", **BF16),
+    "aten-whole": Contestant(wrap=ours("aten", skip_padding=False), device="cpu"),
+    "aten-whole-bf16": Contestant(wrap=ours("aten", skip_padding=False), device="cpu", **BF16),
     "auto": Contestant(wrap=ours("auto")),
     "auto-bf16": Contestant(wrap=ours("auto"), **BF16),
 }
@@ -184,6 +186,7 @@ class Training:
     def __init__(self, name: str, workload: Workload, device: str = "cpu") -> None:
         self.name, self.contestant, self.device = name, CONTESTANTS[name], device
         module, batches = workload.make()
+        self.only_loss = workload.only_loss
         self.model: Any = module.to(device)
         self.batches = [{key: value.to(device) for key, value in b.items()} for b in batches]
         self.parameters = [*self.model.parameters()]
@@ -195,6 +198,8 @@ class Training:
     def wrap(self, **more: Any) -> None:
         """Makes of the model what is called, with further options of ours; to be done first."""
         self.model = self.contestant.wrap(self.model, **more)
+        if self.only_loss and hasattr(self.model, "only_loss_is_read"):
+            self.model.only_loss_is_read = True
 
     def step(self) -> None:
         """Forward, backward, and the optimizer where there is one."""

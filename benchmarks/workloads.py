@@ -27,12 +27,14 @@ class Workload:
         make: returns the module and the keyword arguments of its calls, which are called in turn.
         optimizer: whether a fused AdamW step is part of what is timed.
         precisions: in which it is measured.
+        only_loss: whether nobody reads more of the outputs than their loss, which ours is told.
     """
 
     title: str
     make: Callable[[], Made]
     optimizer: bool = True
     precisions: tuple[str, ...] = ("fp32", "bf16")
+    only_loss: bool = False
 
 
 # --- text ---------------------------------------------------------------------------------------
@@ -90,14 +92,33 @@ def minilm_of_lengths(lengths: list[int], batch: int = 16) -> Made:
     return minilm_model(), [text_batch(30522, batch, length) for length in lengths]
 
 
-def gpt2() -> Made:
-    """The first layers of GPT-2 small with its head of 50257 words."""
+def gpt2(batch: int = 4, prompt: int = 0) -> Made:
+    """The first layers of GPT-2 small with its head of 50257 words.
+
+    Args:
+        batch: rows of 128 words.
+        prompt: how many of them have no label.
+    """
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
     module = GPT2LMHeadModel(GPT2Config(n_layer=4, use_cache=False)).train()
-    ids = torch.randint(0, 50257, (4, 128))
-    return module, [{"input_ids": ids, "labels": ids}]
+    ids = torch.randint(0, 50257, (batch, 128))
+    labels = torch.where(torch.arange(128) < prompt, -100, ids)
+    return module, [{"input_ids": ids, "labels": labels}]
+
+
+def masked_words() -> Made:
+    """The first layers of RoBERTa-base with its head of 50265 words; 15 % of them have a label."""
+    from transformers import RobertaConfig, RobertaForMaskedLM
+
+    torch.manual_seed(0)
+    config: Any = RobertaConfig(vocab_size=50265, num_hidden_layers=4)
+    ids = torch.randint(5, 50265, (8, 128))
+    labels = torch.where(torch.rand(8, 128) < 0.15, ids, -100)
+    mask = torch.ones_like(ids)
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    return RobertaForMaskedLM(config).train(), [batch]
 
 
 class Tagger(nn.Module):
@@ -218,6 +239,16 @@ WORKLOADS = {
         optimizer=False,
     ),
     "gpt2": Workload(title="4 layers of GPT-2 small, batch 4 x 128, dropout, AdamW", make=gpt2),
+    "masked-words": Workload(
+        title="4 layers of RoBERTa-base, batch 8 x 128, 15 % of 50k words masked, AdamW",
+        make=masked_words,
+        only_loss=True,
+    ),
+    "prompts": Workload(
+        title="4 layers of GPT-2 small, batch 8 x 128, half of it a prompt, dropout, AdamW",
+        make=partial(gpt2, batch=8, prompt=64),
+        only_loss=True,
+    ),
     "resnet": Workload(title="ResNet-18, 16 images of 224 x 224, AdamW", make=resnet),
     "lstm": Workload(title="LSTM tagger, batch 32 x 40, dropout, AdamW", make=tagger),
     "longtext": Workload(
