@@ -141,9 +141,10 @@ class StepCompiler:
                 form.served.append(served)
         if served.threads == 1 < self._threads(form.engine, served, served.sizes(flat)):
             served.variants.clear()  # built for small batches: from now on with more threads
-        known = served.variants.get(self.variant(state, form, served, flat))
-        if known is not None and self.options.certificate == "each size":
-            self.compare(state, served, flat, known.step)
+        if self.options.certificate == "each size":
+            known = served.variants.get(self.variant(state, form, served, flat))
+            if known is not None:
+                self.compare(state, served, flat, known.step)
         if len(form.by_sizes) >= MOST_SIZES:
             form.by_sizes.clear()
         form.by_sizes[sizes] = served

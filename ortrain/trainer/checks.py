@@ -151,14 +151,17 @@ def reads_only_loss(trainer: Trainer, model: nn.Module) -> bool:
         trainer: that trains.
         model: what it calls.
     """
-    inside = "compute_loss" in vars(trainer)  # with a loss that ModuleWithLoss gives first
-    outside = (
-        not _is_trainers(trainer, "compute_loss")
-        or trainer.compute_loss_func is not None
-        or trainer.label_smoother is not None
+    own = vars(trainer)  # methods that somebody has put on the instance
+    inside = getattr(trainer, "_loss_of_module_with_loss", None)
+    theirs = (
+        _is_trainers(trainer, "compute_loss")
+        and "compute_loss" not in own
+        and trainer.compute_loss_func is None
+        and trainer.label_smoother is None
     )
-    watched = bool(model._forward_hooks)
-    return _is_trainers(trainer, "training_step") and (inside or not outside) and not watched
+    steps = _is_trainers(trainer, "training_step") and "training_step" not in own
+    with_loss = inside is not None and own.get("compute_loss") == inside
+    return steps and (theirs or with_loss) and not model._forward_hooks
 
 
 def check_evaluation(trainer: Trainer) -> None:

@@ -220,11 +220,16 @@ class _ThroughORTModule(ChecksInput):
         if isinstance(num_items_in_batch, int):
             # A number would be a constant of the graph, and another one another capture.
             num_items_in_batch = torch.tensor(num_items_in_batch, device=self.args.device)
-        if (wrapped := _find(model)) is not None:
-            left = self.state.max_steps - self.state.global_step
-            wrapped.steps_to_come = left * self.args.gradient_accumulation_steps
-            wrapped.only_loss_is_read = reads_only_loss(self, wrapped)
-        return super().training_step(model, inputs, num_items_in_batch)
+        wrapped = _find(model)
+        if wrapped is None:
+            return super().training_step(model, inputs, num_items_in_batch)
+        left = self.state.max_steps - self.state.global_step
+        wrapped.steps_to_come = left * self.args.gradient_accumulation_steps
+        wrapped.only_loss_is_read = reads_only_loss(self, wrapped)
+        try:
+            return super().training_step(model, inputs, num_items_in_batch)
+        finally:
+            wrapped.only_loss_is_read = False  # a callback that calls the model reads its logits
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         with self._engine_note.in_state(self.state, _find(self.model_wrapped)):

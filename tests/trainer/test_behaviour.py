@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     EarlyStoppingCallback,
     Trainer,
+    TrainerCallback,
     TrainingArguments,
 )
 
@@ -94,6 +95,32 @@ def test_a_resumed_training_goes_on_with_the_winner_of_the_contest(
     assert list(again.state.stateful_callbacks) == ["TrainerControl"]
     last = json.loads((tmp_path / "again" / "checkpoint-18" / "trainer_state.json").read_text())
     assert last["stateful_callbacks"]["ortrain"]["attributes"] == {"winner": "onnxruntime"}
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["Trainer's loss", "a loss on the instance"])
+def test_only_training_steps_read_nothing_but_the_loss(tmp_path: Path, own: bool) -> None:
+    """A callback that calls the model between them reads its logits, and so may a loss."""
+    within: list[bool] = []
+    between: list[bool] = []
+
+    class Watching(TrainerCallback):
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            between.append(ours.model_wrapped.only_loss_is_read)
+
+    ours = trainer(tmp_path, max_steps=2)
+    ours.add_callback(Watching())
+    inputs, compute = ours._prepare_inputs, ours.compute_loss
+
+    def prepared(*args: Any) -> Any:  # in each training step
+        within.append(ours.model_wrapped.only_loss_is_read)
+        return inputs(*args)
+
+    ours._prepare_inputs = prepared
+    if own:
+        ours.compute_loss = lambda *args, **kwargs: compute(*args, **kwargs)
+    ours.train()
+    assert within == [not own] * 2
+    assert between == [False] * 2
 
 
 def test_a_checkpoint_of_trainer_can_be_continued(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortrain.graph import shapes
-from ortrain.graph.walk import dependencies, reads
+from ortrain.graph.walk import reads
 from ortrain.passes.tokens import tokenwise
 from ortrain.passes.tokens.frames import Frame, Frames, Grid
 from ortrain.passes.tokens.tokenwise import Read
@@ -371,8 +371,3 @@ _SPECIAL: dict[str, Callable[[ir.Node, Demands, Collection[ir.Value]], bool]] = 
     "ReduceMean": _sum,
     "ReduceSum": _sum,
 }
-
-
-def decided_by(program: Program, kept: Kept) -> set[ir.Value]:
-    """All values that a set of tokens depends on."""
-    return set() if kept.value is None else dependencies(program.graph, [kept.value])
