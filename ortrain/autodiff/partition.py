@@ -60,7 +60,7 @@ def partition(
     made_forward = {v for n in forward for v in n.outputs}
     keep, again = saved_values(forward, [v for v in made_forward if v in needed], cheap)
 
-    groups = _split([n for n in forward if n in again] + backward, pieces, again)
+    groups = _split(backward, pieces, again)
     cuts: list[tuple[list[ir.Node], list[ir.Value], list[ir.Value]]] = []
     forward_outputs = [v for v in graph.outputs if role_of(v) is not Role.GRADIENT]
     gradients = set(program.outputs(Role.GRADIENT))
@@ -175,29 +175,35 @@ def _with_constants(nodes: set[ir.Node]) -> set[ir.Node]:
     return result
 
 
-def _split(nodes: list[ir.Node], pieces: int, again: set[ir.Node]) -> list[list[ir.Node]]:
-    """Contiguous groups of backward nodes.
+def _split(
+    backward: list[ir.Node], pieces: int, again: Collection[ir.Node]
+) -> list[list[ir.Node]]:
+    """Contiguous groups of backward nodes, with what each group runs again of the forward."""
+    return [_prepared(group, again) for group in _by_region(backward) or _equal(backward, pieces)]
 
-    The forward nodes that a group runs again stand in front of it.
+
+def _prepared(group: Iterable[ir.Node], again: Collection[ir.Node]) -> list[ir.Node]:
+    """A group with what it runs again, each node right in front of the first that reads it.
+
+    At the front of the group all of their results would be held at once: of twelve layers' masks
+    drawn again the last one is read at the end of the backward.
     """
-    backward = [n for n in nodes if n not in again]
-    groups = _by_region(backward) or _equal(backward, pieces)
-    position = {n: i for i, n in enumerate(nodes)}
-    result = []
-    for group in groups:
-        pulled: set[ir.Node] = set()
-        stack = list(group)
+    ordered: dict[ir.Node, None] = {}
+
+    def place(node: ir.Node) -> None:
+        stack = [(node, False)]
         while stack:
-            for value in reads(stack.pop()):
-                producer = value.producer()
-                if producer is None or producer in pulled:
-                    continue
-                if producer in again or _constant(producer):
-                    pulled.add(producer)
-                    stack.append(producer)
-        extra = sorted(pulled - set(group), key=lambda n: position.get(n, -1))
-        result.append([*extra, *group])
-    return result
+            current, is_prepared = stack.pop()
+            if is_prepared:
+                ordered.setdefault(current)
+            elif current not in ordered:
+                stack.append((current, True))
+                made_by = [p for value in reads(current) if (p := value.producer()) is not None]
+                stack.extend((p, False) for p in reversed(made_by) if p in again or _constant(p))
+
+    for node in group:
+        place(node)
+    return [*ordered]
 
 
 def _equal(backward: list[ir.Node], pieces: int) -> list[list[ir.Node]]:
