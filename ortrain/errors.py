@@ -94,6 +94,16 @@ class ExecutionError(OrtrainError, RuntimeError):
     """A runtime refuses or fails to run a graph."""
 
 
+class BudgetError(OrtrainError, MemoryError):
+    """A budget of memory that no choice of what is computed again can keep.
+
+    Attributes:
+        least: the least bytes that are possible.
+    """
+
+    least = 0
+
+
 class CheckFailed(ExecutionError):
     """A call has values at which the module's code goes another way than the graph, or raises.
 

@@ -141,6 +141,8 @@ class StepCompiler:
                 form.served.append(served)
         if served.threads == 1 < self._threads(form.engine, served, served.sizes(flat)):
             served.variants.clear()  # built for small batches: from now on with more threads
+        if isinstance(self.options.memory_budget, int) and served.outgrown(flat):
+            served.variants.clear()  # what kept to so many bytes was built for smaller sizes
         if self.options.certificate == "each size":
             known = served.variants.get(self.variant(state, form, served, flat))
             if known is not None:
@@ -412,6 +414,9 @@ class StepCompiler:
             trainable = [name for name in trainable if name in influential]
         sizes = served.sizes(flat)
         served.threads = threads = self._threads(form.engine, served, sizes)
+        served.planned = max(served.planned, served.cost(sizes))
+        if variant[-1] and served.tokens is not None:
+            sizes |= served.tokens.most([flat.tensors[i] for i in served.positions])
         tensors = state.tensors
         runs = self._executor(form.engine, device_of(flat, tensors), threads)
         outputs = _users(program)
@@ -463,6 +468,7 @@ class StepCompiler:
                 pieces=pieces,
                 exchanged=exchanged,
                 sizes=sizes,
+                budget=self.options.memory_budget,
                 cache=self.cache,
             )
         self.plan = plan
