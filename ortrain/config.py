@@ -179,8 +179,8 @@ class Options:
             fits = budget >= 1 if isinstance(budget, int) else 0 < budget <= 1
         if not fits:
             raise ValueError(
-                f"memory_budget={budget!r}: expected a whole number of bytes, a share above 0.0 and "
-                "up to 1.0, or 'least'"
+                f"memory_budget={budget!r}: expected a whole number of bytes, a share above 0.0 "
+                "and up to 1.0, or 'least'"
             )
         if self.engine in ("torch", "reference"):
             raise ValueError(

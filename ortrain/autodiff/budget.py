@@ -1,164 +1,33 @@
 """A step within a budget of memory: which results the backward computes again instead.
 
-What a step holds at each node follows from shapes and lifetimes (:func:`curve`). Where that is more
-than the budget, results are dropped one after another, those first that give back the most bytes
-for the time that it takes to compute them again, over the whole graph.
+What a step holds at each node is known (:mod:`ortrain.autodiff.held`). Where that is more than the
+budget, results are dropped one after another, those first that give back the most bytes for the
+time that it takes to compute them again, over the whole graph.
 
-The idea of a budget and of choosing by bytes and time is that of PyTorch's
-``activation_memory_budget``; the planner of what holds memory is our own.
+To choose by bytes and time under a budget is the idea of PyTorch's ``activation_memory_budget``
+(Horace He, 2024); how it is chosen here is our own.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ortrain.autodiff.partition import VIEWS, Kept, is_constant, partition, with_constants
+from ortrain.autodiff.held import SAME_MEMORY, Sizes, bytes_of, peak
+from ortrain.autodiff.partition import Kept, is_constant, partition, with_constants
 from ortrain.config import Budget
 from ortrain.errors import BudgetError
 from ortrain.graph import shapes
 from ortrain.graph.cost import factors
 from ortrain.graph.walk import reads
-from ortrain.program import Program, Role, region_of, role_of
+from ortrain.program import Program, region_of
 
-# Multiplications and bytes a second, roughly, of two cores: only their ratio matters here.
-_MULTIPLICATIONS, _BYTES = 100e9, 10e9
-_LAUNCH = 5e-6
-# What a node of these gives is its operand seen in another way.
-_SAME_MEMORY = VIEWS | {"Transpose", "Slice", "Expand", "Split"}
-# What can be written over its first operand.
-_IN_PLACE = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Where", "Relu", "Tanh", "Exp", "Sqrt"})
-
-Sizes = Mapping[str, int]
-
-
-def bytes_of(value: ir.Value, sizes: Sizes) -> int:
-    """Bytes of a value; a size that is not known counts as 1."""
-    count = math.prod(shapes.evaluate(dim, sizes) or 1 for dim in shapes.dims(value) or ())
-    return int(count * (value.dtype.itemsize if value.dtype is not None else 4))
-
-
-def seconds_of(node: ir.Node, sizes: Sizes) -> float:
-    """What a node takes, roughly."""
-    made = [v for v in node.outputs if v.shape is not None]
-    moved = sum(bytes_of(v, sizes) for v in (*reads(node), *made))
-    terms = math.prod(shapes.evaluate(dim, sizes) or 1 for dim in factors(node))
-    if not factors(node):
-        return _LAUNCH + (0 if node.op_type in _SAME_MEMORY else moved / _BYTES)
-    count = sum(bytes_of(v, sizes) / (v.dtype.itemsize if v.dtype else 4) for v in made)
-    return _LAUNCH + moved / _BYTES + count * terms / _MULTIPLICATIONS
-
-
-@dataclass(frozen=True)
-class Moment:
-    """What is held while a node runs.
-
-    Attributes:
-        node: that runs.
-        piece: 0 for the forward, 1 and on for the pieces of the backward.
-        held: bytes.
-    """
-
-    node: ir.Node
-    piece: int
-    held: int
-
-
-def curve(programs: Sequence[Program], sizes: Sizes) -> list[Moment]:
-    """What a step holds beyond its inputs, node by node.
-
-    Args:
-        programs: the forward and the pieces of the backward, as :func:`partition` gives them.
-        sizes: value of each symbolic dimension.
-    """
-    moments: list[Moment] = []
-    kept: dict[str | None, int] = {}  # what pieces hand to later ones
-    results = 0  # outputs of the user's, and gradients
-    last: dict[str | None, int] = {}
-    for place, program in enumerate(programs):
-        last.update((value.name, place) for value in program.graph.inputs)
-    for place, program in enumerate(programs):
-        graph = program.graph
-        given = {v: kept[v.name] for v in graph.inputs if v.name in kept}
-        final = {v: n for v, n in given.items() if last[v.name] == place}
-        before = results + sum(kept.values())
-        living = _Living(graph, sizes, final)
-        for node in graph:
-            most = living.run(node)
-            moments.append(Moment(node, place, before + most))
-        for value in final:
-            kept.pop(value.name)
-        shared: set[ir.Value] = set()
-        for value in graph.outputs:
-            root = living.root(value)
-            if root in shared:
-                continue
-            shared.add(root)
-            if role_of(value) is Role.SAVED:
-                kept[value.name] = living.size(root)
-            else:
-                results += living.size(root)
-    return moments
-
-
-class _Living:
-    """What lives of one program's values.
-
-    Args:
-        graph: of the program.
-        sizes: of symbols.
-        given: inputs that are freed once they were read, and their bytes.
-    """
-
-    def __init__(self, graph: ir.Graph, sizes: Sizes, given: Mapping[ir.Value, int]) -> None:
-        self._sizes, self._given = sizes, given
-        self._root: dict[ir.Value, ir.Value] = {}
-        inputs = set(graph.inputs)
-        for node in graph:
-            if node.op_type in _SAME_MEMORY and not node.domain and node.inputs[0] is not None:
-                for value in node.outputs:
-                    self._root[value] = self.root(node.inputs[0])
-        ends: dict[ir.Value, ir.Node] = {}
-        for node in graph:
-            for value in (*reads(node), *node.outputs):
-                ends[self.root(value)] = node
-        for value in graph.outputs:
-            ends.pop(self.root(value), None)
-        self._frees: dict[ir.Node, list[ir.Value]] = {}
-        for value, end in ends.items():
-            if value not in inputs or value in given:
-                self._frees.setdefault(end, []).append(value)
-        self._now = 0
-
-    def root(self, value: ir.Value) -> ir.Value:
-        """The value whose memory this one is."""
-        return self._root.get(value, value)
-
-    def size(self, value: ir.Value) -> int:
-        """Bytes of a root; none of an input that stays, and of a constant."""
-        producer = value.producer()
-        if producer is None:
-            return self._given.get(value, 0)
-        return 0 if is_constant(producer) else bytes_of(value, self._sizes)
-
-    def run(self, node: ir.Node) -> int:
-        """Runs a node; gives what is held meanwhile beyond what there was, in bytes."""
-        frees = self._frees.get(node, [])
-        made = sum(self.size(v) for v in node.outputs if v not in self._root)
-        over = 0
-        if node.op_type in _IN_PLACE and not node.domain:
-            over = made if any(self.size(v) == made for v in frees if v not in node.outputs) else 0
-        most = self._now + made - over
-        self._now += made - sum(map(self.size, frees))
-        return max(most, self._now)
-
-
-# -- what is dropped -----------------------------------------------------------------------------
-
+# Multiplications and bytes a second of two cores, roughly: their ratio is what matters.
+_MULTIPLICATIONS, _BYTES, _LAUNCH = 100e9, 10e9, 5e-6
 # What is computed again together is held together: of the bytes that are kept without a budget,
 # so much may hang together, from a fine mesh to a coarse one.
 _MESHES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
@@ -186,10 +55,9 @@ def within(
     """
     plain = partition(program, pieces, cheap)
     whole = peak(plain, sizes)
-    if budget == "least":
-        allowed = 0.0
-    else:
-        allowed = budget * whole if isinstance(budget, float) else budget
+    allowed = 0 if budget == "least" else budget
+    if isinstance(allowed, float):
+        allowed *= whole
     if whole <= allowed:
         return plain
     tried: list[_Try] = []
@@ -216,8 +84,8 @@ def within(
     at = ", ".join(f"{name}={size}" for name, size in sizes.items())
     error = BudgetError(
         f"a step cannot keep to memory_budget={budget}, {megabytes(allowed)}",
-        because=f"with all computed again that can be it holds {megabytes(least.peak)}, and without "
-        f"a budget {megabytes(whole)}" + (f", at sizes {at}" if at else ""),
+        because=f"with all computed again that can be it holds {megabytes(least.peak)}, and "
+        f"without a budget {megabytes(whole)}" + (f", at sizes {at}" if at else ""),
         help=f"memory_budget={least.peak} (bytes) is the least that is possible; or take a smaller "
         "batch",
     )
@@ -230,11 +98,6 @@ class _Try:
     peak: int
     seconds: float
     programs: list[Program]
-
-
-def peak(programs: Sequence[Program], sizes: Sizes) -> int:
-    """The most that a step holds beyond its inputs, in bytes."""
-    return max((moment.held for moment in curve(programs, sizes)), default=0)
 
 
 def megabytes(count: float) -> str:
@@ -379,3 +242,14 @@ def _beside(value: ir.Value) -> Sequence[ir.Value]:
     """All results of the node that makes a value."""
     producer = value.producer()
     return () if producer is None else producer.outputs
+
+
+def seconds_of(node: ir.Node, sizes: Sizes) -> float:
+    """What a node takes, roughly."""
+    made = [v for v in node.outputs if v.shape is not None]
+    moved = sum(bytes_of(v, sizes) for v in (*reads(node), *made))
+    terms = math.prod(shapes.evaluate(dim, sizes) or 1 for dim in factors(node))
+    if not factors(node):
+        return _LAUNCH + (0 if node.op_type in SAME_MEMORY else moved / _BYTES)
+    count = sum(bytes_of(v, sizes) / (v.dtype.itemsize if v.dtype else 4) for v in made)
+    return _LAUNCH + moved / _BYTES + count * terms / _MULTIPLICATIONS

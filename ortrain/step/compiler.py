@@ -484,6 +484,7 @@ class StepCompiler:
             threads=threads,
             arena=options.arena,
             cuda_graphs=options.cuda_graphs,
+            frugal=options.memory_budget is not None,
         )
 
     def promising(
