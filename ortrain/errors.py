@@ -49,7 +49,8 @@ class OrtrainError(Exception):
         return other
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.what, self.where, self.because, self.help))
+        parts = (type(self), self.what, self.where, self.because, self.help)
+        return (_rebuild, parts, vars(self))  # with what a kind of error adds
 
 
 def _rebuild(

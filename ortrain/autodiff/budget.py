@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ortrain.autodiff.held import SAME_MEMORY, Sizes, bytes_of, peak
+from ortrain.autodiff.held import SAME_MEMORY, Sizes, bytes_of, megabytes, peak
 from ortrain.autodiff.partition import Kept, is_constant, partition, with_constants
 from ortrain.config import Budget
 from ortrain.errors import BudgetError
@@ -98,11 +98,6 @@ class _Try:
     peak: int
     seconds: float
     programs: list[Program]
-
-
-def megabytes(count: float) -> str:
-    """A number of bytes for people."""
-    return f"{count / 2**20:,.1f} MiB"
 
 
 class _Islands:

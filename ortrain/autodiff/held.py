@@ -99,9 +99,8 @@ class _Living:
         inputs = set(graph.inputs)
         for node in graph:
             source = node.inputs[0] if node.inputs else None
-            if node.op_type in SAME_MEMORY and not node.domain and source is not None:
-                if not _merges_moved_axes(node, source):
-                    self._root.update(dict.fromkeys(node.outputs, self.root(source)))
+            if source is not None and _is_view(node, source):
+                self._root.update(dict.fromkeys(node.outputs, self.root(source)))
         ends: dict[ir.Value, ir.Node] = {}
         for node in graph:
             for value in (*reads(node), *node.outputs):
@@ -142,8 +141,18 @@ def peak(programs: Sequence[Program], sizes: Sizes) -> int:
     return max((moment.held for moment in curve(programs, sizes)), default=0)
 
 
-def _merges_moved_axes(node: ir.Node, source: ir.Value) -> bool:
-    """Whether a reshape is of axes that do not lie one behind another: it copies."""
+def _is_view(node: ir.Node, source: ir.Value) -> bool:
+    """Whether a node's results lie in the memory of its first operand.
+
+    A reshape that merges axes which were moved copies them.
+    """
+    if node.domain or node.op_type not in SAME_MEMORY:
+        return False
     made_by, length = source.producer(), shapes.rank(node.outputs[0])
     moved = made_by is not None and made_by.op_type == "Transpose"
-    return node.op_type == "Reshape" and moved and (length or 0) < (shapes.rank(source) or 0)
+    return not (node.op_type == "Reshape" and moved and (length or 0) < (shapes.rank(source) or 0))
+
+
+def megabytes(count: float) -> str:
+    """A number of bytes for people."""
+    return f"{count / 2**20:,.1f} MiB"

@@ -14,6 +14,7 @@ from torch import distributed, is_grad_enabled, nn
 from torch.utils import _pytree as pytree
 
 from ortrain.autodiff.engine import influences
+from ortrain.autodiff.held import peak
 from ortrain.autodiff.partition import saved_bytes
 from ortrain.cache import Cache
 from ortrain.capture.export import Captured, capture
@@ -80,6 +81,7 @@ class StepCompiler:
     Attributes:
         report: on what was built, and on the calls.
         plan: of the step that was built last; None before.
+        sizes: that it was built for.
         rewrites: run on each captured program before it is differentiated.
         trains: whether calls with gradients were seen.
         certificate: the last one.
@@ -91,6 +93,7 @@ class StepCompiler:
         self.use(options)
         self.report = Report()
         self.plan: Plan | None = None
+        self.sizes: dict[str, int] = {}
         self.rewrites: Sequence[Callable[[Program], object]] = ()
         self.trains = False
         self.certificate: Certificate | None = None
@@ -471,7 +474,7 @@ class StepCompiler:
                 budget=self.options.memory_budget,
                 cache=self.cache,
             )
-        self.plan = plan
+        self.plan, self.sizes = plan, sizes
         self._describe(plan, executor, sizes)
         return plan
 
@@ -526,6 +529,7 @@ class StepCompiler:
             for name, before, after in zip(names, plan.programs, plan.lowered, strict=True)
         }
         report.saved_bytes = saved_bytes(list(plan.programs), sizes)
+        report.peak_bytes = peak(plan.programs, sizes) if plan.pieces else 0
         if self.debug_options.log_level <= LogLevel.INFO:
             print(report, file=sys.stderr)
         debug = self.debug_options
