@@ -27,6 +27,7 @@ Engine = Literal["auto", "onnxruntime", "aten", "reference", "torch"]
 EXECUTORS = frozenset({"onnxruntime", "aten", "reference"})
 Fallback = Literal["torch", "raise"]
 Precision = Literal["bf16", "fp16", "bf16-products"]
+Budget = int | float | Literal["least"]
 
 # A BERT-base has 2.2 MB of entries: so much keeps hundreds of models, and a disk is not filled by
 # the graphs of versions and shapes that nobody trains any more.
@@ -40,6 +41,7 @@ _TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
     ("cache_bytes", (int, type(None)), "a number of bytes, or None"),
     ("arena retry cuda_graphs", (bool,), "True or False"),
     ("skip_padding", (bool, type(None)), "True, False or None"),
+    ("memory_budget", (int, float, str, type(None)), "bytes, a share up to 1.0, 'least' or None"),
     ("cache_dir", (str, os.PathLike, type(None)), "the path of a folder, or None"),
     ("policy", (tuple,), "a tuple of errors of ortrain.errors"),
 )
@@ -82,6 +84,11 @@ class Options:
             the inputs, and replay them; elsewhere it changes nothing.
         skip_padding: whether graphs leave out work on tokens whose results nobody reads; None does
             where no output shows them, True also where one does, with zeros at padded places.
+        memory_budget: what a training step of a graph may hold beyond weights and inputs: results
+            that are kept for the backward, gradients and temporaries. A whole number is bytes, at
+            every size of the inputs; a float up to 1.0 is a share of what the first call would
+            take; ``"least"`` is as little as can be. What is not kept is computed again in the
+            backward. Eager PyTorch knows no budget: ``"auto"`` stands for ``"aten"`` then.
         backward_pieces: how many programs the backward is cut into; 0 decides by what is saved.
         cache_dir: folder in which compiled graphs are kept between processes; None keeps none.
         cache_bytes: what they may take there; those used longest ago make way. None is no bound.
@@ -106,6 +113,7 @@ class Options:
     arena: bool = True
     cuda_graphs: bool = False
     skip_padding: bool | None = None
+    memory_budget: Budget | None = field(default_factory=lambda: _memory_level())
     backward_pieces: int = 0
     cache_dir: Path | str | None = field(default_factory=lambda: _path("ORTMODULE_CACHE_DIR"))
     cache_bytes: int | None = field(default_factory=lambda: _bytes("ORTMODULE_CACHE_BYTES"))
@@ -139,6 +147,7 @@ class Options:
                 f"precision='bf16-products' with the engine {exact.pop()!r}, which multiplies "
                 "float32 as it is: take engine='aten' or 'auto'"
             )
+        self._check_budget()
         if self.fallback not in ("torch", "raise"):
             raise ValueError(f"fallback={self.fallback!r}: expected 'torch' or 'raise'")
         every = type(self.certificate) is int and self.certificate > 0
@@ -160,6 +169,25 @@ class Options:
         if not all(isinstance(kind, type) and issubclass(kind, OrtrainError) for kind in policy):
             raise refused("policy", policy, "a tuple of errors of ortrain.errors")
 
+    def _check_budget(self) -> None:
+        budget = self.memory_budget
+        if budget is None:
+            return
+        if isinstance(budget, str):
+            fits = budget == "least"
+        else:
+            fits = budget >= 1 if isinstance(budget, int) else 0 < budget <= 1
+        if not fits:
+            raise ValueError(
+                f"memory_budget={budget!r}: expected a whole number of bytes, a share above 0.0 "
+                "and up to 1.0, or 'least'"
+            )
+        if self.engine in ("torch", "reference"):
+            raise ValueError(
+                f"memory_budget={budget!r} with engine={self.engine!r}, which keeps no budget: "
+                "take engine='aten' or 'onnxruntime'"
+            )
+
     def plain(self) -> dict[str, Any]:
         """The settings in types that every file format has."""
         kinds = [kind.__name__ for kind in self.policy]
@@ -176,6 +204,8 @@ class Options:
 
     def engine_for(self, grad: bool) -> Engine:
         """What runs calls with or without gradients."""
+        if grad and self.engine == "auto" and self.memory_budget is not None:
+            return "aten"
         return self.engine if grad or self.inference is None else self.inference
 
     def falls_back(self, error: OrtrainError) -> bool:
@@ -323,6 +353,14 @@ def _bytes(name: str) -> int:
         return int(value)
     except ValueError:
         raise ValueError(f"{name}={value!r}: expected a number of bytes") from None
+
+
+def _memory_level() -> Budget | None:
+    """The budget that ``ORTMODULE_MEMORY_OPT_LEVEL`` asks for."""
+    value = _variable("ORTMODULE_MEMORY_OPT_LEVEL", "0")
+    if value not in ("0", "1", "2"):
+        raise ValueError(f"ORTMODULE_MEMORY_OPT_LEVEL={value!r}: expected 0, 1 or 2")
+    return None if value == "0" else "least"
 
 
 def _flag(name: str) -> bool:

@@ -49,7 +49,8 @@ class OrtrainError(Exception):
         return other
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.what, self.where, self.because, self.help))
+        parts = (type(self), self.what, self.where, self.because, self.help)
+        return (_rebuild, parts, vars(self))  # with what a kind of error adds
 
 
 def _rebuild(
@@ -92,6 +93,16 @@ class GraphError(OrtrainError, ValueError):
 
 class ExecutionError(OrtrainError, RuntimeError):
     """A runtime refuses or fails to run a graph."""
+
+
+class BudgetError(OrtrainError, MemoryError):
+    """A budget of memory that no choice of what is computed again can keep.
+
+    Attributes:
+        least: the least bytes that are possible.
+    """
+
+    least = 0
 
 
 class CheckFailed(ExecutionError):

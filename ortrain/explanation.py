@@ -18,6 +18,7 @@ from ortrain.config import EXECUTORS, Engine, Options
 from ortrain.errors import OrtrainError, listing
 from ortrain.kinds import expect
 from ortrain.module import ORTModule, expect_options, unwrap
+from ortrain.step.memory import StepMemory
 
 # Agreement that float32 kernels of two libraries reach; what is above is marked.
 TOLERANCE = 1e-4
@@ -34,6 +35,7 @@ class Explanation:
         programs: name → (nodes before lowering, nodes after it, operators after it).
         sources: name → the function that the program runs as, where its engine has one to show.
         saved_bytes: kept between forward and backward.
+        memory: what a training step holds, for these inputs and others; None without gradients.
         where: what runs where, a sentence each.
         parity: output, parameter or buffer → difference from eager with the same random numbers,
             root mean square, relative to that of the values.
@@ -45,6 +47,7 @@ class Explanation:
     programs: dict[str, tuple[int, int, Counter[str]]] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     saved_bytes: int = 0
+    memory: StepMemory | None = None
     where: list[str] = field(default_factory=list)
     parity: dict[str, float] = field(default_factory=dict)
 
@@ -59,8 +62,8 @@ class Explanation:
         for title, (before, after, operators) in self.programs.items():
             common = ", ".join(f"{name} {count}" for name, count in operators.most_common(8))
             rows.append(f"{title}: {before} nodes, {after} after lowering ({common})")
-        if self.saved_bytes:
-            rows.append(f"saved for the backward: {self.saved_bytes / 2**20:.1f} MiB")
+        if self.memory is not None:
+            rows += ["", str(self.memory)]
         if self.parity:
             rows += ["", "difference from eager (root mean square, relative to the values)"]
             worst = sorted(self.parity.items(), key=lambda item: -item[1])
@@ -117,6 +120,8 @@ def explain(
         assert plan is not None, "without a fallback there is a plan or an error"
         result.stages = dict(report.stages)
         result.saved_bytes = report.saved_bytes
+        if plan.pieces:
+            result.memory = StepMemory(plan.programs, compiler.sizes)
         names = ["forward", *(f"backward {i + 1}" for i in range(len(plan.pieces)))]
         result.programs = {
             name: (len(before.graph), len(after.graph), after.operators())

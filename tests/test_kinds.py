@@ -80,6 +80,7 @@ TABLE: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[str]]]]
             "arena": FLAG,
             "cuda_graphs": FLAG,
             "skip_padding": FLAG | {"None"},
+            "memory_budget": {"None", "int", "float", "str"},
             "backward_pieces": {"int"},
             "cache_dir": {"None", *PATH},
             "cache_bytes": {"None", "int"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -33,8 +33,15 @@ def is_cheap(node: ir.Node) -> bool:
     return node.op_type in CHEAP and not node.domain
 
 
+Kept = tuple[set[ir.Value], set[ir.Node]]
+"""Which values of the forward the backward keeps, and which of its nodes it runs again."""
+
+
 def partition(
-    program: Program, pieces: int = 1, cheap: Callable[[ir.Node], bool] = is_cheap
+    program: Program,
+    pieces: int = 1,
+    cheap: Callable[[ir.Node], bool] = is_cheap,
+    decide: Callable[[Sequence[ir.Node], Kept], Kept] = lambda _, kept: kept,
 ) -> list[Program]:
     """Cuts a differentiated program between its phases.
 
@@ -45,6 +52,7 @@ def partition(
             there are checkpointed regions, each has a piece of its own, whatever is asked for: what
             it computes again is freed before the next one begins.
         cheap: tells of which nodes the result is computed again rather than kept.
+        decide: is given the nodes of the forward and what is kept of them, and may keep less.
 
     Returns:
         The forward, which has the user outputs, the updated buffers and then the saved values as
@@ -58,9 +66,10 @@ def partition(
     forward = [n for n in order if phase_of(n) is Phase.FORWARD]
     needed = {v for n in backward for v in reads(n)} | set(program.outputs(Role.GRADIENT))
     made_forward = {v for n in forward for v in n.outputs}
-    keep, again = saved_values(forward, [v for v in made_forward if v in needed], cheap)
+    needed_forward = [v for v in made_forward if v in needed]
+    keep, again = decide(forward, saved_values(forward, needed_forward, cheap))
 
-    groups = _split([n for n in forward if n in again] + backward, pieces, again)
+    groups = _split(backward, pieces, again)
     cuts: list[tuple[list[ir.Node], list[ir.Value], list[ir.Value]]] = []
     forward_outputs = [v for v in graph.outputs if role_of(v) is not Role.GRADIENT]
     gradients = set(program.outputs(Role.GRADIENT))
@@ -85,14 +94,14 @@ def saved_values(
     forward: Iterable[ir.Node],
     needed: Collection[ir.Value],
     cheap: Callable[[ir.Node], bool] = is_cheap,
-) -> tuple[set[ir.Value], set[ir.Node]]:
+) -> Kept:
     """Which forward values the backward keeps, and which forward nodes it runs again.
 
     A cheap node runs again where all it reads is at hand: a graph input, a constant, a saved value
     or the result of another node that runs again. Of a view its source is kept, and so it is of a
     cast that makes numbers wider. A parameter is cast to a narrower dtype once. Of a checkpointed
     region only what the forward reads outside of it is kept, and everything else in it runs again.
-    This one function decides; a memory budget would replace it.
+    A memory budget takes from there (:mod:`ortrain.autodiff.budget`).
     """
     forward = list(forward)
     keep: set[ir.Value] = set()
@@ -108,18 +117,18 @@ def saved_values(
 
     def at_hand(value: ir.Value) -> bool:
         producer = value.producer()
-        return producer is None or value in keep or producer in again or _constant(producer)
+        return producer is None or value in keep or producer in again or is_constant(producer)
 
     for node in forward:
         mine = [v for v in node.outputs if v in wanted and not _stays_inside(v)]
         if not mine:
             continue
         runs = cheap(node) and not _narrows_parameter(node)
-        if _constant(node) or (runs and all(at_hand(v) for v in reads(node))):
+        if is_constant(node) or (runs and all(at_hand(v) for v in reads(node))):
             again.add(node)
         else:
             keep.update(mine)
-    return keep, _with_constants(again | inside)
+    return keep, with_constants(again | inside)
 
 
 def saved_bytes(programs: list[Program], sizes: dict[str, int]) -> int:
@@ -144,7 +153,8 @@ def _stays_inside(value: ir.Value) -> bool:
     )
 
 
-def _constant(node: ir.Node) -> bool:
+def is_constant(node: ir.Node) -> bool:
+    """Whether a node is a constant of the graph."""
     return node.op_type == "Constant" and not node.domain
 
 
@@ -162,42 +172,47 @@ def _viewed(node: ir.Node) -> ir.Value | None:
         return None
     source, *others = reads(node)
     producers = [value.producer() for value in others]
-    return source if all(p is None or _constant(p) for p in producers) else None
+    return source if all(p is None or is_constant(p) for p in producers) else None
 
 
-def _with_constants(nodes: set[ir.Node]) -> set[ir.Node]:
+def with_constants(nodes: set[ir.Node]) -> set[ir.Node]:
+    """Nodes, and the constants that they read."""
     result = set(nodes)
     for node in nodes:
         for value in reads(node):
             producer = value.producer()
-            if producer is not None and _constant(producer):
+            if producer is not None and is_constant(producer):
                 result.add(producer)
     return result
 
 
-def _split(nodes: list[ir.Node], pieces: int, again: set[ir.Node]) -> list[list[ir.Node]]:
-    """Contiguous groups of backward nodes.
+def _split(backward: list[ir.Node], pieces: int, again: Collection[ir.Node]) -> list[list[ir.Node]]:
+    """Contiguous groups of backward nodes, with what each group runs again of the forward."""
+    return [_prepared(group, again) for group in _by_region(backward) or _equal(backward, pieces)]
 
-    The forward nodes that a group runs again stand in front of it.
+
+def _prepared(group: Iterable[ir.Node], again: Collection[ir.Node]) -> list[ir.Node]:
+    """A group with what it runs again, each node right in front of the first that reads it.
+
+    At the front of the group all of their results would be held at once: of twelve layers' masks
+    drawn again the last one is read at the end of the backward.
     """
-    backward = [n for n in nodes if n not in again]
-    groups = _by_region(backward) or _equal(backward, pieces)
-    position = {n: i for i, n in enumerate(nodes)}
-    result = []
-    for group in groups:
-        pulled: set[ir.Node] = set()
-        stack = list(group)
+    ordered: dict[ir.Node, None] = {}
+
+    def place(node: ir.Node) -> None:
+        stack = [(node, False)]
         while stack:
-            for value in reads(stack.pop()):
-                producer = value.producer()
-                if producer is None or producer in pulled:
-                    continue
-                if producer in again or _constant(producer):
-                    pulled.add(producer)
-                    stack.append(producer)
-        extra = sorted(pulled - set(group), key=lambda n: position.get(n, -1))
-        result.append([*extra, *group])
-    return result
+            current, is_prepared = stack.pop()
+            if is_prepared:
+                ordered.setdefault(current)
+            elif current not in ordered:
+                stack.append((current, True))
+                made_by = [p for value in reads(current) if (p := value.producer()) is not None]
+                stack.extend((p, False) for p in reversed(made_by) if p in again or is_constant(p))
+
+    for node in group:
+        place(node)
+    return [*ordered]
 
 
 def _equal(backward: list[ir.Node], pieces: int) -> list[list[ir.Node]]:

@@ -26,9 +26,9 @@ class Multiplications:
     def __init__(self, graph: ir.Graph) -> None:
         self._terms: Counter[Symbols] = Counter()
         for node in graph:
-            factors = _factors(node)
+            found = factors(node)
             for value in node.outputs:
-                count, symbols = _product((*factors, *(shapes.dims(value) or ())))
+                count, symbols = _product((*found, *(shapes.dims(value) or ())))
                 self._terms[symbols] += count
 
     def __call__(self, sizes: Mapping[str, int]) -> int:
@@ -43,7 +43,7 @@ class Multiplications:
         )
 
 
-def _factors(node: ir.Node) -> tuple[shapes.Dim, ...]:
+def factors(node: ir.Node) -> tuple[shapes.Dim, ...]:
     """What an element of an output of the node costs."""
     if node.op_type in ("MatMul", "Gemm", "FusedMatMul"):
         left = shapes.dims(node.inputs[0])

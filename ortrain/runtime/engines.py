@@ -81,6 +81,7 @@ def executor(
     threads: int = 0,
     arena: bool = True,
     cuda_graphs: bool = False,
+    frugal: bool = False,
 ) -> Executor:
     """The executor of an engine.
 
@@ -91,14 +92,18 @@ def executor(
         threads: inside an operator of onnxruntime; 0 leaves it to onnxruntime.
         arena: whether onnxruntime keeps the memory of a run for the next ones.
         cuda_graphs: whether PyTorch's operators are recorded and replayed, on a GPU.
+        frugal: whether memory goes back to the system as soon as it is freed.
     """
     if engine == "aten":
         from ortrain.runtime.aten import AtenExecutor
         from ortrain.runtime.aten.graphs import recorders
 
-        return AtenExecutor(device, recorders.recorder(device) if cuda_graphs else None)
+        recorder = recorders.recorder(device) if cuda_graphs else None
+        return AtenExecutor(device, recorder, frugal=frugal)
     if engine == "reference":
         from ortrain.runtime.reference import ReferenceExecutor
 
         return ReferenceExecutor()
-    return OnnxRuntimeExecutor(provider or "CPUExecutionProvider", threads, arena=arena)
+    return OnnxRuntimeExecutor(
+        provider or "CPUExecutionProvider", threads, arena=arena and not frugal
+    )

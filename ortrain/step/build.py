@@ -11,10 +11,12 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ortrain.autodiff.budget import within
 from ortrain.autodiff.engine import differentiate, reachable
 from ortrain.autodiff.partition import partition, saved_bytes
 from ortrain.autodiff.registry import foreign_rules
 from ortrain.cache import Cache
+from ortrain.config import Budget
 from ortrain.errors import CheckFailed, ExecutionError, listing
 from ortrain.graph import shapes
 from ortrain.graph.walk import dependencies
@@ -195,6 +197,7 @@ def build(
     pieces: int = 0,
     exchanged: bool = False,
     sizes: dict[str, int] | None = None,
+    budget: Budget | None = None,
     cache: Cache | None = None,
 ) -> Plan:
     """Differentiates, cuts, lowers and compiles a captured program.
@@ -207,21 +210,27 @@ def build(
         pieces: of the backward; 0 decides by the bytes that are saved, and that are exchanged.
         exchanged: whether gradients go to other processes.
         sizes: example value of each symbolic dimension, for that decision.
+        budget: of memory for the step at these sizes; None keeps what makes it fast.
         cache: of cut and lowered programs.
 
     Returns:
         The plan of the step.
+
+    Raises:
+        BudgetError: it cannot be kept.
     """
     watch = Stopwatch()
 
     def make() -> list[Program]:
-        programs = cut(program, wrt, outputs, executor, pieces, exchanged, sizes or {}, watch)
+        programs = cut(
+            program, wrt, outputs, executor, pieces, exchanged, sizes or {}, watch, budget
+        )
         with watch("lower"):
             return [*programs, *(executor.lower(p) for p in programs)]
 
     def decided_by() -> Iterator[object]:  # made only where there is a cache to ask
         yield program.serialize()
-        yield from (tuple(wrt), outputs, pieces, exchanged, sizes, repr(executor))
+        yield from (tuple(wrt), outputs, pieces, exchanged, sizes, budget, repr(executor))
         yield from foreign_rules()
         yield from (step.name for step in PIPELINES["training"])
 
@@ -265,6 +274,7 @@ def cut(
     exchanged: bool,
     sizes: dict[str, int],
     watch: Stopwatch,
+    budget: Budget | None = None,
 ) -> list[Program]:
     """The forward and the backward pieces of a program, before lowering."""
     if not wrt:
@@ -281,6 +291,8 @@ def cut(
         held = 0 if executor.frees else saved_bytes(programs, sizes)
         wanted = max(held // PIECE_BYTES, sent // MESSAGE_BYTES)
         count = pieces or max(1, min(MOST_PIECES, wanted))
+        if budget is not None:
+            return within(whole, budget, sizes, count, executor.cheap)
         return partition(whole, count, executor.cheap) if count > 1 else programs
 
 

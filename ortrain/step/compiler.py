@@ -14,6 +14,7 @@ from torch import distributed, is_grad_enabled, nn
 from torch.utils import _pytree as pytree
 
 from ortrain.autodiff.engine import influences
+from ortrain.autodiff.held import peak
 from ortrain.autodiff.partition import saved_bytes
 from ortrain.cache import Cache
 from ortrain.capture.export import Captured, capture
@@ -80,6 +81,7 @@ class StepCompiler:
     Attributes:
         report: on what was built, and on the calls.
         plan: of the step that was built last; None before.
+        sizes: that it was built for.
         rewrites: run on each captured program before it is differentiated.
         trains: whether calls with gradients were seen.
         certificate: the last one.
@@ -91,6 +93,7 @@ class StepCompiler:
         self.use(options)
         self.report = Report()
         self.plan: Plan | None = None
+        self.sizes: dict[str, int] = {}
         self.rewrites: Sequence[Callable[[Program], object]] = ()
         self.trains = False
         self.certificate: Certificate | None = None
@@ -141,6 +144,8 @@ class StepCompiler:
                 form.served.append(served)
         if served.threads == 1 < self._threads(form.engine, served, served.sizes(flat)):
             served.variants.clear()  # built for small batches: from now on with more threads
+        if isinstance(self.options.memory_budget, int) and served.outgrown(flat):
+            served.variants.clear()  # what kept to so many bytes was built for smaller sizes
         if self.options.certificate == "each size":
             known = served.variants.get(self.variant(state, form, served, flat))
             if known is not None:
@@ -412,6 +417,9 @@ class StepCompiler:
             trainable = [name for name in trainable if name in influential]
         sizes = served.sizes(flat)
         served.threads = threads = self._threads(form.engine, served, sizes)
+        served.planned = max(served.planned, served.cost(sizes))
+        if variant[-1] and served.tokens is not None:
+            sizes |= served.tokens.most([flat.tensors[i] for i in served.positions])
         tensors = state.tensors
         runs = self._executor(form.engine, device_of(flat, tensors), threads)
         outputs = _users(program)
@@ -463,9 +471,10 @@ class StepCompiler:
                 pieces=pieces,
                 exchanged=exchanged,
                 sizes=sizes,
+                budget=self.options.memory_budget,
                 cache=self.cache,
             )
-        self.plan = plan
+        self.plan, self.sizes = plan, sizes
         self._describe(plan, executor, sizes)
         return plan
 
@@ -478,6 +487,7 @@ class StepCompiler:
             threads=threads,
             arena=options.arena,
             cuda_graphs=options.cuda_graphs,
+            frugal=options.memory_budget is not None,
         )
 
     def promising(
@@ -519,6 +529,7 @@ class StepCompiler:
             for name, before, after in zip(names, plan.programs, plan.lowered, strict=True)
         }
         report.saved_bytes = saved_bytes(list(plan.programs), sizes)
+        report.peak_bytes = peak(plan.programs, sizes) if plan.pieces else 0
         if self.debug_options.log_level <= LogLevel.INFO:
             print(report, file=sys.stderr)
         debug = self.debug_options

@@ -78,6 +78,7 @@ class CompiledCapture:
         variants: steps by engine, by what is trainable, and by whether tokens are left out.
         ones: which patterns of sizes of 1 were compared with the module, and whether they agree.
         threads: of the steps.
+        planned: the cost of the largest call that a step was built for.
         strays: calls at whose values the code went another way than the graph.
         in_a_row: of them, the last without a call of the graph between.
         since: calls of the graph at the first stray, and at the last one.
@@ -95,6 +96,7 @@ class CompiledCapture:
     variants: dict[Variant, StepVariants] = field(default_factory=dict)
     ones: dict[tuple[Any, ...], bool] = field(default_factory=dict)
     threads: int = 0
+    planned: int = 0
     strays: int = 0
     in_a_row: int = 0
     since: tuple[int, int] = (0, 0)
@@ -103,6 +105,10 @@ class CompiledCapture:
     def sizes(self, flat: FlatCall) -> dict[str, int]:
         """The value that each symbolic dimension has in a call."""
         return {symbol: flat.tensors[place].shape[axis] for symbol, place, axis in self.axes}
+
+    def outgrown(self, flat: FlatCall) -> bool:
+        """Whether a call is larger than those that the steps were built for."""
+        return bool(self.variants) and self.cost(self.sizes(flat)) > self.planned
 
     def leaves_out(self, flat: FlatCall) -> float:
         """The share of a call's multiplications that are for tokens which nobody reads.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ortrain.autodiff.held import megabytes
 from ortrain.runtime.replays import Replays
 
 
@@ -86,6 +87,7 @@ class Report:
         left_out: calls of the graph in which work on tokens that nobody reads was left out.
         left_out_share: of the multiplications of these calls, on average.
         saved_bytes: kept between forward and backward, at the sizes of the capture.
+        peak_bytes: the most that a step is predicted to hold beyond weights and inputs, likewise.
         contest: the measurement behind ``engine="auto"``.
         certificate: how closely the graph agreed with PyTorch before it was used, for example
             ``"loss 1e-07, gradients 4e-07 of 67 tensors"``.
@@ -106,6 +108,7 @@ class Report:
     left_out: int = 0
     left_out_share: float = 0.0
     saved_bytes: int = 0
+    peak_bytes: int = 0
     contest: Contest | None = None
     certificate: str = ""
     inference: Report | None = None
@@ -155,7 +158,8 @@ class Report:
             share = f"{self.left_out_share:.0%} of the multiplications"
             rows.append(f"  tokens    {share} left out in {self.left_out} calls: nobody reads them")
         if self.saved_bytes:
-            rows.append(f"  saved     {self.saved_bytes / 2**20:.1f} MiB between the passes")
+            most = f", {megabytes(self.peak_bytes)} at most" if self.peak_bytes else ""
+            rows.append(f"  saved     {megabytes(self.saved_bytes)} between the passes{most}")
         if self.certificate:
             rows.append(f"  certificate  {self.certificate}")
         if self.contest is not None:

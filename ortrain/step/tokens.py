@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -56,6 +57,11 @@ class Tokens:
         """
         (found,) = self._step.infer([users[i] for i in self._places])
         return dict(zip(self._packed.symbols, found.tolist(), strict=True))
+
+    def most(self, users: Sequence[torch.Tensor]) -> dict[str, int]:
+        """What :meth:`counts` would be of a call of these sizes without padding, or more."""
+        whole = max((math.prod(t.shape[:2]) for t in users if t.dim() > 1), default=1)
+        return dict.fromkeys(self._packed.symbols, whole)
 
     def saved(self, users: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> float:
         """The share of a call's multiplications that are saved; 0 where that is not worth it.

@@ -28,7 +28,7 @@ from ortrain.runtime.aten.modules import MODULES
 from ortrain.runtime.aten.table import find, serves
 from ortrain.runtime.aten.writer import Writer
 from ortrain.runtime.base import Exchange
-from ortrain.runtime.memory import from_the_heap
+from ortrain.runtime.memory import from_the_heap, given_back
 from ortrain.runtime.reduced import Products, asked_for, has_effect, reduced_products
 from ortrain.runtime.replays import Replays
 
@@ -142,6 +142,7 @@ class AtenExecutor:
     Args:
         device: that the tensors of the programs are on.
         recorder: records the programs and replays them; None runs them as they are.
+        frugal: whether memory goes back to the system as soon as it is freed.
 
     Attributes:
         replays: what has come of that; None without a recorder.
@@ -153,9 +154,13 @@ class AtenExecutor:
     frees = True
 
     def __init__(
-        self, device: str | torch.device = "cpu", recorder: Recorder | None = None
+        self,
+        device: str | torch.device = "cpu",
+        recorder: Recorder | None = None,
+        *,
+        frugal: bool = False,
     ) -> None:
-        self.device, self.recorder = torch.device(device), recorder
+        self.device, self.recorder, self.frugal = torch.device(device), recorder, frugal
         self.replays = None if recorder is None else Replays()
         self.asked = asked_for()
         self.reduced = self.asked and self.device.type == "cpu" and has_effect()
@@ -225,6 +230,9 @@ class AtenExecutor:
             scope[name] = constant(tensor.array, tensor.dtype).to(self.device)
         exec(compile(source, f"<ortrain {block.name}>", "exec"), scope)
         inputs = list(program.graph.inputs)
+        surroundings: Callable[[], AbstractContextManager[None]] = nullcontext
+        if self.device.type == "cpu" and _is_large(program):
+            surroundings = given_back if self.frugal else from_the_heap
         return AtenCompiled(
             source,
             scope[block.name],
@@ -233,7 +241,7 @@ class AtenExecutor:
             [v.dtype for v in inputs],
             [v.dtype for v in program.graph.outputs],
             self.device,
-            from_the_heap if self.device.type == "cpu" and _is_large(program) else nullcontext,
+            surroundings,
             {
                 place: tuple(writer.streams[operand])
                 for place, operand in enumerate(writer.block.parameters)
