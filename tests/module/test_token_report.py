@@ -14,7 +14,7 @@ from ortrain import DebugOptions, Options, ORTModule
 from ortrain.errors import OrtrainWarning
 from ortrain.step import compiler, tokens
 from ortrain.step.report import Dense, Report, Saving
-from tests.token_cases import LENGTH, LENGTHS, ROWS, WORDS, Batch, batch
+from tests.token_cases import LENGTH, LENGTHS, WORDS, Batch, batch
 
 WIDTH = 8
 COMPUTE = "ORTMODULE_ENABLE_COMPUTE_OPTIMIZER"
