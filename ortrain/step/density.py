@@ -30,16 +30,17 @@ def print_density(
     """
     if distributed.is_available() and distributed.is_initialized() and distributed.get_rank():
         return
-    assert served.counts is not None
-    sizes = served.sizes(flat)
-    counts = served.counts([flat.tensors[i] for i in served.positions])
+    densities: dict[str, float] = {}
+    if served.counts is not None:
+        counts = served.counts([flat.tensors[i] for i in served.positions])
+        densities = served.counts.densities(counts, served.sizes(flat))
     parts = []
-    for words, density in served.counts.densities(counts, sizes).items():
+    for words, density in densities.items():
         kind, _, of = words.partition(" of ")
         if kind in _NAMES:
             parts.append(f"{_NAMES[kind]}{f' of {of}' if of else ''} {density:.1%}")
     if not parts:
-        parts.append("no labels and no mask that tell tokens apart")
+        parts.append("no labels and no mask by which tokens could be left out")
     share = saving.share if saving is not None else 0.0
     parts.append(f"{share:.0%} of the multiplications left out")
     step = report.graph_calls + report.eager_calls

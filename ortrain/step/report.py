@@ -92,6 +92,25 @@ _WAYS = {
 }
 
 
+# What a user has written for an operator that often stands in the way.
+_OPERATORS = {
+    "ReduceSum": "a sum or mean",
+    "ReduceMean": "a mean",
+    "ReduceMax": "a maximum",
+    "ReduceMin": "a minimum",
+    "ReduceL2": "a norm",
+    "CumSum": "a cumulative sum",
+    "Conv": "a convolution",
+    "BatchNorm": "batch normalization",
+    "MatMul": "a product of two tensors",
+    "Gather": "a selection",
+    "Slice": "a slice",
+    "LSTM": "an LSTM",
+    "GRU": "a GRU",
+    "RNN": "an RNN",
+}
+
+
 @dataclass(frozen=True)
 class Dense:
     """What is computed for all tokens, and why.
@@ -119,7 +138,8 @@ class Dense:
         if self.kind == "output":
             return f"the output {self.name!r} shows all tokens"
         if self.kind == "operator":
-            return f"{self.name}{at} reads all tokens, padding too"
+            name = _OPERATORS.get(self.name, f"the operator {self.name}")
+            return f"{name}{at} reads all tokens, padding too"
         if self.kind == "mask":
             return f"the attention{at} has a mask that shuts no token out for certain"
         return f"the attention{at} is given no mask, and sees all tokens"
@@ -251,11 +271,9 @@ class Report:
             told += ": the calls are too small for others to pay"
         lines = []
         if self.densities:
-            parts = (f"{density:.1%} are {words}" for words, density in self.densities.items())
-            lines.append(f"of their places {', '.join(parts)}")
-        if self.dense and self.counted + self.uncounted:
-            told += "; but"
-        lines += [f"{each.share:.0%} for all: {each}" for each in self.dense[:MOST_DENSE]]
+            parts = (f"{density:.1%} {words}" for words, density in self.densities.items())
+            lines.append(f"of all places {', '.join(parts)}")
+        lines += [f"{each.share:.0%} is for all tokens: {each}" for each in self.dense[:MOST_DENSE]]
         if len(self.dense) > MOST_DENSE:
             lines.append(f"and {len(self.dense) - MOST_DENSE} more of the like")
         helps = dict.fromkeys(way for each in self.dense for way in each.helps)

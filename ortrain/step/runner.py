@@ -212,7 +212,7 @@ class Runner:
         report.graph_calls += 1
         if served.tokens is not None:
             report.note_tokens(saving)
-        if served.counts is not None and form.grad:
+        if self.debug_options.print_input_density and form.grad:
             print_density(served, flat, report, saving)
         if report.reason or not report.mode:
             report.mode, report.reason = "graph", ""

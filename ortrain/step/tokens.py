@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -69,7 +70,7 @@ class TokenCounts:
         """
         found: dict[str, float] = {}
         for symbol, (words, grid) in zip(self._symbols, self._sets, strict=True):
-            share = counts[symbol] / (sizes[grid.rows] * sizes[grid.length])
+            share = counts[symbol] / (_number(grid.rows, sizes) * _number(grid.length, sizes))
             found[words] = max(share, found.get(words, 0.0))
         return found
 
@@ -155,6 +156,11 @@ def _words(kept: frozenset[Kept]) -> str:
     """What the tokens of a set are."""
     words = {_WORDS.get(each.kind) or f"at position {each.number}" for each in kept}
     return " or ".join(sorted(words))
+
+
+def _number(size: str, sizes: Mapping[str, int]) -> int:
+    """The value of a size, which may be a product of symbols."""
+    return math.prod(int(s) if s.isdecimal() else sizes[s] for s in size.split("*"))
 
 
 def _named(grid: Grid, program: Program) -> str:

@@ -16,7 +16,7 @@ from ortrain.step import compiler, tokens
 from ortrain.step.report import Dense, Report, Saving
 from tests.token_cases import LENGTH, LENGTHS, WORDS, Batch, batch
 
-WIDTH = 8
+WIDTH = 64
 COMPUTE = "ORTMODULE_ENABLE_COMPUTE_OPTIMIZER"
 LABELS = "ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER"
 EMBEDDINGS = "ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER"
@@ -35,14 +35,16 @@ class Tagger(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(WORDS, WIDTH)
-        self.hidden, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
+        self.query, self.key = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, 3)
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:
-        words = self.hidden(self.embedding(input_ids)).unsqueeze(1)
+        words = self.embedding(input_ids).unsqueeze(1)
+        query, key = self.query(words), self.key(words)
         mask = attention_mask.bool()[:, None, None, :]
-        words = nn.functional.scaled_dot_product_attention(words, words, words, attn_mask=mask)
+        words = nn.functional.scaled_dot_product_attention(query, key, key, attn_mask=mask)
         tags = self.head(words.squeeze(1))
         return nn.functional.cross_entropy(tags.flatten(0, 1), labels.flatten()), tags
 
@@ -100,8 +102,8 @@ def test_densities_are_those_of_the_batches_on_average() -> None:
     assert model.report.counted == len(LENGTHS)
     assert model.report.dense == []
     text = str(model.report)
-    assert f"{found['real']:.1%} are real" in text
-    assert f"{found['labelled']:.1%} are labelled" in text
+    assert f"{found['real']:.1%} real" in text
+    assert f"{found['labelled']:.1%} labelled" in text
 
 
 def test_an_output_that_shows_tokens_is_told_with_both_ways_out() -> None:
@@ -109,7 +111,7 @@ def test_an_output_that_shows_tokens_is_told_with_both_ways_out() -> None:
     run(model, tagged("some"))
     (found,) = model.report.dense
     assert (found.kind, found.helps) == ("output", ("loss", "tokens"))
-    assert found.share > 0.5
+    assert found.share > 0.3
     text = str(model.report)
     assert "tokens    all computed" in text
     assert "Options(skip_padding=True)" in text
@@ -127,8 +129,8 @@ def test_each_way_out_is_one(way: str) -> None:
 
 
 IN_THE_WAY: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
-    "a mean": (lambda w, m: w.mean(1).pow(2).mean(), "ReduceMean at (test_token_report.py:"),
-    "sums": (lambda w, m: (w.cumsum(1) * m.unsqueeze(-1)).sum(1).mean(), "CumSum at"),
+    "a mean": (lambda w, m: w.mean(1).pow(2).mean(), "a sum or mean at (test_token_report.py:"),
+    "sums": (lambda w, m: (w.cumsum(1) * m.unsqueeze(-1)).sum(1).mean(), "a cumulative sum at"),
     "an attention": (
         lambda w, m: nn.functional.scaled_dot_product_attention(w, w, w)[:, 0].mean(),
         "the attention at (test_token_report.py:",
@@ -179,7 +181,7 @@ def test_the_first_reasons_are_told_and_how_many_more_there_are() -> None:
     text = str(Report(mode="graph", dense=rows))
     assert [f"Op{i}" in text for i in range(5)] == [True, True, True, False, False]
     assert "and 2 more of the like" in text
-    assert "Op1 at (m.py:1) and 1 more like it" in text
+    assert "the operator Op1 at (m.py:1) and 1 more like it" in text
 
 
 def test_means_are_over_the_calls_that_have_a_set() -> None:
@@ -216,8 +218,9 @@ def test_each_step_prints_its_densities(
         assert line.startswith(f"ORTModule step {step}: ")
         assert f"label density {of_labelled(given):.1%}" in line
         assert f"embedding density {of_real(given):.1%}" in line
-        whole = skips is False or not only_loss
-        assert (", 0% of the multiplications left out" in line) == whole
+        left_out = ", 0% of the multiplications left out" not in line
+        assert left_out <= (skips is None)
+        assert left_out >= (skips is None and only_loss)
 
 
 def test_calls_without_gradients_print_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,9 +242,12 @@ def test_only_the_first_process_prints(
     assert not capsys.readouterr().err
 
 
-def test_a_module_without_labels_or_mask_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    debug = DebugOptions(print_input_density=True)
-    model = wrapped(Pooled(lambda words, mask: words[:, 0].pow(2).mean()), debug)
+@pytest.mark.parametrize("name", [*IN_THE_WAY, "one word"])
+def test_a_module_without_labels_or_mask_says_so(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use = IN_THE_WAY[name][0] if name in IN_THE_WAY else lambda w, m: w[:, 0].pow(2).mean()
+    model = wrapped(Pooled(use), DebugOptions(print_input_density=True))
     run(model, batch(LENGTHS["some"]))
     assert "no labels and no mask" in capsys.readouterr().err
 

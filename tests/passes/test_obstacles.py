@@ -67,14 +67,14 @@ MIXING: dict[str, tuple[Use, str, str]] = {
     "convolution": (lambda m, w, k: m.convolution(w.mT).mT, "operator", "Conv"),
     "sums up to each": (lambda m, w, k: w.cumsum(1), "operator", "CumSum"),
     "another order": (lambda m, w, k: w.flip(1), "operator", ""),
-    "less than their mean": (lambda m, w, k: w - w.mean(1, keepdim=True), "operator", "ReduceMean"),
+    "less than their mean": (lambda m, w, k: w - w.mean(1, keepdim=True), "operator", "ReduceSum"),
     "no mask": (attended(None), "no mask", "attention"),
-    "a weak mask": (
-        attended(lambda m: (1 - m.float())[:, None, None] * -10), "mask", "attention"
+    "a mask of queries": (
+        attended(lambda m: m.bool()[:, None, :, None]), "mask", "attention"
     ),
 }  # fmt: skip
 READING: dict[str, tuple[Use, str, str]] = {
-    "mean": (lambda m, w, k: w.mean(1).pow(2).mean(), "operator", "ReduceMean"),
+    "mean": (lambda m, w, k: w.mean(1).pow(2).mean(), "operator", "ReduceSum"),
     "largest": (lambda m, w, k: w.amax(1).pow(2).mean(), "operator", "ReduceMax"),
     "shown": (lambda m, w, k: w, "output", ""),
 }
@@ -115,10 +115,11 @@ def test_what_mixes_words_is_told_with_the_work_before_it(name: str) -> None:
 def test_what_reads_all_words_at_the_end_is_told_with_all_work(name: str) -> None:
     use, kind, operator = READING[name]
     program = taken(as_they_are, use)
-    (found,) = obstacles(program)
-    assert (found.kind, bool(found.where)) == (kind, kind != "output")
-    assert operator in found.name
-    assert found.behind(sizes(program)) >= 2 * product()
+    every = obstacles(program)  # of a maximum there is a check for NaN beside it
+    for found in every:
+        assert (found.kind, bool(found.where)) == (kind, kind != "output")
+        assert found.behind(sizes(program)) >= 2 * product()
+    assert any(operator in found.name for found in every)
     assert not leaves_out(program, "all")
 
 

@@ -89,8 +89,7 @@ def obstacles(program: Program, shown: Shown = "all") -> list[Obstacle]:
         passes = tokenwise.reads(node, found.frames, dense) is not None if dense else False
         key = _key(node)
         for value in whole:
-            is_query = node.op_type == "Attention" and value is node.inputs[0] and bool(through)
-            causes = through if passes or is_query else frozenset({key})
+            causes = through if passes or _only_asks(node, value, through) else frozenset({key})
             if key in causes and origin_of(node) not in places[key]:
                 places[key].append(origin_of(node))
             blamed[value] |= causes
@@ -132,6 +131,12 @@ def _read_whole(node: ir.Node, found: Demands, learned: set[ir.Value]) -> list[i
         for v in dict.fromkeys(reads(node))
         if v in found.frames and v in learned and alone.of.get(v, NONE) is ALL
     ]
+
+
+def _only_asks(node: ir.Node, value: ir.Value, through: frozenset[_Key]) -> bool:
+    """Whether an attention needs all of a value because all of its result is needed."""
+    is_query = node.op_type == "Attention" and value is node.inputs[0]
+    return is_query and value not in node.inputs[1:] and bool(through)
 
 
 def _key(node: ir.Node) -> _Key:
