@@ -55,7 +55,8 @@ def test_drawn_sentences_are_as_long_as_those_of_the_data() -> None:
     quartiles = statistics.quantiles(lengths, n=4)
     for ours, theirs in zip(quartiles, padding.QUANTILES[5::5], strict=False):
         assert abs(ours - theirs) <= 1
-    assert (lengths[0], lengths[-1]) == (3, 67)
+    assert 3 <= lengths[0] <= 5
+    assert 60 < lengths[-1] <= 67
     assert 0.3 < statistics.mean(each.label for each in sentences) < 0.7
 
 
