@@ -253,9 +253,12 @@ def more(row: Row) -> str:
 
 
 def exactness(row: Row) -> str:
-    """What is compared, in two lines."""
+    """What is compared, in three lines."""
     losses, told = row["losses"], row["answers"]
+    *_, ours = row["contestants"].values()
     return (
+        f"  losses of two trainings: {ours['losses_apart']['first']:.1e} apart in the first step, "
+        f"{ours['losses_apart']['largest']:.1e} at most\n"
         f"  losses at the same weights: {losses['largest']:.1e} apart at most, relative, in "
         f"{losses['steps']} steps\n"
         f"  without dropout: {told['other_answers']} of {told['sentences']} held-out sentences "
