@@ -33,6 +33,7 @@ from measurement import Results, Row, arguments, compared, one_of, ratio, table,
 from workloads import Batch, Workload
 
 from ortrain.cli.text_classification.examples import read_examples
+from ortrain.step.report import alone
 
 CONTESTS = {
     "fp32": ("eager", "aten-whole", "aten"),
@@ -245,7 +246,7 @@ def more(row: Row) -> str:
     """The other columns of the table."""
     told = f"{row['total_s']:>9.1f} s"
     if row.get("left_out"):
-        parts = (f"{density:.0%} {words}" for words, density in row["densities"].items())
+        parts = (f"{density:.0%} {words}" for words, density in alone(row["densities"]).items())
         told += f"  {row['left_out']:.0%} left out ({', '.join(parts)})"
     if "ratio_whole" in row:
         told += f", {1 / row['ratio_whole']:.2f}x of all padding computed"
@@ -304,10 +305,8 @@ def main() -> None:
             print(table(f"{title}, {precision}, {steps} steps", row["contestants"], more))
             if "losses" in row:
                 print(exactness(row))
-            results.save(
-                data="drawn" if options.data is None else options.data.name,
-                settings={f"{title}, {precision}": {"steps": steps, **row}},
-            )
+            row |= {"steps": steps, "data": options.data.name if options.data else "drawn"}
+            results.save(settings={f"{title}, {precision}": row})
 
 
 def _made(folder: str | None, dropout: bool, given: list[Batch]) -> workloads.Made:

@@ -8,7 +8,7 @@ from torch import distributed
 
 from ortrain.guards.structure import FlatCall
 from ortrain.step.forms import CompiledCapture
-from ortrain.step.report import Report, Saving
+from ortrain.step.report import Report, Saving, alone
 from ortrain.step.tokens import LABELLED, REAL
 
 # The names that ONNX Runtime Training gave them.
@@ -35,10 +35,11 @@ def print_density(
         counts = served.counts([flat.tensors[i] for i in served.positions])
         densities = served.counts.densities(counts, served.sizes(flat))
     parts = []
-    for words, density in densities.items():
+    for words, density in alone(densities).items():
         kind, _, of = words.partition(" of ")
-        if kind in _NAMES:
-            parts.append(f"{_NAMES[kind]}{f' of {of}' if of else ''} {density:.1%}")
+        if not kind.startswith("at position") or " or " in kind:
+            name = _NAMES.get(kind, f"density of {kind}")
+            parts.append(f"{name}{f' of {of}' if of else ''} {density:.1%}")
     if not parts:
         parts.append("no labels and no mask by which tokens could be left out")
     share = saving.share if saving is not None else 0.0

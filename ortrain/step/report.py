@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -82,6 +83,17 @@ class Saving(NamedTuple):
 
     share: float
     densities: dict[str, float]
+
+
+def alone(densities: Mapping[str, float]) -> dict[str, float]:
+    """The densities without those of unions of what is there by itself."""
+    found = {}
+    for words, density in densities.items():
+        kinds, _, of = words.partition(" of ")
+        parts = [f"{kind} of {of}" if of else kind for kind in kinds.split(" or ")]
+        if len(parts) == 1 or not {*parts} <= densities.keys():
+            found[words] = density
+    return found
 
 
 # What a user does who wants an output to show less, by what is shown then.
@@ -271,7 +283,7 @@ class Report:
             told += ": the calls are too small for others to pay"
         lines = []
         if self.densities:
-            parts = (f"{density:.1%} {words}" for words, density in self.densities.items())
+            parts = (f"{density:.1%} {words}" for words, density in alone(self.densities).items())
             lines.append(f"of all places {', '.join(parts)}")
         lines += [f"{each.share:.0%} is for all tokens: {each}" for each in self.dense[:MOST_DENSE]]
         if len(self.dense) > MOST_DENSE:

@@ -86,7 +86,6 @@ class Tokens:
 
     Attributes:
         program: the packed program.
-        counts: of the tokens of a call.
         shown: what is read of its outputs.
         partial: positions of the outputs that are zero for tokens which were left out.
     """
@@ -96,7 +95,15 @@ class Tokens:
     ) -> None:
         self.program, self._packed, self._cost = packed.program, packed, cost
         self.shown, self.partial = packed.shown, packed.partial
-        self.counts = TokenCounts(packed, whole, executor)
+        self._counts = TokenCounts(packed, whole, executor)
+
+    def counts(self, users: Sequence[torch.Tensor]) -> dict[str, int]:
+        """How many tokens each set of a call has, by the symbol of their number.
+
+        Args:
+            users: the tensors that the program takes.
+        """
+        return self._counts(users)
 
     def saving(self, users: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Saving | None:
         """What is saved of a call, nothing where that is not worth it; None of small calls.
@@ -111,7 +118,7 @@ class Tokens:
         if whole < LEAST:
             return None
         counts = self.counts(users)
-        densities = self.counts.densities(counts, sizes)
+        densities = self._counts.densities(counts, sizes)
         share = 0.0
         if all(counts.values()):
             share = 1.0 - self._packed.cost({**sizes, **counts}) / whole

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ortrain import DebugOptions, Options, ORTModule
 from ortrain.errors import OrtrainWarning
 from ortrain.step import compiler, tokens
-from ortrain.step.report import Dense, Report, Saving
+from ortrain.step.report import Dense, Report, Saving, alone
 from tests.token_cases import LENGTH, LENGTHS, WORDS, Batch, batch
 
 WIDTH = 64
@@ -113,7 +113,7 @@ def test_an_output_that_shows_tokens_is_told_with_both_ways_out() -> None:
     assert (found.kind, found.helps) == ("output", ("loss", "tokens"))
     assert found.share > 0.3
     text = str(model.report)
-    assert "tokens    all computed" in text
+    assert "the output 'output.1' shows all tokens" in text
     assert "Options(skip_padding=True)" in text
     assert "model.only_loss_is_read = True" in text
     assert "ORTTrainer" in text
@@ -191,6 +191,27 @@ def test_means_are_over_the_calls_that_have_a_set() -> None:
     assert report.densities == pytest.approx({"real": 0.3, "labelled": 0.1})
     assert (report.counted, report.uncounted, report.left_out) == (2, 1, 1)
     assert report.left_out_share == 0.5
+
+
+ALONE: dict[str, tuple[list[str], list[str]]] = {
+    "both": (["real", "labelled", "labelled or real"], ["real", "labelled"]),
+    "one": (["real", "labelled or real"], ["real", "labelled or real"]),
+    "none": (["labelled or real"], ["labelled or real"]),
+    "of each input": (
+        ["real of a", "labelled of b", "labelled or real of b", "real of b", "at position 0 of a"],
+        ["real of a", "labelled of b", "real of b", "at position 0 of a"],
+    ),
+    "of another input": (
+        ["real of a", "labelled of b", "labelled or real of b"],
+        ["real of a", "labelled of b", "labelled or real of b"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_unions_of_what_is_told_are_not_told(name: str) -> None:
+    given, told = ALONE[name]
+    assert [*alone(dict.fromkeys(given, 0.5))] == told
 
 
 # --- densities of each step -----------------------------------------------------------------------
