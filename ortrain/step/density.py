@@ -35,7 +35,7 @@ def print_density(
         counts = served.counts([flat.tensors[i] for i in served.positions])
         densities = served.counts.densities(counts, served.sizes(flat))
     parts = []
-    for words, density in alone(densities).items():
+    for words, density in sorted(alone(densities).items()):
         kind, _, of = words.partition(" of ")
         if not kind.startswith("at position") or " or " in kind:
             name = _NAMES.get(kind, f"density of {kind}")
