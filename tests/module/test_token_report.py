@@ -251,6 +251,20 @@ def test_calls_without_gradients_print_nothing(capsys: pytest.CaptureFixture[str
     assert not capsys.readouterr().err
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_densities_of_a_gpu_are_printed_and_nothing_is_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = wrapped(Tagger().cuda(), DebugOptions(print_input_density=True))
+    given = tagged("some")
+    run(model, {name: tensor.cuda() for name, tensor in given.items()})
+    line = capsys.readouterr().err
+    assert f"label density {of_labelled(given):.1%}" in line
+    assert f"embedding density {of_real(given):.1%}" in line
+    assert "0% of the multiplications left out" in line
+
+
 def test_only_the_first_process_prints(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
