@@ -29,7 +29,7 @@ import torch
 import workloads
 from contestants import CONTESTANTS, Training
 from loss_curve import pretrained
-from measurement import Results, Row, arguments, compared, one_of, ratio, table, turns
+from measurement import Results, Row, arguments, compared, one_of, ratio, reason, table, turns
 from workloads import Batch, Workload
 
 from ortrain.cli.text_classification.examples import read_examples
@@ -301,7 +301,12 @@ def main() -> None:
         quiet = replace(workload, make=partial(_made, options.model, False, given))
         for precision in options.precisions:
             names = CONTESTS[precision]
-            row = measure(names, workload, quiet, batches(held_out, length), steps, options.checked)
+            try:
+                checks = batches(held_out, length), steps, options.checked
+                row = measure(names, workload, quiet, *checks)
+            except Exception as error:
+                print(f"{title}, {precision}: skipped: {reason(error)}")
+                continue
             print(table(f"{title}, {precision}, {steps} steps", row["contestants"], more))
             if "losses" in row:
                 print(exactness(row))

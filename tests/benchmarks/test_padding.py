@@ -135,6 +135,21 @@ def test_steps_of_all_contestants_are_timed_and_told(
     assert f"| {setting} | eager " in overview
 
 
+def test_what_cannot_be_measured_is_left_out_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object) -> None:
+        raise ValueError("no\nmore")
+
+    monkeypatch.setattr(padding, "SENTENCES", 80)
+    monkeypatch.setattr(padding, "measure", refused)
+    file = tmp_path / "padding.json"
+    monkeypatch.setattr(sys, "argv", [padding.__file__, "--json", str(file)])
+    padding.main()
+    assert capsys.readouterr().out.count("skipped: ValueError: no\n") == 4
+    assert not file.exists()
+
+
 def test_a_file_of_sentences_is_read_with_a_tokenizer(tmp_path: Path) -> None:
     from tests.cli.tiny import make_model
 

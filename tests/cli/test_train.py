@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import ortrain
 from ortrain.cli import main
-from ortrain.cli.text_classification import fine_tuning
+from ortrain.cli.text_classification import fine_tuning, job
 from ortrain.cli.text_classification.output import Output
 from ortrain.cli.usage import FileError
 from ortrain.deploy import export
@@ -297,6 +297,19 @@ def test_a_run_does_not_resume_with_other_settings(
     capsys.readouterr()
     assert train("--resume", option, value) == 2
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_run_resumes_that_began_before_padding_was_a_choice(
+    train: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = job._identity
+    with monkeypatch.context() as patch:
+        patch.setattr(fine_tuning, "train_on", Interrupting(1))
+        patch.setattr(
+            job, "_identity", lambda s: {k: v for k, v in whole(s).items() if "padding" not in k}
+        )
+        assert train() == 130
+    assert train("--resume") == 0
 
 
 def test_a_run_does_not_resume_with_another_file(
