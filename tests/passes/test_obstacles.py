@@ -13,6 +13,7 @@ from ortrain.capture.export import capture
 from ortrain.graph.cost import Multiplications
 from ortrain.passes.tokens import ALL, demands, leaves_out, obstacles
 from ortrain.program import Program, Role
+from tests.breadth import sampled
 from tests.token_cases import CASES, LENGTH, LENGTHS, ROWS, WORDS, batch
 
 WIDTH = 8
@@ -149,7 +150,7 @@ def test_layers_that_are_alike_are_told_once() -> None:
     assert not found.others  # one line of one module, which is called three times
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sampled(CASES, ["bert", "tags", "t5", "gpt2", "masked words"]))
 def test_each_product_is_for_some_words_or_behind_an_obstacle(name: str) -> None:
     """Of each model, as a case has it read, and with its outputs shown."""
     case = CASES[name]
