@@ -117,6 +117,7 @@ _OPERATORS = {
     "MatMul": "a product of two tensors",
     "Gather": "a selection",
     "Slice": "a slice",
+    "Softmax": "a softmax",
     "LSTM": "an LSTM",
     "GRU": "a GRU",
     "RNN": "an RNN",
