@@ -77,6 +77,8 @@ def overview(results: Mapping[str, Found]) -> str:
         rows[f"`ORTTrainer` in place of `Trainer`, MiniLM-L6 shape, {precision}"] = trainer(
             precision
         )
+    for setting in padded(results):
+        rows[setting] = padding(setting)
     rows["fused step on a device, of eager's time"] = device
     rows["first step of the encoder from its files"] = device_start
     text, measured = table("", rows, results)
@@ -175,6 +177,32 @@ def trainer(precision: str) -> Cell:
     return cell
 
 
+def padding(setting: str) -> Cell:
+    """Eager, and ours with and without the padding, in `padding.py`."""
+
+    def cell(found: Found) -> str:
+        rows = settings(found).get(setting, {}).get("contestants", {})
+        if not rows:
+            return ""
+        eager, whole, ours = rows.values()
+        return (
+            f"eager {ms(eager)}, `skip_padding=False` {ms(whole)}, **ortrain {ms(ours)}, "
+            f"{1 / ours['ratio']:.2f}x**"
+        )
+
+    return cell
+
+
+def padded(results: Mapping[str, Found]) -> list[str]:
+    """What `padding.py` has measured anywhere: model, padding and precision."""
+    return [*dict.fromkeys(name for found in results.values() for name in settings(found))]
+
+
+def settings(found: Found) -> dict[str, Any]:
+    rows: dict[str, Any] = found.get("padding", {}).get("settings", {})
+    return rows
+
+
 def device(found: Found) -> str:
     """The fused steps of `ondevice.py`."""
     rows = found.get("ondevice")
@@ -201,6 +229,9 @@ def contestants(results: Mapping[str, Found]) -> str:
         names = dict.fromkeys(name for rows in every for name in rows)
         text, _ = table(title, {f"`{name}`": contestant(title, name) for name in names}, results)
         parts.append(text)
+    for setting in padded(results):
+        rows = {label: trained_on(setting, label) for label in PADDING}
+        parts.append(table(setting, rows, results)[0])
     for benchmark, render in (("lengths", length), ("loss_curve", distance)):
         every = (found.get(benchmark, {}).get("contestants", {}) for found in results.values())
         names = dict.fromkeys(name for rows in every for name in rows)
@@ -234,6 +265,35 @@ def contestant(title: str, name: str) -> Cell:
         if "peak_bytes" in row:
             told += f", {row['peak_bytes'] / 2**20:.0f} MiB"
         return told
+
+    return cell
+
+
+PADDING = ("eager", "all padding computed", "ortrain", "losses", "answers")
+
+
+def trained_on(setting: str, label: str) -> Cell:
+    """A row of the table of `padding.py`."""
+
+    def cell(found: Found) -> str:
+        row = settings(found).get(setting)
+        if row is None:
+            return ""
+        if label in PADDING[:3]:
+            own = [*row["contestants"].values()][PADDING.index(label)]
+            told = f"{ms(own)} ms, {1 / own['ratio']:.2f}x"
+            if "ratio_whole" in own:
+                told += f", {1 / own['ratio_whole']:.2f}x of all computed"
+            if own.get("left_out"):
+                told += f"; {own['left_out']:.0%} of the multiplications left out"
+            return told
+        if label == "losses" and "losses" in row:
+            far = row["losses"]
+            return f"{far['largest']:.1e} apart at most in {far['steps']} steps, relative"
+        if label == "answers" and "answers" in row:
+            told = row["answers"]
+            return f"{told['other_answers']} of {told['sentences']} held-out sentences otherwise"
+        return ""
 
     return cell
 

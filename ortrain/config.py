@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import warnings
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -16,6 +17,7 @@ from ortrain.errors import (
     GraphError,
     NotServed,
     OrtrainError,
+    OrtrainWarning,
     ParityError,
     UnsupportedInput,
     UnsupportedOutput,
@@ -112,7 +114,7 @@ class Options:
     threads: int = 0
     arena: bool = True
     cuda_graphs: bool = False
-    skip_padding: bool | None = None
+    skip_padding: bool | None = field(default_factory=lambda: skip_padding_from_environment())
     memory_budget: Budget | None = field(default_factory=lambda: _memory_level())
     backward_pieces: int = 0
     cache_dir: Path | str | None = field(default_factory=lambda: _path("ORTMODULE_CACHE_DIR"))
@@ -222,6 +224,8 @@ class DebugOptions:
         save_onnx: write the graphs as ONNX files.
         onnx_prefix: start of their names; required with ``save_onnx``.
         save_path: their folder; ``ORTMODULE_SAVE_ONNX_PATH`` wins, the working folder otherwise.
+        print_input_density: print at each training step of a graph how many tokens have a label and
+            how many are no padding; ``ORTMODULE_PRINT_INPUT_DENSITY`` wins.
 
     Raises:
         TypeError: a value of another type.
@@ -233,6 +237,7 @@ class DebugOptions:
     save_onnx: bool = False
     onnx_prefix: str = ""
     save_path: str | os.PathLike[str] = ""
+    print_input_density: bool = False
 
     def __post_init__(self) -> None:
         level: Any = self.log_level
@@ -248,10 +253,13 @@ class DebugOptions:
         expect("save_onnx", self.save_onnx, bool, "True or False")
         expect("onnx_prefix", self.onnx_prefix, str, "a string")
         expect("save_path", self.save_path, (str, os.PathLike), "the path of a folder")
+        expect("print_input_density", self.print_input_density, bool, "True or False")
         if self.save_onnx and not self.onnx_prefix:
             raise ValueError("save_onnx=True needs an onnx_prefix: the start of the files' names")
         if self.save_onnx and (fault := _cannot_write(self.folder)):
             raise ValueError(f"save_onnx=True cannot write into {str(self.folder)!r}: {fault}")
+        if _flag("ORTMODULE_PRINT_INPUT_DENSITY"):
+            object.__setattr__(self, "print_input_density", True)
         named = _variable("ORTMODULE_LOG_LEVEL", "")
         if named:
             try:
@@ -318,6 +326,43 @@ def policy_from_environment() -> tuple[type[OrtrainError], ...]:
 def fallback_from_environment() -> Fallback:
     """``"raise"`` where ``ORTMODULE_FALLBACK_POLICY`` lets nothing fall back."""
     return "torch" if policy_from_environment() else "raise"
+
+
+# What ONNX Runtime Training calls the two parts of what `skip_padding` is here, and their switch.
+_SPARSE = tuple(f"ORTMODULE_ENABLE_{part}_SPARSE_OPTIMIZER" for part in ("LABEL", "EMBEDDING"))
+_COMPUTE = "ORTMODULE_ENABLE_COMPUTE_OPTIMIZER"
+
+
+def skip_padding_from_environment() -> bool | None:
+    """False where the environment switches off all that leaves tokens out; else None.
+
+    The variables are those of ONNX Runtime Training. Tokens without a label and padding are left
+    out by one rewrite: where only one of the two is switched off, a warning says that it stays.
+
+    Raises:
+        ValueError: a value that is neither on nor off.
+    """
+    off = [name for name in _SPARSE if not _is_on(name)]
+    if not _is_on(_COMPUTE) or len(off) == len(_SPARSE):
+        return False
+    for name in off:
+        warnings.warn(
+            f"{name}=0 changes nothing by itself: tokens without a label and padding are left out "
+            f"together; set {_COMPUTE}=0 or Options(skip_padding=False) to have both computed",
+            OrtrainWarning,
+            stacklevel=4,
+        )
+    return None
+
+
+def _is_on(name: str) -> bool:
+    """Whether a switch of the environment is on, as all are that are not set."""
+    value = _variable(name, "").strip().lower()
+    if value in ("0", "false", "no"):
+        return False
+    if value not in ("", "1", "true", "yes"):
+        raise ValueError(f"{name}={value!r}: expected 0 or 1")
+    return True
 
 
 def _either(words: tuple[str, ...]) -> str:

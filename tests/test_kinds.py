@@ -97,6 +97,7 @@ TABLE: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[str]]]]
             "save_onnx": set(),
             "onnx_prefix": {"str"},
             "save_path": PATH,
+            "print_input_density": FLAG,
         },
     ),
     "explain": (
@@ -271,6 +272,7 @@ TABLE: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[str]]]]
             "onnx_log_level": set(),
             "ort_engine": {"str"},
             "ort_fallback": {"str"},
+            "skip_padding": FLAG | {"None"},
         },
     ),
     "ClipGradNorm": (onnxblock.optim.ClipGradNorm, {}, {"max_norm": NUMBER}),

@@ -55,6 +55,7 @@ def run_text_classification(options: argparse.Namespace) -> int:
         evaluation_file=options.eval,
         output=options.output,
         engine=options.engine,
+        skip_padding=options.skip_padding,
         epochs=options.epochs,
         batch_size=options.batch_size,
         learning_rate=options.learning_rate,
@@ -121,6 +122,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("ortrain", "torch"),
         default=_DEFAULTS.engine,
         help="ortrain trains through ONNX, torch runs the plain model (%(default)s)",
+    )
+    add(
+        "--skip-padding",
+        choices=("auto", "on", "off"),
+        default=_DEFAULTS.skip_padding,
+        help="whether ortrain leaves out work on padding that nobody reads; off computes all of it "
+        "(%(default)s)",
     )
     add("--epochs", type=count, default=_DEFAULTS.epochs, metavar="N", help="(%(default)s)")
     add("--batch-size", type=count, default=_DEFAULTS.batch_size, metavar="N", help="(%(default)s)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
@@ -20,10 +20,10 @@ class Multiplications:
     not walk its graph again for it.
 
     Args:
-        graph: composites count as one node.
+        graph: or some of its nodes; composites count as one.
     """
 
-    def __init__(self, graph: ir.Graph) -> None:
+    def __init__(self, graph: Iterable[ir.Node]) -> None:
         self._terms: Counter[Symbols] = Counter()
         for node in graph:
             found = factors(node)

@@ -57,7 +57,7 @@ from ortrain.step.progress import progress
 from ortrain.step.replay import Original
 from ortrain.step.report import Report
 from ortrain.step.saved_forward import Received
-from ortrain.step.tokens import Tokens
+from ortrain.step.tokens import TokenCounts, Tokens, dense
 from ortrain.uncollected import uncollected
 
 # Captures of one form of call that differ in sizes which the module's code depends on.
@@ -204,44 +204,50 @@ class StepCompiler:
         cost = Multiplications(captured.program.graph)
         structure, ordered = _structure(captured)
         device = device_of(flat, state.tensors)
-        return CompiledCapture(
+        served = CompiledCapture(
             captured,
             [place[t.position] for t in captured.tensors],
             positions,
             structure,
             _axes(captured.program, positions),
             cost,
-            tokens=self._tokens(captured.program, cost, form, device, ordered),
             returned={
                 i: _placed(source, place, self.module, state.tensors)
                 for i, source in captured.returned.items()
             },
         )
+        self._leave_out(served, form, flat, device, ordered)
+        return served
 
-    def _tokens(
+    def _leave_out(
         self,
-        program: Program,
-        cost: Multiplications,
+        served: CompiledCapture,
         form: CallForm,
+        flat: FlatCall,
         device: torch.device,
         ordered: bool,
-    ) -> Tokens | None:
-        """What leaves out tokens of a capture; None where all of them are read.
+    ) -> None:
+        """Finds what leaves tokens out of a capture, or why that cannot be.
 
         Args:
-            program: of the capture.
-            cost: of the program.
+            served: the capture.
             form: of the calls.
-            device: of their tensors.
+            flat: the call that was captured.
+            device: of its tensors.
             ordered: whether the module's outputs come in the order of the program's.
         """
+        program, shown = served.captured.program, form.shown if ordered else "all"
+        executor = self._executor(form.engine, device, 1)
         # Of a GPU one would have to wait for the number of tokens.
-        if self.options.skip_padding is False or device.type != "cpu":
-            return None
-        found = packed(program, form.shown if ordered else "all")
-        if found is None or not Tokens.serves(found):
-            return None
-        return Tokens(found, program, cost, self._executor(form.engine, device, 1))
+        if self.options.skip_padding is not False and device.type == "cpu":
+            found = packed(program, shown)
+            if found is not None and TokenCounts.serves(found):
+                served.tokens = Tokens(found, program, served.cost, executor)
+            form.report.dense = dense(program, shown, served.cost, served.sizes(flat))
+        if self.debug_options.print_input_density:
+            found = packed(program, "loss") or packed(program, "tokens")
+            if found is not None and TokenCounts.serves(found):
+                served.counts = TokenCounts(found, program, executor)
 
     @contextlib.contextmanager
     def _numbers_as_tensors(self, state: ModuleState, flat: FlatCall) -> Iterator[None]:
@@ -347,7 +353,8 @@ class StepCompiler:
     ) -> Variant:
         """What selects among the steps of a capture."""
         trainable = state.guard.trainable() if is_grad_enabled() else ()
-        return form.engine, trainable, served.leaves_out(flat) > 0
+        saving = served.saving(flat)
+        return form.engine, trainable, saving is not None and saving.share > 0
 
     def first_step(
         self,

@@ -26,8 +26,8 @@ from ortrain.guards.structure import FlatCall, OutputStructure
 from ortrain.passes.tokens import Shown
 from ortrain.step.autograd import Step
 from ortrain.step.contest import Race
-from ortrain.step.report import Report
-from ortrain.step.tokens import Tokens
+from ortrain.step.report import Report, Saving
+from ortrain.step.tokens import TokenCounts, Tokens
 
 # Calls in a row at whose values the code goes another way than the graph, until it is captured
 # anew, the way of the next call; how often that is done; and how many such calls there must be, at
@@ -75,6 +75,7 @@ class CompiledCapture:
         axes: symbolic dimensions, each with a tensor of the call and its axis that has this size.
         cost: of the program.
         tokens: leaves out those that nobody reads; None where all are read.
+        counts: of tokens whose densities are printed; None where they are not.
         variants: steps by engine, by what is trainable, and by whether tokens are left out.
         ones: which patterns of sizes of 1 were compared with the module, and whether they agree.
         threads: of the steps.
@@ -93,6 +94,7 @@ class CompiledCapture:
     axes: list[tuple[str, int, int]]
     cost: Multiplications
     tokens: Tokens | None = None
+    counts: TokenCounts | None = None
     variants: dict[Variant, StepVariants] = field(default_factory=dict)
     ones: dict[tuple[Any, ...], bool] = field(default_factory=dict)
     threads: int = 0
@@ -110,15 +112,15 @@ class CompiledCapture:
         """Whether a call is larger than those that the steps were built for."""
         return bool(self.variants) and self.cost(self.sizes(flat)) > self.planned
 
-    def leaves_out(self, flat: FlatCall) -> float:
-        """The share of a call's multiplications that are for tokens which nobody reads.
+    def saving(self, flat: FlatCall) -> Saving | None:
+        """What is saved of a call by leaving out tokens that nobody reads.
 
-        It is 0 where they are computed all the same.
+        None where they are not counted: all are read, or the call is too small.
         """
         if self.tokens is None:
-            return 0.0
+            return None
         users = [flat.tensors[i] for i in self.positions]
-        return self.tokens.saved(users, self.sizes(flat))
+        return self.tokens.saving(users, self.sizes(flat))
 
     def stray(self, calls: int) -> bool:
         """Notes a call that went another way; whether that is too many in all.

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ortrain.autodiff.held import megabytes
 from ortrain.runtime.replays import Replays
+
+# So many reasons are told why tokens are computed that nobody reads.
+MOST_DENSE = 3
 
 
 @dataclass
@@ -68,6 +74,91 @@ class Contest:
         )
 
 
+class Saving(NamedTuple):
+    """What leaving tokens out saves of one call.
+
+    Attributes:
+        share: of its multiplications; 0 where all tokens are computed.
+        densities: which tokens are read, in words → their share of the places of the batch.
+    """
+
+    share: float
+    densities: dict[str, float]
+
+
+def alone(densities: Mapping[str, float]) -> dict[str, float]:
+    """The densities without those of unions of what is there by itself."""
+    found = {}
+    for words, density in densities.items():
+        kinds, _, of = words.partition(" of ")
+        parts = [f"{kind} of {of}" if of else kind for kind in kinds.split(" or ")]
+        if len(parts) == 1 or not {*parts} <= densities.keys():
+            found[words] = density
+    return found
+
+
+# What a user does who wants an output to show less, by what is shown then.
+_WAYS = {
+    "tokens": "Options(skip_padding=True) has zeros in it at padding, which is left out then",
+    "loss": "where nobody reads more than the loss, say model.only_loss_is_read = True, as "
+    "ORTTrainer does in training steps",
+}
+
+
+# What a user has written for an operator that often stands in the way.
+_OPERATORS = {
+    "ReduceSum": "a sum or mean",
+    "ReduceMean": "a mean",
+    "ReduceMax": "a maximum",
+    "ReduceMin": "a minimum",
+    "ReduceL2": "a norm",
+    "CumSum": "a cumulative sum",
+    "Conv": "a convolution",
+    "BatchNorm": "batch normalization",
+    "MatMul": "a product of two tensors",
+    "Gather": "a selection",
+    "Slice": "a slice",
+    "Softmax": "a softmax",
+    "LSTM": "an LSTM",
+    "GRU": "a GRU",
+    "RNN": "an RNN",
+}
+
+
+@dataclass(frozen=True)
+class Dense:
+    """What is computed for all tokens, and why.
+
+    Attributes:
+        kind: an ``output`` shows them; an ``operator`` reads all of its input; the ``mask`` of an
+            attention shuts none out for certain; ``no mask`` where it has none.
+        name: of the output or the operator.
+        where: the module and the line of the user's code; empty where they are not known.
+        others: how many more there are of the same line.
+        share: of the call's multiplications that is behind it.
+        helps: what may be shown for less to be computed: ``loss``, ``tokens``.
+    """
+
+    kind: str
+    name: str
+    where: str
+    others: int
+    share: float
+    helps: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        at = f" at {self.where}" if self.where else ""
+        at += f" and {self.others} more like it" if self.others else ""
+        if self.kind == "output":
+            return f"the output {self.name!r} shows all tokens"
+        if self.kind == "operator":
+            name = _OPERATORS.get(self.name, f"the operator {self.name}")
+            return f"{name}{at} reads all tokens, padding too"
+        if self.kind == "mask":
+            return f"the attention{at} has a mask that shuts no token out for certain"
+        return f"the attention{at} is given no mask, and sees all tokens"
+
+
 @dataclass
 class Report:
     """State of an ORTModule after its first forward.
@@ -86,6 +177,11 @@ class Report:
         nodes: nodes of each program before and after lowering, by name of the program.
         left_out: calls of the graph in which work on tokens that nobody reads was left out.
         left_out_share: of the multiplications of these calls, on average.
+        counted: calls of the graph whose tokens were counted.
+        uncounted: those that were too small for that to pay.
+        densities: which tokens are read, in words → their share of the places of a batch, on
+            average over the calls that were counted.
+        dense: what the last capture computes for all tokens all the same, the most work first.
         saved_bytes: kept between forward and backward, at the sizes of the capture.
         peak_bytes: the most that a step is predicted to hold beyond weights and inputs, likewise.
         contest: the measurement behind ``engine="auto"``.
@@ -107,16 +203,30 @@ class Report:
     nodes: dict[str, tuple[int, int]] = field(default_factory=dict)
     left_out: int = 0
     left_out_share: float = 0.0
+    counted: int = 0
+    uncounted: int = 0
+    densities: dict[str, float] = field(default_factory=dict)
+    dense: list[Dense] = field(default_factory=list)
     saved_bytes: int = 0
     peak_bytes: int = 0
     contest: Contest | None = None
     certificate: str = ""
     inference: Report | None = None
+    _calls: Counter[str] = field(default_factory=Counter, repr=False)
 
-    def leave_out(self, share: float) -> None:
-        """Counts a call in which this share of the multiplications was left out."""
-        self.left_out += 1
-        self.left_out_share += (share - self.left_out_share) / self.left_out
+    def note_tokens(self, saving: Saving | None) -> None:
+        """Counts a call of a graph that may leave tokens out; None is one that was too small."""
+        if saving is None:
+            self.uncounted += 1
+            return
+        self.counted += 1
+        for words, density in saving.densities.items():
+            self._calls[words] += 1
+            mean = self.densities.get(words, 0.0)
+            self.densities[words] = mean + (density - mean) / self._calls[words]
+        if saving.share:
+            self.left_out += 1
+            self.left_out_share += (saving.share - self.left_out_share) / self.left_out
 
     def __str__(self) -> str:
         rows = [f"ORTModule: {self._last()}", *self._since()]
@@ -154,9 +264,7 @@ class Report:
             rows.append(f"  stages    {_seconds(total)}: {parts}")
         for name, (before, after) in self.nodes.items():
             rows.append(f"  {name:<9} {before} nodes, {after} after lowering")
-        if self.left_out:
-            share = f"{self.left_out_share:.0%} of the multiplications"
-            rows.append(f"  tokens    {share} left out in {self.left_out} calls: nobody reads them")
+        rows += self._tokens()
         if self.saved_bytes:
             most = f", {megabytes(self.peak_bytes)} at most" if self.peak_bytes else ""
             rows.append(f"  saved     {megabytes(self.saved_bytes)} between the passes{most}")
@@ -165,6 +273,29 @@ class Report:
         if self.contest is not None:
             rows.append(f"  contest   {self.contest}")
         return rows
+
+    def _tokens(self) -> list[str]:
+        """What was left out of the work on tokens, which are read, and why others are computed."""
+        if not (self.counted or self.uncounted or self.dense):
+            return []
+        told = "all computed"
+        if self.left_out:
+            share = f"{self.left_out_share:.0%} of the multiplications"
+            told = f"{share} left out in {self.left_out} calls: nobody reads them"
+        elif self.counted:
+            told += ": to leave out those that nobody reads would save too little"
+        elif self.uncounted:
+            told += ": the calls are too small for others to pay"
+        lines = []
+        if self.densities:
+            parts = (f"{density:.1%} {words}" for words, density in alone(self.densities).items())
+            lines.append(f"of all places {', '.join(parts)}")
+        lines += [f"{each.share:.0%} is for all tokens: {each}" for each in self.dense[:MOST_DENSE]]
+        if len(self.dense) > MOST_DENSE:
+            lines.append(f"and {len(self.dense) - MOST_DENSE} more of the like")
+        helps = dict.fromkeys(way for each in self.dense for way in each.helps)
+        lines += [_WAYS[way] for way in helps]
+        return [f"  tokens    {told}", *(f"            {line}" for line in lines)]
 
 
 def median(values: list[float]) -> float:

@@ -41,6 +41,7 @@ from ortrain.runtime import engines
 from ortrain.step import contest
 from ortrain.step.compiler import MOST_SHAPES, StepCompiler, device_of
 from ortrain.step.contest import Race
+from ortrain.step.density import print_density
 from ortrain.step.draws import replayed_draws
 from ortrain.step.eligibility import (
     EMPTY,
@@ -175,8 +176,8 @@ class Runner:
                 if race is not None:
                     form.engine = race.choose(self.compiler.promising(served, flat))
             trainable = state.guard.trainable() if form.grad else ()
-            left_out = served.leaves_out(flat)
-            variant = form.engine, trainable, left_out > 0
+            saving = served.saving(flat)
+            variant = form.engine, trainable, saving is not None and saving.share > 0
             variants = served.variants.get(variant)
             if variants is None:
                 step = self.compiler.first_step(state, form, served, flat, variant)
@@ -209,8 +210,10 @@ class Runner:
             return self._refused(form, flat, sizes, unforeseen(error))
         report = form.report
         report.graph_calls += 1
-        if left_out:
-            report.leave_out(left_out)
+        if served.tokens is not None:
+            report.note_tokens(saving)
+        if self.debug_options.print_input_density and form.grad:
+            print_density(served, flat, report, saving)
         if report.reason or not report.mode:
             report.mode, report.reason = "graph", ""
         if sample is not None:

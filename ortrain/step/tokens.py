@@ -7,16 +7,72 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from ortrain.graph import shapes
 from ortrain.graph.cost import Multiplications
-from ortrain.passes.tokens import Packed
+from ortrain.passes.tokens import Grid, Kept, Packed, Shown, leaves_out, obstacles
 from ortrain.program import Program, Role
 from ortrain.runtime.base import Executor
 from ortrain.step.autograd import Step
 from ortrain.step.build import build
+from ortrain.step.report import Dense, Saving
 
 # The share of a call's multiplications that has to be saved, and how many it has to have: moving
 # tokens costs 1 % of a step of MiniLM, and counting them 0.3 ms.
 ENOUGH, LEAST = 0.04, 1 << 29
+
+# Kinds of sets in words; a position has its own.
+LABELLED, REAL = "labelled", "real"
+_WORDS = {"labels": LABELLED, "keys": REAL, "nonzero": REAL}
+
+
+class TokenCounts:
+    """How many tokens a call has in each set.
+
+    Args:
+        packed: whose sets they are.
+        whole: the program before.
+        executor: counts.
+    """
+
+    def __init__(self, packed: Packed, whole: Program, executor: Executor) -> None:
+        users = whole.inputs(Role.USER_INPUT)
+        names = [value.name for value in users]
+        self._places = [names.index(v.name) for v in packed.counts.inputs(Role.USER_INPUT)]
+        plan = build(packed.counts, (), None, executor)
+        self._step = Step(plan, {}, lambda _: self._step)
+        self._symbols = packed.symbols
+        several = len({grid for _, grid in packed.sets}) > 1
+        self._sets = [
+            (_words(kept) + (f" of {_named(grid, whole)}" if several else ""), grid)
+            for kept, grid in packed.sets
+        ]
+
+    @staticmethod
+    def serves(packed: Packed) -> bool:
+        """Whether the tokens of a call can be counted before it runs."""
+        return all(v in packed.counts.inputs(Role.USER_INPUT) for v in packed.counts.inputs())
+
+    def __call__(self, users: Sequence[torch.Tensor]) -> dict[str, int]:
+        """By the symbol of their number.
+
+        Args:
+            users: the tensors that the program takes.
+        """
+        (found,) = self._step.infer([users[i] for i in self._places])
+        return dict(zip(self._symbols, found.tolist(), strict=True))
+
+    def densities(self, counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float]:
+        """The share that each set has of the places of its batch, by what it is in words.
+
+        Args:
+            counts: of a call.
+            sizes: value of each symbolic dimension.
+        """
+        found: dict[str, float] = {}
+        for symbol, (words, grid) in zip(self._symbols, self._sets, strict=True):
+            share = counts[symbol] / (_number(grid.rows, sizes) * _number(grid.length, sizes))
+            found[words] = max(share, found.get(words, 0.0))
+        return found
 
 
 class Tokens:
@@ -39,15 +95,7 @@ class Tokens:
     ) -> None:
         self.program, self._packed, self._cost = packed.program, packed, cost
         self.shown, self.partial = packed.shown, packed.partial
-        names = [value.name for value in whole.inputs(Role.USER_INPUT)]
-        self._places = [names.index(v.name) for v in packed.counts.inputs(Role.USER_INPUT)]
-        plan = build(packed.counts, (), None, executor)
-        self._step = Step(plan, {}, lambda _: self._step)
-
-    @staticmethod
-    def serves(packed: Packed) -> bool:
-        """Whether the tokens of a call can be counted before it runs."""
-        return all(v in packed.counts.inputs(Role.USER_INPUT) for v in packed.counts.inputs())
+        self._counts = TokenCounts(packed, whole, executor)
 
     def counts(self, users: Sequence[torch.Tensor]) -> dict[str, int]:
         """How many tokens each set of a call has, by the symbol of their number.
@@ -55,16 +103,15 @@ class Tokens:
         Args:
             users: the tensors that the program takes.
         """
-        (found,) = self._step.infer([users[i] for i in self._places])
-        return dict(zip(self._packed.symbols, found.tolist(), strict=True))
+        return self._counts(users)
 
     def most(self, users: Sequence[torch.Tensor]) -> dict[str, int]:
         """What :meth:`counts` would be of a call of these sizes without padding, or more."""
         whole = max((math.prod(t.shape[:2]) for t in users if t.dim() > 1), default=1)
         return dict.fromkeys(self._packed.symbols, whole)
 
-    def saved(self, users: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> float:
-        """The share of a call's multiplications that are saved; 0 where that is not worth it.
+    def saving(self, users: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Saving | None:
+        """What is saved of a call, nothing where that is not worth it; None of small calls.
 
         A set without tokens is none for a graph: its operators take no empty tensors.
 
@@ -74,9 +121,63 @@ class Tokens:
         """
         whole = self._cost(sizes)
         if whole < LEAST:
-            return 0.0
+            return None
         counts = self.counts(users)
-        if not all(counts.values()):
-            return 0.0
-        share = 1.0 - self._packed.cost({**sizes, **counts}) / whole
-        return share if share >= ENOUGH else 0.0
+        densities = self._counts.densities(counts, sizes)
+        share = 0.0
+        if all(counts.values()):
+            share = 1.0 - self._packed.cost({**sizes, **counts}) / whole
+        return Saving(share if share >= ENOUGH else 0.0, densities)
+
+
+def dense(
+    program: Program, shown: Shown, cost: Multiplications, sizes: Mapping[str, int]
+) -> list[Dense]:
+    """What of a capture is computed for all tokens, and why: the most work first.
+
+    An output that shows tokens is none of it where nothing would be left out if it did not.
+
+    Args:
+        program: of the capture.
+        shown: what is read of its outputs.
+        cost: of the program.
+        sizes: value of each symbolic dimension.
+    """
+    whole = max(cost(sizes), 1)
+    found = obstacles(program, shown)
+    helps: tuple[Shown, ...] = ()
+    if any(each.kind == "output" for each in found):
+        ways: tuple[Shown, ...] = ("loss", "tokens")
+        helps = tuple(way for way in ways if way != shown and leaves_out(program, way))
+    rows = [
+        Dense(
+            each.kind,
+            each.name,
+            each.where,
+            each.others,
+            each.behind(sizes) / whole,
+            helps if each.kind == "output" else (),
+        )
+        for each in found
+        if each.kind != "output" or helps
+    ]
+    return sorted(rows, key=lambda row: -row.share)
+
+
+def _words(kept: frozenset[Kept]) -> str:
+    """What the tokens of a set are."""
+    words = {_WORDS.get(each.kind) or f"at position {each.number}" for each in kept}
+    return " or ".join(sorted(words))
+
+
+def _number(size: str, sizes: Mapping[str, int]) -> int:
+    """The value of a size, which may be a product of symbols."""
+    return math.prod(int(s) if s.isdecimal() else sizes[s] for s in size.split("*"))
+
+
+def _named(grid: Grid, program: Program) -> str:
+    """The first input that has these rows and positions."""
+    for value in program.inputs(Role.USER_INPUT):
+        if (shapes.dims(value) or ())[:2] == (grid.rows, grid.length):
+            return value.name or ""
+    return f"{grid.rows} x {grid.length}"

@@ -41,6 +41,9 @@ class ORTTrainingArguments(TrainingArguments):
             PyTorch's own operators, which have 16 bits, ``"torch"`` never runs it.
         ort_fallback: what happens where the model cannot become a graph: ``"torch"`` trains it in
             PyTorch with one warning, ``"raise"`` raises the error.
+        skip_padding: whether graphs leave out work on tokens whose results nobody reads, padding
+            and words without a label; None does where no output shows them, True also where one
+            does, with zeros at padded places, False never.
 
     Raises:
         TypeError: a setting of ortrain's of another type.
@@ -71,6 +74,9 @@ class ORTTrainingArguments(TrainingArguments):
     )
     ort_engine: str = field(default="auto", metadata={"help": "auto, onnxruntime, aten or torch."})
     ort_fallback: str = field(default="torch", metadata={"help": "torch or raise."})
+    skip_padding: bool | None = field(
+        default=None, metadata={"help": "Leave out work on tokens that nobody reads."}
+    )
 
     def __post_init__(self) -> None:
         for name in ("use_module_with_loss", "inference_with_ort", "save_onnx"):
@@ -78,6 +84,7 @@ class ORTTrainingArguments(TrainingArguments):
         for name in ("onnx_log_level", "ort_engine", "ort_fallback"):
             expect(name, getattr(self, name), str, "a string")
         expect("onnx_prefix", self.onnx_prefix, (str, NONE), "a string")
+        expect("skip_padding", self.skip_padding, (bool, NONE), "True, False or None")
         check_deepspeed_config(self.deepspeed)
         if self.deepspeed and not deepspeed.is_deepspeed_available():
             raise ImportError(
@@ -132,7 +139,9 @@ def options_of(args: TrainingArguments) -> Options:
     """
     engine: Any = getattr(args, "ort_engine", "auto")
     fallback: Any = getattr(args, "ort_fallback", "torch")
-    return Options(engine=engine, fallback=fallback)
+    skips = getattr(args, "skip_padding", None)
+    given = {} if skips is None else {"skip_padding": skips}  # or as the environment has it
+    return Options(engine=engine, fallback=fallback, **given)
 
 
 def debug_options_of(args: TrainingArguments) -> DebugOptions:

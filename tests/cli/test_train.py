@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import ortrain
 from ortrain.cli import main
-from ortrain.cli.text_classification import fine_tuning
+from ortrain.cli.text_classification import fine_tuning, job
 from ortrain.cli.text_classification.output import Output
 from ortrain.cli.usage import FileError
 from ortrain.deploy import export
@@ -153,6 +153,38 @@ def test_the_ortrain_engine_wraps_the_model(
     assert "the report of the engine" in (output / "report.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("choice", "skips"), [(None, None), ("auto", None), ("on", True), ("off", False)]
+)
+def test_padding_is_left_out_as_asked(
+    train: Run, monkeypatch: pytest.MonkeyPatch, choice: str | None, skips: bool | None
+) -> None:
+    made = []
+
+    class Wrapper(torch.nn.Module):
+        def __init__(self, module: torch.nn.Module, options: ortrain.Options | None = None) -> None:
+            super().__init__()
+            made.append((options or ortrain.Options()).skip_padding)
+            self.module = module
+
+        def forward(self, **batch: torch.Tensor) -> object:
+            return self.module(**batch)
+
+    monkeypatch.setitem(ortrain.__dict__, "ORTModule", Wrapper)
+    asked = () if choice is None else ("--skip-padding", choice)
+    assert train("--engine", "ortrain", "--epochs", 1, *asked) == 0
+    assert made == [skips]
+
+
+@pytest.mark.parametrize("choice", ["on", "off"])
+def test_padding_of_the_plain_model_is_no_choice(
+    train: Run, output: Path, capsys: pytest.CaptureFixture[str], choice: str
+) -> None:
+    assert train("--engine", "torch", "--skip-padding", choice) == 2
+    assert f"--skip-padding {choice}: --engine torch computes all padding" in one_error(capsys)
+    assert_nothing_is_left(output)
+
+
 def test_both_engines_lose_alike(train: Run, output: Path, tmp_path: Path) -> None:
     assert train("--dropout", 0, "--output", tmp_path / "torch") == 0
     assert train("--dropout", 0, "--engine", "ortrain") == 0
@@ -265,6 +297,19 @@ def test_a_run_does_not_resume_with_other_settings(
     capsys.readouterr()
     assert train("--resume", option, value) == 2
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_run_resumes_that_began_before_padding_was_a_choice(
+    train: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = job._identity
+    with monkeypatch.context() as patch:
+        patch.setattr(fine_tuning, "train_on", Interrupting(1))
+        patch.setattr(
+            job, "_identity", lambda s: {k: v for k, v in whole(s).items() if "padding" not in k}
+        )
+        assert train() == 130
+    assert train("--resume") == 0
 
 
 def test_a_run_does_not_resume_with_another_file(
@@ -477,6 +522,7 @@ def test_a_damaged_checkpoint_is_one_line(
         (["train", "text-classification", "--dropout", "1"], "'1' is not a probability below 1"),
         (["train", "text-classification", "--columns", "a,,b"], "'a,,b' is not a list of names"),
         (["train", "text-classification", "--engine", "jax"], "invalid choice: 'jax'"),
+        (["train", "text-classification", "--skip-padding", "no"], "invalid choice: 'no'"),
     ],
 )
 def test_a_wrong_option_is_one_line(

@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset
 from transformers import (
     AutoModelForSequenceClassification,
     EarlyStoppingCallback,
+    HfArgumentParser,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -25,6 +26,7 @@ from ortrain import (
     ORTTrainingArguments,
 )
 from ortrain.errors import OrtrainWarning, StateError
+from ortrain.trainer.arguments import options_of
 from tests.trainer.models import arguments, bert, collate, gpt2, t5, texts, train
 
 
@@ -342,6 +344,25 @@ def test_a_step_that_goes_around_the_graph_is_an_error(tmp_path: Path) -> None:
 
     with pytest.raises(StateError, match="no step of this training ran through ORTModule"):
         train(Around, arguments(tmp_path), bert(), texts())
+
+
+@pytest.mark.parametrize("skips", [None, True, False])
+def test_padding_is_left_out_as_the_arguments_say(tmp_path: Path, skips: bool | None) -> None:
+    settings = {} if skips is None else {"skip_padding": skips}
+    assert options_of(arguments(tmp_path, **settings)).skip_padding is skips
+    written = {None: [], True: ["--skip_padding", "true"], False: ["--skip_padding", "no"]}[skips]
+    parser = HfArgumentParser(ORTTrainingArguments)
+    (parsed,) = parser.parse_args_into_dataclasses(["--output_dir", str(tmp_path), *written])
+    assert parsed.skip_padding is skips
+
+
+def test_arguments_that_say_nothing_of_padding_leave_it_to_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER", "0")
+    for kind in (ORTTrainingArguments, TrainingArguments):
+        assert options_of(arguments(tmp_path, kind)).skip_padding is False
+    assert options_of(arguments(tmp_path, skip_padding=True)).skip_padding is True
 
 
 def test_the_report_says_what_ran_where(tmp_path: Path) -> None:

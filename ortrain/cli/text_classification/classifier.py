@@ -13,7 +13,7 @@ import huggingface_hub
 import torch
 import transformers
 
-from ortrain.cli.text_classification.settings import Engine
+from ortrain.cli.text_classification.settings import Engine, SkipPadding
 from ortrain.cli.text_classification.vocabulary import check_vocabulary
 from ortrain.cli.text_classification.weights import (
     check_labels_of_config,
@@ -156,13 +156,17 @@ def _positions(classifier: Classifier) -> int:
     return min(limits)
 
 
-def wrapped(model: torch.nn.Module, engine: Engine) -> torch.nn.Module:
+def wrapped(
+    model: torch.nn.Module, engine: Engine, skip_padding: SkipPadding = "auto"
+) -> torch.nn.Module:
     """The module to train: the model itself, or the model behind ONNX."""
     if engine == "torch":
         return model
-    from ortrain import ORTModule
+    from ortrain import Options, ORTModule
 
-    return ORTModule(model)
+    if skip_padding == "auto":  # or as the environment has it
+        return ORTModule(model)
+    return ORTModule(model, options=Options(skip_padding=skip_padding == "on"))
 
 
 def engine_report(model: torch.nn.Module) -> str:

@@ -61,6 +61,11 @@ def run(
         KeyboardInterrupt: A signal has asked to end.
     """
     out, err = out or sys.stdout, err or sys.stderr
+    if settings.engine == "torch" and settings.skip_padding != "auto":
+        raise UsageError(
+            f"--skip-padding {settings.skip_padding}: --engine torch computes all padding; leave "
+            "one of the two out"
+        )
     output = Output(settings.output)
     output.check(resume=settings.resume)
     if settings.resume and output.is_complete():
@@ -94,7 +99,7 @@ def run(
         state = output.read_checkpoint() if settings.resume else None
         if state is not None:
             _check_identity(state["identity"], identity, output)
-        runner = wrapped(classifier.model, settings.engine)
+        runner = wrapped(classifier.model, settings.engine, settings.skip_padding)
         training = Training(classifier.model, runner, training_batches, evaluation, settings)
         if state is None:
             torch.manual_seed(settings.seed)
@@ -222,6 +227,7 @@ def _identity(settings: Settings) -> dict[str, str]:
     names = {
         "--model": settings.model,
         "--engine": settings.engine,
+        "--skip-padding": settings.skip_padding,
         "--epochs": settings.epochs,
         "--batch-size": settings.batch_size,
         "--learning-rate": settings.learning_rate,
@@ -239,8 +245,9 @@ def _identity(settings: Settings) -> dict[str, str]:
 def _check_identity(saved: dict[str, str], now: dict[str, str], output: Output) -> None:
     for option, value in now.items():
         is_part = option.startswith("--model's")
-        if saved.get(option) == value or (is_part and option not in saved):
-            continue  # earlier versions did not note the model's files
+        is_new = is_part or option == "--skip-padding"
+        if saved.get(option) == value or (is_new and option not in saved):
+            continue  # earlier versions did not note the model's files, nor have that option
         if is_part or option in ("--train", "--eval"):
             raise UsageError(
                 f"{option}: the file is not the one that the run began with; restore it, or remove "

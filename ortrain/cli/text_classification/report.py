@@ -117,6 +117,7 @@ def write_report(outcome: Outcome, path: Path) -> None:
         f"| longest example | {settings.max_length} tokens |",
         f"| learning rate | {settings.learning_rate:g}, in a line to 0 |",
         f"| weight decay | {settings.weight_decay:g} |",
+        f"| padding left out | {settings.skip_padding} |",
         f"| dropout | {dropout} |",
         f"| seed | {settings.seed} |",
         "",

@@ -8,6 +8,7 @@ from typing import Literal
 
 Engine = Literal["ortrain", "torch"]
 Precision = Literal["fp32", "bf16"]
+SkipPadding = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,8 @@ class Settings:
         evaluation_file: The same, never trained on.
         output: The directory that the run makes.
         engine: ``"ortrain"`` trains through ONNX, ``"torch"`` runs the plain model.
+        skip_padding: Whether work on padding is left out: ``"auto"`` where that shows in no output,
+            ``"off"`` never. A classifier shows none, so that ``"on"`` is the same as ``"auto"``.
         epochs: Passes over the training file.
         batch_size: Examples in a batch.
         learning_rate: At the first step; falls in a line to zero.
@@ -41,6 +44,7 @@ class Settings:
     evaluation_file: Path
     output: Path
     engine: Engine = "ortrain"
+    skip_padding: SkipPadding = "auto"
     epochs: int = 3
     batch_size: int = 32
     learning_rate: float = 5e-5

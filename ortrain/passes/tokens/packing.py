@@ -37,6 +37,7 @@ class Packed:
         program: the rewritten program, with the inputs and outputs of the original one.
         counts: gives, of inputs that it names as the program does, how many tokens each set has.
         symbols: the dimension of each count in the program.
+        sets: the tokens of each, and of which rows and positions.
         shown: what is read of its outputs, as in :func:`demands`.
         partial: positions of the outputs that are zero for tokens which were left out.
     """
@@ -44,6 +45,7 @@ class Packed:
     program: Program
     counts: Program
     symbols: tuple[str, ...]
+    sets: tuple[tuple[Set, Grid], ...]
     shown: Shown = "all"
     partial: tuple[int, ...] = ()
 
@@ -73,7 +75,7 @@ def packed(program: Program, shown: Shown = "all") -> Packed | None:
     copy.import_domains()
     check(copy.graph, "leaving out tokens")
     symbols = tuple(each.symbol for each in writer.sets.values())
-    return Packed(copy, counts, symbols, shown, partial)
+    return Packed(copy, counts, symbols, tuple(writer.sets), shown, partial)
 
 
 def _is_work(node: ir.Node) -> bool:
