@@ -400,6 +400,23 @@ def _bytes(name: str) -> int:
         raise ValueError(f"{name}={value!r}: expected a number of bytes") from None
 
 
+def budget_of(given: Budget | str) -> Budget:
+    """A memory budget from what a command line gives: bytes, a share or ``"least"``.
+
+    Raises:
+        ValueError: the text is none of them.
+    """
+    if not isinstance(given, str) or given == "least":
+        return given  # type: ignore[return-value]
+    try:
+        return int(given) if given.strip().isdecimal() else float(given)
+    except ValueError:
+        raise ValueError(
+            f"memory_budget={given!r}: expected a whole number of bytes, a share up to 1.0, or "
+            "'least'"
+        ) from None
+
+
 def _memory_level() -> Budget | None:
     """The budget that ``ORTMODULE_MEMORY_OPT_LEVEL`` asks for."""
     value = _variable("ORTMODULE_MEMORY_OPT_LEVEL", "0")

@@ -273,6 +273,7 @@ TABLE: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[str]]]]
             "ort_engine": {"str"},
             "ort_fallback": {"str"},
             "skip_padding": FLAG | {"None"},
+            "memory_budget": {"None", "int", "float", "str"},
         },
     ),
     "ClipGradNorm": (onnxblock.optim.ClipGradNorm, {}, {"max_norm": NUMBER}),

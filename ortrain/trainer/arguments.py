@@ -10,7 +10,7 @@ from transformers import Seq2SeqTrainingArguments, TrainingArguments
 from transformers.integrations import deepspeed
 from transformers.training_args import OptimizerNames
 
-from ortrain.config import DebugOptions, LogLevel, Options
+from ortrain.config import DebugOptions, LogLevel, Options, budget_of
 from ortrain.kinds import NONE, expect, expect_flag
 from ortrain.trainer.checks import check_deepspeed_config
 
@@ -44,6 +44,8 @@ class ORTTrainingArguments(TrainingArguments):
         skip_padding: whether graphs leave out work on tokens whose results nobody reads, padding
             and words without a label; None does where no output shows them, True also where one
             does, with zeros at padded places, False never.
+        memory_budget: what a step may hold beyond weights and inputs: bytes, a share up to 1.0 of
+            what it would, or ``"least"``; on a command line as text.
 
     Raises:
         TypeError: a setting of ortrain's of another type.
@@ -77,6 +79,9 @@ class ORTTrainingArguments(TrainingArguments):
     skip_padding: bool | None = field(
         default=None, metadata={"help": "Leave out work on tokens that nobody reads."}
     )
+    memory_budget: str | None = field(
+        default=None, metadata={"help": "Of a step: bytes, a share up to 1.0, or least."}
+    )
 
     def __post_init__(self) -> None:
         for name in ("use_module_with_loss", "inference_with_ort", "save_onnx"):
@@ -85,6 +90,8 @@ class ORTTrainingArguments(TrainingArguments):
             expect(name, getattr(self, name), str, "a string")
         expect("onnx_prefix", self.onnx_prefix, (str, NONE), "a string")
         expect("skip_padding", self.skip_padding, (bool, NONE), "True, False or None")
+        if self.memory_budget is not None:
+            Options(memory_budget=budget_of(self.memory_budget))  # which refuses what is none
         check_deepspeed_config(self.deepspeed)
         if self.deepspeed and not deepspeed.is_deepspeed_available():
             raise ImportError(
@@ -139,8 +146,11 @@ def options_of(args: TrainingArguments) -> Options:
     """
     engine: Any = getattr(args, "ort_engine", "auto")
     fallback: Any = getattr(args, "ort_fallback", "torch")
-    skips = getattr(args, "skip_padding", None)
-    given = {} if skips is None else {"skip_padding": skips}  # or as the environment has it
+    given: dict[str, Any] = {}  # the rest is as the environment has it
+    if (skips := getattr(args, "skip_padding", None)) is not None:
+        given["skip_padding"] = skips
+    if (budget := getattr(args, "memory_budget", None)) is not None:
+        given["memory_budget"] = budget_of(budget)
     return Options(engine=engine, fallback=fallback, **given)
 
 

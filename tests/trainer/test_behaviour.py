@@ -365,6 +365,19 @@ def test_arguments_that_say_nothing_of_padding_leave_it_to_the_environment(
     assert options_of(arguments(tmp_path, skip_padding=True)).skip_padding is True
 
 
+@pytest.mark.parametrize(
+    ("written", "budget"), [("least", "least"), ("0.5", 0.5), ("1000000000", 1_000_000_000)]
+)
+def test_a_memory_budget_is_an_argument(tmp_path: Path, written: str, budget: Any) -> None:
+    assert options_of(arguments(tmp_path, memory_budget=budget)).memory_budget == budget
+    parser = HfArgumentParser(ORTTrainingArguments)
+    line = ["--output_dir", str(tmp_path), "--memory_budget", written]
+    (parsed,) = parser.parse_args_into_dataclasses(line)
+    assert options_of(parsed).memory_budget == budget
+    with pytest.raises(ValueError, match="memory_budget"):
+        arguments(tmp_path, memory_budget="half")
+
+
 def test_the_report_says_what_ran_where(tmp_path: Path) -> None:
     ours = trainer(tmp_path)
     assert str(ours.ort_report) == "ORTTrainer: nothing has run yet"
