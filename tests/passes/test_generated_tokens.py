@@ -1,0 +1,69 @@
+"""Generated modules: whatever is left out of them, losses and gradients are the dense graph's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ortrain.autodiff.engine import influences
+from ortrain.capture.export import capture
+from ortrain.errors import OrtrainError
+from ortrain.passes.tokens import packed
+from ortrain.program import Program, Role
+from ortrain.runtime import engines
+from ortrain.step.autograd import Step
+from ortrain.step.build import build, likely_upstream
+from tests.breadth import sampled
+from tests.generated_tokens import WORDS, Generated
+from tests.token_cases import LENGTHS, Batch, batch
+
+SEEDS = sampled(range(400), range(0, 400, 10))
+
+
+def given(lengths: tuple[int, ...], left: bool) -> Batch:
+    """Words, of which the padded ones are anything, a mask, and labels of some of them."""
+    made = batch(lengths, left)
+    ids, mask = made["input_ids"] % WORDS, made["attention_mask"]
+    generator = torch.Generator().manual_seed(2)
+    labelled = mask.bool() & (torch.rand(ids.shape, generator=generator) < 0.5)
+    labelled[:, 0] |= mask[:, 0].bool()
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.where(labelled, -100)}
+
+
+def trained(module: Generated, program: Program, of: Batch) -> list[Tensor]:
+    """The loss and all gradients, with dropout of one seed."""
+    tensors = {**dict(module.named_buffers()), **dict(module.named_parameters())}
+    users = program.outputs(Role.USER_OUTPUT, Role.LOSS)
+    reached = {value.name for value in influences(program.graph, users)}
+    wrt = [v.name or "" for v in program.inputs(Role.PARAMETER) if v.name in reached]
+    executor = engines.executor("aten", device=torch.device("cpu"), threads=1)
+    step = Step(build(program, wrt, likely_upstream(program), executor), tensors, lambda _: step)
+    names = [value.name or "" for value in program.inputs(Role.USER_INPUT)]
+    torch.manual_seed(7)
+    (loss, *_) = step.train([of[name] for name in names])
+    parameters = dict(module.named_parameters())
+    return [loss.detach(), *torch.autograd.grad(loss, [parameters[name] for name in wrt])]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_left_out_changes_nothing(seed: int) -> None:
+    torch.manual_seed(seed)
+    module = Generated(seed).train()
+    try:
+        captured = capture(module, (), given(LENGTHS["some"], left=False))
+    except OrtrainError as error:
+        pytest.skip(f"no graph: {error.what}")
+    found = packed(captured.program, "all")
+    if found is None:
+        return  # all is read: the table has many of those
+    for lengths in LENGTHS.values():
+        for left in (False, True):
+            of = given(lengths, left)
+            whole = trained(module, captured.program, of)
+            ours = trained(module, found.program, of)
+            largest = max(float(t.abs().max()) for t in whole[1:])
+            for mine, expected in zip(ours, whole, strict=True):
+                torch.testing.assert_close(
+                    mine, expected, rtol=1e-4, atol=1e-6 * max(largest, 1.0), equal_nan=True
+                )
