@@ -121,7 +121,7 @@ def explain(
         result.stages = dict(report.stages)
         result.saved_bytes = report.saved_bytes
         if plan.pieces:
-            result.memory = StepMemory(plan.programs, compiler.sizes)
+            result.memory = StepMemory(plan.programs, compiler.sizes, compiler.most_tokens)
         names = ["forward", *(f"backward {i + 1}" for i in range(len(plan.pieces)))]
         result.programs = {
             name: (len(before.graph), len(after.graph), after.operators())

@@ -82,6 +82,7 @@ class StepCompiler:
         report: on what was built, and on the calls.
         plan: of the step that was built last; None before.
         sizes: that it was built for.
+        most_tokens: how many tokens its sets have at most, at any sizes.
         rewrites: run on each captured program before it is differentiated.
         trains: whether calls with gradients were seen.
         certificate: the last one.
@@ -94,6 +95,7 @@ class StepCompiler:
         self.report = Report()
         self.plan: Plan | None = None
         self.sizes: dict[str, int] = {}
+        self.most_tokens: Callable[[Mapping[str, int]], dict[str, int]] = _none
         self.rewrites: Sequence[Callable[[Program], object]] = ()
         self.trains = False
         self.certificate: Certificate | None = None
@@ -425,8 +427,9 @@ class StepCompiler:
         sizes = served.sizes(flat)
         served.threads = threads = self._threads(form.engine, served, sizes)
         served.planned = max(served.planned, served.cost(sizes))
-        if variant[-1] and served.tokens is not None:
-            sizes |= served.tokens.most([flat.tensors[i] for i in served.positions])
+        tokens = served.tokens if variant[-1] else None
+        self.most_tokens = _none if tokens is None else tokens.most
+        sizes |= self.most_tokens(sizes)
         tensors = state.tensors
         runs = self._executor(form.engine, device_of(flat, tensors), threads)
         outputs = _users(program)
@@ -547,6 +550,11 @@ class StepCompiler:
                 stem = f"{debug.onnx_prefix}_{name.replace(' ', '_')}"
                 before.save(debug.folder / f"{stem}_{mode}.onnx")
                 after.save(debug.folder / f"{stem}_lowered_{mode}.onnx")
+
+
+def _none(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Of a program that computes all tokens."""
+    return {}
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,10 +29,12 @@ class StepMemory:
     Attributes:
         programs: the forward and the pieces of the backward.
         sizes: of the call: value of each symbolic dimension.
+        most_tokens: gives of sizes how many tokens are read at most, where some are left out.
     """
 
     programs: Sequence[Program]
     sizes: Mapping[str, int]
+    most_tokens: Callable[[Mapping[str, int]], dict[str, int]] = lambda _: {}
 
     @property
     def batch(self) -> str:
@@ -44,7 +46,8 @@ class StepMemory:
 
     def curve(self, **sizes: int) -> list[Moment]:
         """What is held while each node runs, in bytes; sizes in the place of the call's."""
-        return curve(self.programs, {**self.sizes, **sizes})
+        known = {**self.sizes, **sizes}
+        return curve(self.programs, {**known, **self.most_tokens(known)})
 
     def peak(self, **sizes: int) -> int:
         """The most that is held, in bytes; sizes in the place of the call's."""
@@ -78,7 +81,9 @@ class StepMemory:
     def __str__(self) -> str:
         moments = self.curve()
         top = max(moments, key=lambda moment: moment.held)
-        named = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
+        counted = self.most_tokens(self.sizes)
+        given = {name: size for name, size in self.sizes.items() if name not in counted}
+        named = ", ".join(f"{name}={size}" for name, size in given.items())
         where = origin_of(top.node) or top.node.op_type
         when = "forward" if top.piece == 0 else "backward"
         rows = [

@@ -105,10 +105,17 @@ class Tokens:
         """
         return self._counts(users)
 
-    def most(self, users: Sequence[torch.Tensor]) -> dict[str, int]:
-        """What :meth:`counts` would be of a call of these sizes without padding, or more."""
-        whole = max((math.prod(t.shape[:2]) for t in users if t.dim() > 1), default=1)
-        return dict.fromkeys(self._packed.symbols, whole)
+    def most(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """What :meth:`counts` would be of a batch all of whose places are read.
+
+        Args:
+            sizes: value of each symbolic dimension.
+        """
+        grids = [grid for _, grid in self._packed.sets]
+        return {
+            symbol: _number(grid.rows, sizes) * _number(grid.length, sizes)
+            for symbol, grid in zip(self._packed.symbols, grids, strict=True)
+        }
 
     def saving(self, users: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Saving | None:
         """What is saved of a call, nothing where that is not worth it; None of small calls.
