@@ -8,13 +8,13 @@ tokens that are read, one behind another in one row, and everything else the bat
 has all tokens computed all the same is told by :mod:`~ortrain.passes.tokens.obstacles`.
 """
 
-from ortrain.passes.tokens.demand import ALL, Demands, Kept, Shown, demands
+from ortrain.passes.tokens.demand import Demands, Shown, demands
 from ortrain.passes.tokens.frames import Grid
+from ortrain.passes.tokens.kept import Kept
 from ortrain.passes.tokens.obstacles import Obstacle, leaves_out, obstacles
 from ortrain.passes.tokens.packing import Packed, packed
 
 __all__ = [
-    "ALL",
     "Demands",
     "Grid",
     "Kept",

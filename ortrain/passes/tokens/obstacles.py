@@ -12,16 +12,7 @@ import onnx_ir as ir
 from ortrain.graph.cost import Multiplications
 from ortrain.graph.walk import reads
 from ortrain.passes.tokens import tokenwise
-from ortrain.passes.tokens.demand import (
-    ALL,
-    NONE,
-    Demands,
-    Shown,
-    _is_loss,
-    _learned,
-    _through,
-    demands,
-)
+from ortrain.passes.tokens.demand import Demands, Shown, demands, is_loss, through
 from ortrain.program import Program, Role, origin_of, role_of
 
 Kind = Literal["output", "operator", "mask", "no mask"]
@@ -58,8 +49,7 @@ def leaves_out(program: Program, shown: Shown) -> bool:
         program: forward, of which shapes are known.
         shown: what is read of its outputs, as in :func:`demands`.
     """
-    found = demands(program, shown)
-    return any(found.packs(n) not in (ALL, NONE) for n in program.graph if _is_product(n))
+    return any(map(_is_product, demands(program, shown).plans))
 
 
 def obstacles(program: Program, shown: Shown = "all") -> list[Obstacle]:
@@ -72,7 +62,6 @@ def obstacles(program: Program, shown: Shown = "all") -> list[Obstacle]:
         shown: what is read of its outputs, as in :func:`demands`.
     """
     found = demands(program, shown)
-    learned = _learned(program)
     blamed: dict[ir.Value, frozenset[_Key]] = defaultdict(frozenset)
     places: dict[_Key, list[str]] = defaultdict(list)
     work: dict[_Key, list[ir.Node]] = defaultdict(list)
@@ -81,20 +70,20 @@ def obstacles(program: Program, shown: Shown = "all") -> list[Obstacle]:
         blamed[value] |= {key}
         places[key].append("")
     for node in reversed(program.graph):
-        whole = _read_whole(node, found, learned)
+        whole = _read_whole(node, found)
         if not whole:
             continue
-        dense = [v for v in node.outputs if v in found.frames and found.of.get(v, NONE) is ALL]
-        through = frozenset[_Key]().union(*(blamed[v] for v in dense))
-        passes = tokenwise.reads(node, found.frames, dense) is not None if dense else False
+        dense = [v for v in node.outputs if v in found.frames and found.of.get(v) == {}]
+        behind = frozenset[_Key]().union(*(blamed[v] for v in dense))
+        passes = bool(dense) and tokenwise.plan(node, found.frames, dense) is not None
         key = _key(node)
         for value in whole:
-            causes = through if passes or _only_asks(node, value, through) else frozenset({key})
+            causes = behind if passes or _only_asks(node, value, behind) else frozenset({key})
             if key in causes and origin_of(node) not in places[key]:
                 places[key].append(origin_of(node))
             blamed[value] |= causes
         if passes:
-            for each in through:
+            for each in behind:
                 work[each].append(node)
     return [
         Obstacle(key[0], key[1], places[key][-1], len(places[key]) - 1, Multiplications(nodes))
@@ -110,7 +99,7 @@ def _is_product(node: ir.Node) -> bool:
 def _shown_whole(program: Program, found: Demands, shown: Shown) -> Iterator[ir.Value]:
     """Outputs of which somebody sees all tokens."""
     users = program.outputs(Role.USER_OUTPUT, Role.LOSS)
-    if shown == "loss" and users and _is_loss(users[0]):
+    if shown == "loss" and users and is_loss(users[0]):
         return
     for value in program.graph.outputs:
         frame = found.frames.get(value)
@@ -120,16 +109,14 @@ def _shown_whole(program: Program, found: Demands, shown: Shown) -> Iterator[ir.
             yield value
 
 
-def _read_whole(node: ir.Node, found: Demands, learned: set[ir.Value]) -> list[ir.Value]:
+def _read_whole(node: ir.Node, found: Demands) -> list[ir.Value]:
     """What a node reads at all tokens, of values that are computed of weights."""
-    alone = Demands(found.frames)
-    for value in node.outputs:
-        alone.of[value] = found.of.get(value, NONE)
-    _through(node, alone, learned)
+    alone = found.beside({v: found.of[v] for v in node.outputs if v in found.of})
+    through(node, alone)
     return [
         v
         for v in dict.fromkeys(reads(node))
-        if v in found.frames and v in learned and alone.of.get(v, NONE) is ALL
+        if v in found.frames and v in found.masks.learned and alone.of.get(v) == {}
     ]
 
 
