@@ -10,6 +10,12 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from ortrain.autodiff.engine import influences
+from ortrain.program import Program, Role
+from ortrain.runtime import engines
+from ortrain.step.autograd import Step
+from ortrain.step.build import build, likely_upstream
+
 ROWS, LENGTH, WORDS = 4, 11, 100
 SHAPE = {
     "vocab_size": WORDS,
@@ -57,6 +63,25 @@ def of_some_tags(given: Batch) -> Batch:
     return {**labelled, "labels": torch.where(tags < 0, tags, tags % 2)}
 
 
+def of_spans(given: Batch) -> Batch:
+    """Where an answer starts and ends in each row."""
+    last = given["attention_mask"].sum(1) - 1
+    return {**given, "start_positions": last // 2, "end_positions": last}
+
+
+def of_choices(given: Batch, choices: int = 2) -> Batch:
+    """Some texts for each question, and which of them is right."""
+    rows = {name: value.view(-1, choices, LENGTH) for name, value in given.items()}
+    return {**rows, "labels": torch.arange(ROWS // choices) % choices}
+
+
+def heard(given: Batch) -> Batch:
+    """Sound for each row, and words of it."""
+    torch.manual_seed(4)
+    sound = torch.randn(ROWS, 8, 2 * LENGTH)
+    return {"input_features": sound, "labels": of_tokens(given)["labels"]}
+
+
 class Sentences(nn.Module):
     """Means of words, as sentence-transformers makes them, and a loss over the batch."""
 
@@ -72,14 +97,53 @@ class Sentences(nn.Module):
         return nn.functional.cross_entropy(20 * scores, torch.arange(len(means)))
 
 
+class Smoothed(nn.Module):
+    """A loss with smoothed labels that is spelled out, as transformers' trainer has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = transformers.BertForMaskedLM(transformers.BertConfig(**SHAPE))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
+        logits = self.encoder(input_ids, attention_mask=attention_mask)[0]
+        found = -nn.functional.log_softmax(logits, dim=-1)
+        labels = labels.unsqueeze(-1)
+        ignored = labels.eq(-100)
+        loss = found.gather(dim=-1, index=labels.clamp(min=0)).masked_fill(ignored, 0.0)
+        smooth = found.sum(dim=-1, keepdim=True).masked_fill(ignored, 0.0)
+        count = ignored.numel() - ignored.long().sum()
+        return 0.9 * loss.sum() / count + 0.1 * smooth.sum() / (count * WORDS)
+
+
+class Weighted(nn.Module):
+    """Losses of words, each with a weight, that are flattened before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = transformers.BertForMaskedLM(transformers.BertConfig(**SHAPE))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        logits = self.encoder(input_ids, attention_mask=attention_mask)[0]
+        losses = nn.functional.cross_entropy(
+            logits.view(-1, WORDS), input_ids.view(-1), reduction="none"
+        )
+        weights = attention_mask.view(-1).float()
+        return (losses * weights).sum() / weights.sum()
+
+
 @dataclass
 class Case:
-    """A model, what it is given, and what is read of its outputs."""
+    """A model, what it is given, and what is read of its outputs.
+
+    Attributes:
+        share: of the multiplications, no more than which half of the tokens cost.
+    """
 
     make: Callable[[], nn.Module]
     given: Callable[[Batch], Batch]
     shown: Any = "all"
     left: bool = False
+    share: float = 0.75
 
 
 def of(architecture: str, **settings: Any) -> Callable[[], nn.Module]:
@@ -102,6 +166,11 @@ bart = {
     for part in ("encoder", "decoder")
     for name, number in (("layers", 2), ("attention_heads", 2), ("ffn_dim", 32))
 } | {"d_model": 16}
+deberta = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+deberta |= {"max_relative_positions": 16, "problem_type": "single_label_classification"}
+whisper = {**bart, "num_mel_bins": 8, "max_source_positions": LENGTH, "pad_token_id": 0}
+whisper |= {"bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+eager = {"attn_implementation": "eager"}
 CASES = {
     "bert": Case(of("BertForSequenceClassification"), of_rows),
     "roberta": Case(of("RobertaForSequenceClassification"), of_rows),
@@ -111,6 +180,8 @@ CASES = {
     "left-padded bert": Case(of("BertForSequenceClassification"), of_rows, left=True),
     "modernbert": Case(of("ModernBertForSequenceClassification", pad_token_id=0), of_rows),
     "mean of words": Case(Sentences, lambda given: given),
+    "smoothed labels": Case(Smoothed, of_tokens),
+    "weighted losses": Case(Weighted, lambda given: given),
     "tags": Case(of("BertForTokenClassification"), of_some_tags, "tokens"),
     "masked words": Case(of("RobertaForMaskedLM"), of_tokens, "loss"),
     "shown words": Case(of("BertForMaskedLM"), of_tokens, "tokens"),
@@ -122,4 +193,54 @@ CASES = {
     "t5": Case(of("T5ForConditionalGeneration", **t5), of_tokens, "loss"),
     "bart": Case(of("BartForConditionalGeneration", **bart), of_tokens, "loss"),
     "left-padded llama": Case(of("LlamaForCausalLM"), of_tokens, "loss", left=True),
+    "left-padded gpt2": Case(gpt2, of_tokens, "loss", left=True),
+    "bert spelled out": Case(of("BertForSequenceClassification", **eager), of_rows),
+    "left-padded bert spelled out": Case(
+        of("BertForSequenceClassification", **eager), of_rows, left=True
+    ),
+    "mpnet": Case(of("MPNetForSequenceClassification"), of_rows),
+    "deberta-v2": Case(of("DebertaV2ForSequenceClassification", **deberta), of_rows, share=0.8),
+    "deberta-v2 words": Case(of("DebertaV2ForMaskedLM", **deberta), of_tokens, "loss"),
+    "gpt2 spelled out": Case(
+        of("GPT2LMHeadModel", n_embd=16, n_layer=2, n_head=2, **eager), of_tokens, "loss"
+    ),
+    "left-padded gpt2 spelled out": Case(
+        of("GPT2LMHeadModel", n_embd=16, n_layer=2, n_head=2, **eager),
+        of_tokens,
+        "loss",
+        left=True,
+    ),
+    "t5 spelled out": Case(of("T5ForConditionalGeneration", **t5, **eager), of_tokens, "loss"),
+    "whisper": Case(of("WhisperForConditionalGeneration", **whisper), heard, "loss", share=0.95),
+    "answers": Case(of("BertForQuestionAnswering"), of_spans, "loss", share=0.95),
+    "choices": Case(of("BertForMultipleChoice"), of_choices),
 }
+
+
+class Trained:
+    """Steps of a program, with dropout, always from the same seed.
+
+    Args:
+        module: whose parameters it has.
+        program: forward.
+        engine: by name.
+    """
+
+    def __init__(self, module: nn.Module, program: Program, engine: str = "aten") -> None:
+        self.parameters = dict(module.named_parameters())
+        tensors = {**dict(module.named_buffers()), **self.parameters}
+        users = program.outputs(Role.USER_OUTPUT, Role.LOSS)
+        reached = {value.name for value in influences(program.graph, users)}
+        reached &= {name for name, value in tensors.items() if value.requires_grad}
+        self.names = [v.name or "" for v in program.inputs(Role.PARAMETER) if v.name in reached]
+        executor = engines.executor(engine, device=torch.device("cpu"), threads=1)
+        plan = build(program, self.names, likely_upstream(program), executor)
+        self.step = Step(plan, tensors, lambda _: self.step)
+        self.inputs = [value.name or "" for value in program.inputs(Role.USER_INPUT)]
+
+    def __call__(self, given: Batch) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Outputs and gradients of the first."""
+        torch.manual_seed(7)
+        outputs = self.step.train([given[name] for name in self.inputs])
+        found = torch.autograd.grad(outputs[0], [self.parameters[name] for name in self.names])
+        return [t.detach() for t in outputs], dict(zip(self.names, found, strict=True))

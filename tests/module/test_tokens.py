@@ -121,6 +121,24 @@ NEEDED: dict[str, Callable[[Pooled, Tensor, Tensor], Tensor]] = {
     "words that are shown": lambda m, words, mask: words,
     "the order of words": lambda m, words, mask: masked(words.flip(1), mask),
     "sums up to each word": lambda m, words, mask: masked(words.cumsum(1), mask),
+    "weights that are learned": lambda m, words, mask: masked(
+        words * torch.sigmoid(words[:, :, :1]), torch.ones_like(mask)
+    ),
+    "a softmax over all positions": lambda m, words, mask: (
+        (words * torch.softmax(words[:, :, :1], 1)).sum(1).pow(2).mean()
+    ),
+    "weights that are hardly anything": lambda m, words, mask: (
+        (words * (mask.unsqueeze(-1) + 1e-6)).sum(1).pow(2).mean()
+    ),
+    "a mask that is opened again": lambda m, words, mask: masked(words, mask + (1 - mask)),
+    "what a mask does not fill": lambda m, words, mask: (
+        words.masked_fill(mask.unsqueeze(-1) == 5, 0.0).sum(1).pow(2).mean()
+    ),
+    "a place that values decide": lambda m, words, mask: (
+        words.gather(1, (mask.sum(1) - 1)[:, None, None].expand(-1, 1, words.shape[2]))
+        .pow(2)
+        .mean()
+    ),
 }
 
 
