@@ -9,7 +9,7 @@ import torch
 
 from ortrain.graph import shapes
 from ortrain.graph.cost import Multiplications
-from ortrain.passes.tokens import Grid, Kept, Packed, Shown, leaves_out, obstacles
+from ortrain.passes.tokens import Grid, Kept, Packed, Position, Shown, leaves_out, obstacles
 from ortrain.program import Program, Role
 from ortrain.runtime.base import Executor
 from ortrain.step.autograd import Step
@@ -22,7 +22,7 @@ ENOUGH, LEAST = 0.04, 1 << 29
 
 # Kinds of sets in words; a position has its own.
 LABELLED, REAL = "labelled", "real"
-_WORDS = {"labels": LABELLED, "keys": REAL, "nonzero": REAL}
+_WORDS = {"labels": LABELLED, "keys": REAL}
 
 
 class TokenCounts:
@@ -173,7 +173,10 @@ def dense(
 
 def _words(kept: frozenset[Kept]) -> str:
     """What the tokens of a set are."""
-    words = {_WORDS.get(each.kind) or f"at position {each.number}" for each in kept}
+    words = {
+        f"at position {each.number}" if isinstance(each, Position) else _WORDS[each.kind]
+        for each in kept
+    }
     return " or ".join(sorted(words))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ortrain.capture.export import capture
 from ortrain.graph.cost import Multiplications
-from ortrain.passes.tokens import ALL, demands, leaves_out, obstacles
+from ortrain.passes.tokens import demands, leaves_out, obstacles
 from ortrain.program import Program, Role
 from tests.breadth import sampled
 from tests.token_cases import CASES, LENGTH, LENGTHS, ROWS, WORDS, batch
@@ -166,7 +166,8 @@ def test_each_product_is_for_some_words_or_behind_an_obstacle(name: str) -> None
             if node.op_type in ("MatMul", "Gemm")
             and node.outputs[0] in walk.frames
             and node.inputs[1] not in walk.frames
-            and walk.packs(node) is ALL
+            and node.outputs[0] in walk.of
+            and node not in walk.plans
         ]
         found = obstacles(program, shown)
         assert bool(found) == bool(whole)

@@ -10,7 +10,7 @@ has all tokens computed all the same is told by :mod:`~ortrain.passes.tokens.obs
 
 from ortrain.passes.tokens.demand import Demands, Shown, demands
 from ortrain.passes.tokens.frames import Grid
-from ortrain.passes.tokens.kept import Kept
+from ortrain.passes.tokens.kept import Kept, Position
 from ortrain.passes.tokens.obstacles import Obstacle, leaves_out, obstacles
 from ortrain.passes.tokens.packing import Packed, packed
 
@@ -20,6 +20,7 @@ __all__ = [
     "Kept",
     "Obstacle",
     "Packed",
+    "Position",
     "Shown",
     "demands",
     "leaves_out",
