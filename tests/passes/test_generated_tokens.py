@@ -73,8 +73,9 @@ def test_what_is_left_out_changes_nothing(seed: int) -> None:
         for left in (False, True):
             of = given(lengths, left)
             whole, ours = dense(of), frugal(of)
-            largest = max(float(t.nan_to_num(0.0, 0.0, 0.0).abs().max()) for t in whole[1:])
-            for mine, expected in zip(ours, whole, strict=True):
-                torch.testing.assert_close(
-                    mine, expected, rtol=1e-4, atol=1e-6 * max(largest, 1.0), equal_nan=True
-                )
+            torch.testing.assert_close(ours[0], whole[0], rtol=1e-5, atol=1e-7, equal_nan=True)
+            # What is no number at a token that nobody reads makes gradients none: that is left out.
+            pairs = [(a[b.isfinite()], b[b.isfinite()]) for a, b in zip(ours, whole, strict=True)]
+            largest = max((float(b.abs().max()) for _, b in pairs[1:] if b.numel()), default=0.0)
+            for mine, expected in pairs:
+                torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-6 * max(largest, 1.0))
