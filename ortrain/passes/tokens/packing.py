@@ -221,7 +221,7 @@ class _Writer:
         places = own.places if at is None else self.sets.within(at, wanted, frame.grid)
         known = self._known.get(("tokens", value, wanted))
         if known is None:
-            known = self._moved(op, "Pack", value, frame.axes, places)
+            known = self._moved(op, "Pack", value, frame.axes, (1, own.symbol), places)
             self._known["tokens", value, wanted] = known
             dims = self._dims.get(value) or shapes.dims(value)
             assert dims is not None
@@ -241,7 +241,8 @@ class _Writer:
     def _put_back(self, op: Builder, value: ir.Value) -> ir.Value:
         frame = self.frames[value]
         own, sizes = self.sets.of(self._at[value], frame.grid), self.sets.sizes(frame.grid)
-        whole = self._moved(op, "Unpack", value, frame.axes, own.places, sizes)
+        lead = frame.grid.rows, frame.grid.length
+        whole = self._moved(op, "Unpack", value, frame.axes, lead, own.places, sizes)
         whole.shape = ir.Shape(self._dims[value] or ())
         return whole
 
@@ -269,14 +270,29 @@ class _Writer:
         return whole
 
     def _moved(
-        self, op: Builder, kind: str, value: ir.Value, axes: tuple[int, ...], *operands: ir.Value
+        self,
+        op: Builder,
+        kind: str,
+        value: ir.Value,
+        axes: tuple[int, ...],
+        lead: tuple[shapes.Dim, shapes.Dim],
+        *operands: ir.Value,
     ) -> ir.Value:
-        """``Pack`` or ``Unpack`` along any axes."""
-        length = shapes.rank(value)
+        """``Pack`` or ``Unpack`` along any axes.
+
+        Args:
+            op: that writes it.
+            kind: which of them.
+            value: that is moved.
+            axes: where its tokens are.
+            lead: the sizes of these axes in the result.
+            operands: of the operator behind the value.
+        """
+        length, dims = shapes.rank(value), shapes.dims(value) or ()
         assert length is not None
         if len(axes) == 1:
-            lead = op.Unsqueeze(value, [0])
-            result = op.node(kind, (lead, *operands), domain="ortrain")
+            result = op.node(kind, (op.Unsqueeze(value, [0]), *operands), domain="ortrain")
+            result.shape = ir.Shape((*lead, *dims[1:]))
             if kind == "Pack":
                 flat: ir.Value = op.Squeeze(result, [0])
                 return flat
@@ -288,6 +304,7 @@ class _Writer:
         straight = order == list(range(length))
         source = value if straight else op.Transpose(value, perm=order)
         result = op.node(kind, (source, *operands), domain="ortrain")
+        result.shape = ir.Shape((*lead, *(dims[a] for a in order[2:])))
         if straight:
             moved: ir.Value = result
         else:
