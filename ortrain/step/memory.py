@@ -93,7 +93,7 @@ class StepMemory:
         ]
         kept = self.kept()
         total = sum(kept.values())
-        rows.append(f"  kept for the backward {megabytes(total)}")
+        rows.append(f"  saved for the backward {megabytes(total)}")
         for name, count in kept.most_common(6):
             rows.append(f"    {name or 'elsewhere':<44}{megabytes(count):>14}")
         if len(kept) > 6:

@@ -154,7 +154,7 @@ def test_explain_shows_the_curve_and_the_largest_batch(tmp_path: Any) -> None:
     memory = found.memory
     assert memory is not None
     text = str(found)
-    assert "kept for the backward" in text
+    assert "saved for the backward" in text
     assert "layers.5" in text
     limit = memory.peak() * 3
     largest = memory.largest_batch(limit)
