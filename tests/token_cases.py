@@ -215,6 +215,13 @@ CASES = {
     "answers": Case(of("BertForQuestionAnswering"), of_spans, "loss", share=0.95),
     "choices": Case(of("BertForMultipleChoice"), of_choices),
 }
+# Those that `make test` runs; of those that it leaves out each is like one of them.
+SAMPLE = [
+    "bert", "albert", "left-padded bert", "modernbert", "mean of words", "smoothed labels",
+    "weighted losses", "tags", "masked words", "gpt2", "llama with shared keys", "t5", "bart",
+    "left-padded bert spelled out", "mpnet", "deberta-v2", "gpt2 spelled out", "whisper", "answers",
+    "choices",
+]  # fmt: skip
 
 
 class Trained:

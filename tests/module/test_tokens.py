@@ -12,7 +12,19 @@ from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
 from ortrain.step import tokens
-from tests.token_cases import CASES, LENGTHS, SHAPE, WORDS, Batch, batch, of, of_rows, of_tokens
+from tests.breadth import sampled
+from tests.token_cases import (
+    CASES,
+    LENGTHS,
+    SAMPLE,
+    SHAPE,
+    WORDS,
+    Batch,
+    batch,
+    of,
+    of_rows,
+    of_tokens,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +58,7 @@ def loss_of(output: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sampled(CASES, SAMPLE[::2]))
 def test_training_is_eagers_at_every_density_with_one_capture(name: str, engine: str) -> None:
     case = CASES[name]
     torch.manual_seed(0)

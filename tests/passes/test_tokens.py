@@ -13,7 +13,8 @@ from ortrain.capture.export import Captured, capture
 from ortrain.graph.cost import Multiplications
 from ortrain.passes.tokens import Packed, packed
 from ortrain.program import Program, Role
-from tests.token_cases import CASES, LENGTH, LENGTHS, Case, Trained, batch
+from tests.breadth import sampled
+from tests.token_cases import CASES, LENGTH, LENGTHS, SAMPLE, Case, Trained, batch
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Taken:
         return self.steps[key]
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=sampled(CASES, SAMPLE))
 def taken(request: pytest.FixtureRequest) -> Taken:
     case = CASES[request.param]
     torch.manual_seed(0)
