@@ -1,11 +1,11 @@
 """What a memory budget costs in time, and how close a process comes to the predicted peak.
 
-    python benchmarks/budget.py [bert-base minilm gpt2 resnet] [--budgets none 1.0 0.75 0.5 least]
+    python benchmarks/budget.py [bert-base minilm gpt2 resnet] [--budgets none 0.5 0.5/back]
 
 Each training is a process of its own: forward and backward, in float32. The peak is that of the
 resident set over a few steps, less what was resident after the first one with all that was free
-given back. Without a budget, ``none``, the C library keeps what it likes; with one, 1.0 too, blocks
-go back as soon as they are freed. ``largest`` takes the largest batch that is predicted to fit into
+given back. ``1.0/back`` and its like have blocks go back to the system as soon as they are freed,
+``Options(arena=False)``. ``--largest`` takes the largest batch that is predicted to fit into
 what the workload takes, and one a quarter larger.
 """
 
@@ -30,7 +30,7 @@ from measurement import (
 from memory import Peak, resident
 from workloads import Made, Workload, bert, gpt2, loss_of, minilm_model, resnet, text_batch
 
-BUDGETS = ("none", "1.0", "0.75", "0.5", "least")
+BUDGETS = ("none", "0.75", "0.5", "0.35", "least", "1.0/back", "0.75/back", "0.5/back")
 STEPS = 3
 
 
@@ -66,9 +66,11 @@ def child(name: str, budget: str, share: str) -> Row:
 
     module, (batch,) = MODELS[name].make()
     found: Row = {}
-    given: Any = None if budget == "none" else budget if budget == "least" else float(budget)
+    share_of, _, back = budget.partition("/")
+    named = {"none": None, "least": "least"}
+    given: Any = named[share_of] if share_of in named else float(share_of)
     if budget.isdigit():
-        given = 1.0
+        given, back = None, "back"
         memory = ortrain.explain(module, **batch, options=Options(engine="aten")).memory
         assert memory is not None
         largest = memory.largest_batch(int(budget))
@@ -76,7 +78,9 @@ def child(name: str, budget: str, share: str) -> Row:
         found["batch"] = rows
         repeated = math.ceil(rows / len(next(iter(batch.values()))))
         batch = {key: tensor.repeat_interleave(repeated, 0)[:rows] for key, tensor in batch.items()}
-    options = Options(engine="aten", memory_budget=given, certificate="off", fallback="raise")
+    options = Options(
+        engine="aten", memory_budget=given, arena=not back, certificate="off", fallback="raise"
+    )
     model: Any = ORTModule(module, options=options)
 
     def step() -> None:
@@ -118,7 +122,7 @@ def main() -> None:
             seen.setdefault(budget, []).append(row)
         rows = {budget: _middle(each) for budget, each in seen.items()}
         if options.largest:
-            limit = str(rows.get("1.0", rows[options.budgets[0]])["predicted"] * 2)
+            limit = str(rows.get("1.0/back", rows[options.budgets[0]])["predicted"] * 2)
             for share in ("1", "1.25"):
                 row = in_a_process(__file__, name, limit, share)
                 rows[f"{share} of the largest batch"] = {**row, "limit": int(limit)}

@@ -80,8 +80,8 @@ class Options:
             bfloat16, where the CPU has instructions for it (AMX).
         opset: of the captured graph.
         threads: threads inside an operator; 0 takes torch's number.
-        arena: keep the memory of a run for the next ones; False gives it back, which suits calls
-            that are each larger than the one before.
+        arena: keep the memory of a run for the next ones; False gives it back, which takes time
+            and suits calls that are each larger than the one before, or a machine that is full.
         cuda_graphs: record the programs of ``"aten"`` on a GPU as CUDA graphs, one for each size of
             the inputs, and replay them; elsewhere it changes nothing.
         skip_padding: whether graphs leave out work on tokens whose results nobody reads; None does

@@ -81,7 +81,6 @@ def executor(
     threads: int = 0,
     arena: bool = True,
     cuda_graphs: bool = False,
-    frugal: bool = False,
 ) -> Executor:
     """The executor of an engine.
 
@@ -90,20 +89,18 @@ def executor(
         device: of the tensors that its programs take.
         provider: execution provider of onnxruntime; None for that of the CPU.
         threads: inside an operator of onnxruntime; 0 leaves it to onnxruntime.
-        arena: whether onnxruntime keeps the memory of a run for the next ones.
+        arena: whether the memory of a run is kept for the next ones, or else goes back to the
+            system as soon as it is freed.
         cuda_graphs: whether PyTorch's operators are recorded and replayed, on a GPU.
-        frugal: whether memory goes back to the system as soon as it is freed.
     """
     if engine == "aten":
         from ortrain.runtime.aten import AtenExecutor
         from ortrain.runtime.aten.graphs import recorders
 
         recorder = recorders.recorder(device) if cuda_graphs else None
-        return AtenExecutor(device, recorder, frugal=frugal)
+        return AtenExecutor(device, recorder, arena=arena)
     if engine == "reference":
         from ortrain.runtime.reference import ReferenceExecutor
 
         return ReferenceExecutor()
-    return OnnxRuntimeExecutor(
-        provider or "CPUExecutionProvider", threads, arena=arena and not frugal
-    )
+    return OnnxRuntimeExecutor(provider or "CPUExecutionProvider", threads, arena=arena)

@@ -497,7 +497,6 @@ class StepCompiler:
             threads=threads,
             arena=options.arena,
             cuda_graphs=options.cuda_graphs,
-            frugal=options.memory_budget is not None,
         )
 
     def promising(

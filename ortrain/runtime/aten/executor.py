@@ -142,7 +142,7 @@ class AtenExecutor:
     Args:
         device: that the tensors of the programs are on.
         recorder: records the programs and replays them; None runs them as they are.
-        frugal: whether memory goes back to the system as soon as it is freed.
+        arena: whether memory that is freed stays for the next run, or else goes back to the system.
 
     Attributes:
         replays: what has come of that; None without a recorder.
@@ -158,9 +158,9 @@ class AtenExecutor:
         device: str | torch.device = "cpu",
         recorder: Recorder | None = None,
         *,
-        frugal: bool = False,
+        arena: bool = True,
     ) -> None:
-        self.device, self.recorder, self.frugal = torch.device(device), recorder, frugal
+        self.device, self.recorder, self.arena = torch.device(device), recorder, arena
         self.replays = None if recorder is None else Replays()
         self.asked = asked_for()
         self.reduced = self.asked and self.device.type == "cpu" and has_effect()
@@ -232,7 +232,7 @@ class AtenExecutor:
         inputs = list(program.graph.inputs)
         surroundings: Callable[[], AbstractContextManager[None]] = nullcontext
         if self.device.type == "cpu" and _is_large(program):
-            surroundings = given_back if self.frugal else from_the_heap
+            surroundings = from_the_heap if self.arena else given_back
         return AtenCompiled(
             source,
             scope[block.name],
