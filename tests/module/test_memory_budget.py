@@ -80,8 +80,9 @@ def test_the_peak_is_the_predicted_one(name: str, budget: Any) -> None:
     model = wrapped(module, budget)
     try:
         step(model, **inputs)
-    except BudgetError as error:
-        pytest.skip(f"no budget for so small a model: {error}")
+    except BudgetError as error:  # of a small model gradients are the most
+        model = wrapped(module, error.least)
+        step(model, **inputs)
     model.zero_grad()
     compiled, users = compiled_step(model, inputs)
     with TensorsHeld() as held:  # under which ORTModule itself would leave a call to PyTorch
