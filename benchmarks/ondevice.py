@@ -29,7 +29,8 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from ortrain.autodiff import differentiate
-from ortrain.autodiff.partition import partition, saved_bytes
+from ortrain.autodiff.held import saved_bytes
+from ortrain.autodiff.partition import partition
 from ortrain.ondevice import (
     CheckpointState,
     LossType,

@@ -32,6 +32,11 @@ def bytes_of(value: ir.Value, sizes: Sizes) -> int:
     return int(count * (value.dtype.itemsize if value.dtype is not None else 4))
 
 
+def saved_bytes(programs: Sequence[Program], sizes: Sizes) -> int:
+    """Bytes of what the forward keeps for the pieces of the backward."""
+    return sum(bytes_of(value, sizes) for value in programs[0].outputs(Role.SAVED))
+
+
 @dataclass(frozen=True)
 class Moment:
     """What is held while a node runs.

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from ortrain.graph import shapes
 from ortrain.graph.rounding import is_narrowing, is_widening
 from ortrain.graph.walk import reads
 from ortrain.program import PHASE, Phase, Program, Role, phase_of, region_of, role_of, set_role
@@ -129,15 +127,6 @@ def saved_values(
         else:
             keep.update(mine)
     return keep, with_constants(again | inside)
-
-
-def saved_bytes(programs: list[Program], sizes: dict[str, int]) -> int:
-    """Bytes of what the forward keeps, of symbolic dimensions by ``sizes``; unknown ones are 1."""
-    total = 0.0
-    for value in programs[0].outputs(Role.SAVED):
-        count = math.prod(shapes.evaluate(dim, sizes) or 1 for dim in shapes.dims(value) or ())
-        total += count * (value.dtype.itemsize if value.dtype is not None else 4)
-    return int(total)
 
 
 def _stays_inside(value: ir.Value) -> bool:

@@ -13,7 +13,8 @@ import onnx_ir as ir
 
 from ortrain.autodiff.budget import within
 from ortrain.autodiff.engine import differentiate, reachable
-from ortrain.autodiff.partition import partition, saved_bytes
+from ortrain.autodiff.held import saved_bytes
+from ortrain.autodiff.partition import partition
 from ortrain.autodiff.registry import foreign_rules
 from ortrain.cache import Cache
 from ortrain.config import Budget

@@ -14,8 +14,7 @@ from torch import distributed, is_grad_enabled, nn
 from torch.utils import _pytree as pytree
 
 from ortrain.autodiff.engine import influences
-from ortrain.autodiff.held import peak
-from ortrain.autodiff.partition import saved_bytes
+from ortrain.autodiff.held import peak, saved_bytes
 from ortrain.cache import Cache
 from ortrain.capture.export import Captured, capture
 from ortrain.capture.trace.records import records_registered
@@ -537,7 +536,7 @@ class StepCompiler:
             name: (len(before.graph), len(after.graph))
             for name, before, after in zip(names, plan.programs, plan.lowered, strict=True)
         }
-        report.saved_bytes = saved_bytes(list(plan.programs), sizes)
+        report.saved_bytes = saved_bytes(plan.programs, sizes)
         report.peak_bytes = peak(plan.programs, sizes) if plan.pieces else 0
         if self.debug_options.log_level <= LogLevel.INFO:
             print(report, file=sys.stderr)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ortrain.autodiff.held import Moment, bytes_of, curve, megabytes
+from ortrain.autodiff.held import Moment, bytes_of, curve, megabytes, peak
 from ortrain.errors import SaveError
 from ortrain.files.replacing import replace_file
 from ortrain.program import Program, Role, origin_of
@@ -34,7 +34,7 @@ class StepMemory:
 
     programs: Sequence[Program]
     sizes: Mapping[str, int]
-    most_tokens: Callable[[Mapping[str, int]], dict[str, int]] = lambda _: {}
+    most_tokens: Callable[[Mapping[str, int]], dict[str, int]]
 
     @property
     def batch(self) -> str:
@@ -46,12 +46,16 @@ class StepMemory:
 
     def curve(self, **sizes: int) -> list[Moment]:
         """What is held while each node runs, in bytes; sizes in the place of the call's."""
-        known = {**self.sizes, **sizes}
-        return curve(self.programs, {**known, **self.most_tokens(known)})
+        return curve(self.programs, self._at(sizes))
 
     def peak(self, **sizes: int) -> int:
         """The most that is held, in bytes; sizes in the place of the call's."""
-        return max((moment.held for moment in self.curve(**sizes)), default=0)
+        return peak(self.programs, self._at(sizes))
+
+    def _at(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """All sizes, where some are others than the call's."""
+        known = {**self.sizes, **sizes}
+        return known | self.most_tokens(known)
 
     def kept(self) -> Counter[str]:
         """Bytes that are kept for the backward, by the part of the module that made them."""
