@@ -27,7 +27,7 @@ SHAPE = {
 # How many tokens each row has.
 LENGTHS = {
     "some": (11, 4, 7, 9),
-    "one row of one": (11, 1, 5, 3),
+    "one row of one, none full": (8, 1, 5, 3),
     "one full row": (2, 3, 11, 2),
     "all full": (11, 11, 11, 11),
 }

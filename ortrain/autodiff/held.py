@@ -146,6 +146,12 @@ def peak(programs: Sequence[Program], sizes: Sizes) -> int:
     return max((moment.held for moment in curve(programs, sizes)), default=0)
 
 
+def largest(programs: Sequence[Program], sizes: Sizes) -> int:
+    """The most bytes that one of the results of a step's nodes has."""
+    values = (v for program in programs for node in program.graph for v in node.outputs)
+    return max((bytes_of(value, sizes) for value in values), default=0)
+
+
 def _is_view(node: ir.Node, source: ir.Value) -> bool:
     """Whether a node's results lie in the memory of its first operand.
 

@@ -138,8 +138,8 @@ def _max_pool(
 @_instead_of("ortrain::Attention")
 def _attention(
     node: ir.Node, reached: Reached, query: ir.Value, key: ir.Value, value: ir.Value,
-    mask: ir.Value | None = None, seed: ir.Value | None = None, *, scale: float, causal: int = 0,
-    ratio: float = 0.0, stream: int = 0,
+    mask: ir.Value | None = None, seed: ir.Value | None = None, index: ir.Value | None = None, *,
+    scale: float, causal: int = 0, ratio: float = 0.0, stream: int = 0,
 ) -> Form | None:  # fmt: skip
     """Without dropout, and without a gradient of the mask."""
     if ratio or mask in reached:

@@ -60,8 +60,9 @@ def partition(
     """
     graph = program.graph
     order = list(graph)
-    backward = [n for n in order if phase_of(n) is not Phase.FORWARD]
-    forward = [n for n in order if phase_of(n) is Phase.FORWARD]
+    forward = [n for n in order if phase_of(n) is Phase.FORWARD or _asks_for_sizes(n)]
+    ahead = set(forward)
+    backward = [n for n in order if n not in ahead]
     needed = {v for n in backward for v in reads(n)} | set(program.outputs(Role.GRADIENT))
     made_forward = {v for n in forward for v in n.outputs}
     needed_forward = [v for v in made_forward if v in needed]
@@ -86,6 +87,15 @@ def partition(
         extract(program, *first, phase=Phase.FORWARD, inputs=inputs),
         *(extract(program, *cut, phase=Phase.BACKWARD) for cut in rest),
     ]
+
+
+def _asks_for_sizes(node: ir.Node) -> bool:
+    """Whether a node wants no more of a result of the forward than its sizes.
+
+    They are kept then, and not all of it.
+    """
+    source = node.inputs[0].producer() if node.op_type == "Shape" and node.inputs[0] else None
+    return source is not None and not node.domain and phase_of(source) is Phase.FORWARD
 
 
 def saved_values(

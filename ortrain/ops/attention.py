@@ -32,6 +32,7 @@ def attention(
     value: ir.Value,
     mask: ir.Value | None = None,
     seed: ir.Value | None = None,
+    index: ir.Value | None = None,
     *,
     scale: float,
     causal: int = 0,
@@ -48,6 +49,7 @@ def attention(
         mask: bool (true: take part) or floating (added), broadcastable to [..., L, S]. A query
             that it shuts out from every key (false, or minus infinity) yields zeros.
         seed: int64 scalar, needed where ``ratio`` is above 0.
+        index: int64 [..., L], which number each row of the weights has for dropout, as there.
         scale: factor of the products.
         causal: 1 lets query i see keys 0 … i only.
         ratio: dropout probability on the attention weights.
@@ -61,7 +63,11 @@ def attention(
     if ratio > 0:
         assert seed is not None
         weights = op.node(
-            "Dropout", (weights, seed), domain="ortrain", ratio=float(ratio), stream=int(stream)
+            "Dropout",
+            (weights, seed, index),
+            domain="ortrain",
+            ratio=float(ratio),
+            stream=int(stream),
         )
     result: ir.Value = op.MatMul(weights, value)
     return result if alive is None else op.Mul(result, alive)

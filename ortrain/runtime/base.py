@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import onnx_ir as ir
 
 from ortrain.program import Program
+from ortrain.runtime.memory import Ceiling
 from ortrain.runtime.replays import Replays
 
 if TYPE_CHECKING:
@@ -73,10 +74,12 @@ class Executor(Protocol):
     Attributes:
         name: by which users choose it.
         frees: whether a program frees what it was given as soon as it has read it.
+        ceiling: above which memory that it keeps goes back to the system; None for nowhere.
     """
 
     name: str
     frees: bool
+    ceiling: Ceiling | None
 
     @property
     def exchange(self) -> Exchange:

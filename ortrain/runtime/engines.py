@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from ortrain.runtime.base import Executor
+from ortrain.runtime.memory import Ceiling
 from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def executor(
     threads: int = 0,
     arena: bool = True,
     cuda_graphs: bool = False,
+    ceiling: Ceiling | None = None,
 ) -> Executor:
     """The executor of an engine.
 
@@ -92,13 +94,14 @@ def executor(
         arena: whether the memory of a run is kept for the next ones, or else goes back to the
             system as soon as it is freed.
         cuda_graphs: whether PyTorch's operators are recorded and replayed, on a GPU.
+        ceiling: above which PyTorch's operators give back what is kept of memory.
     """
     if engine == "aten":
         from ortrain.runtime.aten import AtenExecutor
         from ortrain.runtime.aten.graphs import recorders
 
         recorder = recorders.recorder(device) if cuda_graphs else None
-        return AtenExecutor(device, recorder, arena=arena)
+        return AtenExecutor(device, recorder, arena=arena, ceiling=ceiling)
     if engine == "reference":
         from ortrain.runtime.reference import ReferenceExecutor
 

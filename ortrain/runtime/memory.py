@@ -11,6 +11,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
+import mmap
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -58,6 +61,87 @@ def given_back() -> Iterator[None]:
         yield
     finally:
         option(_MMAP_THRESHOLD, _LARGE)
+
+
+class Ceiling:
+    """Has a process take little more than its tensors, while a step runs from the heap.
+
+    What is freed leaves holes in the heap, and small blocks that are made meanwhile cut them into
+    pieces, in which the next large tensor finds no room: a step of BERT-base on 8 texts of 512
+    tokens that holds 1.3 GiB took 3.0. Once the process is about to take more than the step should
+    hold, holes go back to the system, all of them in 50 ms.
+
+    Attributes:
+        limit: bytes that a step should hold beyond what was there before it; 0 for no ceiling. A
+            step that holds more raises it.
+        margin: bytes of its largest tensor.
+    """
+
+    def __init__(self) -> None:
+        self.limit = self.margin = 0
+        self._line: float = math.inf
+        self._before = 0
+        self._elsewhere: int | None = None
+
+    @staticmethod
+    def serves() -> bool:
+        """Whether this C library gives holes back, and says how much is in use."""
+        return _function("malloc_trim") is not None and _function("mallinfo2") is not None
+
+    def begin(self) -> None:
+        """A step begins: what is in use now is not of it."""
+        if not self.limit:
+            return
+        if self._elsewhere is None:
+            self._close()
+        self._before = (self._elsewhere or 0) + _in_use()
+        self._line = self._before + self.limit - self.margin
+
+    def __call__(self) -> None:
+        """Looks how much the process takes; 2 us."""
+        if _resident() > self._line:
+            found = self._close()
+            self.limit = max(self.limit, found - self._before)
+            least = self._before + self.limit - self.margin
+            self._line = max(least, found + self.margin / 2)
+
+    def _close(self) -> int:
+        """Gives holes back; what the process takes then is in use, or not of the heap."""
+        release_free_memory()
+        found = _resident()
+        self._elsewhere = found - _in_use()
+        return found
+
+
+class _MallInfo(ctypes.Structure):
+    """``struct mallinfo2``."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+            "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
+
+
+def _in_use() -> int:
+    """Bytes of all blocks that are not free."""
+    function = _function("mallinfo2")
+    function.restype = _MallInfo
+    info = function()
+    return int(info.uordblks + info.hblkhd)
+
+
+def _resident() -> int:
+    """Bytes that the process takes."""
+    return int(os.pread(_status(os.getpid()), 64, 0).split(None, 2)[1]) * mmap.PAGESIZE
+
+
+@functools.cache
+def _status(process: int) -> int:
+    """An open file that tells of this process; one that was forked has its own."""
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
 @functools.cache

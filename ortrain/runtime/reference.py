@@ -19,6 +19,7 @@ from ortrain.ops.base import OPERATORS, expand
 from ortrain.program import Program
 from ortrain.runtime import reference_ops, reference_recurrent
 from ortrain.runtime.base import Exchange
+from ortrain.runtime.memory import Ceiling
 
 
 class ReferenceExecutor:
@@ -26,6 +27,7 @@ class ReferenceExecutor:
 
     name = "reference"
     frees = False
+    ceiling: Ceiling | None = None
     replays = None
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ from torch import distributed, is_grad_enabled, nn
 from torch.utils import _pytree as pytree
 
 from ortrain.autodiff.engine import influences
-from ortrain.autodiff.held import peak, saved_bytes
+from ortrain.autodiff.held import largest, peak, saved_bytes
 from ortrain.cache import Cache
 from ortrain.capture.export import Captured, capture
 from ortrain.capture.trace.records import records_registered
@@ -32,6 +32,7 @@ from ortrain.passes.tokens import packed
 from ortrain.program import Program, Role
 from ortrain.runtime import engines
 from ortrain.runtime.base import Executor
+from ortrain.runtime.memory import Ceiling
 from ortrain.runtime.onnxruntime.executor import SMALL
 from ortrain.step.autograd import Step
 from ortrain.step.build import Plan, build, likely_upstream
@@ -489,6 +490,7 @@ class StepCompiler:
 
     def _executor(self, engine: str, device: torch.device, threads: int) -> Executor:
         options = self.options
+        bounded = options.memory_budget is not None and options.arena and Ceiling.serves()
         return engines.executor(
             engine,
             device=device,
@@ -496,6 +498,7 @@ class StepCompiler:
             threads=threads,
             arena=options.arena,
             cuda_graphs=options.cuda_graphs,
+            ceiling=Ceiling() if bounded else None,
         )
 
     def promising(
@@ -538,6 +541,9 @@ class StepCompiler:
         }
         report.saved_bytes = saved_bytes(plan.programs, sizes)
         report.peak_bytes = peak(plan.programs, sizes) if plan.pieces else 0
+        if executor.ceiling is not None and plan.pieces:
+            executor.ceiling.limit = report.peak_bytes
+            executor.ceiling.margin = largest(plan.programs, sizes)
         if self.debug_options.log_level <= LogLevel.INFO:
             print(report, file=sys.stderr)
         debug = self.debug_options

@@ -69,7 +69,7 @@ class TokenCounts:
             sizes: value of each symbolic dimension.
         """
         found: dict[str, float] = {}
-        for symbol, (words, grid) in zip(self._symbols, self._sets, strict=True):
+        for symbol, (words, grid) in zip(self._symbols, self._sets, strict=False):
             share = counts[symbol] / (_number(grid.rows, sizes) * _number(grid.length, sizes))
             found[words] = max(share, found.get(words, 0.0))
         return found
@@ -98,7 +98,7 @@ class Tokens:
         self._counts = TokenCounts(packed, whole, executor)
 
     def counts(self, users: Sequence[torch.Tensor]) -> dict[str, int]:
-        """How many tokens each set of a call has, by the symbol of their number.
+        """How many tokens each set of a call has, and as far as rows go, by their symbols.
 
         Args:
             users: the tensors that the program takes.
@@ -111,11 +111,10 @@ class Tokens:
         Args:
             sizes: value of each symbolic dimension.
         """
-        grids = [grid for _, grid in self._packed.sets]
-        return {
-            symbol: _number(grid.rows, sizes) * _number(grid.length, sizes)
-            for symbol, grid in zip(self._packed.symbols, grids, strict=True)
-        }
+        packed = self._packed
+        most = [_number(grid.rows, sizes) * _number(grid.length, sizes) for _, grid in packed.sets]
+        most += [_number(grid.length, sizes) for grid in packed.short]
+        return dict(zip(packed.symbols, most, strict=True))
 
     def saving(self, users: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Saving | None:
         """What is saved of a call, nothing where that is not worth it; None of small calls.

@@ -145,7 +145,7 @@ def test_layers_under_one_mask_have_one_set_of_keys() -> None:
     assert len(keys) == 1
     ours = packed(found.program)
     assert ours is not None
-    assert len(ours.symbols) == 3  # the first words, the keys, and both
+    assert len(ours.sets) == 3  # the first words, the keys, and both
 
 
 class Shown(nn.Module):

@@ -9,6 +9,7 @@ it has in the whole batch.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,8 +23,9 @@ from ortrain.graph.cost import Multiplications
 from ortrain.passes.clean import clean
 from ortrain.passes.tokens.demand import Demands, Shown, demands
 from ortrain.passes.tokens.frames import Frame, Grid
-from ortrain.passes.tokens.kept import Kept, Labels, Set
+from ortrain.passes.tokens.kept import Condition, Kept, Labels, Set
 from ortrain.passes.tokens.places import Sets, Tokens, counting
+from ortrain.passes.tokens.shortened import shortened
 from ortrain.passes.tokens.tokenwise import Plan, Read, aligned
 from ortrain.program import ROLE, TARGET, Program, Role
 
@@ -34,9 +36,11 @@ class Packed:
 
     Attributes:
         program: the rewritten program, with the inputs and outputs of the original one.
-        counts: gives, of inputs that it names as the program does, how many tokens each set has.
-        symbols: the dimension of each count in the program.
+        counts: gives, of inputs that it names as the program does, how many tokens each set has,
+            and as far as which position rows are computed where they are whole otherwise.
+        symbols: the dimension of each count in the program: of the sets, then of the rows.
         sets: the tokens of each, and of which rows and positions.
+        short: the rows and positions of each that is cut short.
         shown: what is read of its outputs, as in :func:`demands`.
         partial: positions of the outputs that are zero for tokens which were left out.
     """
@@ -45,6 +49,7 @@ class Packed:
     counts: Program
     symbols: tuple[str, ...]
     sets: tuple[tuple[Set, Grid], ...]
+    short: tuple[Grid, ...] = ()
     shown: Shown = "all"
     partial: tuple[int, ...] = ()
 
@@ -73,8 +78,9 @@ def packed(program: Program, shown: Shown = "all") -> Packed | None:
     clean(copy)
     copy.import_domains()
     check(copy.graph, "leaving out tokens")
-    symbols = tuple(each.symbol for each in writer.sets.made.values())
-    return Packed(copy, counts, symbols, tuple(writer.sets.made), shown, partial)
+    sets = writer.sets
+    symbols = (*(each.symbol for each in sets.made.values()), *sets.short.values())
+    return Packed(copy, counts, symbols, tuple(sets.made), tuple(sets.short), shown, partial)
 
 
 def _is_work(node: ir.Node) -> bool:
@@ -95,6 +101,8 @@ class _Writer:
         self.sets = Sets(program)
         self._at: dict[ir.Value, Set] = {}  # packed values
         self._dims = {v: shapes.dims(v) for n in program.graph for v in n.outputs}
+        self._short: dict[ir.Node, dict[Grid, Set]] = {}
+        self._cut: set[ir.Value] = set()  # values of short rows
         self._known: dict[tuple[object, ...], ir.Value] = {}
 
     def run(self, shown: Shown) -> tuple[int, ...]:
@@ -106,8 +114,11 @@ class _Writer:
         Returns:
             The positions of packed outputs, among those that the user gets.
         """
+        self._shorten()
         for node in list(self.program.graph):
-            if node in self.found.plans:
+            if node in self._short:
+                self._cut_short(node, self._short[node])
+            elif node in self.found.plans:
                 self._pack(node, *self.found.plans[node])
             elif node in self.found.direct and node.inputs[0] in self._at:
                 self._read(node, self.found.direct[node])
@@ -178,6 +189,67 @@ class _Writer:
                 value.shape = ir.Shape(_packed_dims(dims, self.frames[value].axes, own.symbol))
                 self._at[value] = wanted
 
+    def _shorten(self) -> None:
+        """Finds the attentions that are computed for the first positions of rows."""
+        wanted: dict[Grid, Set] = {}
+        mixed: dict[Grid, set[frozenset[Condition]]] = {}
+        for short in shortened(self.program.graph, self.found):
+            self._short.update(dict.fromkeys(short.nodes, short.sets))
+            for grid, kept in short.sets.items():
+                wanted[grid] = wanted.get(grid, frozenset()) | kept
+                mixed.setdefault(grid, set()).add(short.conditions)
+        for grid, kept in wanted.items():
+            self.sets.shorten(kept, grid, mixed[grid])
+
+    def _cut_short(self, node: ir.Node, grids: Collection[Grid]) -> None:
+        """Has a node of an attention compute the first positions of rows."""
+        dims = self._dims[node.outputs[0]] or ()
+        with Builder.before(node, opset=self.program.opset) as op:
+            for i, value in enumerate(node.inputs):
+                if value is not None:
+                    node.replace_input_with(i, self._first(op, value, grids))
+            # Rows of scores: of the output of all, or of the scores themselves.
+            asked = [grid for grid in grids if grid.length == dims[-2]]
+            place = {"Attention": 5, "Dropout": 2}.get(node.op_type)
+            if asked and place is not None:
+                between = [d for d in dims[1:-2] if isinstance(d, int)]
+                node.resize_inputs(place + 1)
+                node.replace_input_with(place, self.sets.short_rows(asked[0], between))
+        names = {grid.length: self.sets.short[grid] for grid in grids}
+        for value in node.outputs:
+            value.shape = ir.Shape([names.get(str(d), d) for d in self._dims[value] or ()])
+            self._cut.add(value)
+
+    def _first(self, op: Builder, value: ir.Value, grids: Collection[Grid]) -> ir.Value:
+        """A value at the first positions of rows."""
+        if value in self._cut:
+            return value
+        key = ("first", value, *grids)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._made_first(op, value, grids)
+        return known
+
+    def _made_first(self, op: Builder, value: ir.Value, grids: Collection[Grid]) -> ir.Value:
+        dims, frame = self._dims.get(value) or shapes.dims(value) or (), None
+        lengths = {grid.length: grid for grid in grids}
+        axes = [a for a, dim in enumerate(dims) if dim in lengths]
+        if value in self._at:
+            frame = self.frames[value]
+            if frame.grid in grids:
+                result, axes = self._put_back(op, value, short=True), []
+            else:
+                result = self._whole(value)
+        else:
+            result = value
+        if axes:
+            ends = [self.sets.short_length(lengths[str(dims[a])]) for a in axes]
+            last = ends[0] if len(ends) == 1 else op.Concat(*ends, axis=0)
+            result = op.Slice(result, [0] * len(axes), last, axes)
+            names = {grid.length: self.sets.short[grid] for grid in grids}
+            result.shape = ir.Shape([names.get(str(d), d) for d in dims])
+        return result
+
     def _adjust(self, op: Builder, node: ir.Node, frame: Frame, own: Tokens) -> None:
         """What a node says of sizes and of the numbers of tokens."""
         dims = self._dims[node.outputs[0]]
@@ -218,7 +290,12 @@ class _Writer:
         if at == wanted:
             return value
         own = self.sets.of(wanted, frame.grid)
-        places = own.places if at is None else self.sets.within(at, wanted, frame.grid)
+        if at is not None:
+            places = self.sets.within(at, wanted, frame.grid)
+        elif value in self._cut and frame.grid in self.sets.short:
+            places = self.sets.short_places(own, frame.grid)
+        else:
+            places = own.places
         known = self._known.get(("tokens", value, wanted))
         if known is None:
             known = self._moved(op, "Pack", value, frame.axes, (1, own.symbol), places)
@@ -238,12 +315,16 @@ class _Writer:
             self._known["whole", value] = known
         return known
 
-    def _put_back(self, op: Builder, value: ir.Value) -> ir.Value:
-        frame = self.frames[value]
-        own, sizes = self.sets.of(self._at[value], frame.grid), self.sets.sizes(frame.grid)
-        lead = frame.grid.rows, frame.grid.length
-        whole = self._moved(op, "Unpack", value, frame.axes, lead, own.places, sizes)
-        whole.shape = ir.Shape(self._dims[value] or ())
+    def _put_back(self, op: Builder, value: ir.Value, *, short: bool = False) -> ir.Value:
+        """A packed value in the batch, as far as rows are computed where that is ``short``."""
+        frame, sets = self.frames[value], self.sets
+        grid, own = frame.grid, sets.of(self._at[value], frame.grid)
+        length = sets.short[grid] if short else grid.length
+        places = sets.short_places(own, grid) if short else own.places
+        sizes = sets.short_sizes(grid) if short else sets.sizes(grid)
+        whole = self._moved(op, "Unpack", value, frame.axes, (grid.rows, length), places, sizes)
+        dims = self._dims[value] or ()
+        whole.shape = ir.Shape([length if d == grid.length else d for d in dims])
         return whole
 
     def _shown(self, value: ir.Value, shown: Shown) -> ir.Value:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,11 +52,16 @@ class Sets:
 
     Args:
         program: what they need is put at the end of its graph, which is to be sorted.
+
+    Attributes:
+        made: the sets.
+        short: grid → the name of the number of its first positions that hold all tokens of some.
     """
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.made: dict[tuple[Set, Grid], Tokens] = {}
+        self.short: dict[Grid, str] = {}
         self.end = Builder(program.graph, opset=program.opset, prefix="tokens")
         self._known: dict[tuple[object, ...], ir.Value] = {}
 
@@ -104,6 +110,95 @@ class Sets:
         """The number of rows and the length, int64 [2]."""
         parts = [self.dim(grid.rows), self.dim(grid.length)]
         return self.once(("sizes", grid), lambda: self.end.Concat(*parts, axis=0))
+
+    # -- the first positions of rows -----------------------------------------------------------
+
+    def shorten(self, wanted: Set, grid: Grid, mixed: Collection[Collection[Condition]]) -> None:
+        """Counts the positions as far as the last token of some sets, in whichever row.
+
+        Args:
+            wanted: the sets.
+            grid: of the rows and positions.
+            mixed: where of some of these one shuts keys out by minus infinity and one by a number,
+                all positions count.
+        """
+        mask = self._union(wanted, grid)
+        with self.end as op:
+            length = op.Squeeze(self.dim(grid.length), [0])
+            numbers = op.Range(np.int64(1), op.Add(length, 1), np.int64(1))
+            there = op.cast(op.Reshape(mask, self.sizes(grid)), ir.DataType.INT64)
+            last = op.Reshape(op.ReduceMax(op.Mul(there, numbers), [0, 1], keepdims=0), [1])
+            for each in mixed:
+                if each:
+                    last = op.Where(self._mixes(each), op.Unsqueeze(length, [0]), last)
+        self._known["short", grid] = last
+        self.short[grid] = f"short{len(self.short)}"
+
+    def _mixes(self, conditions: Collection[Condition]) -> ir.Value:
+        """Whether some keys are shut out by minus infinity and others by a number, bool."""
+        op = self.end
+        infinite: list[ir.Value] = []
+        numbers: list[ir.Value] = []
+        for each in sorted(conditions, key=lambda c: c.names):
+            if not each.adds:
+                (numbers if each.finite else infinite).append(op.constant(True, ir.DataType.BOOL))
+                continue
+            value, axes = each.value, [*range(len(each.places))]
+            dead = op.Equal(value, op.constant(-np.inf, value.dtype))
+            low = op.Not(op.Greater(value, op.constant(SHUT, value.dtype)))
+            infinite.append(_any(op, dead, axes))
+            numbers.append(_any(op, op.And(low, op.Not(dead)), axes))
+        result: ir.Value = op.And(self._one(infinite), self._one(numbers))
+        return result
+
+    def _one(self, found: list[ir.Value]) -> ir.Value:
+        """Whether one of some is true."""
+        result = found[0]
+        for each in found[1:]:
+            result = self.end.Or(result, each)
+        return result
+
+    def short_length(self, grid: Grid) -> ir.Value:
+        """How many positions that are, int64 [1]."""
+        return self._known["short", grid]
+
+    def short_sizes(self, grid: Grid) -> ir.Value:
+        """The number of rows and of those positions, int64 [2]."""
+        parts = [self.dim(grid.rows), self.short_length(grid)]
+        return self.once(("short sizes", grid), lambda: self.end.Concat(*parts, axis=0))
+
+    def short_places(self, own: Tokens, grid: Grid) -> ir.Value:
+        """The places of a set's tokens where rows have no more than those positions, int64 [T]."""
+
+        def make() -> ir.Value:
+            op, length = self.end, self.dim(grid.length)
+            row, position = op.Div(own.places, length), op.Mod(own.places, length)
+            result: ir.Value = op.Add(op.Mul(row, self.short_length(grid)), position)
+            return result
+
+        return self.once(("short places", own.symbol, grid), make)
+
+    def short_rows(self, grid: Grid, between: Sequence[int]) -> ir.Value:
+        """What number each row of scores [B, between, S, S] has, of those positions, int64.
+
+        Args:
+            grid: of rows and positions.
+            between: sizes of the axes between them.
+        """
+
+        def make() -> ir.Value:
+            op, length, short = self.end, self.dim(grid.length), self.short_length(grid)
+            count = op.Squeeze(op.Mul(self.dim(grid.rows), math.prod(between)), [0])
+            first = op.Mul(op.Range(np.int64(0), count, np.int64(1)), length)
+            inner = op.Range(np.int64(0), op.Squeeze(short, [0]), np.int64(1))
+            numbers = op.Add(op.Unsqueeze(first, [1]), inner)
+            middle = [op.constant([*between], ir.DataType.INT64)] if between else []
+            result: ir.Value = op.Reshape(
+                numbers, op.Concat(self.dim(grid.rows), *middle, short, axis=0)
+            )
+            return result
+
+        return self.once(("short rows", grid, *between), make)
 
     # -- sets ----------------------------------------------------------------------------------
 
@@ -267,7 +362,7 @@ def _any(op: Builder, value: ir.Value, axes: list[int], keepdims: int = 0) -> ir
 
 
 def counting(program: Program, sets: Sets) -> Program:
-    """A program of its own for how many tokens each set has.
+    """A program of its own for how many tokens each set has, and for how short rows can be.
 
     Args:
         program: in which they are; it is left as it was.
@@ -275,6 +370,7 @@ def counting(program: Program, sets: Sets) -> Program:
     """
     with Builder(program.graph, opset=program.opset, prefix="counts") as op:
         sizes = [op.Shape(each.places) for each in sets.made.values()]
+        sizes += [sets.short_length(grid) for grid in sets.short]
         total = sizes[0] if len(sizes) == 1 else op.Concat(*sizes, axis=0)
     outputs = program.graph.outputs
     before = list(outputs)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from ortrain.autodiff.partition import is_cheap
 from ortrain.errors import ExecutionError
 from ortrain.graph import shapes
-from ortrain.program import Program
+from ortrain.program import Program, Role
 from ortrain.runtime.aten.dtypes import DTYPES
 from ortrain.runtime.aten.exchange import Tensors
 from ortrain.runtime.aten.graphs.recorders import Recorder
@@ -28,7 +29,7 @@ from ortrain.runtime.aten.modules import MODULES
 from ortrain.runtime.aten.table import find, serves
 from ortrain.runtime.aten.writer import Writer
 from ortrain.runtime.base import Exchange
-from ortrain.runtime.memory import from_the_heap, given_back
+from ortrain.runtime.memory import Ceiling, from_the_heap, given_back
 from ortrain.runtime.reduced import Products, asked_for, has_effect, reduced_products
 from ortrain.runtime.replays import Replays
 
@@ -143,6 +144,7 @@ class AtenExecutor:
         device: that the tensors of the programs are on.
         recorder: records the programs and replays them; None runs them as they are.
         arena: whether memory that is freed stays for the next run, or else goes back to the system.
+        ceiling: above which what stays goes back, too.
 
     Attributes:
         replays: what has come of that; None without a recorder.
@@ -159,8 +161,10 @@ class AtenExecutor:
         recorder: Recorder | None = None,
         *,
         arena: bool = True,
+        ceiling: Ceiling | None = None,
     ) -> None:
         self.device, self.recorder, self.arena = torch.device(device), recorder, arena
+        self.ceiling = ceiling
         self.replays = None if recorder is None else Replays()
         self.asked = asked_for()
         self.reduced = self.asked and self.device.type == "cpu" and has_effect()
@@ -214,13 +218,16 @@ class AtenExecutor:
         writer = Writer(program, self.device)
         block = writer.write()
         plan(block, writer.constants.values())
-        source = render(block, inputs="values")
+        large = self.device.type == "cpu" and _is_large(program)
+        ceiling = self.ceiling if large else None
+        source = render(block, inputs="values", watched=ceiling is not None)
         scope: dict[str, Any] = {
             "torch": torch,
             "aten": ATEN,
             "nn": torch._C._nn,
             **MODULES,
             **({"blas": Products} if self.reduced else {}),
+            "ceiling": ceiling,
             "inf": float("inf"),
             "nan": float("nan"),
             "device": self.device,
@@ -231,8 +238,10 @@ class AtenExecutor:
         exec(compile(source, f"<ortrain {block.name}>", "exec"), scope)
         inputs = list(program.graph.inputs)
         surroundings: Callable[[], AbstractContextManager[None]] = nullcontext
-        if self.device.type == "cpu" and _is_large(program):
+        if large:
             surroundings = from_the_heap if self.arena else given_back
+        if ceiling is not None and not program.inputs(Role.SAVED):
+            surroundings = partial(_begun, ceiling)
         return AtenCompiled(
             source,
             scope[block.name],
@@ -249,6 +258,14 @@ class AtenExecutor:
             },
             self.reduced,
         )
+
+
+@contextmanager
+def _begun(ceiling: Ceiling) -> Iterator[None]:
+    """A step begins, which runs from the heap."""
+    ceiling.begin()
+    with from_the_heap():
+        yield
 
 
 def _is_large(program: Program) -> bool:

@@ -93,13 +93,16 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors([*value.values()])
 
 
-def render(block: Block, depth: int = 0, inputs: str | None = None) -> str:
+def render(
+    block: Block, depth: int = 0, inputs: str | None = None, *, watched: bool = False
+) -> str:
     """The source of a function.
 
     Args:
         block: its lines.
         depth: of indentation.
         inputs: name of the row that holds its parameters; None for a function of parameters.
+        watched: whether ``ceiling`` is asked after each line that makes a tensor.
     """
     margin, pad = "    " * depth, "    " * (depth + 1)
     names = [source(p) for p in (*block.numbers, *block.parameters)]
@@ -118,11 +121,16 @@ def render(block: Block, depth: int = 0, inputs: str | None = None) -> str:
         if line.body is not None:
             text.append(render(line.body, depth + 1))
         else:
-            text.append(f"{pad}{written(line)}")
+            text.append(f"{pad}{written(line)}{'; ceiling()' if watched and _makes(line) else ''}")
         if line.frees:
             text.append(f"{pad}del {', '.join(t.name for t in line.frees)}")
     text.append(f"{pad}return [{', '.join(source(r) for r in block.results)}]")
     return "\n".join(text)
+
+
+def _makes(line: Line) -> bool:
+    """Whether a line makes a tensor; a reshape may, or give a view."""
+    return any(isinstance(target, Tensor) for target in line.targets)
 
 
 def written(line: Line) -> str:

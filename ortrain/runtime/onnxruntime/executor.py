@@ -24,6 +24,7 @@ from ortrain.ops.base import OPERATORS
 from ortrain.passes.fold import LIMIT
 from ortrain.program import Program, origin_of
 from ortrain.runtime.base import Exchange
+from ortrain.runtime.memory import Ceiling
 from ortrain.runtime.onnxruntime.lowering import MICROSOFT, lower
 
 OrtValue = native.OrtValue
@@ -130,6 +131,7 @@ class OnnxRuntimeExecutor:
 
     name = "onnxruntime"
     frees = False
+    ceiling: Ceiling | None = None
     replays = None
 
     def __init__(

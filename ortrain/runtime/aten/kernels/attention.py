@@ -11,7 +11,9 @@ def _drops_nothing(node):
 
 
 @kernel("ortrain::Attention", when=_drops_nothing)
-def attention(t, query, key, value, mask=None, seed=None, *, scale, causal=0, ratio=0.0, stream=0):
+def attention(
+    t, query, key, value, mask=None, seed=None, index=None, *, scale, causal=0, ratio=0.0, stream=0
+):  # fmt: skip
     """With dropout its body draws the mask that the gradient draws again."""
     return t.call(
         "attention.attend", query, key, value, mask, scale=scale, causal=bool(causal)
