@@ -21,7 +21,7 @@ from typing import Any
 # Of mallopt. The heap may keep 2 GiB at its end; blocks of up to 32 MiB, the most that glibc takes,
 # come from it anyway, as they do in a process that has freed one of that size.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
-_KEPT, _LARGE, _GIVEN_BACK, _MAPPED = 2**31 - 1, 32 << 20, 4 << 20, 65536
+_KEPT, _LARGE, _GIVEN_BACK, _MAPPED = 2**31 - 1, 32 << 20, 1 << 20, 65536
 
 
 def release_free_memory() -> None:
@@ -47,7 +47,7 @@ def from_the_heap() -> Iterator[None]:
 
 @contextlib.contextmanager
 def given_back() -> Iterator[None]:
-    """What is allocated inside goes back to the system once it is freed, from 4 MiB on; 1 us.
+    """What is allocated inside goes back to the system once it is freed, from 1 MiB on; 1 us.
 
     A heap whose end stays has holes: a step of BERT-base on 8 texts of 512 tokens with 2.6 GiB of
     tensors takes 3.8 GiB, and so 2.6; its pages are fresh each time, which takes 0.4 of the time.
