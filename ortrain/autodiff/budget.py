@@ -243,8 +243,10 @@ def seconds_of(node: ir.Node, sizes: Sizes) -> float:
     """What a node takes, roughly."""
     made = [v for v in node.outputs if v.shape is not None]
     moved = sum(bytes_of(v, sizes) for v in (*reads(node), *made))
-    terms = math.prod(shapes.evaluate(dim, sizes) or 1 for dim in factors(node))
-    if not factors(node):
+    if not any(factors(node, v) for v in node.outputs):
         return _LAUNCH + (0 if node.op_type in SAME_MEMORY else moved / _BYTES)
-    count = sum(bytes_of(v, sizes) / (v.dtype.itemsize if v.dtype else 4) for v in made)
-    return _LAUNCH + moved / _BYTES + count * terms / _MULTIPLICATIONS
+    count = 0.0
+    for v in made:
+        terms = math.prod(shapes.evaluate(dim, sizes) or 1 for dim in factors(node, v))
+        count += terms * bytes_of(v, sizes) / (v.dtype.itemsize if v.dtype else 4)
+    return _LAUNCH + moved / _BYTES + count / _MULTIPLICATIONS

@@ -21,7 +21,8 @@ _MIXING = {
                  "InstanceNormalization", "RMSNormalization")
 } | {
     ("ortrain", name)
-    for name in ("Attention", "BatchNorm", "CrossEntropy", "FlashAttention", "GroupNorm")
+    for name in ("Attention", "BatchNorm", "CrossEntropy", "FlashAttention", "GroupNorm",
+                 "LinearCrossEntropy")
 }  # fmt: skip
 
 

@@ -26,9 +26,8 @@ class Multiplications:
     def __init__(self, graph: Iterable[ir.Node]) -> None:
         self._terms: Counter[Symbols] = Counter()
         for node in graph:
-            found = factors(node)
             for value in node.outputs:
-                count, symbols = _product((*found, *(shapes.dims(value) or ())))
+                count, symbols = _product((*factors(node, value), *(shapes.dims(value) or ())))
                 self._terms[symbols] += count
 
     def __call__(self, sizes: Mapping[str, int]) -> int:
@@ -43,8 +42,13 @@ class Multiplications:
         )
 
 
-def factors(node: ir.Node) -> tuple[shapes.Dim, ...]:
+def factors(node: ir.Node, output: ir.Value) -> tuple[shapes.Dim, ...]:
     """What an element of an output of the node costs."""
+    if node.op_type == "LinearCrossEntropy":
+        x, weight = (shapes.dims(value) for value in node.inputs[:2])
+        place = node.outputs.index(output)
+        if x and weight:
+            return ((*x, weight[0]), (weight[0],), (x[0],), (x[0],))[place]
     if node.op_type in ("MatMul", "Gemm", "FusedMatMul"):
         left = shapes.dims(node.inputs[0])
         flipped = node.attributes.get("transA")

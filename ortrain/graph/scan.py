@@ -48,6 +48,7 @@ def scan(
             outputs.append(value if own else body.Identity(value))
         inner = body.returning(*outputs)
     direction = int(backwards)
+    directions = {"scan_output_directions": [direction] * len(collected)} if collected else {}
     results = op.node(
         "Scan",
         [*states, *slices],
@@ -55,7 +56,7 @@ def scan(
         body=inner,
         num_scan_inputs=len(slices),
         scan_input_directions=[direction] * len(slices),
-        scan_output_directions=[direction] * len(collected),
+        **directions,
     )
     results = (results,) if isinstance(results, ir.Value) else results
     length = (shapes.dims(slices[0]) or (None,))[0]

@@ -116,6 +116,8 @@ CASES = [
     by_result("Tanh", lambda dy, result: dy * (1 - result * result)),
     by_result("Softmax", axis=0,
               function=lambda dy, result: result * (dy - (dy * result).sum(0, keepdim=True))),
+    OpCase("ortrain::LinearCrossEntropyGradient", {"dloss": normal(), "unit": normal(4, 3)},
+           torch=lambda dloss, unit: dloss * unit),
     by_result("LogSoftmax", axis=-1,
               function=lambda dy, result: dy - result.exp() * dy.sum(-1, keepdim=True)),
     cross_entropy("mean"),

@@ -37,6 +37,37 @@ def case(note, inputs, **attributes):
     )
 
 
+def linear_cross_entropy(
+    x, weight, target, bias=None, class_weight=None, ignore_index=-100, label_smoothing=0.0,
+    reduction="mean",
+):  # fmt: skip
+    return F.cross_entropy(
+        F.linear(x, weight, bias), target.long(), class_weight, ignore_index=ignore_index,
+        label_smoothing=label_smoothing, reduction=reduction,
+    )  # fmt: skip
+
+
+def linear(note, inputs, rows=2, count=6, **attributes):
+    return OpCase(
+        "ortrain::LinearCrossEntropy",
+        {
+            "x": normal(count, 3),
+            "weight": normal(5, 3),
+            "target": integers(5, count),
+            "bias": None,
+            "class_weight": None,
+            **inputs,
+        },
+        {"rows": rows, **attributes},
+        wrt=("x", "weight", *(["bias"] if inputs.get("bias") else [])),
+        torch=linear_cross_entropy,
+        tolerance="sums",
+        note=note,
+    )
+
+
+ALL_INPUTS = {"target": IGNORING, "bias": normal(5), "class_weight": positive(5)}
+
 STANDARD = {"SoftmaxCrossEntropyLoss": F.cross_entropy, "NegativeLogLikelihoodLoss": F.nll_loss}
 
 
@@ -79,6 +110,16 @@ CASES = [
     case("batched-none", {"logits": normal(2, 3, 5), "target": integers(5, 2, 3)},
          reduction="none"),
     case("int32", {"target": IGNORING.astype(np.int32)}),
+    *(linear(f"{rows}-rows", {"target": IGNORING}, rows) for rows in (1, 4, 5, 6, 7)),
+    *(
+        linear(f"all-{reduction}", ALL_INPUTS, reduction=reduction, label_smoothing=0.1)
+        for reduction in ("mean", "sum")
+    ),
+    linear("bias", {"bias": normal(5)}, reduction="sum"),
+    linear("class-weight", {"class_weight": positive(5)}),
+    linear("smoothing", {"target": IGNORING}, label_smoothing=0.2),
+    linear("ignore-0", {"target": np.array([1, 0, 4, 0, 3, 2], np.int32)}, ignore_index=0),
+    linear("one-row", {}, count=1),
     *(
         standard(operator, reduction, {}, reduction=reduction)
         for operator in STANDARD for reduction in ("mean", "sum", "none")

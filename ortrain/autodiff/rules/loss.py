@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
 from ortrain.autodiff.registry import gradient
+from ortrain.graph import shapes
 
 
 @gradient("ortrain::CrossEntropy")
@@ -24,6 +27,27 @@ def cross_entropy(
         label_smoothing=label_smoothing, reduction=reduction,
     )  # fmt: skip
     return dx if further is None else dx + further
+
+
+@gradient("ortrain::LinearCrossEntropy")
+def linear_cross_entropy(
+    g, x, weight, target, bias=None, class_weight=None, *, rows, ignore_index=-100,
+    label_smoothing=0.0, reduction="mean", product_type=0, needs=(0, 0, 0),
+):  # fmt: skip
+    """dx, dweight, dbias = dloss * what they are for an upstream gradient of 1"""
+    if class_weight is not None and g.needs(4):
+        g.unsupported("the class weights require a gradient")
+    given, node = {0: x, 1: weight, 3: bias}, g.node
+    wanted = [g.needs(i) for i in given]
+    node.attributes["needs"] = ir.AttrInt64s("needs", [int(each) for each in wanted])
+    units = [g.output(place) if each else None for place, each in enumerate(wanted, 1)]
+    shapes.OPERATORS[node.domain, node.op_type](node)
+    found = dict.fromkeys(range(5))
+    for (i, value), unit in zip(given.items(), units, strict=True):
+        if unit is not None:
+            to = None if value.dtype == unit.dtype else int(value.dtype)
+            found[i] = g.composite("LinearCrossEntropyGradient", g.dy, unit, to=to)
+    return tuple(found.values())
 
 
 @gradient("SoftmaxCrossEntropyLoss")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 from ortrain.ops.base import like_first, like_inputs, operator
 from ortrain.ops.cross_entropy import normalizer, row_factors, safe_index
@@ -75,3 +76,24 @@ def cross_entropy(
     index = safe_index(op, target, ignore_index)
     result: ir.Value = op.ScatterElements(dx, index, -picked, axis=-1, reduction="add")
     return result
+
+
+def _as_asked(node: ir.Node) -> None:
+    unit, to = node.inputs[1], node.attributes.get("to")
+    assert unit is not None
+    dtype = ir.DataType(to.as_int()) if to is not None and to.as_int() else unit.dtype
+    shapes.assign(node.outputs[0], dtype, unit.shape)
+
+
+@operator("LinearCrossEntropyGradient", types=_as_asked)
+def linear_cross_entropy(op: Builder, dloss: ir.Value, unit: ir.Value, *, to: int = 0) -> ir.Value:
+    """dx = dloss * unit, the gradient that the forward has made for an upstream gradient of 1
+
+    Args:
+        op: the builder.
+        dloss: [].
+        unit: as LinearCrossEntropy gives it.
+        to: dtype of the result, as ONNX counts them; 0 is that of ``unit``.
+    """
+    result: ir.Value = dloss * unit
+    return op.cast(result, ir.DataType(to)) if to else result

@@ -13,6 +13,7 @@ from ortrain.runtime.aten import (
     hash,
     host,
     late,
+    linear_loss,
     recurrent,
     resampling,
 )
@@ -26,6 +27,7 @@ MODULES: dict[str, ModuleType] = {
     "hash": hash,
     "host": host,
     "late": late,
+    "linear_loss": linear_loss,
     "recurrent": recurrent,
     "resampling": resampling,
 }

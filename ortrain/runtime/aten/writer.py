@@ -30,8 +30,8 @@ from ortrain.runtime.aten.table import find, named
 
 # What generated code calls.
 _RESERVED = """
-    torch aten nn values attention blas control draws flash hash host late recurrent resampling
-    rows abs bool float int max min
+    torch aten nn values attention blas control draws flash hash host late linear_loss recurrent
+    resampling rows abs bool float int max min
 """.split()
 _KEYWORDS = frozenset(
     "False None True and as assert async await break class continue def del elif else except "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ortrain.runtime.aten.lines import Raw
 from ortrain.runtime.aten.table import kernel
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
@@ -35,6 +36,30 @@ def cross_entropy(
     if reduction == "none" and target.rank != 1:
         loss = loss.reshape(target.shape)
     return loss, log_prob
+
+
+@kernel("ortrain::LinearCrossEntropy")
+def linear_cross_entropy(
+    t, x, weight, target, bias=None, class_weight=None, *, rows, ignore_index=-100,
+    label_smoothing=0.0, reduction="mean", product_type=0, needs=(0, 0, 0), node,
+):  # fmt: skip
+    read = [v.is_graph_output() or len(v.uses()) > 0 for v in node.outputs[1:]]
+    read += [False] * (3 - len(read))
+    asked = [bool(n) and r for n, r in zip(needs, read, strict=True)]
+    found = t.call(
+        "linear_loss.linear_cross_entropy", Raw("blas"), x, weight, _long(t, target), bias,
+        class_weight, rows=rows, dtype=ir.DataType(product_type) if product_type else x.dtype,
+        ignore_index=ignore_index, label_smoothing=label_smoothing, mean=reduction == "mean",
+        needs=asked, outputs=1 + sum(asked), is_tuple=True,
+    )  # fmt: skip
+    loss, *gradients = found
+    given = iter(gradients)
+    return loss, *(next(given) if each else None for each in asked)
+
+
+@kernel("ortrain::LinearCrossEntropyGradient")
+def linear_cross_entropy_gradient(t, dloss, unit, *, to=0):
+    return t.call("linear_loss.scaled", unit, dloss, ir.DataType(to) if to else unit.dtype)
 
 
 @kernel("SoftmaxCrossEntropyLoss")
