@@ -29,6 +29,7 @@ PHASE = "ortrain.phase"
 ORIGIN = "ortrain.origin"
 REGION = "ortrain.region"
 CHECKS = "ortrain.checks"
+WIDTH = "ortrain.width"
 
 
 class Role(StrEnum):
@@ -80,6 +81,17 @@ def set_role(value: ir.Value, role: Role, target: str = "") -> ir.Value:
 def target_of(value: ir.Value) -> str:
     """What the value belongs to: a gradient's parameter, an updated buffer's name; else its own."""
     return value.metadata_props.get(TARGET) or value.name or ""
+
+
+def set_width(value: ir.Value, width: int) -> ir.Value:
+    """Marks an output that nobody reads: of size 1 along its last axis, it stands for a width."""
+    value.metadata_props[WIDTH] = str(width)
+    return value
+
+
+def width_of(value: ir.Value) -> int:
+    """The width that an output stands for; 0 where it is what it is."""
+    return int(value.metadata_props.get(WIDTH, 0))
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,11 @@ class Step:
     Attributes:
         leaves: the parameters that receive a gradient.
         is_partial: whether some of its outputs have zeros for tokens that were left out.
+        hidden: positions of outputs that nobody reads, which are zeros.
     """
 
     is_partial = False
+    hidden: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -83,7 +85,7 @@ class Step:
         fetches = self.plan.forward.run_values(self.feeds(users))
         tensors = self.plan.exchange.all(fetches, self.plan.bools)
         self.write_back(tensors)
-        return tensors[: self.plan.outputs]
+        return _expanded(tensors[: self.plan.outputs], self.plan)
 
     def train(
         self,
@@ -131,7 +133,7 @@ class _Function(torch.autograd.Function):
         plan = step.plan
         fetches = plan.forward.run_values(list(feeds))
         count, at = plan.outputs, plan.exchange.at
-        outputs = [at(fetches, i, i in plan.bools) for i in range(count)]
+        outputs = _expanded([at(fetches, i, i in plan.bools) for i in range(count)], plan)
         for i, buffer in step.buffers:
             buffer.copy_(at(fetches, i, False))
         kept.stash = stash_of(plan, feeds, fetches)
@@ -196,6 +198,13 @@ class _Later(torch.autograd.Function):
         if token is None:
             kept.way = None
         return (None, None, token, *way.take(ctx.group))
+
+
+def _expanded(outputs: list[torch.Tensor], plan: Plan) -> list[torch.Tensor]:
+    """The outputs, those that nobody reads in their whole width, in the memory that they have."""
+    for i, width in plan.widths:
+        outputs[i] = outputs[i].expand(*outputs[i].shape[:-1], width)
+    return outputs
 
 
 def _zero() -> torch.Tensor:

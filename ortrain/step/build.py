@@ -22,7 +22,7 @@ from ortrain.errors import CheckFailed, ExecutionError, listing
 from ortrain.graph import shapes
 from ortrain.graph.walk import dependencies
 from ortrain.passes import PIPELINES, rewrite
-from ortrain.program import Check, Program, Role, checks_of, role_of, set_role, target_of
+from ortrain.program import Check, Program, Role, checks_of, role_of, set_role, target_of, width_of
 from ortrain.runtime.base import Compiled, Exchange, Executor
 
 # Above this much kept between forward and backward, the backward runs in pieces, so that what the
@@ -91,6 +91,7 @@ class Plan:
         reachable: which of them depend on what requires a gradient.
         upstream: which of them the backward expects a gradient of.
         bools: which of them are bool.
+        widths: of those that nobody reads: (position, size that its last axis is expanded to).
         updated: buffers to write back: (position of the output, name of the buffer).
         pieces: the backward, in order; empty for inference.
         arguments: names of the inputs that require a gradient: user inputs, then parameters.
@@ -110,6 +111,7 @@ class Plan:
     reachable: tuple[bool, ...]
     upstream: tuple[bool, ...]
     bools: tuple[int, ...]
+    widths: tuple[tuple[int, int], ...]
     updated: tuple[tuple[int, str], ...]
     pieces: tuple[Piece, ...] = ()
     arguments: tuple[str, ...] = ()
@@ -382,6 +384,7 @@ def _plan(
         reachable=reachable,
         upstream=tuple((v.name or "") in upstream for v in users),
         bools=tuple(i for i, v in enumerate(users) if v.dtype is ir.DataType.BOOL),
+        widths=tuple((i, width) for i, v in enumerate(users) if (width := width_of(v))),
         updated=tuple(
             (i, target_of(v)) for i, v in enumerate(outs) if role_of(v) is Role.UPDATED_BUFFER
         ),

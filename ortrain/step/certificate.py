@@ -198,8 +198,6 @@ class Trial:
             served: the capture that the step belongs to.
         """
         tokens = served.tokens
-        if tokens.shown == "loss":
-            return replace(self, hidden=tokens.partial)
         own = {name: _own(tensor, None, False) for name, tensor in tensors.items()}
         bound, users = Step(step.plan, own, _no_other, step.original), self.tensors()
         with random_states(), torch.no_grad():

@@ -28,7 +28,8 @@ from ortrain.graph.cost import Multiplications
 from ortrain.guards.attributes import WithAttributes
 from ortrain.guards.numbers import WithNumbers
 from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
-from ortrain.passes.tokens import packed
+from ortrain.passes.linear_loss import in_blocks
+from ortrain.passes.tokens import Shown, packed
 from ortrain.program import Program, Role
 from ortrain.runtime import engines
 from ortrain.runtime.base import Executor
@@ -206,8 +207,12 @@ class StepCompiler:
         cost = Multiplications(captured.program.graph)
         structure, ordered = _structure(captured)
         device = device_of(flat, state.tensors)
+        shown = form.shown if ordered else "all"
+        program, hidden = in_blocks(captured.program, shown) or (captured.program, ())
         served = CompiledCapture(
             captured,
+            program,
+            hidden,
             [place[t.position] for t in captured.tensors],
             positions,
             structure,
@@ -218,7 +223,7 @@ class StepCompiler:
                 for i, source in captured.returned.items()
             },
         )
-        self._leave_out(served, form, flat, device, ordered)
+        self._leave_out(served, form, flat, device, shown)
         return served
 
     def _leave_out(
@@ -227,7 +232,7 @@ class StepCompiler:
         form: CallForm,
         flat: FlatCall,
         device: torch.device,
-        ordered: bool,
+        shown: Shown,
     ) -> None:
         """Finds what leaves tokens out of a capture, or why that cannot be.
 
@@ -236,14 +241,15 @@ class StepCompiler:
             form: of the calls.
             flat: the call that was captured.
             device: of its tensors.
-            ordered: whether the module's outputs come in the order of the program's.
+            shown: what is read of its outputs, which come in the order of the program's.
         """
-        program, shown = served.captured.program, form.shown if ordered else "all"
+        program = served.captured.program
         executor = self._executor(form.engine, device, 1)
         # Of a GPU one would have to wait for the number of tokens.
         if self.options.skip_padding is not False and device.type == "cpu":
             found = packed(program, shown)
             if found is not None and TokenCounts.serves(found):
+                found.program, _ = in_blocks(found.program, shown) or (found.program, ())
                 served.tokens = Tokens(found, program, served.cost, executor)
             form.report.dense = dense(program, shown, served.cost, served.sizes(flat))
         if self.debug_options.print_input_density:
@@ -311,6 +317,7 @@ class StepCompiler:
         while True:
             trial = Trial.of(self.module, flat, names, step.plan, grad, rows, number)
             try:
+                trial = replace(trial, hidden=step.hidden)
                 if step.is_partial:
                     trial = trial.masked(step, state.tensors, served)
                 eager = trial.eager()
@@ -407,10 +414,11 @@ class StepCompiler:
         variant: Variant,
     ) -> StepVariants:
         """Builds the step of a variant, by the likely outputs."""
-        program = served.captured.program
+        program, hidden, partial = served.program, served.hidden, False
         if variant[-1]:
             assert served.tokens is not None
-            program = served.tokens.program
+            program, hidden = served.tokens.program, served.tokens.hidden
+            partial = bool(served.tokens.partial)
         grad = is_grad_enabled()
         trainable: list[str] = []
         if grad:
@@ -441,7 +449,7 @@ class StepCompiler:
         def make(upstream: Sequence[str]) -> Step:
             plan = self._build(program, trainable, upstream, sizes, runs)
             step = Step(plan, tensors, other, original)
-            step.is_partial = variant[-1] and bool(served.tokens and served.tokens.partial)
+            step.is_partial, step.hidden = partial, hidden
             return step
 
         def other(received: Received) -> Step:

@@ -24,6 +24,7 @@ from ortrain.guards.guard import Guard
 from ortrain.guards.numbers import Numbers, Seen
 from ortrain.guards.structure import FlatCall, OutputStructure
 from ortrain.passes.tokens import Shown
+from ortrain.program import Program
 from ortrain.step.autograd import Step
 from ortrain.step.contest import Race
 from ortrain.step.report import Report, Saving
@@ -69,6 +70,8 @@ class CompiledCapture:
 
     Attributes:
         captured: the capture.
+        program: of it, as steps that compute all tokens are built of it.
+        hidden: positions of its outputs that are zeros there, since nobody reads them.
         order: for each tensor of the capture its place among the call's tensors.
         positions: for each user input of the program its place among the call's tensors.
         structure: rebuilds the module's output.
@@ -88,6 +91,8 @@ class CompiledCapture:
     """
 
     captured: Captured
+    program: Program
+    hidden: tuple[int, ...]
     order: list[int]
     positions: list[int]
     structure: OutputStructure

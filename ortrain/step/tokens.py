@@ -86,15 +86,17 @@ class Tokens:
 
     Attributes:
         program: the packed program.
-        shown: what is read of its outputs.
         partial: positions of the outputs that are zero for tokens which were left out.
+        hidden: of those that are zeros, since nobody reads them.
     """
 
     def __init__(
         self, packed: Packed, whole: Program, cost: Multiplications, executor: Executor
     ) -> None:
         self.program, self._packed, self._cost = packed.program, packed, cost
-        self.shown, self.partial = packed.shown, packed.partial
+        only_loss = packed.shown == "loss"
+        self.partial = () if only_loss else packed.partial
+        self.hidden = packed.partial if only_loss else ()
         self._counts = TokenCounts(packed, whole, executor)
 
     def counts(self, users: Sequence[torch.Tensor]) -> dict[str, int]:

@@ -27,7 +27,7 @@ from ortrain.passes.tokens.kept import Condition, Kept, Labels, Set
 from ortrain.passes.tokens.places import Sets, Tokens, counting
 from ortrain.passes.tokens.shortened import shortened
 from ortrain.passes.tokens.tokenwise import Plan, Read, aligned
-from ortrain.program import ROLE, TARGET, Program, Role
+from ortrain.program import ROLE, TARGET, Program, Role, set_width
 
 
 @dataclass
@@ -330,16 +330,19 @@ class _Writer:
     def _shown(self, value: ir.Value, shown: Shown) -> ir.Value:
         """An output in the place of one that is packed.
 
-        What nobody reads is a zero that is expanded, which PyTorch keeps as one number: logits of
-        50,000 words are 200 MB for a thousand tokens.
+        What nobody reads is zeros, one for each row, which whoever runs the program expands: logits
+        of 50,000 words are 200 MB for a thousand tokens.
         """
         dims = self._dims[value] or ()
         with self.sets.end as op:
             if shown == "loss" and all(map(self.sets.is_known, dims)):
-                sizes = [self.sets.dim(d) for d in dims]
+                width = dims[-1] if len(dims) > 1 else 1
+                own = (*dims[:-1], 1) if isinstance(width, int) else dims
                 zero = op.constant(0, value.dtype)
-                whole = op.Expand(zero, op.Concat(*sizes, axis=0))
-                whole.shape = ir.Shape(dims)
+                whole = op.Expand(zero, op.Concat(*map(self.sets.dim, own), axis=0))
+                whole.shape = ir.Shape(own)
+                if own != dims and isinstance(width, int):
+                    set_width(whole, width)
             elif value in self._at:
                 whole = self._put_back(op, value)
             else:
