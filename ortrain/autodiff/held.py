@@ -1,8 +1,9 @@
 """What a step holds at each node, from shapes and lifetimes.
 
 Tensors alone: what kernels take for themselves while they run is not seen, but for the blocks of
-logits of a loss, and neither is what the C library keeps. Of 4 layers of BERT-base on 8 texts of 512 tokens, PyTorch's operators had 994 MiB
-of tensors at the most, and 971 are predicted; with a budget of half of it 499 and 476.
+logits of a loss, and neither is what the C library keeps. Of 4 layers of BERT-base on 8 texts of
+512 tokens, PyTorch's operators had 994 MiB of tensors at the most, and 971 are predicted; with a
+budget of half of it 499 and 476.
 """
 
 from __future__ import annotations

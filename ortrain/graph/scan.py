@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import onnx_ir as ir
 
@@ -48,7 +49,9 @@ def scan(
             outputs.append(value if own else body.Identity(value))
         inner = body.returning(*outputs)
     direction = int(backwards)
-    directions = {"scan_output_directions": [direction] * len(collected)} if collected else {}
+    directions: dict[str, Any] = {}
+    if collected:
+        directions["scan_output_directions"] = [direction] * len(collected)
     results = op.node(
         "Scan",
         [*states, *slices],

@@ -90,7 +90,6 @@ def linear_cross_entropy(
     needs_x, needs_weight, needs_bias = map(bool, needs)
     narrow_weight = op.cast(weight, products)
     narrow_bias = None if bias is None else op.cast(bias, products)
-    flipped = op.Transpose(narrow_weight, perm=[1, 0])
     count, width = op.dim(x, 0), op.dim(x, 1)
     blocks = op.Max((count + (rows - 1)) / rows, [1])
     each = (count + blocks - 1) / blocks
@@ -116,15 +115,11 @@ def linear_cross_entropy(
 
     def step(op: Builder, states: Values, slices: Values) -> tuple[Values, Values]:
         (loss, *sums), (x, target) = states, slices
-        logits = op.MatMul(x, flipped)
-        if narrow_bias is not None:
-            logits = op.Add(logits, narrow_bias)
-        logits = op.cast(logits, wide)
+        logits = op.cast(op.Gemm(x, narrow_weight, narrow_bias, transB=1), wide)
         options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
-        more, log_prob = cross_entropy(
-            op, logits, target, class_weight, reduction="sum", **options
-        )
-        after, collected = [op.Add(loss, more)], []
+        more, log_prob = cross_entropy(op, logits, target, class_weight, reduction="sum", **options)
+        after: list[ir.Value] = [op.Add(loss, more)]
+        collected: list[ir.Value] = []
         if not any(needs):
             return after, collected
         d_logits = d_cross_entropy(
@@ -134,8 +129,11 @@ def linear_cross_entropy(
         if needs_x:
             collected.append(op.cast(op.MatMul(d_logits, narrow_weight), wide))
         if needs_weight:
-            part = op.MatMul(op.Transpose(d_logits, perm=[1, 0]), x)
-            after.append(op.Add(sums[0], op.cast(part, wide)))
+            if products == wide:
+                after.append(op.Gemm(d_logits, x, sums[0], transA=1))
+            else:
+                part = op.Gemm(d_logits, x, transA=1)
+                after.append(op.Add(sums[0], op.cast(part, wide)))
         if needs_bias:
             part = op.ReduceSum(op.cast(d_logits, wide), [0], keepdims=0)
             after.append(op.Add(sums[-1], part))

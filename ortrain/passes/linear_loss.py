@@ -88,7 +88,8 @@ def in_blocks(program: Program, shown: Shown = "all") -> tuple[Program, tuple[in
     result = program.clone()
     hidden: set[str | None] = set()
     for head in _heads(result, shown):
-        with Builder.before(head.loss, opset=result.opset) as op:
+        prefix = f"{head.loss.outputs[0].name}/blocks"
+        with Builder.before(head.loss, opset=result.opset, prefix=prefix) as op:
             hidden |= {_zeros(op, result, head, value) for value in head.shown}
             take_place(_loss(op, head), head.loss.outputs[0])
         result.graph.remove(head.loss, safe=True)
@@ -205,7 +206,8 @@ def _layer(loss: ir.Node, logits: ir.Value, product: ir.Node, climb: _Climb) -> 
         own = product.inputs[2] if len(product.inputs) > 2 else None
         if given.get("alpha", 1.0) != 1 or given.get("beta", 1.0) != 1 or given.get("transA", 0):
             return None
-        if own is not None and (bias is not None or shapes.dims(own) != (shapes.dims(output) or ())[-1:]):
+        columns = (shapes.dims(output) or ())[-1:]
+        if own is not None and (bias is not None or shapes.dims(own) != columns):
             return None
         bias, flipped = own or bias, not given.get("transB", 0)
     products, known = output.dtype, shapes.dims(x)

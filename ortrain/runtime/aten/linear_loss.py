@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ _NARROW = (torch.float16, torch.bfloat16)
 _CLASSES = 2048
 
 _uses = torch._C._storage_Use_Count
+_tensor_uses: Any = methodcaller("_use_count")
 
 
 def linear_cross_entropy(
@@ -196,7 +198,7 @@ class _Sums:
         scale: float,
         wide: torch.dtype,
     ) -> None:
-        self._products, self._scale = products, scale
+        self._products, self._scale, self._is_empty = products, scale, True
         needs_x, needs_weight, needs_bias = needs
         self._x = torch.empty_like(x, dtype=wide) if needs_x else None
         # Laid out as the weight is, which may be a transposed matrix.
@@ -208,17 +210,18 @@ class _Sums:
         if self._x is not None:
             torch.mul(self._products.mm(d_logits, weight), self._scale, out=self._x[part])
         if self._weight is not None:
-            self._add_weight(d_logits, x, part.start == 0)
+            self._add_weight(d_logits, x)
         if self._bias is not None:
             self._bias.add_(d_logits.sum(0, dtype=self._bias.dtype), alpha=self._scale)
+        self._is_empty = False
 
-    def _add_weight(self, d_logits: Tensor, x: Tensor, is_first: bool) -> None:
+    def _add_weight(self, d_logits: Tensor, x: Tensor) -> None:
         total = self._weight
         assert total is not None
         for start in range(0, total.shape[0], _CLASSES):
             classes = slice(start, start + _CLASSES)
             more = self._products.mm(d_logits[:, classes].t(), x)
-            if is_first:
+            if self._is_empty:
                 total[classes].copy_(more).mul_(self._scale)
             else:
                 total[classes].add_(more, alpha=self._scale)
@@ -233,7 +236,7 @@ class _Sums:
         if self._x is not None and places is not None:
             x = self._x.new_zeros(count, self._x.shape[1])
             self._x = x.index_copy_(0, places, self._x)
-        if self._weight is not None and places is not None and not places.numel():
+        if self._weight is not None and self._is_empty:
             self._weight.zero_()
         return [each for each in (self._x, self._weight, self._bias) if each is not None]
 
@@ -255,9 +258,10 @@ def scaled(unit: Tensor, upstream: Tensor, dtype: torch.dtype) -> Tensor:
     return unit if upstream.item() == 1.0 else unit.mul_(upstream)
 
 
-def _owners(tensor: Tensor) -> tuple[int, int]:
-    """How many have a tensor in C++, and how many its memory."""
-    return tensor._use_count(), _uses(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+def _owners(tensor: Tensor) -> tuple[int, ...]:
+    """How many have a tensor in C++, its memory, and what tells of that."""
+    storage = tensor.untyped_storage()
+    return _tensor_uses(tensor), _uses(storage._cdata), sys.getrefcount(storage)
 
 
 def _counted(tensor: Tensor) -> tuple[int, ...]:
