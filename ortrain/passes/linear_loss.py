@@ -186,7 +186,7 @@ class _Climb:
         return source
 
     def _biased(self, node: ir.Node, value: ir.Value) -> ir.Value | None:
-        if self.bias is not None or self.slices:
+        if self.bias is not None:
             return None
         for place in (0, 1):
             source, bias = node.inputs[place], node.inputs[1 - place]
