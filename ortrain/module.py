@@ -163,7 +163,8 @@ class ORTModule(nn.Module):
     def only_loss_is_read(self) -> bool:
         """Whether of the outputs nobody reads more than a loss in the first place; settable.
 
-        Then graphs do no work on tokens without a label, whose logits are zeros. A loss is a
+        Then graphs do no work on tokens without a label, and logits of a large vocabulary are there
+        for some rows at a time. Of logits that nobody reads there are zeros. A loss is a
         floating-point scalar; where there is none, it changes nothing. ORTTrainer says so of
         training steps with Trainer's own `compute_loss`.
         """

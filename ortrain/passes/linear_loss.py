@@ -20,7 +20,7 @@ product; checkpointed regions, which run twice.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -99,6 +99,14 @@ def in_blocks(program: Program, shown: Shown = "all") -> tuple[Program, tuple[in
     check(result.graph, "losses in blocks")
     users = result.outputs(Role.USER_OUTPUT, Role.LOSS)
     return result, tuple(i for i, value in enumerate(users) if value.name in hidden)
+
+
+def blocks_of(program: Program) -> Iterator[tuple[int, int]]:
+    """Of each loss in blocks: how many classes it has, and how many rows a block at most."""
+    for node in program.graph:
+        if node.op_type == "LinearCrossEntropy":
+            classes = (shapes.dims(node.inputs[1]) or (None,))[0]
+            yield classes if isinstance(classes, int) else 0, node.attributes["rows"].as_int()
 
 
 # -- finding them ------------------------------------------------------------------------------
@@ -190,8 +198,9 @@ class _Climb:
             return None
         for place in (0, 1):
             source, bias = node.inputs[place], node.inputs[1 - place]
-            known = shapes.dims(source)
-            if shapes.dims(bias) == (self._classes,) and known and known == shapes.dims(value):
+            known, own = shapes.dims(source), shapes.dims(bias)
+            fits = own and own[-1] == self._classes and all(d == 1 for d in own[:-1])
+            if fits and known and known == shapes.dims(value):
                 self.bias = bias
                 return source
         return None
@@ -270,7 +279,10 @@ def _loss(op: Builder, head: _Head) -> ir.Value:
     given = attributes_of(head.loss)
     if x.dtype != head.products:
         given["product_type"] = int(head.products)
-    inputs = (x, op.Transpose(weight, perm=[1, 0]) if head.flipped else weight, target, head.bias)
+    bias = head.bias
+    if bias is not None and shapes.rank(bias) != 1:
+        bias = op.Reshape(bias, [-1])
+    inputs = (x, op.Transpose(weight, perm=[1, 0]) if head.flipped else weight, target, bias)
     loss: ir.Value = op.node(
         "LinearCrossEntropy", (*inputs, *head.loss.inputs[2:]), domain=DOMAIN,
         rows=rows_of(head.classes), **given,

@@ -109,5 +109,10 @@ class Products:
     mm = staticmethod(torch.mm)
     matmul = staticmethod(torch.matmul)
 
+    @staticmethod
+    def adds(a: torch.Tensor, b: torch.Tensor) -> bool:
+        """As of the one that measures: there is no other library here."""
+        return True
+
 
 __all__ = ["Products", "asked_for", "has_effect", "reduced_products", "reduced_products_asked_for"]

@@ -28,7 +28,7 @@ from ortrain.graph.cost import Multiplications
 from ortrain.guards.attributes import WithAttributes
 from ortrain.guards.numbers import WithNumbers
 from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
-from ortrain.passes.linear_loss import in_blocks
+from ortrain.passes.linear_loss import blocks_of, in_blocks
 from ortrain.passes.tokens import Shown, packed
 from ortrain.program import Program, Role
 from ortrain.runtime import engines
@@ -547,6 +547,7 @@ class StepCompiler:
             name: (len(before.graph), len(after.graph))
             for name, before, after in zip(names, plan.programs, plan.lowered, strict=True)
         }
+        report.blocks = tuple(blocks_of(plan.programs[0]))
         report.saved_bytes = saved_bytes(plan.programs, sizes)
         report.peak_bytes = peak(plan.programs, sizes) if plan.pieces else 0
         if executor.ceiling is not None and plan.pieces:

@@ -182,6 +182,7 @@ class Report:
         densities: which tokens are read, in words → their share of the places of a batch, on
             average over the calls that were counted.
         dense: what the last capture computes for all tokens all the same, the most work first.
+        blocks: of losses whose logits are there for some rows at a time: classes, and rows at most.
         saved_bytes: kept between forward and backward, at the sizes of the capture.
         peak_bytes: the most that a step is predicted to hold beyond weights and inputs, likewise.
         contest: the measurement behind ``engine="auto"``.
@@ -207,6 +208,7 @@ class Report:
     uncounted: int = 0
     densities: dict[str, float] = field(default_factory=dict)
     dense: list[Dense] = field(default_factory=list)
+    blocks: tuple[tuple[int, int], ...] = ()
     saved_bytes: int = 0
     peak_bytes: int = 0
     contest: Contest | None = None
@@ -265,6 +267,11 @@ class Report:
         for name, (before, after) in self.nodes.items():
             rows.append(f"  {name:<9} {before} nodes, {after} after lowering")
         rows += self._tokens()
+        for classes, most in self.blocks:
+            rows.append(
+                f"  logits    of {classes} classes are made for {most} rows at a time: nobody "
+                "reads more than their loss"
+            )
         if self.saved_bytes:
             most = f", {megabytes(self.peak_bytes)} at most" if self.peak_bytes else ""
             rows.append(f"  saved     {megabytes(self.saved_bytes)} between the passes{most}")

@@ -61,6 +61,11 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.matmul(a, b)
 
 
+def adds(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether to multiply by PyTorch's BLAS, which adds to a sum as it multiplies."""
+    return not _CHOICE.prefers_onednn(_form(a, b), a.shape[0], b.shape[1], b.shape[0], a, b.t())
+
+
 def _form(a: torch.Tensor, b: torch.Tensor) -> str:
     """Which operands lie transposed."""
     return f"mm{'n' if a.stride(-1) == 1 else 't'}{'n' if b.stride(-1) == 1 else 't'}"
@@ -88,11 +93,13 @@ class Choice:
             form: of the product.
             rows: of the result. Shapes with as many binary digits of it are alike.
             columns: of the result.
-            inner: size of what is summed over.
+            inner: size of what is summed over; with a transposed left operand, as of a weight's
+                gradient, these are rows of the batch, and alike likewise.
             x: first operand.
             weight: second operand, transposed.
         """
-        key = (form, rows.bit_length(), columns, inner)
+        summed = inner.bit_length() if form.startswith("mmt") else inner
+        key = (form, rows.bit_length(), columns, summed)
         found = self.known.get(key)
         if found is not None:
             return found

@@ -16,8 +16,8 @@ from torch import Tensor
 
 _log_softmax = torch.ops.aten._log_softmax.out
 _NARROW = (torch.float16, torch.bfloat16)
-# Classes whose sums are added at a time: so many rows of the weight's gradient stay in a cache.
-_CLASSES = 2048
+# Classes whose sums are added at a time where they are no product's own: they stay in a cache.
+_CLASSES = 4096
 
 _uses = torch._C._storage_Use_Count
 _tensor_uses: Any = methodcaller("_use_count")
@@ -218,9 +218,15 @@ class _Sums:
     def _add_weight(self, d_logits: Tensor, x: Tensor) -> None:
         total = self._weight
         assert total is not None
-        for start in range(0, total.shape[0], _CLASSES):
-            classes = slice(start, start + _CLASSES)
-            more = self._products.mm(d_logits[:, classes].t(), x)
+        d_logits, count = d_logits.t(), total.shape[0]
+        if x.dtype is total.dtype and self._products.adds(d_logits[:_CLASSES], x):
+            beta = 0.0 if self._is_empty else 1.0
+            torch.addmm(total, d_logits, x, beta=beta, alpha=self._scale, out=total)
+            return
+        each = _CLASSES if total.device.type == "cpu" else count
+        for start in range(0, count, each):
+            classes = slice(start, start + each)
+            more = self._products.mm(d_logits[classes], x)
             if self._is_empty:
                 total[classes].copy_(more).mul_(self._scale)
             else:

@@ -48,6 +48,15 @@ def test_numbers_of_rows_of_one_size_are_one_shape(tmp_path, operands, measured)
     assert len(measured) == 2
 
 
+def test_sums_over_rows_of_a_batch_of_one_size_are_one_shape(measured):
+    """A weight's gradient: each batch without its padding has another number of rows."""
+    choice = Choice(None)
+    for rows in (512, 600, 1023):
+        dy, x = torch.ones(rows, SIDE), torch.ones(rows, SIDE)
+        choice.prefers_onednn("mmtn", SIDE, SIDE, rows, dy.t(), x.t())
+    assert len(measured) == 1
+
+
 @pytest.mark.parametrize("content", ["", "[1]", "{", '{"a": "b"', "null"])
 def test_a_damaged_file_is_measured_anew(tmp_path, operands, measured, content):
     path = tmp_path / "products.json"
