@@ -406,8 +406,10 @@ _OF_ALL_OUTPUTS: dict[str, Callable[[ir.Node], list[tuple[Dim, ...] | None]]] = 
 
 def infer_all(model: ir.Model) -> None:
     """Runs onnx's shape inference over the whole model; never overwrites what is known better."""
-    from onnx_ir.passes.common import ShapeInferencePass
+    from onnx_ir.passes.common import NameFixPass, ShapeInferencePass
 
+    # It goes by names, which two builders for one node's place have both given.
+    NameFixPass()(model)
     # Of a graph with one operator whose domain is not imported, onnx infers nothing at all.
     for domain in sorted({node.domain for node in model.graph.all_nodes()}):
         model.opset_imports.setdefault(domain, 1)

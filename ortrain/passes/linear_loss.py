@@ -38,7 +38,7 @@ from ortrain.program import ROLE, TARGET, Program, Role, region_of, set_width
 # Below so many classes the logits are small beside all else.
 CLASSES = 8192
 # Bytes of a block of logits, and the least rows of one: what the products read and write for each.
-BLOCK, ROWS = 64 << 20, 256
+BLOCK, ROWS = 128 << 20, 256
 
 _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 

@@ -267,9 +267,9 @@ class Report:
         for name, (before, after) in self.nodes.items():
             rows.append(f"  {name:<9} {before} nodes, {after} after lowering")
         rows += self._tokens()
-        for classes, most in self.blocks:
+        for classes, count in self.blocks:
             rows.append(
-                f"  logits    of {classes} classes are made for {most} rows at a time: nobody "
+                f"  logits    of {classes} classes are made for {count} rows at a time: nobody "
                 "reads more than their loss"
             )
         if self.saved_bytes:

@@ -241,7 +241,8 @@ def test_the_peak_is_the_predicted_one(
     with dense():
         other = wrapped(Layer(), precision=precision)
         other(x, labels).backward()
-    assert model.report.peak_bytes < 0.75 * other.report.peak_bytes
+    share = 0.5 if count > 128 else 1.0
+    assert model.report.peak_bytes < share * other.report.peak_bytes
 
 
 @pytest.mark.parametrize("engine", ["aten", "onnxruntime"])

@@ -62,8 +62,9 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def adds(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether to multiply by PyTorch's BLAS, which adds to a sum as it multiplies."""
-    return not _CHOICE.prefers_onednn(_form(a, b), a.shape[0], b.shape[1], b.shape[0], a, b.t())
+    """Whether sums of products grow faster by PyTorch's BLAS, which adds as it multiplies."""
+    form = f"{_form(a, b)} added"
+    return not _CHOICE.prefers_onednn(form, a.shape[0], b.shape[1], b.shape[0], a, b.t())
 
 
 def _form(a: torch.Tensor, b: torch.Tensor) -> str:
@@ -119,18 +120,24 @@ class Choice:
             remembered = self._remembered()
             name = f"{' '.join(map(str, key))} {torch.get_num_threads()}"
             if name not in remembered:
-                remembered[name] = self._measured(x.detach(), weight.detach())
+                added = key[0].endswith("added")
+                remembered[name] = self._measured(x.detach(), weight.detach(), added)
                 self._write()
             result = remembered[name]
         self.known[key] = result
         return result
 
-    def _measured(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
+    def _measured(self, x: torch.Tensor, weight: torch.Tensor, added: bool) -> bool:
         assert _pointwise is not None
         start = time.perf_counter()
         with torch.no_grad():
-            mine = _least(lambda: _linear(x, weight, None))
-            other = _least(lambda: _pointwise(x, weight, None, "none", [], ""))
+            if added:
+                total = x.new_zeros(x.shape[0], weight.shape[0])
+                mine = _least(lambda: torch.addmm(total, x, weight.t(), out=total))
+                other = _least(lambda: total.add_(_pointwise(x, weight, None, "none", [], "")))
+            else:
+                mine = _least(lambda: _linear(x, weight, None))
+                other = _least(lambda: _pointwise(x, weight, None, "none", [], ""))
         self.seconds += time.perf_counter() - start
         return other < MARGIN * mine
 

@@ -17,7 +17,7 @@ from torch import Tensor
 _log_softmax = torch.ops.aten._log_softmax.out
 _NARROW = (torch.float16, torch.bfloat16)
 # Classes whose sums are added at a time where they are no product's own: they stay in a cache.
-_CLASSES = 4096
+_CLASSES = 8192
 
 _uses = torch._C._storage_Use_Count
 _tensor_uses: Any = methodcaller("_use_count")
@@ -198,39 +198,53 @@ class _Sums:
         scale: float,
         wide: torch.dtype,
     ) -> None:
-        self._products, self._scale, self._is_empty = products, scale, True
-        needs_x, needs_weight, needs_bias = needs
+        self._products, self._scale, self._wide, self._like = products, scale, wide, weight
+        needs_x, self._needs_weight, needs_bias = needs
         self._x = torch.empty_like(x, dtype=wide) if needs_x else None
-        # Laid out as the weight is, which may be a transposed matrix.
-        self._weight = torch.empty_like(weight, dtype=wide) if needs_weight else None
+        self._weight: Tensor | None = None
         self._bias = weight.new_zeros(weight.shape[0], dtype=wide) if needs_bias else None
 
     def add(self, d_logits: Tensor, x: Tensor, weight: Tensor, part: slice) -> None:
         """Adds what the gradient of some rows' logits brings."""
         if self._x is not None:
             torch.mul(self._products.mm(d_logits, weight), self._scale, out=self._x[part])
-        if self._weight is not None:
-            self._add_weight(d_logits, x)
+        if self._needs_weight and x.dtype is self._wide:
+            self._add_product(d_logits, x * self._scale)
+        elif self._needs_weight:
+            self._add_rounded(d_logits, x)
         if self._bias is not None:
-            self._bias.add_(d_logits.sum(0, dtype=self._bias.dtype), alpha=self._scale)
-        self._is_empty = False
+            self._bias.add_(d_logits.sum(0, dtype=self._wide), alpha=self._scale)
 
-    def _add_weight(self, d_logits: Tensor, x: Tensor) -> None:
-        total = self._weight
-        assert total is not None
-        d_logits, count = d_logits.t(), total.shape[0]
-        if x.dtype is total.dtype and self._products.adds(d_logits[:_CLASSES], x):
-            beta = 0.0 if self._is_empty else 1.0
-            torch.addmm(total, d_logits, x, beta=beta, alpha=self._scale, out=total)
-            return
-        each = _CLASSES if total.device.type == "cpu" else count
-        for start in range(0, count, each):
-            classes = slice(start, start + each)
-            more = self._products.mm(d_logits[classes], x)
-            if self._is_empty:
-                total[classes].copy_(more).mul_(self._scale)
+    def _add_product(self, d_logits: Tensor, x: Tensor) -> None:
+        """Adds the weight's gradient, laid out as the weight is, which may be transposed."""
+        total, products = self._weight, self._products
+        if total is None and self._like.stride(0) == 1:
+            self._weight = products.mm(x.t(), d_logits).t()
+        elif total is None:
+            self._weight = products.mm(d_logits.t(), x)
+        elif products.adds(d_logits.t()[:_CLASSES], x):
+            torch.addmm(total, d_logits.t(), x, out=total)
+        else:
+            for classes in self._parts():
+                total[classes].add_(products.mm(d_logits.t()[classes], x))
+
+    def _add_rounded(self, d_logits: Tensor, x: Tensor) -> None:
+        """Adds it where products come out in another dtype than sums have."""
+        is_first = self._weight is None
+        if self._weight is None:
+            self._weight = torch.empty_like(self._like, dtype=self._wide)
+        for classes in self._parts():
+            more = self._products.mm(d_logits.t()[classes], x)
+            if is_first:
+                self._weight[classes].copy_(more).mul_(self._scale)
             else:
-                total[classes].add_(more, alpha=self._scale)
+                self._weight[classes].add_(more, alpha=self._scale)
+
+    def _parts(self) -> list[slice]:
+        """The classes in parts whose sums stay in a cache; on a GPU all of them."""
+        count = self._like.shape[0]
+        each = _CLASSES if self._like.device.type == "cpu" else count
+        return [slice(start, start + each) for start in range(0, count, each)]
 
     def results(self, count: int, places: Tensor | None) -> list[Tensor]:
         """Those that were asked for.
@@ -242,8 +256,8 @@ class _Sums:
         if self._x is not None and places is not None:
             x = self._x.new_zeros(count, self._x.shape[1])
             self._x = x.index_copy_(0, places, self._x)
-        if self._weight is not None and self._is_empty:
-            self._weight.zero_()
+        if self._needs_weight and self._weight is None:
+            self._weight = torch.zeros_like(self._like, dtype=self._wide)
         return [each for each in (self._x, self._weight, self._bias) if each is not None]
 
 
