@@ -29,6 +29,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Vocabularies of this size are large, a block has eight rows, and tokens are left out."""
     monkeypatch.setattr(linear_loss, "CLASSES", WORDS)
     monkeypatch.setattr(linear_loss, "BLOCK", 0)
+    monkeypatch.setattr(linear_loss, "NARROW_BLOCK", 0)
     monkeypatch.setattr(linear_loss, "ROWS", 8)
     monkeypatch.setattr(tokens, "LEAST", 0)
 
