@@ -107,7 +107,9 @@ def of_classes(program: Program) -> list[str | None]:
         value.name
         for node in program.graph.all_nodes()
         for value in node.outputs
-        if (dims := shapes.dims(value)) and dims[-1] == CLASSES and dims[:-1] not in (weights, ())
+        if (dims := shapes.dims(value))
+        and dims[-1] == CLASSES
+        and dims[:-1] not in (weights, (1,), ())
     ]
 
 
