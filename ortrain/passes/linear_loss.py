@@ -39,9 +39,9 @@ from ortrain.program import ROLE, TARGET, Program, Role, region_of, set_width
 CLASSES = 8192
 # Bytes of a block of logits in float32, and the least rows of one. For each block the weight is
 # read and the sum of its gradient read and written, by a pass of its own where products are narrow:
-# 4 layers of GPT-2 on 4 x 512 tokens, on one core of a Zen 4, take 0.96 to 1.0 of the time that they
-# take with whole logits in blocks of 128 MiB in float32, and in bfloat16 1.05 in such blocks and
-# 0.99 in those of 256.
+# 4 layers of GPT-2 on 4 x 512 tokens, on one core of a Zen 4, take 0.96 to 1.0 of the time of whole
+# logits in blocks of 128 MiB in float32, and in bfloat16 1.05 in such blocks and 0.99 in those of
+# 256.
 BLOCK, NARROW_BLOCK, ROWS = 128 << 20, 256 << 20, 256
 
 _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
