@@ -70,7 +70,7 @@ def linear_cross_entropy(
         weight: [C, H].
         target: [N], integer class indices, as in CrossEntropy.
         bias: [C].
-        class_weight: [C] factor of each class, of the dtype of the loss.
+        class_weight: [C] factor of each class.
         rows: so many of ``x`` at a time, at most.
         ignore_index: as in CrossEntropy, like the rest.
         label_smoothing: likewise.
@@ -87,6 +87,7 @@ def linear_cross_entropy(
     products = ir.DataType(product_type) if product_type else x.dtype
     wide = loss_type(x, product_type)
     assert wide is not None
+    class_weight = None if class_weight is None else op.cast(class_weight, wide)
     needs_x, needs_weight, needs_bias = map(bool, needs)
     narrow_weight = op.cast(weight, products)
     narrow_bias = None if bias is None else op.cast(bias, products)

@@ -63,6 +63,7 @@ def linear_cross_entropy(
         RuntimeError: a target is no class.
     """
     wide = torch.float32 if dtype in _NARROW else dtype
+    class_weight = None if class_weight is None else class_weight.to(wide)
     count, places, takes_part = x.shape[0], None, target.ne(ignore_index)
     if x.device.type == "cpu":
         found = takes_part.nonzero().squeeze(1)
