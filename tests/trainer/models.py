@@ -37,11 +37,12 @@ def bert(dropout: float = 0.0) -> Any:
     return BertForSequenceClassification(BertConfig(**SIZES, **lengths, **rates, num_labels=LABELS))
 
 
-def gpt2() -> Any:
+def gpt2(words: int = WORDS) -> Any:
     torch.manual_seed(0)
     rates = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     tokens = {"bos_token_id": 1, "eos_token_id": 2}
-    return GPT2LMHeadModel(GPT2Config(**SIZES, **rates, **tokens, max_position_embeddings=32))
+    sizes = {**SIZES, "vocab_size": words, "max_position_embeddings": 32}
+    return GPT2LMHeadModel(GPT2Config(**sizes, **rates, **tokens))
 
 
 def t5() -> Any:
