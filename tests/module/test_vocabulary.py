@@ -15,13 +15,14 @@ from ortrain import Options, ORTModule
 from ortrain.graph import shapes
 from ortrain.passes import linear_loss
 from ortrain.step import tokens
+from tests.breadth import sampled
 from tests.module.test_tokens import loss_of, quiet
 from tests.tensors_held import TensorsHeld
-from tests.token_cases import CASES, LENGTHS, SAMPLE, WORDS, batch
+from tests.token_cases import CASES, LENGTHS, WORDS, batch
 
 # Those with a loss over words.
 NAMES = [name for name, case in CASES.items() if case.shown == "loss" and name != "answers"]
-SAMPLED = [name for name in NAMES if name in SAMPLE and name != "deberta-v2 words"]
+SAMPLED = sampled([n for n in NAMES if n != "deberta-v2 words"], ["gpt2", "masked words", "t5"])
 
 
 @pytest.fixture(autouse=True)
