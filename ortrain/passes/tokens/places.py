@@ -228,11 +228,8 @@ class Sets:
 
     def _union(self, wanted: Set, grid: Grid) -> ir.Value:
         """Sets as bool [B * S]."""
-        first, *others = sorted(wanted, key=lambda kept: kept.names)
-        mask = self._mask(first, grid)
-        for other in others:
-            mask = self.end.Or(mask, self._mask(other, grid))
-        return mask
+        in_order = sorted(wanted, key=lambda kept: kept.names)
+        return self._one([self._mask(kept, grid) for kept in in_order])
 
     def _mask(self, kept: Kept, grid: Grid) -> ir.Value:
         return self.once(("mask", kept, grid), lambda: self._made(kept, grid))

@@ -219,7 +219,8 @@ class AtenExecutor:
         block = writer.write()
         plan(block, writer.constants.values())
         large = self.device.type == "cpu" and _is_large(program)
-        ceiling = self.ceiling if large else None
+        trains = bool(program.inputs(Role.SAVED) or program.outputs(Role.SAVED))
+        ceiling = self.ceiling if large and trains else None
         source = render(block, inputs="values", watched=ceiling is not None)
         scope: dict[str, Any] = {
             "torch": torch,
