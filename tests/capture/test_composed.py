@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from ortrain import Options, ORTModule
 from ortrain.config import Engine
+from tests.breadth import crossed
 from tests.sweep.agreement import difference, in_another_precision, step
 
 GRAPH = Options(engine="onnxruntime", fallback="raise", certificate="off")
@@ -95,10 +96,8 @@ FUNCTIONS: dict[str, Function] = {
 
 def on_engines() -> list[Any]:
     """Each function on onnxruntime; on PyTorch's operators those of images alone here."""
-    both = [name for name in FUNCTIONS if "corners" in name or "nearest" in name]
-    rest = [(name, "aten") for name in FUNCTIONS if name not in both]
-    first = [(name, "onnxruntime") for name in FUNCTIONS] + [(name, "aten") for name in both]
-    return [*first, *(pytest.param(*each, marks=pytest.mark.breadth) for each in rest)]
+    images = [name for name in FUNCTIONS if "corners" in name or "nearest" in name]
+    return crossed(FUNCTIONS, ["onnxruntime"]) + crossed(FUNCTIONS, ["aten"], sample=images)
 
 
 @pytest.mark.parametrize(("name", "engine"), on_engines())

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ortrain.errors import NotServed
+from tests.breadth import crossed
 
 FOLDER = Path(__file__).parents[2] / "examples"
 
@@ -88,7 +89,7 @@ def test_both_engines_come_to_the_same_metric(
     ]
 
 
-@pytest.mark.parametrize("name", OVERRIDES)
+@pytest.mark.parametrize("name", crossed(OVERRIDES, one_in=2))
 def test_both_engines_come_to_the_same_loss_in_bfloat16(name: str, run: Any) -> None:
     eager, graph = run(name, bf16=True)
     assert engines(eager, graph) == ["torch", "aten"]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
+from tests.breadth import crossed
 from tests.module.agreement import SAME
 
 # Without the certificate, which would put eager in the place of a graph that misses a write.
@@ -166,9 +167,12 @@ def assert_alike(eager: nn.Module, steps: int = 3) -> ORTModule:
 
 
 @pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
-@pytest.mark.parametrize("before", [False, True], ids=["the new", "the old"])
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("place", [None, in_a_child, in_two_children, in_one_called_twice])
+@pytest.mark.parametrize(
+    ("place", "way", "before"),
+    crossed(
+        [None, in_a_child, in_two_children, in_one_called_twice], WAYS, [False, True], one_in=4
+    ),
+)
 def test_buffers_are_what_eager_makes_of_them(
     place: Callable[[nn.Module], nn.Module] | None, way: str, before: bool
 ) -> None:

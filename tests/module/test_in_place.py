@@ -18,6 +18,7 @@ from torch import nn
 from ortrain import ORTModule
 from ortrain.capture.export import capture
 from ortrain.errors import CaptureError
+from tests.breadth import crossed
 from tests.module.agreement import GRAPH, SAME
 
 PROGRAMS = 32
@@ -220,8 +221,7 @@ BOTH = ["y.gt_(0.1)", "y.zero_()", "y.copy_(z)", "y.eq_(z)", "y.mul_(2)"]
 SEEN = ["y.view_as(y)", "y[...]", "y.t()", "y[1]", "y[:, 1:]", "y.reshape(-1)", "y.unsqueeze(0)"]
 
 
-@pytest.mark.parametrize("view", SEEN)
-@pytest.mark.parametrize("first", BOTH)
+@pytest.mark.parametrize(("first", "view"), crossed(BOTH, SEEN, one_in=3))
 def test_a_view_shows_what_is_written_and_what_is_written_to_it(first: str, view: str) -> None:
     for second in ("v.le_(0.3)", "v.mul_(3)", "v.fill_(0.2)"):
         text = (
@@ -239,8 +239,9 @@ PIECES = ["chunk(2, 0)[0]", "chunk(3, 1)[-1]", "split(3, 0)[1]", "split([1, 3], 
           "hsplit(2)[1]", "vsplit([1])[0]", "t().chunk(2)[1]", "chunk(2)[1].t()[1:]"]  # fmt: skip
 
 
-@pytest.mark.parametrize("piece", PIECES)
-@pytest.mark.parametrize("written", ["self.buffer", "torch.zeros(4, 4)"])
+@pytest.mark.parametrize(
+    ("written", "piece"), crossed(["self.buffer", "torch.zeros(4, 4)"], PIECES, one_in=2)
+)
 def test_what_is_written_into_a_piece_is_in_the_whole(written: str, piece: str) -> None:
     lines = [f"z = {written}", "with torch.no_grad():", f"    z.{piece}.add_(1)", "return x * z"]
     text = "def forward(self, x):\n" + "".join(f"    {line}\n" for line in lines)
@@ -284,7 +285,7 @@ ANY_VIEW = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", crossed(range(16), one_in=2))
 def test_what_is_written_through_views_of_views_is_eagers(seed: int) -> None:
     draw = random.Random(seed)
     lines = ["y = x * self.weight", "z = y.exp()"]
@@ -306,8 +307,9 @@ def test_what_is_written_through_views_of_views_is_eagers(seed: int) -> None:
         torch.testing.assert_close(mine, its, rtol=SAME, atol=SAME)
 
 
-@pytest.mark.parametrize("view", ANY_VIEW)
-@pytest.mark.parametrize("written", ["y", "x.new_zeros(3, 4, 4)"])
+@pytest.mark.parametrize(
+    ("written", "view"), crossed(["y", "x.new_zeros(3, 4, 4)"], ANY_VIEW, one_in=2)
+)
 def test_what_is_written_to_a_view_is_in_the_whole(written: str, view: str) -> None:
     text = (
         f"def forward(self, x):\n    y = x * self.weight\n    z = {written}\n"

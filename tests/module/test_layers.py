@@ -14,16 +14,14 @@ from torch.utils import _pytree as pytree
 
 from ortrain import Options, ORTModule
 from ortrain.errors import OrtrainWarning
+from tests.breadth import crossed
 from tests.module.agreement import GRAPH, SAME
 
 
 def in_both_modes(names: Iterable[str]) -> list[Any]:
-    """Each name in training, and every fourth in evaluation too; with `make test-breadth` all."""
+    """Each name in training, and of those in evaluation a sample."""
     names = list(names)
-    return [("train", name) for name in names] + [
-        ("eval", name) if number % 4 == 0 else pytest.param("eval", name, marks=pytest.mark.breadth)
-        for number, name in enumerate(names)
-    ]
+    return crossed(["train"], names) + crossed(["eval"], names, one_in=4)
 
 
 def floats(*shape: int, scale: float = 1.0) -> Callable[[], Tensor]:

@@ -13,6 +13,7 @@ import ortrain
 from ortrain import Options, ORTModule
 from ortrain.errors import BudgetError
 from ortrain.program import Role
+from tests.breadth import crossed
 from tests.models import MODELS
 from tests.tensors_held import TensorsHeld
 
@@ -58,8 +59,9 @@ def compiled_step(model: ORTModule, inputs: dict[str, Any]) -> tuple[Any, list[t
     return variants.step, [inputs[str(name)] for name in names]
 
 
-@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
-@pytest.mark.parametrize("budget", [0.9, 0.6, "least"])
+@pytest.mark.parametrize(
+    ("budget", "engine"), crossed([0.9, 0.6, "least"], ["aten", "onnxruntime"], one_in=2)
+)
 def test_numbers_are_the_same_to_the_bit(budget: Any, engine: str) -> None:
     module, x = Blocks(), torch.randn(256, 16)
     plain, frugal = wrapped(module, None, engine), wrapped(module, budget, engine)
@@ -69,8 +71,10 @@ def test_numbers_are_the_same_to_the_bit(budget: Any, engine: str) -> None:
     assert frugal.report.peak_bytes < plain.report.peak_bytes
 
 
-@pytest.mark.parametrize("budget", [None, 0.7, "least"])
-@pytest.mark.parametrize("name", ["bert", "gpt2", "vit", "perceptron"])
+@pytest.mark.parametrize(
+    ("name", "budget"),
+    crossed(["bert", "gpt2", "vit", "perceptron"], [None, 0.7, "least"], one_in=2),
+)
 def test_the_peak_is_the_predicted_one(name: str, budget: Any) -> None:
     if name == "perceptron":
         module, inputs = Blocks(8, 32).train(), {"x": torch.randn(512, 32)}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
+from tests.breadth import crossed
 from tests.module.agreement import GRAPH, SAME
 
 pytestmark = pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
@@ -185,8 +186,7 @@ TOLD_APART: dict[str, Callable[[Any], float]] = {
 }
 
 
-@pytest.mark.parametrize("held", [True, False], ids=["held", "an argument"])
-@pytest.mark.parametrize("name", TOLD_APART)
+@pytest.mark.parametrize(("name", "held"), crossed(TOLD_APART, [True, False], one_in=2))
 def test_what_tells_a_number_from_a_tensor_has_the_number(name: str, held: bool) -> None:
     factor = TOLD_APART[name]
 

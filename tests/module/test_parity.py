@@ -76,7 +76,7 @@ def test_twenty_steps_of_adamw_end_where_eager_ends(subject: Subject) -> None:
     assert subject.graph.report.captures == 1
 
 
-@pytest.mark.parametrize("name", sampled(MODELS, SAMPLE))
+@pytest.mark.parametrize("name", sampled(MODELS, {*SAMPLE} - {"t5"}))
 def test_a_first_batch_of_one_fixes_nothing(name: str) -> None:
     subject = Subject.of(MODELS[name])
     for batch, length in ((1, 1), (3, 7), (2, 5)):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
 from ortrain.step import tokens
-from tests.breadth import sampled
+from tests.breadth import crossed
 from tests.token_cases import (
     CASES,
     LENGTHS,
@@ -57,8 +57,9 @@ def loss_of(output: Any) -> Tensor:
     return loss
 
 
-@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
-@pytest.mark.parametrize("name", sampled(CASES, SAMPLE[::2]))
+@pytest.mark.parametrize(
+    ("name", "engine"), crossed(CASES, ["aten", "onnxruntime"], one_in=2, sample=SAMPLE[::2])
+)
 def test_training_is_eagers_at_every_density_with_one_capture(name: str, engine: str) -> None:
     case = CASES[name]
     torch.manual_seed(0)

@@ -15,14 +15,14 @@ from ortrain import Options, ORTModule
 from ortrain.graph import shapes
 from ortrain.passes import linear_loss
 from ortrain.step import tokens
-from tests.breadth import sampled
+from tests.breadth import crossed
 from tests.module.test_tokens import loss_of, quiet
 from tests.tensors_held import TensorsHeld
 from tests.token_cases import CASES, LENGTHS, WORDS, batch
 
 # Those with a loss over words.
 NAMES = [name for name, case in CASES.items() if case.shown == "loss" and name != "answers"]
-SAMPLED = sampled(NAMES, ["gpt2", "masked words", "t5"])
+ENGINES = ["aten", "onnxruntime"]
 
 
 @pytest.fixture(autouse=True)
@@ -90,9 +90,10 @@ def in_program(model: ORTModule) -> list[str | None]:
     ]
 
 
-@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
-@pytest.mark.parametrize("skip", [None, False])
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize(
+    ("name", "skip", "engine"),
+    crossed(NAMES, [None, False], ENGINES, one_in=2, sample=["gpt2", "masked words", "t5"]),
+)
 def test_training_is_eagers(name: str, skip: Any, engine: str) -> None:
     eager = made(name)
     model = wrapped(eager, engine, skip_padding=skip)
@@ -156,8 +157,9 @@ def test_a_second_backward_gives_the_same(engine: str) -> None:
         assert torch.equal(gradient, first[name]), name
 
 
-@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
-@pytest.mark.parametrize("frozen", ["head", "all else", "embedding"])
+@pytest.mark.parametrize(
+    ("frozen", "engine"), crossed(["head", "all else", "embedding"], ENGINES, one_in=2)
+)
 def test_frozen_parts_have_no_gradients(frozen: str, engine: str) -> None:
     eager = CASES["llama"].make()
     for name, parameter in eager.named_parameters():
@@ -187,8 +189,7 @@ def test_without_a_label_the_loss_is_no_number_and_gradients_are_eagers(engine: 
         torch.testing.assert_close(mine.grad, theirs.grad, equal_nan=True, msg=name)
 
 
-@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
-@pytest.mark.parametrize("label", [WORDS, -1])
+@pytest.mark.parametrize(("label", "engine"), crossed([WORDS, -1], ENGINES, one_in=2))
 def test_a_label_that_is_no_word_raises_pytorchs_error(label: int, engine: str) -> None:
     eager = made("gpt2")
     model, kwargs = wrapped(eager, engine, fallback="torch"), given("gpt2")
@@ -201,8 +202,7 @@ def test_a_label_that_is_no_word_raises_pytorchs_error(label: int, engine: str) 
         model(**kwargs)
 
 
-@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
-@pytest.mark.parametrize("budget", [0.98, "least"])
+@pytest.mark.parametrize(("budget", "engine"), crossed([0.98, "least"], ENGINES, one_in=2))
 def test_a_budget_changes_no_number(budget: Any, engine: str) -> None:
     module, kwargs = made("gpt2"), given("gpt2")
     plain = wrapped(module, engine, skip_padding=False)

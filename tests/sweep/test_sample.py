@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ortrain.config import Engine
+from tests.breadth import crossed
 from tests.sweep import results
 from tests.sweep.agreement import difference, step
 from tests.sweep.page import page
@@ -28,16 +29,16 @@ SAMPLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("key", SAMPLE)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("engine", "key"), crossed(ENGINES, SAMPLE, one_in=2))
 def test_a_row_is_what_the_kept_results_say(engine: Engine, key: str) -> None:
     verdict = of_row(all_rows()[key], engine=engine)
     assert verdict.outcome not in BAD, verdict.reason
     assert verdict == results.load(engine)[key]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("key", SAMPLE[::3])
+@pytest.mark.parametrize(
+    ("key", "dtype"), crossed(SAMPLE[::3], [torch.bfloat16, torch.float16], one_in=2), ids=str
+)
 def test_a_row_agrees_in_16_bits(key: str, dtype: torch.dtype) -> None:
     verdict = of_row(all_rows()[key], dtype=dtype, engine="aten")
     assert verdict.outcome not in BAD, verdict.reason

@@ -13,6 +13,7 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from ortrain import Options, ORTTrainer
+from tests.breadth import crossed
 from tests.trainer.models import Run, arguments, bert, both, collate, gpt2, t5, texts, train
 
 IN_16_BITS = {"ort_engine": "aten"}
@@ -92,8 +93,10 @@ def evaluated(kind: type, args: Any, rows: Any, **more: Any) -> tuple[Any, float
     return trainer, loss, trainer.predict(rows, **more).predictions
 
 
-@pytest.mark.parametrize("precision", ["bf16", "bf16_full_eval", "fp16_full_eval"])
-@pytest.mark.parametrize("engine", ["onnxruntime", "aten"])
+@pytest.mark.parametrize(
+    ("precision", "engine"),
+    crossed(["bf16", "bf16_full_eval", "fp16_full_eval"], ["onnxruntime", "aten"], one_in=2),
+)
 def test_evaluation_in_16_bits_is_a_graph_as_close_to_float32_as_trainers(
     tmp_path: Path, precision: str, engine: str
 ) -> None:
@@ -135,7 +138,12 @@ def test_evaluation_within_training_is_in_float32_and_in_16_bits_behind_it(
 
 
 @pytest.mark.parametrize(
-    ("engine", "bf16"), [("onnxruntime", False), ("aten", False), ("aten", True)]
+    ("engine", "bf16"),
+    [
+        ("onnxruntime", False),
+        ("aten", True),
+        pytest.param("aten", False, marks=pytest.mark.breadth),
+    ],
 )
 def test_the_noise_of_neftune_is_in_the_graph(tmp_path: Path, engine: str, bf16: bool) -> None:
     runs = []

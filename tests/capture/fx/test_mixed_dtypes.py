@@ -12,6 +12,7 @@ from torch import nn
 
 from ortrain import Options, ORTModule
 from ortrain.capture.export import capture
+from tests.breadth import crossed
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -77,19 +78,23 @@ COMBINED: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", COMBINED)
-def test_what_takes_mixed_dtypes_under_autocast_alone_is_a_graph(name: str) -> None:
+WIDE = [(False, False, True), (True, True, False), (False, True, True)]
+
+
+@pytest.mark.parametrize(("name", "wide"), crossed(COMBINED, WIDE, one_in=3), ids=str)
+def test_what_takes_mixed_dtypes_under_autocast_alone_is_a_graph(
+    name: str, wide: tuple[bool, ...]
+) -> None:
     """The certificate compares outputs and gradients with PyTorch's, with the same draws."""
     seen = torch.ones(4, 1, 16, 16, dtype=torch.bool).tril()
-    for wide in ((False, False, True), (True, True, False), (False, True, True)):
-        torch.manual_seed(0)
-        module = Mixed(wide, COMBINED[name])
-        model = ORTModule(module, options=Options(engine="aten", fallback="raise"))
-        with torch.autocast("cpu", torch.bfloat16):
-            output = model(torch.randn(4, 16, 16), seen)
-            assert output.dtype == module(torch.randn(4, 16, 16), seen).dtype
-        output.float().square().sum().backward()
-        assert model.report.certificate, wide
+    torch.manual_seed(0)
+    module = Mixed(wide, COMBINED[name])
+    model = ORTModule(module, options=Options(engine="aten", fallback="raise"))
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(torch.randn(4, 16, 16), seen)
+        assert output.dtype == module(torch.randn(4, 16, 16), seen).dtype
+    output.float().square().sum().backward()
+    assert model.report.certificate
 
 
 MIXED: dict[str, Callable[[Any, Any], torch.Tensor]] = {

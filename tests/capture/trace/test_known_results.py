@@ -19,6 +19,7 @@ from ortrain.capture.export import Captured, capture
 from ortrain.capture.trace import exporter
 from ortrain.capture.trace.known_results import results_found_once
 from ortrain.capture.trace.known_sizes import ARITHMETIC, RELATIONS, sizes_computed_once
+from tests.breadth import crossed
 
 F = nn.functional
 Step = Callable[[torch.Tensor], torch.Tensor]
@@ -99,8 +100,7 @@ def computed_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("autocast", [False, True], ids=["plain", "autocast"])
-@pytest.mark.parametrize("number", range(9))
+@pytest.mark.parametrize(("number", "autocast"), crossed(range(9), [False, True], one_in=2))
 def test_graph_and_conditions_are_those_of_a_trace_that_computes_all_again(
     number: int, autocast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
