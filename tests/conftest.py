@@ -20,16 +20,6 @@ import torch
 torch.set_num_threads(1)
 
 
-def pytest_collection_finish() -> None:
-    """The modules and the list of tests are no garbage either, and collections are fewer.
-
-    At PyTorch's pace of making objects the usual thresholds took a seventh of a test's time.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips what needs an extra that is not installed, before its fixtures are made."""
