@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -38,8 +39,54 @@ def test_scores_are_of_the_positions_up_to_the_last_token(name: str) -> None:
     given = case.given(batch(LENGTHS["one row of one, none full"], case.left))
     program, found = of(case, given)
     assert found.short
-    longest = LENGTH if case.left else max(LENGTHS["one row of one, none full"])
+    real = given["attention_mask"] != 0 if "attention_mask" in given else given["labels"] != -100
+    longest = LENGTH if case.left else int(real.any(0).nonzero().max()) + 1
     assert counted(program, found, given) == longest
+
+
+# What shuts keys out of the product with the values, and so has nobody read them there; whether the
+# softmax has none of them, either.
+MASKED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], bool]] = {
+    "behind it": (lambda s, m: s.softmax(-1) * m, False),
+    "before it, by zero": (lambda s, m: (s * m).softmax(-1) * m, False),
+    "before it, by a low number": (lambda s, m: (s + (m - 1) * 30.0).softmax(-1) * m, False),
+    "before it": (lambda s, m: (s + (m - 1) * 1e32).softmax(-1), True),
+    "on both sides": (lambda s, m: (s + (m - 1) * 1e32).softmax(-1) * m, True),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_what_a_softmax_divides_by_is_of_all_keys_that_it_sees(name: str) -> None:
+    """Weights that are zero behind it are there, in the sum of its exponents."""
+    weigh, short = MASKED[name]
+
+    class Weighed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(100, 8)
+            self.of = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+            words, mask = self.embedding(input_ids), attention_mask.float()
+            *inputs, last = self.of
+            query, key, value = (each(words) for each in inputs)
+            found = last(weigh(query @ key.transpose(1, 2), mask[:, None]) @ value)
+            return (found * mask.unsqueeze(-1)).square().sum()
+
+    torch.manual_seed(0)
+    module, given = Weighed().train(), batch(LENGTHS["one row of one, none full"])
+    program = capture(module, (), given).program
+    found = packed(program)
+    assert found is not None
+    longest = max(LENGTHS["one row of one, none full"])
+    assert (counted(program, found, given) if found.short else LENGTH) == (
+        longest if short else LENGTH
+    )
+    (whole,), wholes = Trained(module, program)(given)
+    (ours,), gradients = Trained(module, found.program)(given)
+    torch.testing.assert_close(ours, whole, rtol=1e-5, atol=0.0)
+    for each, expected in wholes.items():
+        torch.testing.assert_close(gradients[each], expected, rtol=1e-4, atol=1e-5, msg=each)
 
 
 class Attention(nn.Module):

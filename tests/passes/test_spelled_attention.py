@@ -29,7 +29,10 @@ def batches(empty: bool) -> list[Batch]:
 
 
 def same(module: nn.Module, found: Captured, given: list[Batch]) -> None:
-    """Losses and gradients are those of the whole program, with the same dropout."""
+    """Losses and gradients are those of the whole program, with the same dropout.
+
+    Where those are numbers: NaN at a token that nobody reads, times zero, is left out with it.
+    """
     ours = packed(found.program)
     if ours is None:
         return
@@ -37,14 +40,14 @@ def same(module: nn.Module, found: Captured, given: list[Batch]) -> None:
     for each in given:
         expected, gradients = whole(each)
         loss, fewer_gradients = fewer(each)
-        torch.testing.assert_close(loss[0], expected[0], rtol=1e-5, atol=0.0, equal_nan=True)
         if expected[0].isnan():
             continue
-        largest = max(float(g.abs().max()) for g in gradients.values())
-        for name, gradient in gradients.items():
-            torch.testing.assert_close(
-                fewer_gradients[name], gradient, rtol=1e-4, atol=2e-6 * largest, msg=name
-            )
+        torch.testing.assert_close(loss[0], expected[0], rtol=1e-5, atol=0.0)
+        numbers = {name: gradient.isfinite() for name, gradient in gradients.items()}
+        largest = max(float(gradients[n].where(of, 0.0).abs().max()) for n, of in numbers.items())
+        for name, of in numbers.items():
+            mine, wholes = fewer_gradients[name][of], gradients[name][of]
+            torch.testing.assert_close(mine, wholes, rtol=1e-4, atol=2e-6 * largest, msg=name)
 
 
 def keys_of(found: Captured) -> set[Keys]:

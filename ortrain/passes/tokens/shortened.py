@@ -46,21 +46,33 @@ def shortened(graph: ir.Graph, found: Demands) -> Iterator[Short]:
     """
     for node in graph:
         nodes = attention_of(node)
-        if nodes and _is_closed(nodes, node) and (sets := _sets(nodes, found)):
-            # The operator itself gives a query that sees no key zeros.
-            mixed = _mixed(nodes[-1], found) if len(nodes) > 1 else frozenset()
-            if any(each.adds for each in mixed) or not mixed:
-                yield Short(tuple(nodes), sets, mixed)
+        if nodes and _is_closed(nodes, node):
+            shut = _shut(node, found)
+            if sets := _sets(nodes, shut, found):
+                mixed = _mixed(shut)
+                if any(each.adds for each in mixed) or not mixed:
+                    yield Short(tuple(nodes), sets, mixed)
 
 
-def _mixed(last: ir.Node, found: Demands) -> frozenset[Condition]:
-    """Conditions of an attention's keys that shut them out by minus infinity and by numbers."""
-    keys = _limit(last.inputs[1], -2, found)
-    sets = (kept for each in keys.values() for kept in each)
-    conditions = {c for kept in sets if isinstance(kept, Keys) for c in kept.conditions}
+def _shut(node: ir.Node, found: Demands) -> Keys | None:
+    """The keys that a softmax sees; none where it is not known to shut any out.
+
+    It divides by the exponents of all that it is given. Of what is nothing but multiplied by zero
+    behind it, or before it, nobody reads the values, and yet each counts.
+    """
+    exponents = found.exponents(node.inputs[0]) if node.inputs[0] is not None else None
+    return None if exponents is None else exponents[1]
+
+
+def _mixed(shut: Keys | None) -> frozenset[Condition]:
+    """Conditions of keys of a softmax that shut them out by minus infinity and by numbers.
+
+    The operator for attention, which gives a query that sees no key zeros, has none.
+    """
+    conditions = frozenset() if shut is None else frozenset(shut.conditions)
     infinite = any(each.adds or not each.finite for each in conditions)
     numbers = any(each.adds or each.finite for each in conditions)
-    return frozenset(conditions) if infinite and numbers else frozenset()
+    return conditions if infinite and numbers else frozenset()
 
 
 def _is_closed(nodes: list[ir.Node], softmax: ir.Node) -> bool:
@@ -74,7 +86,7 @@ def _is_closed(nodes: list[ir.Node], softmax: ir.Node) -> bool:
     return softmax.op_type != "Softmax" or attribute(softmax, "axis", -1) % rank == rank - 1
 
 
-def _sets(nodes: list[ir.Node], found: Demands) -> dict[Grid, Set]:
+def _sets(nodes: list[ir.Node], shut: Keys | None, found: Demands) -> dict[Grid, Set]:
     """Along each grid of an attention the tokens that have to be computed, where that is known."""
     first, last, fused = nodes[0], nodes[-1], len(nodes) == 1
     query, key = first.inputs[:2]
@@ -89,11 +101,16 @@ def _sets(nodes: list[ir.Node], found: Demands) -> dict[Grid, Set]:
         if length == _along(output, -2) and not _is_packed_by_all(output, found):
             continue
         limits = [_limit(*side, found) for side in sides if _along(*side) == length]
+        keys: Set = frozenset()
+        if length == _along(*sides[0]) and not fused:
+            if shut is None:
+                continue
+            keys = frozenset({shut})
         grids = {frame.grid for each in limits for frame in each}
         if all(limits) and len(grids) == 1:
             (grid,) = grids
             kept = (kept for each in limits for kept in each.values())
-            sets[grid] = frozenset().union(*kept, _packed_with(nodes, grid, found))
+            sets[grid] = keys.union(*kept, _packed_with(nodes, grid, found))
     return {grid: kept for grid, kept in sets.items() if kept}
 
 
