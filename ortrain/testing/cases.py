@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,11 +89,7 @@ class OpCase:
             return tuple(self.opsets)
         if self.domain:
             return (18, 21)
-        first = min(
-            s.since_version
-            for s in onnx.defs.get_all_schemas_with_history()
-            if s.name == self.op_type and not s.domain
-        )
+        first = _first_opset(self.op_type)
         return tuple(o for o in (18, 21) if o >= first) or (first,)
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -183,6 +180,13 @@ class OpCase:
         return tuple(
             n for n, a in arrays.items() if a.dtype.kind == "f" and n not in self.constants
         )
+
+
+@functools.cache
+def _first_opset(op_type: str) -> int:
+    """The first opset that has an operator of the standard; to look takes 8 ms."""
+    schemas = onnx.defs.get_all_schemas_with_history()
+    return min(s.since_version for s in schemas if s.name == op_type and not s.domain)
 
 
 def normal(*shape: int, scale: float = 1.0, avoid: Sequence[float] = ()) -> Draw:

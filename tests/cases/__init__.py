@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-
 from ortrain.testing import OpCase
 from tests.cases import (
     composite,
@@ -21,25 +18,7 @@ from tests.cases import (
     shape,
 )
 
-TRIED: dict[str, tuple[int, ...]] = {}
-
-
-def with_opsets(cases: Iterable[OpCase]) -> list[OpCase]:
-    """The cases with the opsets that they are tried at written out.
-
-    To find those of an operator takes 8 ms, and the cases are tried in a dozen tables.
-    """
-    found = []
-    for case in cases:
-        if case.opsets is None:
-            if case.operator not in TRIED:
-                TRIED[case.operator] = case.tried_opsets()
-            case = replace(case, opsets=TRIED[case.operator])
-        found.append(case)
-    return found
-
-
-TABLES = {
+FAMILIES = {
     "elementwise": elementwise.CASES,
     "linear": linear.CASES,
     "reduce": reduce.CASES,
@@ -54,5 +33,4 @@ TABLES = {
     "gradients": gradients.CASES,
 }
 
-FAMILIES = {name: with_opsets(cases) for name, cases in TABLES.items()}
 ALL: list[OpCase] = [case for cases in FAMILIES.values() for case in cases]
