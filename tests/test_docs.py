@@ -43,6 +43,7 @@ def test_an_example_runs_by_itself(page: str, number: int, tmp_path: Path) -> No
         ("docs/limits", None),
         ("docs/troubleshooting", None),
         ("docs/padding", None),
+        ("docs/memory", None),
         ("README", 1),
     ],
 )
