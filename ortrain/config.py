@@ -226,6 +226,9 @@ class DebugOptions:
         save_path: their folder; ``ORTMODULE_SAVE_ONNX_PATH`` wins, the working folder otherwise.
         print_input_density: print at each training step of a graph how many tokens have a label and
             how many are no padding; ``ORTMODULE_PRINT_INPUT_DENSITY`` wins.
+        print_memory_stats: print what a training step of a graph keeps and holds at most, and what
+            the process takes: of the first steps, and of those that are powers of two;
+            ``ORTMODULE_PRINT_MEMORY_STATS`` wins.
 
     Raises:
         TypeError: a value of another type.
@@ -238,6 +241,7 @@ class DebugOptions:
     onnx_prefix: str = ""
     save_path: str | os.PathLike[str] = ""
     print_input_density: bool = False
+    print_memory_stats: bool = False
 
     def __post_init__(self) -> None:
         level: Any = self.log_level
@@ -254,12 +258,15 @@ class DebugOptions:
         expect("onnx_prefix", self.onnx_prefix, str, "a string")
         expect("save_path", self.save_path, (str, os.PathLike), "the path of a folder")
         expect("print_input_density", self.print_input_density, bool, "True or False")
+        expect("print_memory_stats", self.print_memory_stats, bool, "True or False")
         if self.save_onnx and not self.onnx_prefix:
             raise ValueError("save_onnx=True needs an onnx_prefix: the start of the files' names")
         if self.save_onnx and (fault := _cannot_write(self.folder)):
             raise ValueError(f"save_onnx=True cannot write into {str(self.folder)!r}: {fault}")
         if _flag("ORTMODULE_PRINT_INPUT_DENSITY"):
             object.__setattr__(self, "print_input_density", True)
+        if _flag("ORTMODULE_PRINT_MEMORY_STATS"):
+            object.__setattr__(self, "print_memory_stats", True)
         named = _variable("ORTMODULE_LOG_LEVEL", "")
         if named:
             try:

@@ -98,6 +98,7 @@ TABLE: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[str]]]]
             "onnx_prefix": {"str"},
             "save_path": PATH,
             "print_input_density": FLAG,
+            "print_memory_stats": FLAG,
         },
     ),
     "explain": (

@@ -99,7 +99,7 @@ class Ceiling:
 
     def __call__(self) -> None:
         """Looks how much the process takes; 2 us."""
-        if _resident() > self._line:
+        if resident() > self._line:
             found = self._close()
             self.limit = max(self.limit, found - self._before)
             least = self._before + self.limit - self.margin
@@ -108,7 +108,7 @@ class Ceiling:
     def _close(self) -> int:
         """Gives holes back; what the process takes then is in use, or not of the heap."""
         release_free_memory()
-        found = _resident()
+        found = resident()
         self._elsewhere = found - _in_use()
         return found
 
@@ -133,8 +133,12 @@ def _in_use() -> int:
     return int(info.uordblks + info.hblkhd)
 
 
-def _resident() -> int:
-    """Bytes that the process takes."""
+def resident() -> int:
+    """Bytes that the process takes.
+
+    Raises:
+        OSError: the operating system is another than Linux.
+    """
     return int(os.pread(_status(os.getpid()), 64, 0).split(None, 2)[1]) * mmap.PAGESIZE
 
 

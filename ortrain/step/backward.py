@@ -36,8 +36,8 @@ class Group:
 
 
 def groups_of(plan: Plan, order: Sequence[int]) -> list[Group]:
-    """One group; where gradients go to other processes, one for each piece that makes any."""
-    if not plan.exchanged or len(plan.pieces) < 2:
+    """One group; where gradients are early, one for each piece that makes any."""
+    if not plan.early or len(plan.pieces) < 2:
         return [Group(len(plan.pieces), tuple(range(len(order))))]
     argument = {place: i for i, place in enumerate(order)}
     groups = [

@@ -98,7 +98,7 @@ class Plan:
         wrt: those that have one under ``upstream``, in the order of the pieces' ``gives``.
         reads_back: feeds that the backward reads: their positions.
         keeps_outputs: user outputs whose memory the backward reads: their positions.
-        exchanged: whether gradients go to other processes, so that each piece hands out its own.
+        early: whether each piece hands out its own gradients, before the next one runs.
         programs: the programs before lowering, for reports and for saving.
         lowered: the programs as they run.
         seconds: what each stage took.
@@ -118,7 +118,7 @@ class Plan:
     wrt: tuple[str, ...] = ()
     reads_back: tuple[int, ...] = ()
     keeps_outputs: tuple[int, ...] = ()
-    exchanged: bool = False
+    early: bool = False
     programs: tuple[Program, ...] = ()
     lowered: tuple[Program, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
@@ -198,7 +198,7 @@ def build(
     executor: Executor,
     *,
     pieces: int = 0,
-    exchanged: bool = False,
+    early: bool = False,
     sizes: dict[str, int] | None = None,
     budget: Budget | None = None,
     cache: Cache | None = None,
@@ -210,8 +210,9 @@ def build(
         wrt: names of the inputs that require a gradient; none for inference.
         outputs: names of the outputs that will receive one.
         executor: what compiles it.
-        pieces: of the backward; 0 decides by the bytes that are saved, and that are exchanged.
-        exchanged: whether gradients go to other processes.
+        pieces: of the backward; 0 decides by the bytes that are saved, and by early gradients'.
+        early: whether each piece hands out its own gradients, before the next one runs: to other
+            processes, or to hooks that use them up.
         sizes: example value of each symbolic dimension, for that decision.
         budget: of memory for the step at these sizes; None keeps what makes it fast.
         cache: of cut and lowered programs.
@@ -225,15 +226,13 @@ def build(
     watch = Stopwatch()
 
     def make() -> list[Program]:
-        programs = cut(
-            program, wrt, outputs, executor, pieces, exchanged, sizes or {}, watch, budget
-        )
+        programs = cut(program, wrt, outputs, executor, pieces, early, sizes or {}, watch, budget)
         with watch("lower"):
             return [*programs, *(executor.lower(p) for p in programs)]
 
     def decided_by() -> Iterator[object]:  # made only where there is a cache to ask
         yield program.serialize()
-        yield from (tuple(wrt), outputs, pieces, exchanged, sizes, budget, repr(executor))
+        yield from (tuple(wrt), outputs, pieces, early, sizes, budget, repr(executor))
         yield from foreign_rules()
         yield from (step.name for step in PIPELINES["training"])
 
@@ -258,7 +257,7 @@ def build(
                 for v in users
                 if v in reached and (outputs is None or v.name in outputs)
             },
-            exchanged,
+            early,
             watch.seconds,
         )
 
@@ -274,7 +273,7 @@ def cut(
     outputs: Sequence[str] | None,
     executor: Executor,
     pieces: int,
-    exchanged: bool,
+    early: bool,
     sizes: dict[str, int],
     watch: Stopwatch,
     budget: Budget | None = None,
@@ -290,7 +289,7 @@ def cut(
         rewrite(whole, "training")
     with watch("partition"):
         programs = partition(whole, 1, executor.cheap)
-        sent = _gradient_bytes(whole) if exchanged else 0
+        sent = _gradient_bytes(whole) if early else 0
         held = 0 if executor.frees else saved_bytes(programs, sizes)
         wanted = max(held // PIECE_BYTES, sent // MESSAGE_BYTES)
         count = pieces or max(1, min(MOST_PIECES, wanted))
@@ -353,7 +352,7 @@ def _plan(
     arguments: tuple[str, ...],
     reachable: tuple[bool, ...],
     upstream: set[str],
-    exchanged: bool,
+    early: bool,
     seconds: dict[str, float],
 ) -> Plan:
     forward, *backward = programs
@@ -393,7 +392,7 @@ def _plan(
         wrt=tuple(wrt),
         reads_back=tuple(sorted(read)),
         keeps_outputs=tuple(sorted(i for i in fetched if i < len(users))),
-        exchanged=exchanged,
+        early=early,
         programs=tuple(programs),
         lowered=tuple(lowered),
         seconds=seconds,

@@ -479,7 +479,9 @@ class StepCompiler:
         executor: Executor,
     ) -> Plan:
         pieces = self.options.backward_pieces
-        exchanged = distributed.is_available() and distributed.is_initialized()
+        early = distributed.is_available() and distributed.is_initialized()
+        # Such as those of an optimizer that steps in the backward, and frees each gradient.
+        early |= any(p._post_accumulate_grad_hooks for p in self.module.parameters())
         with EXCLUSIVE, located(self.module), _no_bug("building"), uncollected():
             plan = build(
                 program,
@@ -487,7 +489,7 @@ class StepCompiler:
                 upstream,
                 executor,
                 pieces=pieces,
-                exchanged=exchanged,
+                early=early,
                 sizes=sizes,
                 budget=self.options.memory_budget,
                 cache=self.cache,

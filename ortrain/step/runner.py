@@ -55,6 +55,7 @@ from ortrain.step.eligibility import (
 )
 from ortrain.step.fallback import alone, unforeseen
 from ortrain.step.forms import CallForm, CompiledCapture, ModuleState, Sizes, too_many_ways
+from ortrain.step.memory_stats import print_memory
 from ortrain.step.prospect import Prospect
 from ortrain.step.report import Report
 from ortrain.step.states import States
@@ -214,6 +215,11 @@ class Runner:
             report.note_tokens(saving)
         if self.debug_options.print_input_density and form.grad:
             print_density(served, flat, report, saving)
+        if self.debug_options.print_memory_stats and trains:
+            numbers = served.sizes(flat)
+            if served.tokens is not None and variant[-1]:
+                numbers |= served.tokens.most(numbers)
+            print_memory(report.graph_calls, step.plan, numbers, device_of(flat, state.tensors))
         if report.reason or not report.mode:
             report.mode, report.reason = "graph", ""
         if sample is not None:

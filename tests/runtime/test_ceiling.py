@@ -17,7 +17,7 @@ class Process:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.used, self.holes, self.elsewhere, self.closed = 100, 0, 1000, 0
-        monkeypatch.setattr(memory, "_resident", lambda: self.used + self.holes + self.elsewhere)
+        monkeypatch.setattr(memory, "resident", lambda: self.used + self.holes + self.elsewhere)
         monkeypatch.setattr(memory, "_in_use", lambda: self.used)
         monkeypatch.setattr(memory, "release_free_memory", self.close)
 
@@ -84,10 +84,10 @@ def test_what_is_there_before_a_step_is_not_of_it(process: Process, ceiling: Cei
 def test_what_is_said_of_this_process_is_true() -> None:
     if not Ceiling.serves():
         pytest.skip("the C library is another one")
-    before, used = memory._resident(), memory._in_use()
+    before, used = memory.resident(), memory._in_use()
     block = torch.ones(8 << 20)
     assert memory._in_use() - used >= 32 << 20
-    assert memory._resident() - before >= 24 << 20
+    assert memory.resident() - before >= 24 << 20
     del block
 
 
