@@ -174,11 +174,7 @@ class Trial:
         named = list(module.named_parameters())
         held = {n: _own_parameter(p, dtype, self.grad and p.requires_grad) for n, p in named}
         buffers = {n: _own(b, dtype, False) for n, b in module.named_buffers()}
-        users = self.tensors(dtype)
-        if rounding:
-            generator = torch.Generator().manual_seed(rounding)
-            held = {n: _rounded(p, self.precision, generator) for n, p in held.items()}
-            users = [_rounded(t, self.precision, generator) for t in users]
+        held, users = self._rounded(held, self.tensors(dtype), rounding)
         everything = {**held, **buffers}
         args, kwargs = _replaced(self.call, users)
         with untouched(module), quiet_backward(), torch.set_grad_enabled(self.grad):
@@ -188,6 +184,16 @@ class Trial:
         tensors, structure = OutputStructure.from_output(output)
         leaves = dict(zip(self.names, users, strict=True)) | held
         return tensors, structure, leaves, {name: everything[name] for name in buffers}
+
+    def _rounded(
+        self, parameters: dict[str, torch.Tensor], users: list[torch.Tensor], rounding: int
+    ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+        """Parameters and arguments, rounded in the way of a number; 0 leaves them."""
+        if not rounding:
+            return parameters, users
+        generator = torch.Generator().manual_seed(rounding)
+        parameters = {n: _rounded(p, self.precision, generator) for n, p in parameters.items()}
+        return parameters, [_rounded(t, self.precision, generator) for t in users]
 
     def masked(self, step: Step, tensors: dict[str, torch.Tensor], served: Any) -> Trial:
         """The trial of a step that shows only some tokens of some outputs.
@@ -206,24 +212,28 @@ class Trial:
         masks = {i: (outputs[i] != 0).any(-1, keepdim=True) for i in tokens.partial}
         return replace(self, masks=masks)
 
-    def graph(self, step: Step, tensors: dict[str, torch.Tensor], served: Any) -> Evidence:
+    def graph(
+        self, step: Step, tensors: dict[str, torch.Tensor], served: Any, rounding: int = 0
+    ) -> Evidence:
         """What the graph makes of it.
 
         Args:
             step: the compiled step.
             tensors: the module's parameters and buffers by name.
             served: the capture that the step belongs to: its order of inputs, its output structure.
+            rounding: number of a way of rounding, PyTorch's of this number; 0 is none.
+
+        Raises:
+            CheckFailed: the numbers lead the module's code another way than the graph.
         """
         evidence = Evidence()
-        trained = {n for n, _ in self.module.named_parameters()}
+        trained = {n: tensors[n] for n, _ in self.module.named_parameters() if n in tensors}
         parameters = {
-            n: _own_parameter(t, None, self.grad and t.requires_grad)
-            for n, t in tensors.items()
-            if n in trained
+            n: _own_parameter(t, None, self.grad and t.requires_grad) for n, t in trained.items()
         }
         buffers = {n: _own(t, None, False) for n, t in tensors.items() if n not in trained}
+        parameters, users = self._rounded(parameters, self.tensors(), rounding)
         bound = Step(step.plan, {**buffers, **parameters}, _no_other, step.original)
-        users = self.tensors()
         with random_states(), quiet_backward(), torch.set_grad_enabled(self.grad):
             torch.manual_seed(self.seed)
             chosen = [users[i] for i in served.positions]

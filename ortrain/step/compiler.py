@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -331,7 +332,8 @@ class StepCompiler:
                 rows = {}
                 continue
             try:
-                return compare(eager, trial.graph(step, state.tensors, served), trial)
+                run = functools.partial(trial.graph, step, state.tensors, served)
+                return compare(eager, run(), trial, run)
             except CheckFailed as error:
                 # Fewer rows than the call has, or its random numbers, may lead another way.
                 number += 1

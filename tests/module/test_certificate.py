@@ -355,9 +355,9 @@ def test_the_truth_of_sixteen_bits_is_not_rounded_by_the_modules_own_autocast(
 
     trials: list[Any] = []
 
-    def noting(eager: Any, graph: Any, trial: Any) -> Any:
+    def noting(eager: Any, graph: Any, trial: Any, rounded: Any) -> Any:
         trials.append(trial)
-        return agreement.compare(eager, graph, trial)
+        return agreement.compare(eager, graph, trial, rounded)
 
     monkeypatch.setattr(compiler, "compare", noting)
     model = ORTModule(Rounds(), options=Options(engine="aten", fallback="raise"))
