@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -69,6 +70,91 @@ class Normalized(nn.Module):
     def forward(self, value: Tensor) -> Tensor:
         first, second = self.norms
         return second(self.layer(first(value))).mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("factor", [1.2, 0.8, -1.0])
+def test_a_wrong_gradient_rule_is_found_in_sixteen_bits(
+    monkeypatch: pytest.MonkeyPatch, factor: float, dtype: torch.dtype
+) -> None:
+    with_rule(monkeypatch, "Tanh", factor)
+    model = ORTModule(two_layers(nn.Tanh()), options=replace(GRAPH, engine="aten"))
+    with (
+        torch.autocast("cpu", dtype),
+        pytest.raises(ParityError, match=r"gradient 0\.(weight|bias) differs"),
+    ):
+        model(rows(64, 4))
+
+
+class Tipping:
+    """Runs of two engines in 16 bits, in some of which a number has tipped at a bend.
+
+    Attributes:
+        module: with no parameters.
+        precision: of 16 bits.
+    """
+
+    module, precision = nn.Identity(), torch.float16
+
+    def __init__(self, seed: int, eager: set[int], graph: set[int]) -> None:
+        self.exact = torch.randn(200, generator=torch.Generator().manual_seed(seed))
+        self.tipped = torch.randn(200, generator=torch.Generator().manual_seed(seed + 1)) / 5
+        self.seed, self.tips = seed, {"eager": eager, "graph": graph}
+
+    def evidence(self, engine: str, run: int) -> Any:
+        """Of a run; the call's own is the one of number 0."""
+        number = self.seed * 100 + 10 * (engine == "graph") + run
+        noise = torch.randn(200, generator=torch.Generator().manual_seed(number)) * 1e-3
+        gradient = self.exact + noise + self.tipped * (run in self.tips[engine])
+        return file.Evidence(gradients={"w": Digest.of(gradient, 32)})
+
+    def eager(self, rounding: int = 0) -> Any:
+        return self.evidence("eager", rounding)
+
+    def typical(self) -> float:
+        return 1.0
+
+    def faults(self, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+        """What a certificate of these runs finds."""
+        truth = file.Evidence(gradients={"w": Digest.of(self.exact, 32)})
+        monkeypatch.setattr(agreement, "_in_truth", lambda _: truth)
+        run = functools.partial(self.evidence, "graph")
+        return agreement.compare(self.eager(), run(0), self, run).faults  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_wrong_in_most_roundings_is_found(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    count = agreement.TOLERANCES[torch.float16].roundings
+    for tips in itertools.product((False, True), repeat=count):
+        graph = {0} | {k for k, tipped in enumerate(tips, 1) if tipped}
+        faults = Tipping(seed, set(), graph).faults(monkeypatch)
+        assert bool(faults) == (2 * sum(tips) > count), graph
+
+
+@pytest.mark.parametrize("run", range(1, agreement.TOLERANCES[torch.float16].roundings + 1))
+def test_what_tips_in_pytorch_too_is_no_fault(monkeypatch: pytest.MonkeyPatch, run: int) -> None:
+    for seed in range(4):
+        assert not Tipping(seed, {run}, {*range(5)}).faults(monkeypatch)
+
+
+@pytest.mark.parametrize("special", [torch.nan, torch.inf])
+def test_numbers_that_are_not_finite_are_no_matter_of_rounding(
+    monkeypatch: pytest.MonkeyPatch, special: float
+) -> None:
+    """Not where the other roundings have none, either."""
+    runs = Tipping(0, set(), set())
+    own = runs.evidence
+
+    def evidence(engine: str, run: int) -> Any:
+        if (engine, run) != ("graph", 0):
+            return own(engine, run)
+        gradient = torch.where(torch.arange(200) == 7, special, runs.exact)
+        return file.Evidence(gradients={"w": Digest.of(gradient, 32)})
+
+    monkeypatch.setattr(runs, "evidence", evidence)
+    assert runs.faults(monkeypatch) == ("gradient w has NaN or infinities in other places",)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -369,3 +455,30 @@ def test_the_truth_of_sixteen_bits_is_not_rounded_by_the_modules_own_autocast(
     assert exact is not None
     assert rounded is not None
     assert exact.distance(rounded) > 1e-4 * exact.scale
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_both_engines_are_rounded_alike(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """Parameters, frozen ones too, and arguments: the products of such a module are the same."""
+    pairs: list[tuple[Any, Any]] = []
+
+    def noting(eager: Any, graph: Any, trial: Any, rounded: Any) -> Any:
+        pairs.append((eager, graph))
+        pairs.extend((trial.eager(rounding=number), rounded(number)) for number in (1, 2))
+        return agreement.compare(eager, graph, trial, rounded)
+
+    monkeypatch.setattr(compiler, "compare", noting)
+    module = two_layers(nn.ReLU())
+    module[0].bias.requires_grad_(False)
+    model = ORTModule(module, options=replace(GRAPH, engine="aten"))
+    with torch.autocast("cpu", dtype):
+        model(rows(16, 4).requires_grad_())
+    outputs = []
+    for eager, graph in pairs:
+        theirs, ours = eager.tensors("output"), graph.tensors("output")
+        assert theirs == ours
+        outputs.append(next(iter(ours.values())))
+        assert eager.gradients.keys() == graph.gradients.keys()
+    assert outputs[0] != outputs[1] != outputs[2]
