@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -157,3 +159,19 @@ def test_what_is_empty_is_reduced_over_axes_counted_from_either_end(operator, si
         (found,) = executor.compile(executor.lower(subject)).run([np.zeros(sizes, np.float32)])
         rest = [size for i, size in enumerate(sizes) if i != axis % len(sizes)]
         assert found.shape == tuple(rest)
+
+
+@pytest.mark.parametrize("sizes", [(1,), (0, 1), (1, 2), (2, 1), (1, 3, 1)])
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_a_size_of_one_expands_to_none(sizes, symbolic):
+    """Left to itself onnxruntime takes it away, as if the size stayed."""
+    choices = [(1, 0, 2) if size == 1 else (1, size) for size in sizes]
+    declared = tuple(f"d{i}" if symbolic and n > 1 else n for i, n in enumerate(sizes))
+    targets = [t[i:] for t in itertools.product(*choices) for i in range(len(t))]
+    for target in targets:
+        subject = program(
+            lambda op, x, target=target: op.Neg(op.Expand(op.Neg(x), [*target])), {"x": declared}
+        )
+        executor = OnnxRuntimeExecutor()
+        (found,) = executor.compile(executor.lower(subject)).run([np.ones(sizes, np.float32)])
+        assert found.shape == np.broadcast_shapes(sizes, target), target
