@@ -105,7 +105,7 @@ def pad_along_all_axes(program: Program) -> int:
         if node.op_type != "Pad" or node.domain or len(node.inputs) < 4:
             continue
         data, pads, _, places = node.inputs[:4]
-        rank, axes = shapes.rank(data), shapes.constant(places)
+        rank, axes = (None if data is None else shapes.rank(data)), shapes.constant(places)
         if axes is None or pads is None or not rank:
             continue
         ends = np.concatenate([axes % rank, axes % rank + rank]).astype(np.int64)
