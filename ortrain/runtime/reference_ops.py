@@ -118,7 +118,7 @@ class MaxPool(OpRun):  # noqa: D101
             offset = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *[1] * rank)
             numbers = plane + offset * math.prod(sizes)
         places = _windows(_padded(numbers, around, -1), kernel_shape, strides, dilations)
-        flat = values.reshape(*values.shape[: 2 + rank], -1)
+        flat = values.reshape(*values.shape[: 2 + rank], math.prod(kernel_shape))
         best, numbered = flat.argmax(-1)[..., None], places.reshape(flat.shape)
         largest = np.take_along_axis(flat, best, -1)
         inside = (flat == largest) & (numbered >= 0)  # what is around may be as small

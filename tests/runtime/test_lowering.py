@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+
 import numpy as np
 import pytest
 
@@ -157,3 +160,45 @@ def test_what_is_empty_is_reduced_over_axes_counted_from_either_end(operator, si
         (found,) = executor.compile(executor.lower(subject)).run([np.zeros(sizes, np.float32)])
         rest = [size for i, size in enumerate(sizes) if i != axis % len(sizes)]
         assert found.shape == tuple(rest)
+
+
+@pytest.mark.parametrize("sizes", [(1,), (0, 1), (1, 2), (2, 1), (1, 3, 1)])
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_a_size_of_one_expands_to_none(sizes, symbolic):
+    """Left to itself onnxruntime takes it away, as if the size stayed."""
+    choices = [(1, 0, 2) if size == 1 else (1, size) for size in sizes]
+    declared = tuple(f"d{i}" if symbolic and n > 1 else n for i, n in enumerate(sizes))
+    targets = [t[i:] for t in itertools.product(*choices) for i in range(len(t))]
+    for target in targets:
+        subject = program(
+            lambda op, x, target=target: op.Neg(op.Expand(op.Neg(x), [*target])), {"x": declared}
+        )
+        executor = OnnxRuntimeExecutor()
+        (found,) = executor.compile(executor.lower(subject)).run([np.ones(sizes, np.float32)])
+        assert found.shape == np.broadcast_shapes(sizes, target), target
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect"])
+@pytest.mark.parametrize("seed", range(6))
+def test_some_axes_are_padded_between_transposes(seed, mode, late):
+    """Left to itself onnxruntime reorders the pads as if they were of all axes, in their order."""
+    draw = random.Random(f"{seed} {mode}")
+    rank = draw.choice([2, 3, 4])
+    count = draw.choice([rank, draw.randint(1, rank)])
+    perm, axes = draw.sample(range(rank), rank), draw.sample(range(rank), count)
+    axes = [axis - draw.choice([0, rank]) for axis in axes]
+    pads = [draw.randint(0, 2) for _ in range(2 * count)]
+    sizes = [draw.randint(3, 4) for _ in range(rank)]
+
+    def body(op, x, **given):
+        turned = op.Transpose(op.Neg(x), perm=perm)
+        padded = op.Pad(turned, given.get("pads", np.array(pads)), None, axes, mode=mode)
+        return op.Neg(op.Transpose(padded, perm=np.argsort(perm).tolist()))
+
+    feeds = {"x": normal(*sizes)} | ({"pads": np.array(pads)} if late else {})
+    subject = program(body, {n: a.shape for n, a in feeds.items()}, dtypes={"pads": np.int64})
+    executor = OnnxRuntimeExecutor()
+    (found,) = executor.compile(executor.lower(subject)).run([*feeds.values()])
+    (wanted,) = run(subject, feeds).values()
+    np.testing.assert_array_equal(found, wanted)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -83,6 +84,38 @@ def places_around(size: int, low: int, high: int, mode: str, device: torch.devic
         last = inside - 1
         places = last - (places.remainder(max(2 * last, 1)) - last).abs()
     return places + begin
+
+
+def repeated(kernel: Callable[..., Tensor], x: Tensor, pads: Sequence[int]) -> Tensor:
+    """A kernel that puts copies around a tensor; it refuses one of no elements.
+
+    Args:
+        kernel: of PyTorch.
+        x: the tensor.
+        pads: before and after each axis, the last axis first.
+    """
+    sizes = list(x.shape)
+    for i, more in enumerate(map(sum, zip(pads[::2], pads[1::2], strict=True))):
+        if more and not sizes[-1 - i]:
+            return kernel(x, pads)  # there is nothing to copy, as it says
+        sizes[-1 - i] += more
+    return kernel(x, pads) if x.numel() else x.new_empty(sizes)
+
+
+def of_channels(kernel: Callable[..., Any], *given: Any) -> Any:
+    """What a kernel makes of images; no channels lie in a batch of none, which it takes.
+
+    Args:
+        kernel: of PyTorch.
+        given: its operands, of which tensors are images [N, C, *].
+    """
+    batch, channels = next(a.shape[:2] for a in given if isinstance(a, Tensor))
+    if channels:
+        return kernel(*given)
+    found = kernel(*(a.reshape(0, 1, *a.shape[2:]) if isinstance(a, Tensor) else a for a in given))
+    if isinstance(found, Tensor):
+        return found.reshape(batch, 0, *found.shape[2:])
+    return tuple(y.reshape(batch, 0, *y.shape[2:]) for y in found)
 
 
 def pad(x: Tensor, pads: Tensor, fill: Tensor | float, axes: Tensor, mode: str) -> Tensor:

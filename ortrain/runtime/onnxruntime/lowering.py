@@ -52,6 +52,7 @@ def make_standard(program: Program) -> None:
     refuse_negative_rows(program)
     expand(program.graph, opset=program.opset)
     count_axes_from_the_front(program)
+    pad_along_all_axes(program)
     spell_scattered_reductions(program)
     clean(program)
     program.import_domains()
@@ -90,6 +91,35 @@ def count_axes_from_the_front(program: Program) -> int:
             with Builder.before(node, opset=program.opset) as op:
                 node.replace_input_with(1, op.constant(given % length))
             changed += 1
+    return changed
+
+
+def pad_along_all_axes(program: Program) -> int:
+    """Gives the pads of some axes as those of all, in their order; returns how many nodes changed.
+
+    Where onnxruntime moves a transpose past a ``Pad``, it reorders the pads as if they were of all
+    axes, and so pads others or fails.
+    """
+    changed = 0
+    for node in list(program.graph.all_nodes()):
+        if node.op_type != "Pad" or node.domain or len(node.inputs) < 4:
+            continue
+        data, pads, _, places = node.inputs[:4]
+        rank, axes = (None if data is None else shapes.rank(data)), shapes.constant(places)
+        if axes is None or pads is None or not rank:
+            continue
+        ends = np.concatenate([axes % rank, axes % rank + rank]).astype(np.int64)
+        known = shapes.constant(pads)
+        with Builder.before(node, opset=program.opset) as op:
+            whole = np.zeros(2 * rank, np.int64)
+            if known is None:
+                full = op.ScatterElements(op.constant(whole), op.constant(ends), pads, axis=0)
+            else:
+                whole[ends] = known
+                full = op.constant(whole)
+        node.replace_input_with(1, full)
+        node.replace_input_with(3, None)
+        changed += 1
     return changed
 
 

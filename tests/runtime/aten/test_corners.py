@@ -51,6 +51,76 @@ def test_what_runs_along_an_axis_of_nothing_gives_nothing(shape):
             agree(lambda op, x, axis=axis: op.Hardmax(x, axis=axis), {"x": x})
 
 
+def scaled(operator):
+    def body(op, x):
+        ones = op.Expand(np.float32(1), op.Shape(x, start=1, end=2))
+        return op.node(operator, (x, ones, ones))
+
+    return body
+
+
+def windowed(operator, **form):
+    def body(op, x):
+        rank = len(x.shape) - 2
+        more = {name: value * rank for name, value in form.items() if name != "outputs"}
+        if form.get("outputs") != 2:
+            return op.node(operator, (x,), kernel_shape=[2] * rank, **more)
+        y, places = op.node(operator, (x,), kernel_shape=[2] * rank, outputs=2, **more)
+        return {"y": y, "places": places}
+
+    return body
+
+
+def around(mode, axes):
+    return lambda op, x: op.Pad(x, [1, 1] * len(axes), None, axes, mode=mode)
+
+
+IMAGES = {
+    f"{operator} {form}": windowed(operator, **form)
+    for operator in ("MaxPool", "AveragePool", "LpPool")
+    for form in ({}, {"strides": [2]}, {"dilations": [2]}, {"pads": [1, 0]}, {"pads": [1, 1]})
+} | {
+    "MaxPool with places": windowed("MaxPool", outputs=2),
+    "MaxPool with places and pads": windowed("MaxPool", pads=[1, 0], outputs=2),
+    "InstanceNormalization": scaled("InstanceNormalization"),
+    **{f"Pad {m} {a}": around(m, a) for m in ("edge", "reflect") for a in ([-1], [2])},
+}
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("image", IMAGES)
+def test_images_of_no_batch_or_no_channels(image, rank):
+    for shape in ((0, 2), (2, 0), (0, 0)):
+        agree(IMAGES[image], {"x": np.zeros((*shape, *[5] * rank), np.float32)})
+
+
+@pytest.mark.parametrize("mode", ["edge", "reflect"])
+def test_copies_are_put_around_any_axis_of_what_is_empty(mode):
+    for shape in itertools.product((0, 2, 3), repeat=3):
+        for axis in (i for i in range(3) if shape[i]):
+            body = around(mode, [axis])
+            agree(body, {"x": np.ones(shape, np.float32)})
+
+
+@pytest.mark.parametrize("shape", [(0, 2), (2, 0), (0,), (0, 2, 3), (2, 0, 1)])
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_nothing_is_resized(mode, shape):
+    """The reference resizes no image of no elements."""
+    for rank in (1, 2):
+        axes, sizes = [*range(len(shape), len(shape) + rank)], (*shape, *[4] * rank)
+        for declared in (sizes, tuple(f"d{i}" for i in range(len(sizes)))):
+            subject = program(
+                lambda op, x, axes=axes: op.Resize(
+                    x, None, None, np.array([3] * len(axes)), axes=axes, mode=mode
+                ),
+                {"x": declared},
+            )
+            executor = AtenExecutor()
+            compiled = executor.compile(executor.lower(subject))
+            (found,) = compiled.run([np.zeros(sizes, np.float32)])
+            assert found.shape == (*shape, *[3] * rank)
+
+
 @pytest.mark.parametrize(("shape", "axis"), [((0,), 0), ((2, 0), 1), ((3, 0, 2), -2)])
 def test_the_hardest_of_nothing_is_nothing(shape, axis):
     """The reference cannot say which it is."""

@@ -12,6 +12,8 @@ from torch.nn import functional as F  # noqa: N812
 from ortrain import Options, ORTModule
 from ortrain.errors import ExecutionError
 from ortrain.runtime.aten import AtenExecutor
+from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
+from ortrain.runtime.reference import ReferenceExecutor
 from tests.programs import program
 from tests.runtime.agreement import agree
 
@@ -65,6 +67,25 @@ def test_any_form_of_resize(seed):
         return  # its scale is what the sizes give, to rounding
     agree(sized, {"x": x}, tolerance=1e-5)
     agree(given, {"x": x, "sizes": wanted}, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("seed", range(12))
+def test_corners_are_aligned_by_the_size_that_there_is_then(mode, seed):
+    """By a fraction of it, which scales may give, neither PyTorch nor onnxruntime goes."""
+    draw = random.Random(seed)
+    x = floats(1, 2, draw.randint(3, 8), draw.randint(3, 8), seed=seed)
+    scales = np.array(
+        [1, 1, *(draw.choice([0.61, 0.73, 0.87, 1.31, 2.63]) for _ in "hw")], np.float32
+    )
+    form = {"coordinate_transformation_mode": "align_corners", "mode": mode}
+    subject = program(lambda op, x: op.Resize(x, None, scales, None, **form), {"x": x.shape})
+    sizes = [int(n * scale) for n, scale in zip(x.shape[2:], scales[2:], strict=True)]
+    kind = {"linear": "bilinear", "cubic": "bicubic"}[mode]
+    wanted = F.interpolate(torch.from_numpy(x), sizes, mode=kind, align_corners=True).numpy()
+    for executor in (AtenExecutor(), OnnxRuntimeExecutor(), ReferenceExecutor()):
+        (found,) = executor.compile(executor.lower(subject)).run([x])
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("policy", ["not_larger", "not_smaller"])

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx.reference.ops import op_resize
 
 from ortrain.program import Program
 from ortrain.runtime.aten import AtenExecutor
@@ -19,6 +20,26 @@ from ortrain.runtime.reference import ReferenceExecutor
 SERVED = 1521
 # Of the dtype's own rounding, where a case does not allow as much.
 ROUNDING = {"float16": 2e-3, "bfloat16": 1e-2}
+
+
+# Corners are aligned by the length of the resized tensor, says the operator's text, of which no
+# tensor has a fraction, and PyTorch and onnxruntime go by it (tests of resizing compare them). What
+# the standard expects of these two comes of 2.4, a length of 4 times a scale of 0.6, instead of 2.
+RESIZED = {f"test_resize_downsample_scales_{mode}_align_corners" for mode in ("linear", "cubic")}
+
+
+def by_its_text(case):
+    """The outputs of a case, or for those of `RESIZED` what the operator's text says."""
+    if case.name not in RESIZED:
+        return case.data_sets
+    ((x, scales),) = [[array(value) for value in inputs] for inputs, _ in case.data_sets]
+    mode = "cubic" if "cubic" in case.name else "linear"
+    sizes = tuple(int(n) for n in x.shape * scales)
+    coefficients = {"linear": op_resize._linear_coeffs, "cubic": op_resize._cubic_coeffs}[mode]
+    wanted = op_resize._interpolate_nd(
+        x, coefficients, output_size=sizes, coordinate_transformation_mode="align_corners"
+    )
+    return [((x, scales), (wanted.astype(x.dtype),))]
 
 
 def cases():
@@ -51,7 +72,7 @@ def check(case):
         assert all(reasons.values())
         return False
     compiled = executor.compile(lowered)
-    for inputs, outputs in case.data_sets:
+    for inputs, outputs in by_its_text(case):
         results = compiled.run([array(value) for value in inputs])
         for result, output in zip(results, outputs, strict=True):
             assert not (reason := differs(result, array(output), case)), reason
@@ -90,7 +111,7 @@ def test_the_reference_is_nowhere_wrong_on_the_cases_of_the_standard():
     wrong = {}
     for case in filter(is_of_tensors, cases()):
         executor = ReferenceExecutor()
-        for inputs, outputs in case.data_sets:
+        for inputs, outputs in by_its_text(case):
             try:
                 program = executor.lower(Program(ir.from_proto(case.model)))
                 results = executor.compile(program).run([array(value) for value in inputs])

@@ -64,7 +64,9 @@ def rms_norm(t, x, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
 @kernel("InstanceNormalization")
 def instance_norm(t, input, scale, bias, *, epsilon=1e-5):
     """Each channel is a group."""
-    return sized(t.group_norm(input, input.size(1), scale, bias, epsilon), input.dims)
+    count = input.size(1)  # where there are none, a group of nothing
+    groups = max(count, 1) if isinstance(count, int) else t.bound(Size(f"max({count}, 1)"))
+    return sized(t.group_norm(input, groups, scale, bias, epsilon), input.dims)
 
 
 @kernel("GroupNormalization")

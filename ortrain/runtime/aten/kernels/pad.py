@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ortrain.graph.shapes import FLOATING
-from ortrain.runtime.aten.kernels.shape import known, number, sized
+from ortrain.runtime.aten.kernels.shape import has_some, known, number, sized
 from ortrain.runtime.aten.lines import Raw
 from ortrain.runtime.aten.operands import Size, Tensor
 from ortrain.runtime.aten.table import kernel
@@ -69,6 +69,7 @@ def _sizes(data, around):
 # -- copies of what is inside --------------------------------------------------------------------
 
 _FUSED = {"reflect": "reflection", "edge": "replication"}
+_LATE = "late.repeated"
 
 
 def _repeated(t, data, around, mode):
@@ -78,7 +79,9 @@ def _repeated(t, data, around, mode):
     pairs = zip(data.dims, around, strict=True)
     if fits and all(_is_within(size, pair, mode) for size, pair in pairs):
         flat = [n for pair in reversed(around[-count:]) for n in pair]
-        whole = t.call(f"torch._C._nn.{_FUSED[mode]}_pad{count}d", data, flat)
+        function = f"torch._C._nn.{_FUSED[mode]}_pad{count}d"
+        some = has_some(data)
+        whole = t.call(function, data, flat) if some else t.call(_LATE, Raw(function), data, flat)
         return sized(whole, _sizes(data, around))
     for axis, pair in enumerate(around):
         if pair != (0, 0):

@@ -13,7 +13,7 @@ from ortrain.runtime.aten import late
 from ortrain.runtime.aten.kernels.conv import Window
 from ortrain.runtime.aten.kernels.create import DEVICE
 from ortrain.runtime.aten.kernels.pad import padded
-from ortrain.runtime.aten.kernels.shape import counted, shaped, sized
+from ortrain.runtime.aten.kernels.shape import counted, of_channels, shaped, sized
 from ortrain.runtime.aten.operands import Size, product
 from ortrain.runtime.aten.table import kernel
 
@@ -68,7 +68,7 @@ def max_pool(
     dims = [*x.dims[:2], *window.counts(x, _ends(window, x, ceil_mode))]
     steps = (window.kernel, window.strides, both, window.dilations, bool(ceil))
     if alone and (window.rank > 1 or x.dtype in FLOATING):
-        return sized(t.call(f"torch.max_pool{window.rank}d", image, *steps), dims)
+        return sized(of_channels(t, f"torch.max_pool{window.rank}d", image, *steps), dims)
     y, index = (sized(v, dims) for v in _with_indices(t, window.rank, image, steps))
     if image.dtype is not x.dtype:
         y = sized(y.to(x.dtype), dims)
@@ -85,9 +85,8 @@ def max_pool(
 
 
 def _with_indices(t, rank, image, steps):
-    if rank > 1:
-        return t.call(f"torch._C._nn.max_pool{rank}d_with_indices", image, *steps, outputs=2)
-    return t.max_pool1d_with_indices(image, *steps, outputs=2)
+    where = "torch._C._nn" if rank > 1 else "torch"
+    return of_channels(t, f"{where}.max_pool{rank}d_with_indices", image, *steps, outputs=2)
 
 
 def _is_read(value):
@@ -177,8 +176,9 @@ def _averages(t, x, window, both=0, ceil_mode=False, count_include_pad=True):
     form = (window.kernel, window.strides, both, ceil_mode, count_include_pad)
     narrow = x.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     if window.rank == 3 and narrow and t.device.type == "cpu":  # for these it has no kernel
-        return t.call(function, x.to(ir.DataType.FLOAT), *form).to(x.dtype)
-    return t.call(function, x, *form)
+        wide = sized(x.to(ir.DataType.FLOAT), x.dims)
+        return of_channels(t, function, wide, *form).to(x.dtype)
+    return of_channels(t, function, x, *form)
 
 
 def _means(t, x, window, around):

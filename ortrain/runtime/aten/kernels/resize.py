@@ -145,23 +145,34 @@ def _picks(row, centre, coordinates, nearest_mode):
 
 
 def _laid_out(x, changed, count):
-    """The tensor as [N, C, *axes], and what takes the result back."""
+    """The tensor as [N, C, *axes], and what takes the result back.
+
+    PyTorch's kernels take a batch of none, and refuse no channels: where there may be none, all
+    that does not change lies in the batch.
+    """
     moved = [axis for axis, *_ in changed]
     order = [axis for axis in range(x.rank) if axis not in moved] + moved
     lead, sizes = [x.size(axis) for axis in order[: -len(moved)]], [row[1] for row in changed]
     image = x if order == sorted(order) else x.permute(*order)
-    shape = [1, product(lead), *[1] * (count - len(moved)), *sizes]
-    if len(lead) != 2 or count != len(moved):
+    some = all(_is_some(x.dims[axis]) for axis in order[: -len(moved)])
+    stays = len(lead) == 2 and count == len(moved) and _is_some(x.dims[order[1]])
+    rest = [1, product(lead)] if some else [product(lead), 1]
+    shape = [*rest, *[1] * (count - len(moved)), *sizes]
+    if not stays:
         image = image.reshape(*shape)
 
     def afterwards(y):
-        if len(lead) != 2 or count != len(moved):
+        if not stays:
             y = shaped(y, [*lead, *(after for _, _, after, _ in changed)])
         if order == sorted(order):
             return y
         return y.permute(*(int(i) for i in np.argsort(order)))
 
     return image, afterwards
+
+
+def _is_some(size):
+    return isinstance(size, int) and size > 0
 
 
 # -- sampling ------------------------------------------------------------------------------------

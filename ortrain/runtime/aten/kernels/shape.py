@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ortrain.runtime.aten.lines import Raw
-from ortrain.runtime.aten.operands import Host, Size, product
+from ortrain.runtime.aten.operands import Host, Size, Tensor, product
 from ortrain.runtime.aten.size_rules import bounded
 from ortrain.runtime.aten.table import kernel
 
@@ -45,6 +45,14 @@ def shaped(data, sizes):
 def has_some(x):
     """Whether a tensor is known to have elements: of none, some of PyTorch's kernels refuse."""
     return x.dims is not None and all(isinstance(d, int) and d > 0 for d in x.dims)
+
+
+def of_channels(t, function, *given, outputs=1):
+    """A call of a kernel for images, which by itself would refuse those of no channels."""
+    images = [a.dims for a in given if isinstance(a, Tensor) and a.dims is not None]
+    if any(isinstance(dims[1], int) and dims[1] > 0 for dims in images):
+        return t.call(function, *given, outputs=outputs)
+    return t.call("late.of_channels", Raw(function), *given, outputs=outputs)
 
 
 def sized(tensor, sizes):

@@ -6,7 +6,7 @@ from ortrain.ops.gradients.conv import spatial
 from ortrain.runtime.aten.kernels.norm_gradients import asked
 from ortrain.runtime.aten.kernels.pad import padded
 from ortrain.runtime.aten.kernels.pool import fits
-from ortrain.runtime.aten.kernels.shape import viewed
+from ortrain.runtime.aten.kernels.shape import of_channels, sized, viewed
 from ortrain.runtime.aten.table import kernel
 
 
@@ -118,7 +118,7 @@ def _window(kernel_shape, strides, pads, dilations):
 
 
 def _plane(x, rank):
-    return x.unsqueeze(2) if rank == 1 else x
+    return sized(x.unsqueeze(2), [*x.dims[:2], 1, *x.dims[2:]]) if rank == 1 else x
 
 
 def _line(x, rank):
@@ -129,8 +129,8 @@ def _line(x, rank):
 def max_pool(t, x, *, kernel_shape, ceil_mode=0, dilations=None, pads=None, strides=None):
     rank = len(kernel_shape)
     window = _window(kernel_shape, strides, pads, dilations)
-    found = t.call(
-        f"nn.max_pool{max(rank, 2)}d_with_indices", _plane(x, rank), *window, bool(ceil_mode),
+    found = of_channels(
+        t, f"nn.max_pool{max(rank, 2)}d_with_indices", _plane(x, rank), *window, bool(ceil_mode),
         outputs=2,
     )  # fmt: skip
     return [_line(each, rank) for each in found]
@@ -143,8 +143,8 @@ def max_pool_gradient(
     rank = len(kernel_shape)
     dy, x, places = (_plane(each, rank) for each in (dy, x, places))
     window = _window(kernel_shape, strides, pads, dilations)
-    dx = t.call(
-        f"aten.max_pool{max(rank, 2)}d_with_indices_backward", dy, x, *window, bool(ceil_mode),
+    dx = of_channels(
+        t, f"aten.max_pool{max(rank, 2)}d_with_indices_backward", dy, x, *window, bool(ceil_mode),
         places,
     )  # fmt: skip
     return _line(dx, rank)
@@ -156,8 +156,8 @@ def average_pool(
 ):
     rank = len(kernel_shape)
     window = _window(kernel_shape, strides, pads, None)[:3]
-    dx = t.call(
-        f"aten.avg_pool{max(rank, 2)}d_backward", _plane(dy, rank), _plane(x, rank), *window,
+    dx = of_channels(
+        t, f"aten.avg_pool{max(rank, 2)}d_backward", _plane(dy, rank), _plane(x, rank), *window,
         bool(ceil_mode), bool(count_include_pad), None,
     )  # fmt: skip
     return _line(dx, rank)
