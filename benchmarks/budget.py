@@ -27,7 +27,7 @@ from measurement import (
     one_of,
     turns,
 )
-from memory import Peak, resident
+from memory import Peak
 from workloads import Made, Workload, bert, gpt2, loss_of, minilm_model, resnet, text_batch
 
 BUDGETS = (
@@ -64,7 +64,7 @@ def child(name: str, budget: str, share: str) -> Row:
     """
     import ortrain
     from ortrain import Options, ORTModule
-    from ortrain.runtime.memory import release_free_memory
+    from ortrain.runtime.memory import release_free_memory, resident
 
     module, (batch,) = MODELS[name].make()
     found: Row = {}

@@ -20,13 +20,9 @@ from contestants import CONTESTANTS, Training
 from measurement import ProcessFailed, Results, Row, arguments, in_a_process, one_of
 from workloads import CHECKPOINTED, WORKLOADS
 
-PAGE = 4096
+from ortrain.runtime.memory import resident
+
 MODELS = {**WORKLOADS, "bert-checkpointed": CHECKPOINTED}
-
-
-def resident() -> int:
-    """Resident bytes of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
 
 
 class Peak(threading.Thread):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from torch import distributed
-
 from ortrain.guards.structure import FlatCall
 from ortrain.step.forms import CompiledCapture
+from ortrain.step.progress import speaks
 from ortrain.step.report import Report, Saving, alone
 from ortrain.step.tokens import LABELLED, REAL
 
@@ -28,7 +27,7 @@ def print_density(
         report: on the calls.
         saving: what was saved of it; None where nothing was to be.
     """
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_rank():
+    if not speaks():
         return
     densities: dict[str, float] = {}
     if served.counts is not None:

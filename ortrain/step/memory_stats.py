@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping
 
 import torch
-from torch import distributed
 
 from ortrain.autodiff.held import megabytes, peak, saved_bytes
+from ortrain.guards.structure import FlatCall
 from ortrain.runtime.memory import resident
 from ortrain.step.build import Plan
+from ortrain.step.forms import CompiledCapture
+from ortrain.step.progress import speaks
 
 # Each of the first steps has a line, and then those that are powers of two.
 _FIRST = 10
 
 
-def print_memory(step: int, plan: Plan, sizes: Mapping[str, int], device: torch.device) -> None:
+def print_memory(
+    step: int,
+    plan: Plan,
+    served: CompiledCapture,
+    flat: FlatCall,
+    packed: bool,
+    device: torch.device,
+) -> None:
     """Prints what a training step holds beyond weights and inputs, and what memory is taken.
 
     To standard error, of the first process of several, between the forward and the backward.
@@ -25,13 +33,16 @@ def print_memory(step: int, plan: Plan, sizes: Mapping[str, int], device: torch.
     Args:
         step: its number, from 1; not all have a line.
         plan: of the step.
-        sizes: value of each symbolic dimension.
+        served: the capture that runs.
+        flat: the call.
+        packed: whether tokens are left out.
         device: of its tensors.
     """
-    if step >= _FIRST and step & (step - 1):
+    if (step >= _FIRST and step & (step - 1)) or not speaks():
         return
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_rank():
-        return
+    sizes = served.sizes(flat)
+    if served.tokens is not None and packed:
+        sizes |= served.tokens.most(sizes)
     parts = [
         f"{megabytes(saved_bytes(plan.programs, sizes))} kept for the backward",
         f"{megabytes(peak(plan.programs, sizes))} at most",

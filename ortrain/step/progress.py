@@ -1,4 +1,4 @@
-"""A line on standard error while something takes long."""
+"""Lines on standard error: while something takes long, and who of several processes prints any."""
 
 from __future__ import annotations
 
@@ -9,8 +9,16 @@ import threading
 import time
 from collections.abc import Iterator
 
+from torch import distributed
+
 # Seconds until the first line; each further one comes after twice the time of the one before.
 FIRST = 5.0
+
+
+def speaks() -> bool:
+    """Whether this process is the one that prints: the only one, or the first of a group."""
+    grouped = distributed.is_available() and distributed.is_initialized()
+    return not grouped or distributed.get_rank() == 0
 
 
 @contextlib.contextmanager
@@ -19,9 +27,9 @@ def progress(doing: str, *, shown: bool) -> Iterator[None]:
 
     Args:
         doing: what the code inside does.
-        shown: whether to say anything.
+        shown: whether to say anything, where this process does.
     """
-    if not shown:
+    if not (shown and speaks()):
         yield
         return
     done, stream, start = threading.Event(), sys.stderr, time.monotonic()

@@ -216,10 +216,8 @@ class Runner:
         if self.debug_options.print_input_density and form.grad:
             print_density(served, flat, report, saving)
         if self.debug_options.print_memory_stats and trains:
-            numbers = served.sizes(flat)
-            if served.tokens is not None and variant[-1]:
-                numbers |= served.tokens.most(numbers)
-            print_memory(report.graph_calls, step.plan, numbers, device_of(flat, state.tensors))
+            device = device_of(flat, state.tensors)
+            print_memory(report.graph_calls, step.plan, served, flat, variant[-1], device)
         if report.reason or not report.mode:
             report.mode, report.reason = "graph", ""
         if sample is not None:
