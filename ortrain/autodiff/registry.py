@@ -235,12 +235,15 @@ class Gradient:
         value = self.node.inputs[index] if index < len(self.node.inputs) else None
         return value is not None and value in self._wanted
 
-    def output(self, index: int, dtype: ir.DataType | None = None) -> ir.Value:
+    def output(
+        self, index: int, dtype: ir.DataType | None = None, *, like: ir.Value | None = None
+    ) -> ir.Value:
         """An output of the forward node, added to the node where it is optional and absent.
 
         Args:
             index: position of the output.
             dtype: of the output; the first output's by default.
+            like: a value of its shape.
         """
         if index >= len(self.node.outputs):
             self.node.resize_outputs(index + 1)
@@ -250,6 +253,8 @@ class Gradient:
         if value.dtype is None:
             own = self.node.outputs[0].dtype
             value.type = ir.TensorType(dtype or own or ir.DataType.FLOAT)
+        if like is not None and like.shape is not None:
+            value.shape = like.shape.copy()
         return self.widened(value)
 
     def composite(self, name: str, *inputs: ir.Value | Like | None, **attributes: Any) -> Any:

@@ -35,6 +35,19 @@ class Blocks(nn.Module):
         return x.square().mean()
 
 
+class Pools(nn.Module):
+    """Windows that overlap, of which a step keeps the places of the maxima."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pooled = nn.functional.max_pool2d(torch.tanh(x * self.scale), 3, 1, 1)
+        again = nn.functional.max_pool2d(pooled.sin(), 3, 1, 1)
+        return again.square().mean()
+
+
 def wrapped(module: nn.Module, budget: Any, engine: Any = "aten") -> ORTModule:
     options = Options(engine=engine, memory_budget=budget, fallback="raise", skip_padding=False)
     return ORTModule(copy.deepcopy(module), options=options)
@@ -73,11 +86,16 @@ def test_numbers_are_the_same_to_the_bit(budget: Any, engine: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "budget"),
-    crossed(["bert", "gpt2", "vit", "perceptron"], [None, 0.7, "least"], one_in=2),
+    [
+        *crossed(["bert", "gpt2", "vit", "perceptron"], [None, 0.7, "least"], one_in=2),
+        ("pools", None),
+    ],
 )
 def test_the_peak_is_the_predicted_one(name: str, budget: Any) -> None:
     if name == "perceptron":
         module, inputs = Blocks(8, 32).train(), {"x": torch.randn(512, 32)}
+    elif name == "pools":
+        module, inputs = Pools(), {"x": torch.randn(4, 8, 48, 48)}
     else:
         case = MODELS[name]
         module, inputs = case.build().train(), case.batch(16, 24)

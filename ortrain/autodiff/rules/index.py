@@ -94,7 +94,7 @@ def top_k(g, x, k, *, axis=-1, largest=1, sorted=1):
     """dx = zeros with dy at the places that were picked"""
     if g.dys[0] is None:
         return None
-    return g.op.ScatterElements(g.op.zeros_like(x), g.output(1), g.dy, axis=axis)
+    return g.op.ScatterElements(g.op.zeros_like(x), g.output(1, like=g.y), g.dy, axis=axis)
 
 
 @gradient("Compress")

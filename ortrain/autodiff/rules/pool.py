@@ -40,7 +40,7 @@ def max_pool(
         g.unsupported("its indices count along columns first (storage_order=1)")
     spans = [(k - 1) * d + 1 for k, d in zip(window, frame["dilations"], strict=True)]
     overlap = any(step < span for step, span in zip(steps, spans, strict=True))
-    return scatter_flat(g, x, g.output(1, ir.DataType.INT64), g.dy, repeats=overlap)
+    return scatter_flat(g, x, g.output(1, ir.DataType.INT64, like=g.y), g.dy, repeats=overlap)
 
 
 def _tiled(g, x, window):
@@ -83,7 +83,7 @@ def max_pool_with_places(
 ):
     """dy goes to the first maximum of each window (as torch)"""
     return g.composite(
-        "MaxPoolGradient", g.dy, g.like(x), g.output(1, ir.DataType.INT64),
+        "MaxPoolGradient", g.dy, g.like(x), g.output(1, ir.DataType.INT64, like=g.y),
         kernel_shape=kernel_shape, ceil_mode=ceil_mode, dilations=dilations, pads=pads,
         strides=strides,
     )  # fmt: skip

@@ -93,3 +93,23 @@ def assert_as_close(ours, theirs, *operands):
     truth = theirs(*(t.double() for t in operands))
     own = float((theirs(*operands) - truth).norm())
     assert float((ours(*operands) - truth).norm()) <= 3 * own
+
+
+@pytest.mark.parametrize(("rows", "columns", "inner"), [(97, 5, 64), (64, 64, 33), (129, 1, 40)])
+@pytest.mark.parametrize("copied", [1, 4096, 10_000])
+def test_a_transposed_operand_is_copied_in_blocks(
+    monkeypatch, measured, rows, columns, inner, copied
+):
+    """The same numbers, whatever the last block has."""
+    seen = []
+    pointwise = blas._pointwise
+    monkeypatch.setattr(blas, "_pointwise", lambda a, *rest: seen.append(a) or pointwise(a, *rest))
+    monkeypatch.setattr(blas, "SMALL", 0)
+    monkeypatch.setattr(blas, "COPIED", copied)
+    monkeypatch.setattr(blas, "_CHOICE", Choice(None))
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(inner, n, generator=generator) for n in (rows, columns))
+    found = blas.mm(a.t(), b)
+    assert len(seen) == (-(-rows // max(copied // (4 * inner), 1)) if copied < a.nbytes / 2 else 1)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, a.t() @ b)
