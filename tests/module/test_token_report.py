@@ -271,8 +271,8 @@ def test_only_the_first_process_prints(
     model = wrapped(Tagger(), DebugOptions(print_input_density=True))
     run(model, tagged("some"))
     assert capsys.readouterr().err
-    monkeypatch.setattr("ortrain.step.density.distributed.is_initialized", lambda: True)
-    monkeypatch.setattr("ortrain.step.density.distributed.get_rank", lambda: 1)
+    monkeypatch.setattr("ortrain.step.progress.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("ortrain.step.progress.distributed.get_rank", lambda: 1)
     run(model, tagged("some"))
     assert not capsys.readouterr().err
 
