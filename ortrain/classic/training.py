@@ -1,0 +1,226 @@
+"""``Training``: what the trainers of both generations are made of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx
+import torch
+from torch import distributed, nn
+
+from ortrain.classic.description import Descriptions
+from ortrain.classic.graphs import GraphModule, Postprocess, of_model, postprocessed, written
+from ortrain.classic.modules import ByName, WithLoss, takes_names
+from ortrain.classic.ranks import expect_group
+from ortrain.classic.states import States, load_states, load_weights, states_of
+from ortrain.classic.stepping import Attributes, Stepper, device_of, pipeline, trained
+from ortrain.classic.updates import Update
+from ortrain.config import Options
+from ortrain.deploy.export import export_onnx
+from ortrain.errors import InputError, StateError
+from ortrain.module import ORTModule, unwrap
+
+
+class Training:
+    """A model, its loss, its optimizer and the processes that train it.
+
+    Args:
+        model: a torch module, or an ONNX model that has its loss.
+        loss_fn: takes the model's result and the label, the last input; None where the model
+            returns its loss.
+        descriptions: of inputs and outputs.
+        optimizer: name of the optimizer.
+        attributes: of a parameter, by its name.
+        device: to train on; the model is moved there.
+        accumulation: steps for each update.
+        rank: of this process.
+        world: how many processes train together.
+        clip: whether gradients are scaled down by their norm.
+        mixed: in mixed precision.
+        zero: stage of ZeRO: 0, or 1 for moments that are kept by one process each.
+        frozen: names of weights that are not trained.
+        deterministic: whether two runs have to be equal.
+        opset: of graphs; None for the pipeline's.
+        postprocess: changes the ONNX model that the steps are made of, or returns another one.
+        strict_names: described inputs have to have the names of ``forward``.
+        options: of the pipeline.
+
+    Raises:
+        InputError: what is said of the model is not so, or is not served. Nothing has changed then.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        loss_fn: Callable[..., Any] | None,
+        descriptions: Descriptions,
+        optimizer: str,
+        attributes: Attributes,
+        *,
+        device: str | torch.device,
+        accumulation: int = 1,
+        rank: int = 0,
+        world: int = 1,
+        clip: bool = True,
+        mixed: bool = False,
+        zero: int = 0,
+        frozen: Sequence[str] = (),
+        deterministic: bool = False,
+        opset: int | None = None,
+        postprocess: Postprocess | None = None,
+        strict_names: bool = True,
+        options: Options | None = None,
+    ) -> None:
+        own_device = device_of(device)
+        expect_group(rank, world)
+        if zero not in (0, 1):
+            raise InputError(f"ZeRO of stage {zero}: 0 and 1 are served")
+        settings = pipeline(
+            options, own_device, mixed=mixed, deterministic=deterministic, opset=opset
+        )
+        self.descriptions, self.device, self.mixed = descriptions, own_device, mixed
+        self.partitioned = bool(zero) and distributed.is_initialized()
+        if isinstance(model, nn.Module):
+            module, named = self._of_module(
+                unwrap(model), loss_fn, own_device, settings, postprocess, strict_names
+            )
+        elif isinstance(model, onnx.ModelProto):
+            if loss_fn is not None:
+                raise InputError(
+                    "loss_fn is given with an ONNX model, which has its loss",
+                    help="leave loss_fn out, and describe the model's loss as an output",
+                )
+            if mixed:
+                raise InputError(
+                    "an ONNX model is trained in the dtypes that it has",
+                    because="mixed precision is PyTorch's autocast",
+                    help="give the torch module that the model was exported of",
+                )
+            if postprocess is not None:
+                model = written(postprocess, model)
+            module = of_model(model, descriptions, frozen, settings)
+            named = {name: p for name, p in module.held.items() if isinstance(p, nn.Parameter)}
+            self.weights: dict[str, torch.Tensor] = dict(module.held)
+        else:
+            raise InputError(
+                f"model is a {type(model).__name__}: expected a torch.nn.Module or an "
+                "onnx.ModelProto"
+            )
+        self.model, self.module = model, module
+        parameters = trained(named, frozen, [*self.weights])
+        update = Update(optimizer, parameters, attributes, clip=clip, partitioned=self.partitioned)
+        # Nothing is refused from here on.
+        for name, parameter in named.items():
+            parameter.requires_grad_(name in parameters)
+        module.to(own_device)
+        self.stepper = Stepper(
+            module,
+            descriptions,
+            update,
+            device=own_device,
+            accumulation=accumulation,
+            has_label=loss_fn is not None,
+            deterministic=deterministic,
+            mixed=mixed,
+        )
+
+    def _of_module(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., Any] | None,
+        device: torch.device,
+        settings: Options,
+        postprocess: Postprocess | None,
+        strict_names: bool,
+    ) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+        """The module that steps run, and its parameters by name."""
+        described = self.descriptions
+        if loss_fn is not None and described.loss != 0:
+            raise InputError(
+                f"the loss {described.results[described.loss]!r} is described behind other outputs",
+                because="with a loss function the outputs are its loss, then the model's",
+                help="describe the loss first",
+            )
+        if loss_fn is not None and len(described.inputs) < 2:
+            raise InputError("a loss function needs a label", help="describe it as the last input")
+        by_name = takes_names(model, described.names, loss_fn is not None, strict=strict_names)
+        both = WithLoss(model, loss_fn, described, by_name)
+        self.weights = {**dict(model.named_buffers()), **_named(model)}
+        named = dict(model.named_parameters())
+        if isinstance(loss_fn, nn.Module):
+            inner = {f"loss_fn.{name}": p for name, p in loss_fn.named_parameters()}
+            named |= inner
+            self.weights |= inner
+        self._exported = both
+        if postprocess is not None:
+            if settings.precision is not None:
+                raise InputError(
+                    "a graph of a function of the script's own is trained in float32",
+                    because="mixed precision is PyTorch's autocast",
+                    help="leave out mixed precision, or the function",
+                )
+            return postprocessed(both, described, self.weights, postprocess, settings), named
+        return ORTModule(both, options=settings), named
+
+    # -- states --------------------------------------------------------------------------------
+
+    def states(self) -> States:
+        """Of the optimizer, of this process' share of the parameters."""
+        return states_of(self.stepper.update)
+
+    def load(
+        self, weights: Mapping[str, Any], states: Mapping[str, Mapping[str, Any]], *, strict: bool
+    ) -> None:
+        """Takes over weights, and states unless there are none.
+
+        Raises:
+            InputError: they are not those of this training; nothing has changed then.
+        """
+        before = {name: tensor.detach().clone() for name, tensor in self.weights.items()}
+        load_weights(self.weights, weights, strict=strict)
+        try:
+            if states:
+                load_states(self.stepper.update, states, strict=strict)
+        except InputError:
+            load_weights(self.weights, before, strict=False)
+            raise
+
+    def save_as_onnx(self, path: str | os.PathLike[str], opset: int | None = None) -> None:
+        """Writes the model with its loss as an ONNX file, compared with PyTorch before it is kept.
+
+        An ONNX model that was given is written with the weights that it has now.
+
+        Raises:
+            StateError: no step has run, so that no graph is known.
+            ParityError: the file answers otherwise than the model.
+            SaveError: it could not be written.
+        """
+        if isinstance(self.module, GraphModule):
+            self.module.save(path, self.stepper.sample)
+            return
+        if self.stepper.sample is None:
+            raise StateError(
+                "save_as_onnx was called before a step has run",
+                because="the graph is made of a call's inputs",
+                help="call train_step or eval_step once",
+            )
+        names, results = self.descriptions.names, self.descriptions.results
+        first = self.descriptions.inputs[0].shape
+        export_onnx(
+            ByName(self._exported, self.descriptions),
+            [dict(zip(names, self.stepper.sample, strict=True))],
+            path,
+            outputs=results,
+            dimensions=[f"axis_{i}" if isinstance(s, int) else s for i, s in enumerate(first)],
+            **({} if opset is None or opset < 18 else {"opset": opset}),
+        )
+
+
+def _named(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters by all names that they have, as `state_dict` has them."""
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+__all__ = ["Training"]
