@@ -60,9 +60,11 @@ def save(
     if target.exists():
         raise SaveError(f"there is a file {str(target)!r} already", help="take another name")
     added = {USER: pickle.dumps(dict(user)).hex()} if user else {}
-    with staged(target.parent, target.name, "checkpoint") as folder:
-        with h5py.File(folder / target.name, "w") as file:
-            _write(file, {**state, **added})
+    with (
+        staged(target.parent, target.name, "checkpoint") as folder,
+        h5py.File(folder / target.name, "w") as file,
+    ):
+        _write(file, {**state, **added})
 
 
 def _write(group: Any, values: Mapping[str, Any]) -> None:
@@ -164,11 +166,12 @@ def aggregate_checkpoints(
     whole = aggregated(states)
     if not pytorch_format:
         return whole
-    weights = _weights(whole)
+    weights = weights_of(whole)
     return {name: torch.as_tensor(np.asarray(value)) for name, value in weights.items()}
 
 
-def _weights(state: Mapping[str, Any]) -> dict[str, Any]:
+def weights_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights of a nested state; the original's earlier versions called them ``fp32``."""
     model = state.get("model", {})
     return next((model[key] for key in ("full_precision", "fp32") if key in model), {})
 
@@ -211,7 +214,7 @@ def aggregated(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     weights: dict[str, list[Any]] = {}
     moments: dict[tuple[str, str], list[Any]] = {}
     for state in ordered:
-        for name, value in _weights(state).items():
+        for name, value in weights_of(state).items():
             weights.setdefault(name, []).append(value)
         for name, row in state.get("optimizer", {}).items():
             for key, value in row.items():
@@ -250,7 +253,7 @@ def _one(name: str, values: Sequence[Any], shape: Any) -> Any:
 
 
 def file_name(prefix: str, partitioned: bool, rank: int, world: int) -> str:
-    """``ORT_checkpoint.ort.pt``, or with the rank and the last one for each of several processes."""
+    """``ORT_checkpoint.ort.pt``; with the rank and the last one where each process has a file."""
     return f"{prefix}.ZeRO.{rank}.{world - 1}.ort.pt" if partitioned else f"{prefix}.ort.pt"
 
 
@@ -386,7 +389,9 @@ def _of_torch(path: Path) -> dict[str, Any]:
 # -- the experimental names of the second generation -----------------------------------------------
 
 
-def experimental_state_dict(ort_trainer: Any, include_optimizer_state: bool = True) -> dict[str, Any]:
+def experimental_state_dict(
+    ort_trainer: Any, include_optimizer_state: bool = True
+) -> dict[str, Any]:
     """Weights, and states unless they are left out, in the flat form.
 
     Args:

@@ -250,14 +250,26 @@ class ORTTrainer:
             options=options,
         )
         unused = (
-            ("_opset_version", _opset_version is not None and _opset_version < 18,
-             "graphs are of opset 18 and above"),
-            ("_enable_internal_postprocess", not _enable_internal_postprocess,
-             "graphs come from ortrain's own capture, which needs no mending"),
-            ("run_symbolic_shape_infer", run_symbolic_shape_infer,
-             "sizes are symbolic from the capture on"),
-            ("optimized_model_filepath", bool(optimized_model_filepath),
-             "graphs are written by ORTModule's DebugOptions(save_onnx=True)"),
+            (
+                "_opset_version",
+                _opset_version is not None and _opset_version < 18,
+                "graphs are of opset 18 and above",
+            ),
+            (
+                "_enable_internal_postprocess",
+                not _enable_internal_postprocess,
+                "graphs come from ortrain's own capture, which needs no mending",
+            ),
+            (
+                "run_symbolic_shape_infer",
+                run_symbolic_shape_infer,
+                "sizes are symbolic from the capture on",
+            ),
+            (
+                "optimized_model_filepath",
+                bool(optimized_model_filepath),
+                "graphs are written by ORTModule's DebugOptions(save_onnx=True)",
+            ),
         )
         for name, given, reason in unused:
             if given:
@@ -284,7 +296,9 @@ class ORTTrainer:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """A step, of training or of evaluation."""
-        return self.train_step(*args, **kwargs) if self.is_train else self.eval_step(*args, **kwargs)
+        return (
+            self.train_step(*args, **kwargs) if self.is_train else self.eval_step(*args, **kwargs)
+        )
 
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
         """Trains on a batch.
@@ -337,7 +351,7 @@ class ORTTrainer:
         """The outputs of a batch in evaluation mode, without any update.
 
         Args:
-            args: inputs; the label of a loss function may be left out where its loss is not fetched.
+            args: inputs; the label of a loss function may be left out, and its loss with it.
             kwargs: the same by name; ``fetches``, names of the outputs to return.
         """
         desc = self._training.descriptions

@@ -200,7 +200,7 @@ def postprocessed(
         both = ByName(module, descriptions)
         captured = capture(both, (), named, opset=options.opset)
         program = captured.program.clone()
-        own = {name: tensor for name, tensor in both.state_dict(keep_vars=True).items()}
+        own = {**dict(both.named_buffers()), **dict(both.named_parameters())}
         names = {id(tensor): name for name, tensor in held.items()}
         for value in program.inputs(*_HELD):
             value.name = names[id(own[value.name or ""])]
@@ -229,7 +229,7 @@ def changed(
         GraphError: what the function leaves lacks an input or an output.
     """
     roles = {v.name: (role_of(v), target_of(v)) for v in (*program.inputs(), *program.outputs())}
-    inside = [value.name for value in program.inputs(*_HELD)]
+    inside = [value.name or "" for value in program.inputs(*_HELD)]
     outputs = [value.name for value in program.outputs()]
     proto = written(postprocess, ir.to_proto(with_weights(program, held).model))
     with foreign(proto):
@@ -238,7 +238,8 @@ def changed(
     for name in inside:
         if name in graph.initializers:
             value = graph.initializers.pop(name)
-            shapes.assign(value, value.const_value.dtype, ir.Shape(held[name].shape))
+            if value.const_value is not None:
+                shapes.assign(value, value.const_value.dtype, ir.Shape(held[name].shape))
             value.const_value = None
             graph.inputs.append(value)
     for value in (*graph.inputs, *graph.outputs):

@@ -39,14 +39,14 @@ class WithLoss(nn.Module):
         else:
             self.__dict__["loss_fn"] = loss_fn
         self.names, self.results = descriptions.names, descriptions.results
-        self.by_name = by_name
+        self.by_name, self.has_label = by_name, loss_fn is not None
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The outputs that are described, as many of them as there are.
 
         Without the label they are those of the model alone.
         """
-        labelled = self.loss_fn is not None and len(inputs) == len(self.names)
+        labelled = self.has_label and len(inputs) == len(self.names)
         given = inputs[:-1] if labelled else inputs
         if self.by_name:
             result = self.model(**dict(zip(self.names, given, strict=False)))
@@ -55,7 +55,7 @@ class WithLoss(nn.Module):
         if labelled:
             loss = self.loss_fn(result, inputs[-1])
             return (loss, *tensors_of(result, self.results[1:]))
-        return tensors_of(result, self.results[self.loss_fn is not None :])
+        return tensors_of(result, self.results[self.has_label :])
 
 
 class ByName(nn.Module):
@@ -90,9 +90,7 @@ def tensors_of(result: Any, names: Sequence[str]) -> tuple[torch.Tensor, ...]:
     return tuple(leaves[: len(names)])
 
 
-def takes_names(
-    model: nn.Module, names: Sequence[str], has_label: bool, *, strict: bool
-) -> bool:
+def takes_names(model: nn.Module, names: Sequence[str], has_label: bool, *, strict: bool) -> bool:
     """Whether a model can be given inputs of these names by name, or else in order.
 
     Args:
@@ -129,7 +127,9 @@ def takes_names(
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     kind = type(model).__name__
-    label = f", and the label {names[-1]!r} goes to the loss function" if has_label and names else ""
+    label = (
+        f", and the label {names[-1]!r} goes to the loss function" if has_label and names else ""
+    )
     takes = f"forward takes {listing([*parameters], 20) or 'nothing'}{label}"
     strange = [name for name in own if name not in by_name]
     if not strange or any_name:

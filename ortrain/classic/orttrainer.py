@@ -248,8 +248,7 @@ class ORTTrainer:
                 f"the state dict is of {name}, and this trainer has {self.optim_config.name}",
                 help="leave its 'optimizer' out to load the weights alone",
             )
-        model = state_dict.get("model", {})
-        weights = next((model[key] for key in ("full_precision", "fp32") if key in model), {})
+        weights = checkpoint.weights_of(state_dict)
         self._training.load(weights, states, strict=strict)
         info = state_dict.get("train_step_info", {})
         self._train_step_info.step = int(info.get("step", self._train_step_info.step))
@@ -279,7 +278,9 @@ class ORTTrainer:
             del state["optimizer"]
         checkpoint.save(state, path, user_dict)
 
-    def load_checkpoint(self, *paths: str | os.PathLike[str], strict: bool = True) -> dict[str, Any]:
+    def load_checkpoint(
+        self, *paths: str | os.PathLike[str], strict: bool = True
+    ) -> dict[str, Any]:
         """Takes over a checkpoint, also of the original.
 
         Args:
@@ -326,7 +327,7 @@ def _several(outputs: list[Any]) -> Any:
 
 
 def _refuse(options: ORTTrainerOptions) -> None:
-    """Raises where the options ask for another way to share the work, which would change numbers."""
+    """Raises where work is to be shared in another way, which would change numbers."""
     distributed = options.distributed
     for name, value in (
         ("horizontal_parallel_size", distributed.horizontal_parallel_size),

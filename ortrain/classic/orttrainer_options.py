@@ -68,6 +68,14 @@ _FILES = "graphs are written by ORTModule's DebugOptions(save_onnx=True)"
 _SESSION = "sessions are made by the pipeline; ortrain=Options(engine=…, provider=…) chooses"
 
 Schema = Mapping[str, "Setting | Schema"]
+_STAGES: dict[str, Setting | Schema] = {
+    "pipeline_parallel_size": _whole(1, 1),
+    "num_pipeline_micro_batches": _whole(1, 1, unused=_ONE_STAGE),
+    "pipeline_cut_info_string": _text("", _ONE_STAGE),
+    "sliced_schema": _dict(_ONE_STAGE),
+    "sliced_axes": _dict(_ONE_STAGE),
+    "sliced_tensor_names": _list(_ONE_STAGE),
+}
 SCHEMA: Schema = {
     "batch": {"gradient_accumulation_steps": _whole(1, 1)},
     "device": {"id": _text("cuda"), "mem_limit": _whole(0, 0)},
@@ -77,14 +85,7 @@ SCHEMA: Schema = {
         "local_rank": _whole(0, 0),
         "data_parallel_size": _whole(1, 1),
         "horizontal_parallel_size": _whole(1, 1),
-        "pipeline_parallel": {
-            "pipeline_parallel_size": _whole(1, 1),
-            "num_pipeline_micro_batches": _whole(1, 1, unused=_ONE_STAGE),
-            "pipeline_cut_info_string": _text("", _ONE_STAGE),
-            "sliced_schema": _dict(_ONE_STAGE),
-            "sliced_axes": _dict(_ONE_STAGE),
-            "sliced_tensor_names": _list(_ONE_STAGE),
-        },
+        "pipeline_parallel": _STAGES,
         "allreduce_post_accumulation": _flag(),
         "deepspeed_zero_optimization": {"stage": _whole(0, 0, 1)},
         "enable_adasum": _flag(),
@@ -140,7 +141,7 @@ SCHEMA: Schema = {
     "ortrain": Setting(None, (Options, NONE), "an ortrain.Options, or None"),
 }
 # Until 2021 these stood in `distributed` itself.
-_MOVED = frozenset({*SCHEMA["distributed"]["pipeline_parallel"]})  # type: ignore[index]
+_MOVED = frozenset(_STAGES)
 
 
 class ORTTrainerOptions:

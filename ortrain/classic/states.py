@@ -88,8 +88,9 @@ def load_states(update: Update, states: Mapping[str, Mapping[str, Any]], *, stri
                 because=f"it has {listing([*row, *shared]) or 'none'}",
                 help="load it with the optimizer that has written it, or without its states",
             )
-        moments = {new: _like(row[old], parameter, f"{old} of {name!r}")
-                   for old, new in _MOMENTS.items()}
+        moments = {
+            new: _like(row[old], parameter, f"{old} of {name!r}") for old, new in _MOMENTS.items()
+        }
         ready.append((parameter, moments, int(np.asarray(counts[0]).reshape(-1)[0]) - 1))
     groups = {p: group for group in update.optimizer.param_groups for p in group["params"]}
     for parameter, moments, step in ready:
@@ -100,7 +101,8 @@ def load_states(update: Update, states: Mapping[str, Mapping[str, Any]], *, stri
         before = state.get("step")
         device = before.device if before is not None else _step_device(update, groups[parameter])
         state.update(moments)
-        state["step"] = torch.tensor(float(step), dtype=torch.float32, device=device or parameter.device)
+        count = torch.tensor(float(step), dtype=torch.float32)
+        state["step"] = count.to(device or parameter.device)
 
 
 def _step_device(update: Update, group: Mapping[str, Any]) -> torch.device | None:
@@ -127,8 +129,11 @@ def load_weights(
     if strict:
         covered = {id(weights[name]) for name in state if name in weights}
         needed = [name for name, tensor in weights.items() if id(tensor) not in covered]
-        expect_same("model", {**dict.fromkeys(needed), **dict.fromkeys(
-            name for name in weights if name in state)}, state)
+        expect_same(
+            "model",
+            {**dict.fromkeys(needed), **dict.fromkeys(name for name in weights if name in state)},
+            state,
+        )
     ready = [
         (weights[name], _like(value, weights[name], repr(name)))
         for name, value in state.items()
@@ -225,7 +230,9 @@ def _state(name: str, shapes: Mapping[str, Sequence[int]]) -> tuple[str, str] | 
     return None
 
 
-def joined(files: Sequence[Mapping[str, Any]], shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+def joined(
+    files: Sequence[Mapping[str, Any]], shapes: Mapping[str, Sequence[int]]
+) -> dict[str, Any]:
     """The flat states of all processes as one.
 
     Args:
@@ -246,7 +253,8 @@ def joined(files: Sequence[Mapping[str, Any]], shapes: Mapping[str, Sequence[int
                 )
                 continue
             name = cut[1] if cut is not None else name
-            if name in whole and not torch.equal(torch.as_tensor(whole[name]), torch.as_tensor(value)):
+            value = torch.as_tensor(value)
+            if name in whole and not torch.equal(whole[name], value):
                 raise InputError(
                     f"the processes of the checkpoint disagree on {name!r}",
                     help="take the files of one and the same step",

@@ -196,9 +196,7 @@ def device_of(name: str | torch.device) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise InputError(
-            f"device {name!r} is none", because=str(error).splitlines()[0]
-        ) from None
+        raise InputError(f"device {name!r} is none", because=str(error).splitlines()[0]) from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(
             f"device {str(name)!r}, and PyTorch finds no CUDA device",
@@ -236,7 +234,12 @@ def trained(
 
 
 def pipeline(
-    options: Options | None, device: torch.device, *, mixed: bool, deterministic: bool, opset: int | None
+    options: Options | None,
+    device: torch.device,
+    *,
+    mixed: bool,
+    deterministic: bool,
+    opset: int | None,
 ) -> Options:
     """The settings of the pipeline.
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 import torch
 from torch import distributed, nn
 
@@ -20,7 +22,9 @@ from ortrain.classic.updates import Update
 from ortrain.config import Options
 from ortrain.deploy.export import export_onnx
 from ortrain.errors import InputError, StateError
+from ortrain.files.replacing import staged
 from ortrain.module import ORTModule, unwrap
+from ortrain.program import Program
 
 
 class Training:
@@ -147,7 +151,7 @@ class Training:
             raise InputError("a loss function needs a label", help="describe it as the last input")
         by_name = takes_names(model, described.names, loss_fn is not None, strict=strict_names)
         both = WithLoss(model, loss_fn, described, by_name)
-        self.weights = {**dict(model.named_buffers()), **_named(model)}
+        self.weights = dict(model.state_dict(keep_vars=True))
         named = dict(model.named_parameters())
         if isinstance(loss_fn, nn.Module):
             inner = {f"loss_fn.{name}": p for name, p in loss_fn.named_parameters()}
@@ -155,13 +159,14 @@ class Training:
             self.weights |= inner
         self._exported = both
         if postprocess is not None:
+            held = {**dict(model.named_buffers()), **self.weights}
             if settings.precision is not None:
                 raise InputError(
                     "a graph of a function of the script's own is trained in float32",
                     because="mixed precision is PyTorch's autocast",
                     help="leave out mixed precision, or the function",
                 )
-            return postprocessed(both, described, self.weights, postprocess, settings), named
+            return postprocessed(both, described, held, postprocess, settings), named
         return ORTModule(both, options=settings), named
 
     # -- states --------------------------------------------------------------------------------
@@ -206,21 +211,46 @@ class Training:
                 because="the graph is made of a call's inputs",
                 help="call train_step or eval_step once",
             )
-        names, results = self.descriptions.names, self.descriptions.results
-        first = self.descriptions.inputs[0].shape
-        export_onnx(
-            ByName(self._exported, self.descriptions),
-            [dict(zip(names, self.stepper.sample, strict=True))],
-            path,
-            outputs=results,
-            dimensions=[f"axis_{i}" if isinstance(s, int) else s for i, s in enumerate(first)],
-            **({} if opset is None or opset < 18 else {"opset": opset}),
-        )
+        desc, target = self.descriptions, Path(path)
+        with staged(target.parent, target.name, "ONNX file") as folder:
+            export_onnx(
+                ByName(self._exported, desc),
+                [dict(zip(desc.names, self.stepper.sample, strict=True))],
+                folder / target.name,
+                outputs=desc.results,
+                opset=max(18, opset or 21),
+            )
+            program = Program.load(folder / target.name)
+            _rename(program, desc)
+            program.save(folder / target.name)
 
 
-def _named(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters by all names that they have, as `state_dict` has them."""
-    return dict(model.named_parameters(remove_duplicate=False))
+def _rename(program: Program, descriptions: Descriptions) -> None:
+    """Gives weights the model's names and inputs the described sizes, in place."""
+    graph = program.graph
+    for name in list(graph.initializers):
+        own = name.removeprefix("module.").removeprefix("model.")
+        if name.startswith("module.") and own not in graph.initializers:
+            value = graph.initializers.pop(name)
+            value.name = own
+            graph.register_initializer(value)
+    sizes: dict[str, int | str] = {}
+    entries = {entry.name: entry for entry in descriptions.inputs}
+    for value in graph.inputs:
+        for size, dim in zip(entries[value.name or ""].shape, value.shape or (), strict=False):
+            if not isinstance(dim, int) and dim.value is not None:
+                sizes.setdefault(dim.value, size)
+    inner = (value for node in graph.all_nodes() for value in node.outputs)
+    for value in (*graph.inputs, *inner):
+        if value.shape is not None:
+            value.shape = ir.Shape(_renamed(dim, sizes) for dim in value.shape)
+
+
+def _renamed(dim: int | ir.SymbolicDim, sizes: Mapping[str, int | str]) -> int | str | None:
+    """A size as it is described; an expression of such sizes is left open."""
+    if isinstance(dim, int) or dim.value is None:
+        return dim if isinstance(dim, int) else None
+    return sizes.get(dim.value, dim.value if dim.value.isidentifier() else None)
 
 
 __all__ = ["Training"]

@@ -77,8 +77,9 @@ class Update:
         kind, options = _kind(name, [row for row, _ in rows])
         groups = [{"params": members, **_hyperparameters(name, row)} for row, members in rows]
         if partitioned:
-            self.whole = ZeroRedundancyOptimizer(groups, optimizer_class=kind, lr=0.0, **options)
-            self.optimizer: torch.optim.Optimizer = self.whole.optim
+            whole = ZeroRedundancyOptimizer(groups, optimizer_class=kind, lr=0.0, **options)
+            self.whole: torch.optim.Optimizer = whole
+            self.optimizer: torch.optim.Optimizer = whole.optim
         else:
             self.whole = self.optimizer = kind(groups, lr=0.0, **options)
 
@@ -110,9 +111,7 @@ class Update:
         return True
 
 
-def attributes_of(
-    name: str, weight: str, given: Mapping[str, Any] | None
-) -> dict[str, float]:
+def attributes_of(name: str, weight: str, given: Mapping[str, Any] | None) -> dict[str, float]:
     """All attributes of a parameter.
 
     Args:
@@ -137,9 +136,7 @@ def attributes_of(
     return {**known, **own}
 
 
-def _kind(
-    name: str, rows: list[dict[str, float]]
-) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+def _kind(name: str, rows: list[dict[str, float]]) -> tuple[Any, dict[str, Any]]:
     """The class of the optimizer, and what all of its groups have in common."""
     if name == "SGDOptimizer":
         return SGD, {}
@@ -169,9 +166,7 @@ def _hyperparameters(name: str, row: Mapping[str, float]) -> dict[str, Any]:
     return group
 
 
-def _factor(
-    norm: torch.Tensor | None, clip: float | None, divisor: float
-) -> float | torch.Tensor:
+def _factor(norm: torch.Tensor | None, clip: float | None, divisor: float) -> float | torch.Tensor:
     """What gradients are multiplied by; a tensor where looking at the norm would wait for it."""
     if norm is None or clip is None:
         return 1.0 / divisor

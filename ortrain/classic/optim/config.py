@@ -151,7 +151,7 @@ class AdamConfig(_OptimizerConfig):
         epsilon: float = 1e-8,
         max_norm_clip: float = 1.0,
         do_bias_correction: bool = True,
-        weight_decay_mode: DecayMode | int = DecayMode.BEFORE_WEIGHT_UPDATE,
+        weight_decay_mode: int = DecayMode.BEFORE_WEIGHT_UPDATE,
     ) -> None:
         self.alpha, self.beta, self.lambda_coef = alpha, beta, lambda_coef
         self.epsilon, self.max_norm_clip = epsilon, max_norm_clip
