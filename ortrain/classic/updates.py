@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ortrain.classic.names import unknown
 from ortrain.classic.optim.config import NAMES, DecayMode, _check
@@ -77,7 +77,7 @@ class Update:
         kind, options = _kind(name, [row for row, _ in rows])
         groups = [{"params": members, **_hyperparameters(name, row)} for row, members in rows]
         if partitioned:
-            whole = ZeroRedundancyOptimizer(groups, optimizer_class=kind, lr=0.0, **options)
+            whole = _zero()(groups, optimizer_class=kind, lr=0.0, **options)
             self.whole: torch.optim.Optimizer = whole
             self.optimizer: torch.optim.Optimizer = whole.optim
         else:
@@ -98,7 +98,9 @@ class Update:
         if not gradients:
             return True
         clips = [clip for clip in self.clips if clip is not None]
-        norm = total_norm(gradients).float() / divisor if clips or checked else None
+        norm = total_norm(gradients) if clips or checked else None
+        if norm is not None:
+            norm = (norm.float() if norm.dtype.itemsize < 4 else norm) / divisor
         if checked and norm is not None and not norm.isfinite():
             return False
         for group, clip in zip(self.whole.param_groups, self.clips, strict=True):
@@ -109,6 +111,13 @@ class Update:
                 torch._foreach_mul_(own, factor)
         self.whole.step()
         return True
+
+
+def _zero() -> Any:
+    """torch's optimizer of which each process has a share; the import warns of its own age."""
+    with warnings.catch_warnings(action="ignore"):
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    return ZeroRedundancyOptimizer
 
 
 def attributes_of(name: str, weight: str, given: Mapping[str, Any] | None) -> dict[str, float]:
