@@ -24,7 +24,6 @@ from ortrain.graph import shapes
 from ortrain.kinds import shown
 from ortrain.ondevice.making.onnx_source import foreign, from_onnx
 from ortrain.ops import expand
-from ortrain.passes import rewrite
 from ortrain.program import Program, Role, role_of, set_role, target_of
 from ortrain.runtime import engines
 from ortrain.step.autograd import Step
@@ -127,7 +126,6 @@ class GraphModule(nn.Module):
             threads=self.options.threads or torch.get_num_threads(),
             arena=self.options.arena,
         )
-        rewrite(program, "captured")
         plan = build(program, wrt, [self.results[self.loss]] if wrt else None, executor)
         return Step(plan, self.held, _no_other)
 
