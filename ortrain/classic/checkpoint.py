@@ -57,6 +57,12 @@ def save(
     """
     h5py = _h5py()
     target = Path(path)
+    for name in weights_of(state):
+        if name.startswith("/"):  # HDF5 takes it for a path from the root
+            raise SaveError(
+                f"HDF5 has no name {name!r}",
+                help="experimental_save_checkpoint writes a file of torch",
+            )
     if target.exists():
         raise SaveError(f"there is a file {str(target)!r} already", help="take another name")
     added = {USER: pickle.dumps(dict(user)).hex()} if user else {}
@@ -113,7 +119,26 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
         }
 
     with h5py.File(path, "r") as file:
-        return values(file)
+        state = values(file)
+    # HDF5 makes a group of each part of a name between slashes.
+    for key, tree in state.get("model", {}).items():
+        state["model"][key] = _flat_names(tree, depth=0)
+    if "optimizer" in state:
+        state["optimizer"] = _flat_names(state["optimizer"], depth=1)
+    return state
+
+
+def _flat_names(tree: Mapping[str, Any], depth: int, name: str = "") -> dict[str, Any]:
+    """A tree whose leaves lie so deep, under names with slashes."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        is_group = isinstance(value, dict)
+        holds_groups = is_group and any(isinstance(each, dict) for each in value.values())
+        if not is_group or (depth == 1 and not holds_groups):
+            found[f"{name}{key}"] = value
+        else:
+            found |= _flat_names(value, depth, f"{name}{key}/")
+    return found
 
 
 class _Plain(pickle.Unpickler):

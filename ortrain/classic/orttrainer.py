@@ -295,8 +295,6 @@ class ORTTrainer:
             InputError: no checkpoint, or not one of this training.
         """
         state, user = checkpoint.load(paths)
-        if "optimizer" not in state and strict:
-            state = {**state, "optimizer": {}}
         self.load_state_dict(state, strict=strict)
         return user
 

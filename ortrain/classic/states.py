@@ -73,8 +73,12 @@ def load_states(update: Update, states: Mapping[str, Mapping[str, Any]], *, stri
     shared = states.get(SHARED, {})
     steps = [value for key, value in shared.items() if key.lower() == "step"]
     own = {name: row for name, row in states.items() if name != SHARED}
+    groups = {p: group for group in update.optimizer.param_groups for p in group["params"]}
     if strict and update.name != "SGDOptimizer":
-        expect_same("optimizer", update.parameters, own)
+        # Those of another process' share may be there, and need not.
+        share = {name: p for name, p in update.parameters.items() if p in groups}
+        foreign = {name for name in update.parameters if name not in share}
+        expect_same("optimizer", share, {n: row for n, row in own.items() if n not in foreign})
     ready = []
     for name, row in own.items():
         if name not in update.parameters:
@@ -92,7 +96,6 @@ def load_states(update: Update, states: Mapping[str, Mapping[str, Any]], *, stri
             new: _like(row[old], parameter, f"{old} of {name!r}") for old, new in _MOMENTS.items()
         }
         ready.append((parameter, moments, int(np.asarray(counts[0]).reshape(-1)[0]) - 1))
-    groups = {p: group for group in update.optimizer.param_groups for p in group["params"]}
     for parameter, moments, step in ready:
         if parameter not in groups:
             continue  # of another process
