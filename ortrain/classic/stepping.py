@@ -102,8 +102,7 @@ class Stepper:
             try:
                 torch.autograd.backward(loss, torch.full_like(loss, scale))
             except BaseException:
-                self._forget()  # part of a gradient is none
-                self.done = 0
+                self.begin()  # part of a gradient is none
                 raise
             self._scale = scale
             self.done += 1
@@ -117,9 +116,13 @@ class Stepper:
             add_up(parameters)
         divisor = scale * self.accumulation * self.world
         finite = self.update(lr, divisor, checked=self.mixed)
+        self.begin()
+        return finite
+
+    def begin(self) -> None:
+        """Begins an accumulation anew, as after other weights have been loaded."""
         self._forget()
         self.done = 0
-        return finite
 
     def _forget(self) -> None:
         """Drops the gradients that are there."""

@@ -191,6 +191,7 @@ class Training:
         except InputError:
             load_weights(self.weights, before, strict=False)
             raise
+        self.stepper.begin()
 
     def save_as_onnx(self, path: str | os.PathLike[str], opset: int | None = None) -> None:
         """Writes the model with its loss as an ONNX file, compared with PyTorch before it is kept.
