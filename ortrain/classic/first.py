@@ -18,6 +18,7 @@ from ortrain.classic.training import Training
 from ortrain.config import Options
 from ortrain.errors import InputError, OrtrainWarning
 from ortrain.kinds import expect, expect_flag, expect_number, expect_whole
+from ortrain.step.report import Report
 
 _EXTERNAL = "default_loss_scale_input_name"
 
@@ -358,6 +359,11 @@ class ORTTrainer:
         fetches = kwargs.pop("fetches", None) or ()
         least = len(desc.inputs) - (self.loss_fn_ is not None)
         return evaluated(self._training, bound(desc.names, args, kwargs, least), fetches)
+
+    @property
+    def report(self) -> Report | None:
+        """What ran where, and why, as of `ortrain.ORTModule`; None of a graph of the script's."""
+        return self._training.report
 
     def save_as_onnx(self, path: str | os.PathLike[str]) -> None:
         """Writes the model with its loss as an ONNX file, in evaluation mode.

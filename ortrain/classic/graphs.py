@@ -290,6 +290,7 @@ def of_model(
     model: onnx.ModelProto,
     descriptions: Descriptions,
     frozen: Sequence[str],
+    device: torch.device,
     options: Options,
 ) -> GraphModule:
     """A module that runs an ONNX model which has its loss.
@@ -301,6 +302,7 @@ def of_model(
         model: the model.
         descriptions: of inputs and outputs, by the model's names.
         frozen: names of initializers that are not trained.
+        device: to train on.
         options: of the pipeline.
 
     Raises:
@@ -343,7 +345,7 @@ def of_model(
     forward = from_onnx(copied, learned, fixed)
     held: dict[str, torch.Tensor] = {}
     for name, array in forward.tensors.items():
-        tensor = torch.from_numpy(np.array(array))
+        tensor = torch.from_numpy(np.array(array)).to(device)
         held[name] = nn.Parameter(tensor, name in learned) if name in floating else tensor
     programs = {True: forward.training, False: forward.evaluation}
     return GraphModule(

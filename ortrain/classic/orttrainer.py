@@ -18,6 +18,7 @@ from ortrain.classic.states import flat
 from ortrain.classic.training import Training
 from ortrain.errors import InputError, OrtrainWarning, listing
 from ortrain.kinds import expect
+from ortrain.step.report import Report
 
 
 class TrainStepInfo:
@@ -173,6 +174,11 @@ class ORTTrainer:
         desc = self.model_desc
         inputs = bound(desc.names, args, kwargs, len(desc.inputs) - (self.loss_fn is not None))
         return evaluated(self._training, inputs, self._train_step_info.fetches)
+
+    @property
+    def report(self) -> Report | None:
+        """What ran where, and why, as of `ortrain.ORTModule`; None of a graph of the script's."""
+        return self._training.report
 
     def save_as_onnx(self, path: str | os.PathLike[str]) -> None:
         """Writes the model with its loss as an ONNX file, in evaluation mode.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -124,8 +123,8 @@ def join(own: Place, device: torch.device, init_method: str | None = None) -> No
                 "nothing says where they meet",
                 help="set MASTER_ADDR to the name of the first machine, and MASTER_PORT",
             )
-        address, _, port = (named or socket.gethostname()).partition(":")
-        os.environ["MASTER_ADDR"] = address if named else "localhost"
+        address, _, port = (named or "localhost").partition(":")
+        os.environ["MASTER_ADDR"] = address
         os.environ.setdefault("MASTER_PORT", port or PORT)
     os.environ.setdefault("MASTER_PORT", PORT)
     backend = "nccl" if device.type == "cuda" else "gloo"

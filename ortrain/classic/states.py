@@ -10,7 +10,7 @@ number of the update that comes next.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,17 +58,22 @@ def states_of(update: Update) -> States:
     return found
 
 
-def load_states(update: Update, states: Mapping[str, Mapping[str, Any]], *, strict: bool) -> None:
-    """Takes over states in the nested form; parameters that they do not name keep theirs.
+def ready_states(
+    update: Update, states: Mapping[str, Mapping[str, Any]], *, strict: bool
+) -> Callable[[], None]:
+    """Makes states in the nested form ready; parameters that they do not name keep theirs.
 
     Args:
         update: whose optimizer takes them.
         states: of a trainer with the same optimizer.
         strict: whether every parameter has to be there, and no other name.
 
+    Returns:
+        What takes them over.
+
     Raises:
         InputError: other names where they are checked, a moment of another shape, or states of
-            another optimizer. Nothing has changed then.
+            another optimizer.
     """
     shared = states.get(SHARED, {})
     steps = [value for key, value in shared.items() if key.lower() == "step"]
@@ -96,16 +101,17 @@ def load_states(update: Update, states: Mapping[str, Mapping[str, Any]], *, stri
             new: _like(row[old], parameter, f"{old} of {name!r}") for old, new in _MOMENTS.items()
         }
         ready.append((parameter, moments, int(np.asarray(counts[0]).reshape(-1)[0]) - 1))
-    for parameter, moments, step in ready:
-        if parameter not in groups:
-            continue  # of another process
-        # As the optimizer keeps it: where it corrects by the step itself, on the host.
-        state = update.optimizer.state[parameter]
-        before = state.get("step")
-        device = before.device if before is not None else _step_device(update, groups[parameter])
-        state.update(moments)
-        count = torch.tensor(float(step), dtype=torch.float32)
-        state["step"] = count.to(device or parameter.device)
+
+    def take() -> None:
+        for parameter, moments, step in ready:
+            if parameter not in groups:
+                continue  # of another process
+            state = update.optimizer.state[parameter]
+            device = _step_device(update, groups[parameter]) or parameter.device
+            state.update(moments)
+            state["step"] = torch.tensor(float(step), dtype=torch.float32).to(device)
+
+    return take
 
 
 def _step_device(update: Update, group: Mapping[str, Any]) -> torch.device | None:
@@ -115,19 +121,21 @@ def _step_device(update: Update, group: Mapping[str, Any]) -> torch.device | Non
     return torch.device("cpu") if by_step else None
 
 
-def load_weights(
+def ready_weights(
     weights: Mapping[str, torch.Tensor], state: Mapping[str, Any], *, strict: bool
-) -> None:
-    """Copies values into tensors of the same names.
+) -> Callable[[], None]:
+    """Makes values ready for tensors of the same names.
 
     Args:
         weights: tensors of the model, by all names that they have.
         state: values by name: arrays or tensors.
         strict: whether all have to be there, and no others.
 
+    Returns:
+        What copies them into the tensors.
+
     Raises:
-        InputError: other names where they are checked, or a value of another shape. Nothing has
-            changed then.
+        InputError: other names where they are checked, or a value of another shape.
     """
     if strict:
         covered = {id(weights[name]) for name in state if name in weights}
@@ -142,9 +150,13 @@ def load_weights(
         for name, value in state.items()
         if name in weights
     ]
-    with torch.no_grad():
+
+    @torch.no_grad()
+    def take() -> None:
         for tensor, value in ready:
             tensor.copy_(value)
+
+    return take
 
 
 def expect_same(what: str, expected: Mapping[str, Any], given: Mapping[str, Any]) -> None:
@@ -174,7 +186,7 @@ def _like(value: Any, tensor: torch.Tensor, what: str) -> torch.Tensor:
             f"{list(tensor.shape)}",
             help="load it into the model that it was saved of",
         )
-    return torch.empty_like(tensor, requires_grad=False).copy_(found).detach()
+    return torch.empty_like(tensor, requires_grad=False).copy_(found)
 
 
 # -- the flat form ---------------------------------------------------------------------------------
@@ -288,8 +300,8 @@ __all__ = [
     "expect_same",
     "flat",
     "joined",
-    "load_states",
-    "load_weights",
     "nested",
+    "ready_states",
+    "ready_weights",
     "states_of",
 ]

@@ -16,15 +16,16 @@ from ortrain.classic.description import Descriptions
 from ortrain.classic.graphs import GraphModule, Postprocess, of_model, postprocessed, written
 from ortrain.classic.modules import ByName, WithLoss, takes_names
 from ortrain.classic.ranks import expect_group
-from ortrain.classic.states import States, load_states, load_weights, states_of
+from ortrain.classic.states import States, ready_states, ready_weights, states_of
 from ortrain.classic.stepping import Attributes, Stepper, device_of, pipeline, trained
-from ortrain.classic.updates import Update
+from ortrain.classic.updates import Update, grouped
 from ortrain.config import Options
 from ortrain.deploy.export import export_onnx
 from ortrain.errors import InputError, StateError
 from ortrain.files.replacing import staged
 from ortrain.module import ORTModule, unwrap
 from ortrain.program import Program
+from ortrain.step.report import Report
 
 
 class Training:
@@ -87,9 +88,14 @@ class Training:
         self.descriptions, self.device, self.mixed = descriptions, own_device, mixed
         self.partitioned = bool(zero) and distributed.is_initialized()
         if isinstance(model, nn.Module):
-            module, named = self._of_module(
-                unwrap(model), loss_fn, own_device, settings, postprocess, strict_names
-            )
+            model = unwrap(model)
+            inner: WithLoss | GraphModule = self._with_loss(model, loss_fn, strict_names)
+            if postprocess is not None and settings.precision is not None:
+                raise InputError(
+                    "a graph of a function of the script's own is trained in float32",
+                    because="mixed precision is PyTorch's autocast",
+                    help="leave out mixed precision, or the function",
+                )
         elif isinstance(model, onnx.ModelProto):
             if loss_fn is not None:
                 raise InputError(
@@ -104,25 +110,30 @@ class Training:
                 )
             if postprocess is not None:
                 model = written(postprocess, model)
-            module = of_model(model, descriptions, frozen, settings)
-            named = {name: p for name, p in module.held.items() if isinstance(p, nn.Parameter)}
-            self.weights: dict[str, torch.Tensor] = dict(module.held)
+            inner = of_model(model, descriptions, frozen, own_device, settings)
         else:
             raise InputError(
                 f"model is a {type(model).__name__}: expected a torch.nn.Module or an "
                 "onnx.ModelProto"
             )
-        self.model, self.module = model, module
+        self.model, self.loss_fn, self._inner = model, loss_fn, inner
+        named = self._parameters()
         parameters = trained(named, frozen, [*self.weights])
-        update = Update(optimizer, parameters, attributes, clip=clip, partitioned=self.partitioned)
+        rows = grouped(optimizer, parameters, attributes)
         # Nothing is refused from here on.
         for name, parameter in named.items():
             parameter.requires_grad_(name in parameters)
-        module.to(own_device)
+        inner.to(own_device)
+        self.module: nn.Module = inner
+        if isinstance(inner, WithLoss):
+            self.module = ORTModule(inner, options=settings)
+            if postprocess is not None:
+                held = {**dict(model.named_buffers()), **self.weights}
+                self.module = postprocessed(inner, descriptions, held, postprocess, settings)
         self.stepper = Stepper(
-            module,
+            self.module,
             descriptions,
-            update,
+            Update(optimizer, parameters, rows, clip=clip, partitioned=self.partitioned),
             device=own_device,
             accumulation=accumulation,
             has_label=loss_fn is not None,
@@ -130,16 +141,14 @@ class Training:
             mixed=mixed,
         )
 
-    def _of_module(
-        self,
-        model: nn.Module,
-        loss_fn: Callable[..., Any] | None,
-        device: torch.device,
-        settings: Options,
-        postprocess: Postprocess | None,
-        strict_names: bool,
-    ) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-        """The module that steps run, and its parameters by name."""
+    def _with_loss(
+        self, model: nn.Module, loss_fn: Callable[..., Any] | None, strict_names: bool
+    ) -> WithLoss:
+        """The model with its loss, as it is described.
+
+        Raises:
+            InputError: it is not.
+        """
         described = self.descriptions
         if loss_fn is not None and described.loss != 0:
             raise InputError(
@@ -150,24 +159,33 @@ class Training:
         if loss_fn is not None and len(described.inputs) < 2:
             raise InputError("a loss function needs a label", help="describe it as the last input")
         by_name = takes_names(model, described.names, loss_fn is not None, strict=strict_names)
-        both = WithLoss(model, loss_fn, described, by_name)
-        self.weights = dict(model.state_dict(keep_vars=True))
-        named = dict(model.named_parameters())
-        if isinstance(loss_fn, nn.Module):
-            inner = {f"loss_fn.{name}": p for name, p in loss_fn.named_parameters()}
-            named |= inner
-            self.weights |= inner
-        self._exported = both
-        if postprocess is not None:
-            held = {**dict(model.named_buffers()), **self.weights}
-            if settings.precision is not None:
-                raise InputError(
-                    "a graph of a function of the script's own is trained in float32",
-                    because="mixed precision is PyTorch's autocast",
-                    help="leave out mixed precision, or the function",
-                )
-            return postprocessed(both, described, held, postprocess, settings), named
-        return ORTModule(both, options=settings), named
+        return WithLoss(model, loss_fn, described, by_name)
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        """All parameters, each by one name."""
+        if isinstance(self._inner, GraphModule):
+            held = self._inner.held.items()
+            return {name: tensor for name, tensor in held if isinstance(tensor, nn.Parameter)}
+        found = dict(self.model.named_parameters())
+        if isinstance(self.loss_fn, nn.Module):
+            found |= {f"loss_fn.{name}": p for name, p in self.loss_fn.named_parameters()}
+        return found
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Weights and buffers, by all names that they have."""
+        if isinstance(self._inner, GraphModule):
+            return self._inner.held
+        found = dict(self.model.state_dict(keep_vars=True))
+        if isinstance(self.loss_fn, nn.Module):
+            inner = self.loss_fn.state_dict(keep_vars=True)
+            found |= {f"loss_fn.{name}": tensor for name, tensor in inner.items()}
+        return found
+
+    @property
+    def report(self) -> Report | None:
+        """What ran where, and why; None of a graph that was given or changed."""
+        return self.module.report if isinstance(self.module, ORTModule) else None
 
     # -- states --------------------------------------------------------------------------------
 
@@ -183,14 +201,11 @@ class Training:
         Raises:
             InputError: they are not those of this training; nothing has changed then.
         """
-        before = {name: tensor.detach().clone() for name, tensor in self.weights.items()}
-        load_weights(self.weights, weights, strict=strict)
-        try:
-            if states:
-                load_states(self.stepper.update, states, strict=strict)
-        except InputError:
-            load_weights(self.weights, before, strict=False)
-            raise
+        takes = [ready_weights(self.weights, weights, strict=strict)]
+        if states:
+            takes.append(ready_states(self.stepper.update, states, strict=strict))
+        for take in takes:
+            take()
         self.stepper.begin()
 
     def save_as_onnx(self, path: str | os.PathLike[str], opset: int | None = None) -> None:
@@ -215,7 +230,7 @@ class Training:
         desc, target = self.descriptions, Path(path)
         with staged(target.parent, target.name, "ONNX file") as folder:
             export_onnx(
-                ByName(self._exported, desc),
+                ByName(self._inner, desc),
                 [dict(zip(desc.names, self.stepper.sample, strict=True))],
                 folder / target.name,
                 outputs=desc.results,

@@ -38,19 +38,51 @@ _MODES = {
 }
 
 
-class Update:
-    """Changes parameters by their gradients, once a step has gathered them.
+Rows = list[tuple[dict[str, float], list[torch.nn.Parameter]]]
+
+
+def grouped(
+    name: str,
+    parameters: Mapping[str, torch.nn.Parameter],
+    attributes: Callable[[str], Mapping[str, Any]],
+) -> Rows:
+    """Parameters of the same attributes, with these.
 
     Args:
         name: ``"AdamOptimizer"``, ``"LambOptimizer"`` or ``"SGDOptimizer"``.
         parameters: to train, by name.
         attributes: those of a parameter, by its name; what it leaves out has the default.
-        clip: whether gradients are scaled down by their norm; those of SGD never are.
-        partitioned: whether each process of the group keeps the moments of its own share of the
-            parameters (ZeRO, stage 1).
 
     Raises:
         InputError: an unknown optimizer or attribute, or a value out of its range.
+        TypeError: a value of another type.
+    """
+    if name not in NAMES:
+        raise unknown("the optimizer", name, NAMES)
+    found: dict[tuple[tuple[str, float], ...], list[torch.nn.Parameter]] = {}
+    for weight, parameter in parameters.items():
+        own = attributes_of(name, weight, attributes(weight))
+        found.setdefault(tuple(sorted(own.items())), []).append(parameter)
+    rows = [(dict(key), members) for key, members in found.items()]
+    modes = {row.get("weight_decay_mode", 0) for row, _ in rows}
+    if len(modes) > 1:
+        raise InputError(
+            f"weight_decay_mode differs among parameters: {listing(sorted(map(str, modes)))}",
+            help="give all of them the same",
+        )
+    return rows
+
+
+class Update:
+    """Changes parameters by their gradients, once a step has gathered them.
+
+    Args:
+        name: of the optimizer.
+        parameters: to train, by name, where they are to stay.
+        rows: the same in groups, with their attributes.
+        clip: whether gradients are scaled down by their norm; those of SGD never are.
+        partitioned: whether each process of the group keeps the moments of its own share of the
+            parameters (ZeRO, stage 1).
 
     Attributes:
         optimizer: what updates; of a share of the parameters where it is partitioned.
@@ -60,19 +92,12 @@ class Update:
         self,
         name: str,
         parameters: Mapping[str, torch.nn.Parameter],
-        attributes: Callable[[str], Mapping[str, Any]],
+        rows: Rows,
         *,
         clip: bool,
         partitioned: bool,
     ) -> None:
-        if name not in NAMES:
-            raise unknown("the optimizer", name, NAMES)
         self.name, self.parameters = name, dict(parameters)
-        grouped: dict[tuple[tuple[str, float], ...], list[torch.nn.Parameter]] = {}
-        for weight, parameter in parameters.items():
-            own = attributes_of(name, weight, attributes(weight))
-            grouped.setdefault(tuple(sorted(own.items())), []).append(parameter)
-        rows = [(dict(key), members) for key, members in grouped.items()]
         self.clips = [row.get("max_norm_clip") if clip else None for row, _ in rows]
         kind, options = _kind(name, [row for row, _ in rows])
         groups = [{"params": members, **_hyperparameters(name, row)} for row, members in rows]
@@ -114,7 +139,7 @@ class Update:
 
 
 def _zero() -> Any:
-    """torch's optimizer of which each process has a share; the import warns of its own age."""
+    """The optimizer of torch of which each process has a share; the import warns of its own age."""
     with warnings.catch_warnings(action="ignore"):
         from torch.distributed.optim import ZeroRedundancyOptimizer
     return ZeroRedundancyOptimizer
@@ -151,13 +176,8 @@ def _kind(name: str, rows: list[dict[str, float]]) -> tuple[Any, dict[str, Any]]
         return SGD, {}
     if name == "LambOptimizer":
         return Lamb, {"max_norm_clip": None}  # by a norm over all processes' shares: see Update
-    modes = {row["weight_decay_mode"] for row in rows} or {0}
-    if len(modes) > 1:
-        raise InputError(
-            f"weight_decay_mode differs among parameters: {listing(sorted(map(str, modes)))}",
-            help="give all of them the same",
-        )
-    return FusedAdam, {"adam_w_mode": _MODES[DecayMode(int(modes.pop()))]}
+    mode = DecayMode(int(rows[0]["weight_decay_mode"]))
+    return FusedAdam, {"adam_w_mode": _MODES[mode]}
 
 
 def _hyperparameters(name: str, row: Mapping[str, float]) -> dict[str, Any]:
@@ -185,4 +205,4 @@ def _factor(norm: torch.Tensor | None, clip: float | None, divisor: float) -> fl
     return torch.where(norm > clip, clip / norm, 1.0) / divisor
 
 
-__all__ = ["ATTRIBUTES", "Update", "attributes_of"]
+__all__ = ["ATTRIBUTES", "Update", "attributes_of", "grouped"]

@@ -104,11 +104,10 @@ def trained(folder: Path) -> dict[str, Any]:
     # Step 2: create the trainer.
     model = ort_supplement.create_ort_trainer(args, device, model)
     # Step 3: run training steps.
-    global_step = training_steps = 0
+    global_step = 0
     losses = []
-    for batch in batches(ROWS * args.world_size):
-        batch = tuple(t.chunk(args.world_size)[args.world_rank] for t in batch)
-        training_steps += 1
+    for training_steps, whole in enumerate(batches(ROWS * args.world_size), 1):
+        batch = tuple(t.chunk(args.world_size)[args.world_rank] for t in whole)
         loss, global_step = ort_supplement.run_ort_training_step(
             args, global_step, training_steps, model, batch
         )

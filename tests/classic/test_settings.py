@@ -341,6 +341,8 @@ def test_a_scale_is_doubled_and_halved_within_its_bounds(window: int, generation
 
 
 def test_a_static_scale_stays() -> None:
+    fixed = amp.LossScaler(8.0)
+    assert fixed.update(SimpleNamespace(all_finite=False)) == 8.0
     scaler = first.LossScaler("scale", False, 8.0)
     scaler.update_loss_scale(False)
     assert scaler.loss_scale_ == 8.0

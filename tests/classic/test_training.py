@@ -346,12 +346,12 @@ def test_mixed_precision_of_the_first_generation_tells_whether_gradients_are_fin
     )
     good, bad = torch.ones(3), torch.full((3,), float("inf"))
     assert trainer.train_step(good, 0.1, 8.0).shape == ()
-    loss, finite = trainer.train_step(good, 0.1, 8.0)
+    _, finite = trainer.train_step(good, 0.1, 8.0)
     assert finite.tolist() == [True]
     trainer.train_step(good, 0.1, **{trainer.loss_scale_input_name: 4.0})
     with pytest.raises(InputError, match="within an accumulation"):
         trainer.train_step(good, 0.1, 8.0)
-    loss, finite = trainer.train_step(bad, 0.1, 4.0)
+    _loss, finite = trainer.train_step(bad, 0.1, 4.0)
     assert finite.tolist() == [False]
     assert trainer.global_step_ == 1
 

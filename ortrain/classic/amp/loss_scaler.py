@@ -9,7 +9,7 @@ from ortrain.kinds import expect_flag, expect_number, expect_whole
 
 
 class LossScaler:
-    """A scale of the loss; the base of those that move it.
+    """A scale of the loss that stays as it is, and the base of those that move it.
 
     Args:
         loss_scale: the scale, above 0.
@@ -32,11 +32,10 @@ class LossScaler:
         self._loss_scale = float(loss_scale)
 
     def reset(self) -> None:
-        """Goes back to the first scale; of a scaler that moves it."""
-        raise NotImplementedError(f"{type(self).__name__}.reset")
+        """Goes back to the first scale."""
 
     def update(self, train_step_info: Any) -> float:
-        """Learns of a step; of a scaler that moves the scale.
+        """Learns of a step.
 
         Args:
             train_step_info: with ``all_finite``, whether all gradients of the step were.
@@ -44,7 +43,7 @@ class LossScaler:
         Returns:
             The scale of the next step.
         """
-        raise NotImplementedError(f"{type(self).__name__}.update")
+        return self.loss_scale
 
 
 class DynamicLossScaler(LossScaler):
