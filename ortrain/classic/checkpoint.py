@@ -36,7 +36,8 @@ def _h5py() -> Any:
         raise MissingPackage(
             "checkpoints of the second generation need the package 'h5py'",
             because="they are HDF5 files",
-            help="pip install h5py; experimental_save_checkpoint writes a file of torch instead",
+            help="pip install 'ortrain[classic]'; or write a file of torch with "
+            "experimental_save_checkpoint",
         ) from error
     return h5py
 
