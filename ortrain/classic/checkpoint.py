@@ -6,6 +6,7 @@ The second generation wrote HDF5 (`save`, `load`, `aggregate_checkpoints`), the 
 
 from __future__ import annotations
 
+import glob
 import io
 import os
 import pickle
@@ -335,7 +336,13 @@ def load_flat(
     """
     folder = Path(checkpoint_dir)
     single = folder / f"{prefix}.ort.pt"
-    several = sorted(folder.glob(f"{prefix}.ZeRO.*.ort.pt"))
+    several = sorted(folder.glob(f"{glob.escape(prefix)}.ZeRO.*.ort.pt"))
+    if single.is_file() and several:
+        raise InputError(
+            f"{str(folder)!r} has {single.name}, and {several[0].name} too",
+            because="one is of a single process, the other of several",
+            help="leave one of them in the folder",
+        )
     if single.is_file():
         files = [single]
     elif several:
@@ -386,6 +393,11 @@ def _ranked(files: Sequence[Path]) -> list[Path]:
             raise InputError(f"{file.name} has no ranks in its name")
         ranks[int(rank)] = (file, int(last))
     world = max(last for _, last in ranks.values()) + 1
+    if len(ranks) < len(files) or len({last for _, last in ranks.values()}) > 1:
+        raise InputError(
+            f"{listing([file.name for file in files])} are not of one and the same run",
+            help="leave the files of one run in the folder",
+        )
     if sorted(ranks) != [*range(world)]:
         raise InputError(
             f"the checkpoint was written by {world} processes, and there are files of "

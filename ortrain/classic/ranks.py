@@ -41,8 +41,8 @@ LAUNCHERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "MPICH": (
         ("PMI_RANK",),
         ("PMI_SIZE",),
-        ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
-        ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+        ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"),
+        ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "SLURM_STEP_TASKS_PER_NODE"),
     ),
     "Slurm": (
         ("SLURM_PROCID",),

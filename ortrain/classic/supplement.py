@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import distributed
 
 from ortrain.classic.first import IODescription, LossScaler, ModelDescription, ORTTrainer
 from ortrain.classic.names import unknown
@@ -52,6 +53,8 @@ def setup_onnxruntime_with_mpi(args: Namespace) -> torch.device:
         InputError: the launcher's variables contradict each other.
     """
     own = place()
+    if distributed.is_available() and distributed.is_initialized():  # by the script itself
+        own = own._replace(rank=distributed.get_rank(), world=distributed.get_world_size())
     has_gpu = torch.cuda.is_available()
     # More processes than GPUs share them, as the example has it.
     index = own.local_rank % torch.cuda.device_count() if has_gpu else 0

@@ -116,9 +116,19 @@ def test_a_checkpoint_of_some_processes_is_refused(
         first.load_checkpoint(trainer, tmp_path)
 
 
-# -- who is who ------------------------------------------------------------------------------------
+def test_files_of_several_runs_are_not_mixed(results: Any, folder: Path, tmp_path: Path) -> None:
+    trainer = models.of_first(models.classifier(), "LambOptimizer")
+    content = (folder / "checkpoint-3" / "ORT_checkpoint.ZeRO.1.1.ort.pt").read_bytes()
+    for name in ("ZeRO.0.1", "ZeRO.1.1", "ZeRO.0.2", "ZeRO.1.2", "ZeRO.2.2"):
+        (tmp_path / f"ORT_checkpoint.{name}.ort.pt").write_bytes(content)
+    with pytest.raises(InputError, match="one and the same run"):
+        first.load_checkpoint(trainer, tmp_path)
+    (tmp_path / "ORT_checkpoint.ort.pt").write_bytes(content)
+    with pytest.raises(InputError, match="leave one of them"):
+        first.load_checkpoint(trainer, tmp_path)
 
-LOCAL = (1, 2)
+
+# -- who is who ------------------------------------------------------------------------------------
 
 
 def variables(launcher: str, values: tuple[int, int, int, int]) -> dict[str, str]:
@@ -136,6 +146,12 @@ def test_each_launcher_is_known_by_its_variables(launcher: str) -> None:
 def test_the_innermost_launcher_counts() -> None:
     within = variables("Slurm", (1, 2, 0, 1)) | variables("torchrun", (5, 8, 1, 4))
     assert ranks.place(within) == ranks.Place(5, 8, 1, 4, "torchrun")
+
+
+def test_slurm_tells_the_local_rank_where_pmi_does_not() -> None:
+    given = {"PMI_RANK": "3", "PMI_SIZE": "4"}
+    given |= {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
+    assert ranks.place(given) == ranks.Place(3, 4, 1, 2, "MPICH")
 
 
 def test_slurm_counts_the_tasks_of_the_step_and_reads_its_lists() -> None:
