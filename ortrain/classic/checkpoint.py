@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ortrain.classic.states import flat, joined, nested
+from ortrain.classic.states import flat, joined, lacking, nested
 from ortrain.errors import InputError, MissingPackage, OrtrainWarning, SaveError, listing
 from ortrain.files.replacing import staged
 from ortrain.kinds import shown
@@ -382,6 +382,12 @@ def load_model(training: Any, states: Sequence[Mapping[str, Any]], *, strict: bo
             stacklevel=3,
         )
     training.load(weights, optimizer, strict=False)
+    if missing := lacking(training.weights, weights):
+        warnings.warn(
+            f"the checkpoint has no {listing(missing)}, which stay as they are",
+            OrtrainWarning,
+            stacklevel=3,
+        )
 
 
 def _ranked(files: Sequence[Path]) -> list[Path]:

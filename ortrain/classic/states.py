@@ -138,13 +138,8 @@ def ready_weights(
         InputError: other names where they are checked, or a value of another shape.
     """
     if strict:
-        covered = {id(weights[name]) for name in state if name in weights}
-        needed = [name for name, tensor in weights.items() if id(tensor) not in covered]
-        expect_same(
-            "model",
-            {**dict.fromkeys(needed), **dict.fromkeys(name for name in weights if name in state)},
-            state,
-        )
+        present = [name for name in weights if name in state]
+        expect_same("model", dict.fromkeys([*lacking(weights, state), *present]), state)
     ready = [
         (weights[name], _like(value, weights[name], repr(name)))
         for name, value in state.items()
@@ -157,6 +152,23 @@ def ready_weights(
             tensor.copy_(value)
 
     return take
+
+
+def lacking(weights: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> list[str]:
+    """Names of the floating tensors that a state has under none of their names.
+
+    Of a tensor with several names the original kept one, and none of those that count batches.
+
+    Args:
+        weights: tensors of the model, by all names that they have.
+        state: values by name.
+    """
+    covered = {id(weights[name]) for name in state if name in weights}
+    return [
+        name
+        for name, tensor in weights.items()
+        if id(tensor) not in covered and tensor.is_floating_point()
+    ]
 
 
 def expect_same(what: str, expected: Mapping[str, Any], given: Mapping[str, Any]) -> None:
@@ -300,6 +312,7 @@ __all__ = [
     "expect_same",
     "flat",
     "joined",
+    "lacking",
     "nested",
     "ready_states",
     "ready_weights",

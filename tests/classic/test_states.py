@@ -412,6 +412,34 @@ def test_names_that_the_flat_state_has_besides_are_told() -> None:
         trainer.load_state_dict({"hidden.bias": torch.ones(2)})
 
 
+def test_weights_that_a_flat_state_lacks_are_told() -> None:
+    state = original("AdamOptimizer")
+    del state["hidden.bias"], state["output.weight"]
+    trainer = models.of_first(models.classifier())
+    for strict in (True, False):
+        with pytest.warns(OrtrainWarning, match=r"no hidden\.bias, output\.weight, which stay"):
+            trainer.load_state_dict(state, strict=strict)
+
+
+def test_a_state_without_the_count_of_batches_is_whole() -> None:
+    description = {
+        "inputs": [("input", ["n", 6]), ("y", ["n"])],
+        "outputs": [("loss", [], True)],
+    }
+    make = lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))  # noqa: E731
+    trainer = models.second(make(), description=description)
+    trainer.train_step(*next(models.batches(1)))
+    state = trainer.state_dict()
+    del state["model"]["full_precision"]["1.num_batches_tracked"]
+    other = models.second(copy := make(), description=description)
+    other.load_state_dict(state)
+    expected = state["model"]["full_precision"]["1.running_var"]
+    assert np.array_equal(copy[1].running_var.numpy(), expected)
+    del state["model"]["full_precision"]["1.running_var"]
+    with pytest.raises(InputError, match="running_var"):
+        other.load_state_dict(state)
+
+
 @pytest.mark.parametrize("content", [b"", b"no file of torch", None])
 def test_a_file_that_is_no_checkpoint_is_told(content: bytes | None, tmp_path: Path) -> None:
     trainer = models.of_first(models.classifier())
