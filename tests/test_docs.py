@@ -13,7 +13,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-LEAST = {"generation": 1, "ondevice": 2, "ondevice-contract": 1, "optim": 4, "trainer": 2}
+LEAST = {
+    "classic": 2,
+    "generation": 1,
+    "ondevice": 2,
+    "ondevice-contract": 1,
+    "optim": 4,
+    "trainer": 2,
+}
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 BLOCKS = {page: BLOCK.findall((DOCS / f"{page}.md").read_text()) for page in LEAST}
 ALL = [(page, number) for page, blocks in BLOCKS.items() for number in range(len(blocks))]

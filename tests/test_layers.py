@@ -40,6 +40,7 @@ LAYERS = """
     ondevice.making
     ondevice.onnxblock
     ondevice
+    classic
     testing
     cli
 """

@@ -150,10 +150,14 @@ def _name_dimensions(program: Program, names: Sequence[str]) -> None:
     symbols = re.compile(rf"\b({'|'.join(renamed)})\b")
     inner = (value for node in program.graph.all_nodes() for value in node.outputs)
     for value in (*program.inputs(), *inner):
-        for axis, dim in enumerate(value.shape or ()):
-            if not isinstance(dim, int) and dim.value is not None:
-                assert value.shape is not None
-                value.shape[axis] = symbols.sub(lambda found: renamed[found[0]], dim.value)
+        if value.shape is not None:
+            # A new one: those of constants cannot be changed.
+            value.shape = ir.Shape(
+                symbols.sub(lambda found: renamed[found[0]], dim.value)
+                if not isinstance(dim, int) and dim.value is not None
+                else dim
+                for dim in value.shape
+            )
 
 
 def _output_names(captured: Captured, count: int) -> list[str]:

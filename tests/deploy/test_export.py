@@ -94,6 +94,18 @@ def test_a_file_has_the_outputs_that_are_asked_for_and_what_they_need(tmp_path: 
     assert [p.name for p in tmp_path.iterdir()] == ["encoder.onnx"]
 
 
+def test_names_of_dimensions_are_given_beside_constants_too(tmp_path: Path) -> None:
+    class Loss(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.cross_entropy(x, y)
+
+    samples = [{"x": torch.randn(5, 4), "y": torch.arange(5) % 4}]
+    export_onnx(Loss(), samples, tmp_path / "loss.onnx", dimensions=("batch",))
+    graph = onnx.load(tmp_path / "loss.onnx").graph
+    sizes = [[d.dim_param for d in v.type.tensor_type.shape.dim][:1] for v in graph.input]
+    assert sizes == [["batch"], ["batch"]]
+
+
 def test_open_dimensions_take_the_names_that_are_given(tmp_path: Path) -> None:
     samples = [
         {**batch, "decoder_input_ids": batch["input_ids"][:, :3]}
