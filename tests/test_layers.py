@@ -16,6 +16,7 @@ PACKAGE = ROOT / "ortrain"
 LAYERS = """
     errors uncollected lazy exclusive files
     extras kinds config
+    json_config
     program graph ops
     autodiff
     passes cache
@@ -32,7 +33,8 @@ LAYERS = """
     step
     module
     explanation deploy
-    optim
+    optim data hooks
+    hierarchical
     trainer
     ondevice.contract
     ondevice.running
@@ -41,6 +43,8 @@ LAYERS = """
     ondevice.onnxblock
     ondevice
     testing
+    compat.table compat.finder
+    compat
     cli
 """
 ROWS = [line.split() for line in LAYERS.splitlines() if line.strip()]
