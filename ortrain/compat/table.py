@@ -154,12 +154,12 @@ MODULES: dict[str, dict[str, str]] = {
         "ortrain.ondevice.onnxblock": "base empty_base custom_op_library"
     },
     # onnxruntime: gradient graphs
-    "onnxruntime.training.experimental": {"ortrain.deploy.gradients": "export_gradient_graph"},
+    "onnxruntime.training.experimental": {"ortrain.compat.gradient_graph": "export_gradient_graph"},
     "onnxruntime.training.experimental.gradient_graph": {
-        "ortrain.deploy.gradients": "export_gradient_graph"
+        "ortrain.compat.gradient_graph": "export_gradient_graph"
     },
     "onnxruntime.training.experimental.gradient_graph._gradient_graph_tools": {
-        "ortrain.deploy.gradients": "export_gradient_graph"
+        "ortrain.compat.gradient_graph": "export_gradient_graph"
     },
     "onnxruntime.capi": {},
     "onnxruntime.capi._pybind_state": {
