@@ -11,7 +11,15 @@ from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import Any
 
-from ortrain.compat.table import PACKAGES, PROGRAMS, explicit, home_of, names_of, removal_of, starred
+from ortrain.compat.table import (
+    PACKAGES,
+    PROGRAMS,
+    explicit,
+    home_of,
+    names_of,
+    removal_of,
+    starred,
+)
 from ortrain.errors import RemovedAttribute, RemovedImport
 
 

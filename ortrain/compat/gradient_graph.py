@@ -42,8 +42,8 @@ def export_gradient_graph(
     """Writes a file that computes a module's output, a loss of it, and the loss's gradients.
 
     Its inputs are ``input``, ``labels``, the parameters by name, and where the module draws random
-    numbers ``seed``, int64 []; its outputs are ``output``, ``loss`` and ``<parameter>_grad`` of each
-    parameter that requires a gradient. Buffers are constants.
+    numbers ``seed``, int64 []; its outputs are ``output``, ``loss`` and ``<parameter>_grad`` of
+    each parameter that requires a gradient. Buffers are constants.
 
     Args:
         model: a module of one argument, captured in training mode; it is left as it is.

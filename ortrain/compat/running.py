@@ -75,12 +75,13 @@ def _module(name: str) -> tuple[CodeType, str, str]:
         if (inner := _spec(main)) is not None:
             name, spec = main, inner
     code = None
-    if spec is not None and hasattr(spec.loader, "get_code"):
+    loader: Any = None if spec is None else spec.loader
+    if hasattr(loader, "get_code"):
         try:
-            code = spec.loader.get_code(name)
+            code = loader.get_code(name)
         except ImportError as error:
             raise NothingToRun(str(error)) from None
-    if spec is None or code is None:
+    if code is None:
         raise NothingToRun(f"there is no module {name!r} to run")
     return code, code.co_filename, name.rpartition(".")[0]
 

@@ -65,7 +65,7 @@ MODULES: dict[str, dict[str, str]] = {
     "torch_ort.utils": {},
     "torch_ort.utils.data": _SAMPLERS,
     "torch_ort.experimental": {},
-    "torch_ort.experimental.json_config": {"ortrain.json_config": "load_from_json"},
+    "torch_ort.experimental.json_config": {"ortrain.compat.json_config": "load_from_json"},
     "torch_ort.experimental.graph_config": {
         "ortrain.compat.graph_config": "PropagateCastLevel PropagateCastOpsStrategy "
         "set_propagate_cast_ops_optimization"
@@ -93,7 +93,7 @@ MODULES: dict[str, dict[str, str]] = {
     },
     "onnxruntime.training.ortmodule.experimental": {},
     "onnxruntime.training.ortmodule.experimental.json_config": {
-        "ortrain.json_config": "load_from_json"
+        "ortrain.compat.json_config": "load_from_json"
     },
     "onnxruntime.training.ortmodule.experimental.hierarchical_ortmodule": {
         "ortrain.hierarchical": "HierarchicalORTModule"
@@ -132,9 +132,7 @@ MODULES: dict[str, dict[str, str]] = {
     "onnxruntime.training.api.module": {"ortrain.ondevice": "Module"},
     "onnxruntime.training.api.optimizer": {"ortrain.ondevice": "Optimizer"},
     "onnxruntime.training.api.lr_scheduler": {"ortrain.ondevice": "LinearLRScheduler"},
-    "onnxruntime.training.artifacts": {
-        "ortrain.ondevice": "generate_artifacts LossType OptimType"
-    },
+    "onnxruntime.training.artifacts": {"ortrain.ondevice": "generate_artifacts LossType OptimType"},
     "onnxruntime.training.onnxblock": {
         "ortrain.ondevice.onnxblock": "Block ForwardBlock TrainingBlock base empty_base "
         "custom_op_library load_checkpoint_to_model save_checkpoint"

@@ -71,9 +71,7 @@ class PTable:
         for row in sorted(self._rows, key=key) if key else self._rows:
             cells = zip(row.columns, widths, strict=True)
             lines.append(" : ".join(entry.ljust(width) for entry, width in cells).rstrip())
-            lines += [
-                f"  {line}" for table in row.annotations for line in str(table).splitlines()
-            ]
+            lines += [f"  {line}" for table in row.annotations for line in str(table).splitlines()]
         return "\n".join(lines) + "\n"
 
     def __str__(self) -> str:

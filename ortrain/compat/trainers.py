@@ -7,8 +7,6 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import TrainingArguments
-
 from ortrain.errors import OrtrainWarning
 from ortrain.trainer import (
     ORTSeq2SeqTrainer,
@@ -26,7 +24,7 @@ __all__ = [
 ]
 
 
-class ORTOptimizerNames(str, enum.Enum):
+class ORTOptimizerNames(enum.StrEnum):
     """Names of optimizers that transformers does not have."""
 
     ADAMW_ORT_FUSED = "adamw_ort_fused"
@@ -118,7 +116,9 @@ class _OldFields:
         batches = {n: v for n in ("dispatch_batches", "split_batches") if (v := getattr(given, n))}
         if batches:
             if given.accelerator_config is not None:
-                raise ValueError(f"{[*batches][0]} and accelerator_config: write both in the latter")
+                raise ValueError(
+                    f"{[*batches][0]} and accelerator_config: write both in the latter"
+                )
             given.accelerator_config = batches
             told.append(f"{[*batches][0]} stands in accelerator_config now")
         told += [
@@ -127,7 +127,7 @@ class _OldFields:
             if getattr(given, name) != _default(name)
         ]
         for line in told:
-            warnings.warn(f"training arguments: {line}", OrtrainWarning, stacklevel=5)
+            warnings.warn(f"training arguments: {line}", OrtrainWarning, stacklevel=4)
 
 
 def _default(name: str) -> Any:
@@ -142,7 +142,7 @@ class ORTTrainingArguments(_OldFields, _TrainingArguments):
         ValueError: as ortrain's own, and of a field that stands against another.
     """
 
-    output_dir: str | None = TrainingArguments.__dataclass_fields__["output_dir"].default
+    output_dir: str | None = None
 
     def __post_init__(self) -> None:
         self._translate()
@@ -153,7 +153,7 @@ class ORTTrainingArguments(_OldFields, _TrainingArguments):
 class ORTSeq2SeqTrainingArguments(_OldFields, _Seq2SeqTrainingArguments):
     """The arguments of ORTSeq2SeqTrainer, also by names that transformers no longer has."""
 
-    output_dir: str | None = TrainingArguments.__dataclass_fields__["output_dir"].default
+    output_dir: str | None = None
 
     def __post_init__(self) -> None:
         self._translate()
