@@ -126,10 +126,8 @@ def _read(content: Any, keys: dict[str, _Reader], settings: Settings, within: st
         if name not in keys:
             near = difflib.get_close_matches(name, keys, 3, cutoff=0.5)
             hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(keys)}"
-            raise ValueError(
-                f"the key {within}{'.' if within else ''}{name} does not exist; {hint}"
-            )
-        keys[name](settings, f"{within}{'.' if within else ''}{name}", value)
+            raise ValueError(f"the key {start}{name} does not exist; {hint}")
+        keys[name](settings, f"{start}{name}", value)
 
 
 # --- values -------------------------------------------------------------------------------------

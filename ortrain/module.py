@@ -307,16 +307,23 @@ def _entry(runner: Runner, forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def _call(runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs a call, in the precision that the options ask for."""
-    precision = runner.options.precision
-    if precision is None:
+    if runner.options.precision is None:
         return runner(args, kwargs)
-    if precision == "bf16-products":
-        with reduced_products_asked_for():
-            return runner(args, kwargs)
-    held = chain(runner.module.parameters(), pytree.tree_leaves((args, kwargs)))
+    with autocast_of(runner.options, runner.module, args, kwargs):
+        return runner(args, kwargs)
+
+
+def autocast_of(
+    options: Options, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> contextlib.AbstractContextManager[Any]:
+    """What is around a call for the precision that the options ask for."""
+    if options.precision is None:
+        return contextlib.nullcontext()
+    if options.precision == "bf16-products":
+        return reduced_products_asked_for()
+    held = chain(module.parameters(), pytree.tree_leaves((args, kwargs)))
     device = next((t.device.type for t in held if isinstance(t, torch.Tensor)), "cpu")
-    with torch.autocast(device, _DTYPES[precision]):
-        return runner(args, kwargs)
+    return torch.autocast(device, _DTYPES[options.precision])
 
 
 def _rebuild(

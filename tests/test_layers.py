@@ -33,8 +33,7 @@ LAYERS = """
     step
     module
     explanation deploy
-    optim data hooks
-    hierarchical
+    optim data hooks hierarchical
     trainer
     ondevice.contract
     ondevice.running

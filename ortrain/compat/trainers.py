@@ -115,12 +115,11 @@ class _OldFields:
             told.append("save_safetensors=False has no effect: weights are always safetensors")
         batches = {n: v for n in ("dispatch_batches", "split_batches") if (v := getattr(given, n))}
         if batches:
+            first = next(iter(batches))
             if given.accelerator_config is not None:
-                raise ValueError(
-                    f"{[*batches][0]} and accelerator_config: write both in the latter"
-                )
+                raise ValueError(f"{first} and accelerator_config: write both in the latter")
             given.accelerator_config = batches
-            told.append(f"{[*batches][0]} stands in accelerator_config now")
+            told.append(f"{first} stands in accelerator_config now")
         told += [
             f"{name} has no effect: {why}"
             for name, why in _WITHOUT_EFFECT.items()
