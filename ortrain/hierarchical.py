@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -67,8 +68,7 @@ class HierarchicalORTModule(ORTModule):
             calls: dict[nn.Module, _Call] = {}
             hooks = [
                 m.register_forward_pre_hook(_noting(calls), with_kwargs=True)
-                for m in self.module.modules()
-                if not isinstance(m, ORTModule)
+                for m in _outside(self.module)
             ]
             try:
                 result = self.module(*args, **kwargs)
@@ -113,6 +113,14 @@ class HierarchicalORTModule(ORTModule):
                     visit(module, child_name, child, f"{path}.{child_name}".lstrip("."))
 
         visit(None, "", self.module, "")
+
+
+def _outside(module: nn.Module) -> Iterator[nn.Module]:
+    """The module and those below it, as far as no ORTModule is around them."""
+    if not isinstance(module, ORTModule):
+        yield module
+        for child in module.children():
+            yield from _outside(child)
 
 
 def _noting(calls: dict[nn.Module, _Call]) -> Any:
