@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -20,7 +21,7 @@ from ortrain.compat.table import (
     removal_of,
     starred,
 )
-from ortrain.errors import RemovedAttribute, RemovedImport
+from ortrain.errors import OrtrainWarning, RemovedAttribute, RemovedImport
 
 
 def install() -> None:
@@ -90,6 +91,16 @@ class _Old(Loader):
 
 class _OldModule(ModuleType):
     """A module of old names, which lists them."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "ONNX_OPSET_VERSION":
+            warnings.warn(
+                f"{self.__name__}.{name} = {value!r} does nothing here: "
+                "ORTMODULE_ONNX_OPSET_VERSION or ortrain.Options(opset=) sets the opset",
+                OrtrainWarning,
+                stacklevel=2,
+            )
+        super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *names_of(self.__name__)]

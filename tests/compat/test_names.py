@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -132,6 +133,20 @@ def test_the_programs_are_old_names_and_files_of_ortrain() -> None:
 def test_no_name_is_both_here_and_gone() -> None:
     here = {f"{module}.{name}" for module, name, _ in EXPLICIT} | {*MODULES}
     assert not here & {*REMOVED}
+
+
+def test_the_page_on_migration_has_what_the_table_has() -> None:
+    page = (ROOT / "docs" / "migration.md").read_text()
+    rows = re.findall(r"^\| `([\w.*]+)` \| `([\w.*]+)`", page, re.MULTILINE)
+    moved = [(old, new) for old, new in rows if "." in old]
+    assert len(moved) > 20
+    for old, new in moved:
+        module, _, name = old.rpartition(".")
+        if name == "*":
+            assert new.removesuffix(".*") in MODULES[module]
+            continue
+        home = explicit(module)[name].replace(":", ".")
+        assert new == home or new == home.replace(".compat.trainers", "")
 
 
 # --- without ortrain.compat, and beside installed packages --------------------------------------
