@@ -1,10 +1,11 @@
-"""Settings. The only place that reads environment variables."""
+"""Settings. The only place that reads environment variables that act; `variables` has the rest."""
 
 from __future__ import annotations
 
 import enum
 import os
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -34,6 +35,9 @@ Budget = int | float | Literal["least"]
 # A BERT-base has 2.2 MB of entries: so much keeps hundreds of models, and a disk is not filled by
 # the graphs of versions and shapes that nobody trains any more.
 CACHE_BYTES = 1 << 30
+
+# The opset of graphs where nothing else is asked for, and the least one.
+OPSET, _LEAST_OPSET = 21, 18
 
 # Of the options of ORTModule: names, types, and these in words.
 _TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
@@ -110,7 +114,7 @@ class Options:
     fallback: Fallback = field(default_factory=lambda: fallback_from_environment())
     provider: str | None = None
     precision: Precision | None = None
-    opset: int = field(default_factory=lambda: int(_variable("ORTMODULE_ONNX_OPSET_VERSION", "21")))
+    opset: int = field(default_factory=lambda: _opset())
     threads: int = 0
     arena: bool = True
     cuda_graphs: bool = False
@@ -322,11 +326,23 @@ def policy_from_environment() -> tuple[type[OrtrainError], ...]:
     if not named:
         return _ALL
     policies = [part.strip() for part in named.split("|")]
+    return errors_under(policies, "ORTMODULE_FALLBACK_POLICY")
+
+
+def errors_under(policies: Iterable[str], source: str) -> tuple[type[OrtrainError], ...]:
+    """The errors that fall back to PyTorch under policies of ONNX Runtime Training.
+
+    Args:
+        policies: their names.
+        source: what has them, for the error.
+
+    Raises:
+        ValueError: an unknown policy.
+    """
+    policies = list(policies)
     unknown = [p for p in policies if p not in _POLICIES]
     if unknown:
-        raise ValueError(
-            f"ORTMODULE_FALLBACK_POLICY={unknown[0]!r}: expected one of {', '.join(_POLICIES)}"
-        )
+        raise ValueError(f"{source}={unknown[0]!r}: expected one of {', '.join(_POLICIES)}")
     return tuple(kind for p in policies for kind in _POLICIES[p])
 
 
@@ -392,6 +408,42 @@ def _variable(name: str, default: str) -> str:
 def user_cache() -> Path:
     """The folder for what is measured or made once for a user of this host."""
     return Path(_variable("XDG_CACHE_HOME", "") or Path.home() / ".cache") / "ortrain"
+
+
+def _opset() -> int:
+    """The opset that ``ORTMODULE_ONNX_OPSET_VERSION`` asks for."""
+    name = "ORTMODULE_ONNX_OPSET_VERSION"
+    value = _variable(name, str(OPSET))
+    if not value.strip().isdecimal():
+        raise ValueError(f"{name}={value!r}: expected 18 to 23")
+    return served_opset(int(value), name)
+
+
+def served_opset(opset: int, source: str) -> int:
+    """An opset that an old script asks for: 18 in place of a lower one, with a warning.
+
+    Args:
+        opset: what is asked for.
+        source: who asks.
+
+    Raises:
+        ValueError: no opset, or one above 23.
+    """
+    if not 1 <= opset <= 23:
+        raise ValueError(f"{source}={opset}: expected 18 to 23")
+    if opset >= _LEAST_OPSET:
+        return opset
+    warnings.warn(
+        f"{source}={opset}: graphs are made at opset {_LEAST_OPSET}, the least that ortrain has",
+        OrtrainWarning,
+        stacklevel=4,
+    )
+    return _LEAST_OPSET
+
+
+def json_config_path() -> Path | None:
+    """The file in ``ORTMODULE_JSON_CONFIG_PATH``."""
+    return _path("ORTMODULE_JSON_CONFIG_PATH")
 
 
 def _path(name: str) -> Path | None:

@@ -5,8 +5,9 @@
     OrtrainError
     ├── CaptureError          the module cannot become one ONNX graph
     │   ├── NotServed         a device, dtype or mode for which there is no graph yet
-    │   ├── UnsupportedInput  an argument of a type that a graph cannot take        (also TypeError)
-    │   └── UnsupportedOutput a result of a type that a graph cannot return         (also TypeError)
+    │   └── UnsupportedData   a value of a type that a graph does not have          (also TypeError)
+    │       ├── UnsupportedInput  an argument that a graph cannot take
+    │       └── UnsupportedOutput a result that a graph cannot return
     ├── GradientError         a graph cannot be differentiated
     │   ├── NoGradientRule    an operator without a rule lies between loss and parameter
     │   └── UnsupportedGradient  a rule exists, but not for this form of the operator
@@ -17,6 +18,8 @@
     ├── InputError            data or a checkpoint that cannot be trained on      (also ValueError)
     ├── MissingPackage    an extra of ortrain is not installed        (also ModuleNotFoundError)
     ├── SaveError             a file could not be written                         (also OSError)
+    ├── RemovedAttribute      an old name behind which there is nothing    (also AttributeError)
+    ├── RemovedImport         the same where it is imported                (also ImportError)
     └── ParityError           two results that must agree do not
 
 and the one warning, `OrtrainWarning`: ortrain does something else than was asked for.
@@ -67,11 +70,15 @@ class NotServed(CaptureError):
     """A device, dtype or mode for which there is no graph yet. Remedy: run it eagerly."""
 
 
-class UnsupportedInput(CaptureError, TypeError):
+class UnsupportedData(CaptureError, TypeError):
+    """A value that goes in or comes out, of a type that a graph does not have."""
+
+
+class UnsupportedInput(UnsupportedData):
     """An argument of a type that a graph cannot take. Remedy: pass tensors, or nest them."""
 
 
-class UnsupportedOutput(CaptureError, TypeError):
+class UnsupportedOutput(UnsupportedData):
     """A result of a type that a graph cannot return. Remedy: return tensors, or nest them."""
 
 
@@ -129,6 +136,14 @@ class SaveError(OrtrainError, OSError):
 
 class MissingPackage(OrtrainError, ModuleNotFoundError):
     """A package that comes with an extra of ortrain is not installed."""
+
+
+class RemovedAttribute(OrtrainError, AttributeError):
+    """An old name of another library behind which there is nothing; the message has the way on."""
+
+
+class RemovedImport(OrtrainError, ImportError):
+    """The same of a name, or of a module, that is imported."""
 
 
 class ParityError(OrtrainError, AssertionError):

@@ -22,10 +22,12 @@ from torch.utils import _pytree as pytree
 
 from ortrain.config import DebugOptions, LogLevel, Options
 from ortrain.errors import OrtrainWarning
+from ortrain.json_config import settings_from_environment
 from ortrain.kinds import NONE, expect
 from ortrain.runtime.reduced import reduced_products_asked_for
 from ortrain.step.report import Report
 from ortrain.step.runner import Runner
+from ortrain.variables import warn_of_variables
 
 # The module's own dictionaries, not copies: whatever walks, moves, casts or replaces parameters
 # does so in the module itself, under its own names.
@@ -98,8 +100,13 @@ class ORTModule(nn.Module):
         super().__init__()
         own = self.__dict__
         own["_original"] = module
-        own["_options"] = options or Options()
-        own["_debug_options"] = debug_options or DebugOptions()
+        options, debug_options = options or Options(), debug_options or DebugOptions()
+        if (settings := settings_from_environment()) is not None:
+            options, debug_options = settings.applied(options, debug_options)
+            settings.tell()
+        own["_options"], own["_debug_options"] = options, debug_options
+        if debug_options.log_level <= LogLevel.WARNING:
+            warn_of_variables()
         own["_runner"] = Runner(module, own["_options"], own["_debug_options"])
         for name in _SHARED:
             own[name] = module.__dict__[name]
@@ -144,6 +151,12 @@ class ORTModule(nn.Module):
         expect_options(None, options)
         self.__dict__["_options"] = options
         self._runner.use(options)
+
+    def _show(self, debug_options: DebugOptions) -> None:
+        """Takes other settings of what is shown, which hold from the next call on."""
+        self.__dict__["_debug_options"] = debug_options
+        runner: Runner = self.__dict__["_runner"]
+        runner.debug_options = runner.compiler.debug_options = debug_options
 
     @property
     def steps_to_come(self) -> int | None:
@@ -294,16 +307,23 @@ def _entry(runner: Runner, forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def _call(runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs a call, in the precision that the options ask for."""
-    precision = runner.options.precision
-    if precision is None:
+    if runner.options.precision is None:
         return runner(args, kwargs)
-    if precision == "bf16-products":
-        with reduced_products_asked_for():
-            return runner(args, kwargs)
-    held = chain(runner.module.parameters(), pytree.tree_leaves((args, kwargs)))
+    with autocast_of(runner.options, runner.module, args, kwargs):
+        return runner(args, kwargs)
+
+
+def autocast_of(
+    options: Options, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> contextlib.AbstractContextManager[Any]:
+    """What is around a call for the precision that the options ask for."""
+    if options.precision is None:
+        return contextlib.nullcontext()
+    if options.precision == "bf16-products":
+        return reduced_products_asked_for()
+    held = chain(module.parameters(), pytree.tree_leaves((args, kwargs)))
     device = next((t.device.type for t in held if isinstance(t, torch.Tensor)), "cpu")
-    with torch.autocast(device, _DTYPES[precision]):
-        return runner(args, kwargs)
+    return torch.autocast(device, _DTYPES[options.precision])
 
 
 def _rebuild(

@@ -51,6 +51,7 @@ def test_an_example_runs_by_itself(page: str, number: int, tmp_path: Path) -> No
         ("docs/troubleshooting", None),
         ("docs/padding", None),
         ("docs/memory", None),
+        ("docs/migration", None),
         ("README", 1),
     ],
 )

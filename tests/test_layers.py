@@ -15,7 +15,8 @@ PACKAGE = ROOT / "ortrain"
 # From the lowest: files of a row import those of their own row and of rows above it, no others.
 LAYERS = """
     errors uncollected lazy exclusive files
-    extras kinds config
+    extras kinds config variables
+    json_config
     program graph ops
     autodiff
     passes cache
@@ -32,7 +33,7 @@ LAYERS = """
     step
     module
     explanation deploy
-    optim
+    optim data hooks hierarchical
     trainer
     ondevice.contract
     ondevice.running
@@ -42,6 +43,8 @@ LAYERS = """
     ondevice
     classic
     testing
+    compat.table compat.finder
+    compat
     cli
 """
 ROWS = [line.split() for line in LAYERS.splitlines() if line.strip()]

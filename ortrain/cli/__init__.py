@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ortrain.cli import artifacts, check, demo, ondevice, signals, train
+from ortrain.cli import artifacts, check, demo, ondevice, run, signals, train
 from ortrain.cli.output import descriptor_to_stderr
 from ortrain.cli.usage import CommandError, Parser, one_line, told
 from ortrain.errors import MissingPackage
@@ -27,8 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 on success, 1 if a step failed, 2 if the command line or an input is wrong or a file
         cannot be written, 128 and the signal's number after one that asks to end (130: Ctrl-C).
     """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["run"] and arguments[1:2] not in (["-h"], ["--help"]):
+        # A script has its own signals, its own output and its own errors.
+        return run.run_script(arguments[1:])
     with descriptor_to_stderr():
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        return _run(arguments)
 
 
 def _run(arguments: list[str]) -> int:
@@ -78,4 +82,5 @@ def _parser() -> argparse.ArgumentParser:
     artifacts.add_to(commands)
     ondevice.add_to(commands)
     check.add_to(commands)
+    run.add_to(commands)
     return parser

@@ -1,0 +1,159 @@
+"""Optimum's trainers, and their arguments with the fields that transformers no longer has."""
+
+from __future__ import annotations
+
+import enum
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+from ortrain.errors import OrtrainWarning
+from ortrain.trainer import (
+    ORTSeq2SeqTrainer,
+    ORTTrainer,
+)
+from ortrain.trainer import ORTSeq2SeqTrainingArguments as _Seq2SeqTrainingArguments
+from ortrain.trainer import ORTTrainingArguments as _TrainingArguments
+
+__all__ = [
+    "ORTOptimizerNames",
+    "ORTSeq2SeqTrainer",
+    "ORTSeq2SeqTrainingArguments",
+    "ORTTrainer",
+    "ORTTrainingArguments",
+]
+
+
+class ORTOptimizerNames(enum.StrEnum):
+    """Names of optimizers that transformers does not have."""
+
+    ADAMW_ORT_FUSED = "adamw_ort_fused"
+
+
+# Fields of old versions of transformers that are another field now.
+_RENAMED = {
+    "evaluation_strategy": "eval_strategy",
+    "no_cuda": "use_cpu",
+    "push_to_hub_model_id": "hub_model_id",
+    "push_to_hub_token": "hub_token",
+}
+# Fields that transformers took away, and why they have no effect.
+_WITHOUT_EFFECT = {
+    "logging_dir": "a tracker has its own folder",
+    "half_precision_backend": "mixed precision is PyTorch's",
+    "fp16_backend": "mixed precision is PyTorch's",
+    "fp16_opt_level": "it was Apex's",
+    "use_ipex": "transformers no longer has it",
+    "jit_mode_eval": "transformers no longer has it",
+    "use_mps_device": "PyTorch's device is taken by itself",
+    "ray_scope": "transformers no longer has it",
+    "tpu_metrics_debug": "transformers no longer has it",
+    "mp_parameters": "transformers no longer has it",
+    "past_index": "transformers no longer has it",
+    "torchdynamo": "torch_compile_backend says what compiles",
+    "push_to_hub_organization": "hub_model_id has the organization in it",
+    "sharded_ddp": "fsdp took its place",
+}
+
+
+def _old(default: Any = None) -> Any:
+    return field(default=default, metadata={"help": "Of old versions of transformers."})
+
+
+@dataclass
+class _OldFields:
+    """Fields of old versions of transformers; what became of them is said once for each object."""
+
+    overwrite_output_dir: bool = _old(False)  # scripts read it; Trainer itself never did
+    evaluation_strategy: str | None = _old()
+    no_cuda: bool = _old(False)
+    warmup_ratio: float = _old(0.0)
+    group_by_length: bool = _old(False)
+    adafactor: bool = _old(False)
+    include_inputs_for_metrics: bool = _old(False)
+    save_safetensors: bool = _old(True)
+    dispatch_batches: bool | None = _old()
+    split_batches: bool | None = _old()
+    logging_dir: str | None = _old()
+    half_precision_backend: str = _old("auto")
+    fp16_backend: str = _old("auto")
+    fp16_opt_level: str = _old("O1")
+    use_ipex: bool = _old(False)
+    jit_mode_eval: bool = _old(False)
+    use_mps_device: bool = _old(False)
+    ray_scope: str | None = _old("last")
+    tpu_metrics_debug: bool = _old(False)
+    mp_parameters: str = _old("")
+    past_index: int = _old(-1)
+    torchdynamo: str | None = _old()
+    sharded_ddp: str = _old("")
+    push_to_hub_model_id: str | None = _old()
+    push_to_hub_organization: str | None = _old()
+    push_to_hub_token: str | None = _old()
+
+    def _translate(self) -> None:
+        """Sets the fields of today, and says which of the old ones have no effect."""
+        told = []
+        given: Any = self
+        for old, new in _RENAMED.items():
+            if (value := getattr(given, old)) != _default(old):
+                setattr(given, new, value)
+                told.append(f"{old} is {new} now")
+        if given.warmup_ratio and not given.warmup_steps:
+            given.warmup_steps = given.warmup_ratio
+            told.append("warmup_ratio is warmup_steps now, as a number below 1")
+        if given.group_by_length:
+            given.train_sampling_strategy = "group_by_length"
+            told.append("group_by_length is train_sampling_strategy='group_by_length' now")
+        if given.adafactor:
+            given.optim = "adafactor"
+            told.append("adafactor is optim='adafactor' now")
+        if given.include_inputs_for_metrics:
+            given.include_for_metrics = [*given.include_for_metrics, "inputs"]
+            told.append("include_inputs_for_metrics is include_for_metrics=['inputs'] now")
+        if not given.save_safetensors:
+            told.append("save_safetensors=False has no effect: weights are always safetensors")
+        batches = {n: v for n in ("dispatch_batches", "split_batches") if (v := getattr(given, n))}
+        if batches:
+            first = next(iter(batches))
+            if given.accelerator_config is not None:
+                raise ValueError(f"{first} and accelerator_config: write both in the latter")
+            given.accelerator_config = batches
+            told.append(f"{first} stands in accelerator_config now")
+        told += [
+            f"{name} has no effect: {why}"
+            for name, why in _WITHOUT_EFFECT.items()
+            if getattr(given, name) != _default(name)
+        ]
+        for line in told:
+            warnings.warn(f"training arguments: {line}", OrtrainWarning, stacklevel=4)
+
+
+def _default(name: str) -> Any:
+    return _OldFields.__dataclass_fields__[name].default
+
+
+@dataclass
+class ORTTrainingArguments(_OldFields, _TrainingArguments):
+    """The arguments of ORTTrainer, also by names that transformers no longer has.
+
+    Raises:
+        ValueError: as ortrain's own, and of a field that stands against another.
+    """
+
+    output_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        self._translate()
+        super().__post_init__()
+
+
+@dataclass
+class ORTSeq2SeqTrainingArguments(_OldFields, _Seq2SeqTrainingArguments):
+    """The arguments of ORTSeq2SeqTrainer, also by names that transformers no longer has."""
+
+    output_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        self._translate()
+        super().__post_init__()
