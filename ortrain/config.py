@@ -340,6 +340,16 @@ _SPARSE = tuple(f"ORTMODULE_ENABLE_{part}_SPARSE_OPTIMIZER" for part in ("LABEL"
 _COMPUTE = "ORTMODULE_ENABLE_COMPUTE_OPTIMIZER"
 
 
+def custom_autograd_from_environment() -> bool:
+    """Whether custom autograd functions may be nodes of a graph: by the variable of ONNX Runtime
+    Training, which is on unless it is switched off.
+
+    Raises:
+        ValueError: a value that is neither on nor off.
+    """
+    return _is_on("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD")
+
+
 def skip_padding_from_environment() -> bool | None:
     """False where the environment switches off all that leaves tokens out; else None.
 

@@ -21,6 +21,7 @@ LAYERS = """
     passes cache
     module_state
     guards
+    kept
     capture.origin
     capture.trace
     capture.onnx

@@ -32,6 +32,7 @@ from ortrain.capture.origin import BESIDE, captured_error, operator_name, origin
 from ortrain.capture.trace import ladder
 from ortrain.capture.trace.call import Axes, Call, example_call, step_name
 from ortrain.capture.trace.exporter import check_version
+from ortrain.capture.trace.keeping import Keeper, keeping
 from ortrain.capture.trace.layers import traceable_layers
 from ortrain.capture.trace.refusal import first_line, located, named
 from ortrain.capture.trace.returned import Source, sources_of
@@ -40,6 +41,7 @@ from ortrain.exclusive import EXCLUSIVE
 from ortrain.guards.autocast import Autocast, active
 from ortrain.guards.constraints import Constraints, Shapes
 from ortrain.guards.key_value_cache import closed
+from ortrain.kept.call import Kept
 from ortrain.module_state.untouched import untouched
 from ortrain.passes.clean import clean
 from ortrain.passes.precision import place_casts
@@ -95,6 +97,7 @@ class Captured:
         seconds: what each part took.
         branches: whether the program goes the example's way at branches on values.
         returned: the user outputs that are no new contiguous tensors of the module.
+        kept: calls of the program's nodes that stay PyTorch's.
     """
 
     program: Program
@@ -109,6 +112,7 @@ class Captured:
     seconds: dict[str, float] = field(default_factory=dict)
     branches: bool = False
     returned: dict[int, Source] = field(default_factory=dict)
+    kept: tuple[Kept, ...] = ()
 
     def accepts(self, shapes: Shapes) -> bool:
         """Whether a call with these shapes, one for each of :attr:`tensors`, may use the program.
@@ -137,6 +141,7 @@ def capture(
     still: bool = False,
     branches: bool = False,
     cache: Cache | None = None,
+    keep: Keeper | None = None,
 ) -> Captured:
     """Captures a module's forward, in its present mode, as an ONNX program.
 
@@ -163,6 +168,7 @@ def capture(
             those branches are taken of which the other way raises. For whoever looks at the check.
         cache: of programs by their exported graphs: the export runs always, its translation only
             where the cache does not know the result.
+        keep: what stays PyTorch's, as nodes of the program; None refuses what cannot be translated.
 
     Raises:
         CaptureError: the module cannot become one graph; the error says where and why.
@@ -181,10 +187,19 @@ def capture(
         def make() -> list[Program]:
             return [_program(exported, registry, call, state, watch, branches, autocast)]
 
+        if keep is not None and keep.calls:
+            return make()[0]  # its nodes name what is there in this process alone
         parts = parts_of(exported, state, opset, branches, autocast)
         return (cache or Cache(None)).programs(parts, make)[0]
 
-    with EXCLUSIVE, located(module), uncollected(), untouched(module), traceable_layers():
+    with (
+        EXCLUSIVE,
+        located(module),
+        uncollected(),
+        untouched(module),
+        traceable_layers(),
+        keeping(keep),
+    ):
         failed: list[str] = []
         # Fewer, where a translation needs a size that was of use as a symbol.
         for axes in [a for a in Axes if a is not (Axes.ALL if still else Axes.STILL)]:
@@ -220,6 +235,7 @@ def capture(
         seconds=watch.laps,
         branches=found.branches,
         returned=returned,
+        kept=() if keep is None else keep.kept(program),
     )
 
 

@@ -21,6 +21,7 @@ from ortrain.config import Budget
 from ortrain.errors import CheckFailed, ExecutionError, listing
 from ortrain.graph import shapes
 from ortrain.graph.walk import dependencies
+from ortrain.ops.kept import keys_of
 from ortrain.passes import PIPELINES, rewrite
 from ortrain.program import Check, Program, Role, checks_of, role_of, set_role, target_of, width_of
 from ortrain.runtime.base import Compiled, Exchange, Executor
@@ -261,7 +262,9 @@ def build(
             watch.seconds,
         )
 
-    return (cache or Cache(None)).served(decided_by(), make, planned)
+    if cache is None or keys_of(program.graph):  # which mean something in this process alone
+        cache = Cache(None)
+    return cache.served(decided_by(), make, planned)
 
 
 _TURN = {"feed": 0, "fetch": 0, "upstream": 1, "carry": 2}

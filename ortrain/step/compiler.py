@@ -18,11 +18,17 @@ from ortrain.autodiff.engine import influences
 from ortrain.autodiff.held import largest, peak, saved_bytes
 from ortrain.cache import Cache
 from ortrain.capture.export import Captured, capture
+from ortrain.capture.trace.keeping import Keeper
 from ortrain.capture.trace.records import records_registered
 from ortrain.capture.trace.refusal import located
 from ortrain.capture.trace.returned import Source
 from ortrain.capture.trace.stand_ins import stand_ins_watched
-from ortrain.config import DebugOptions, LogLevel, Options
+from ortrain.config import (
+    DebugOptions,
+    LogLevel,
+    Options,
+    custom_autograd_from_environment,
+)
 from ortrain.errors import CaptureError, CheckFailed, OrtrainError
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.graph.cost import Multiplications
@@ -195,6 +201,7 @@ class StepCompiler:
                 still=not form.served,
                 branches=True,
                 cache=self.cache,
+                keep=self._keeper(),
             )
         positions = [place[t.position] for t in captured.inputs]
         if state.moving:
@@ -226,6 +233,12 @@ class StepCompiler:
         )
         self._leave_out(served, form, flat, device, shown)
         return served
+
+    def _keeper(self) -> Keeper | None:
+        """What stays PyTorch's in a graph; None where no engine has a place for it."""
+        if "reference" in (self.options.engine, self.options.inference):
+            return None
+        return Keeper(functions=custom_autograd_from_environment())
 
     def _leave_out(
         self,

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
 from ortrain.capture.origin import TORCH
+from ortrain.capture.trace.aside import is_aside
 from ortrain.capture.trace.custom_function import checked_custom_functions
 from ortrain.capture.trace.patched import replaced
 from ortrain.errors import CaptureError
@@ -138,7 +139,7 @@ def _no_backward() -> Iterator[None]:
     own, here = _autograd._engine_run_backward, this_thread()
 
     def refused(*args: Any, **kwargs: Any) -> Any:
-        if not here():
+        if not here() or is_aside():
             return own(*args, **kwargs)
         raise _refusal(
             "computes gradients", "of what autograd saves for a backward, a trace knows nothing"
@@ -154,7 +155,7 @@ def _saving_watched() -> Iterator[None]:
     own, here = graph.saved_tensors_hooks.__enter__, this_thread()
 
     def watched(hooks: graph.saved_tensors_hooks) -> None:
-        if here() and not isinstance(hooks, _HARMLESS):
+        if here() and not is_aside() and not isinstance(hooks, _HARMLESS):
             raise _refusal("sets hooks on the tensors that autograd saves", _HOOKS)
         own(hooks)
 
