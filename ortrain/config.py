@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -46,6 +47,7 @@ _TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
     ("memory_budget", (int, float, str, type(None)), "bytes, a share up to 1.0, 'least' or None"),
     ("cache_dir", (str, os.PathLike, type(None)), "the path of a folder, or None"),
     ("policy", (tuple,), "a tuple of errors of ortrain.errors"),
+    ("keep_in_torch", (tuple, list), "a list of names of sub-modules"),
 )
 
 
@@ -99,6 +101,8 @@ class Options:
         certificate: when a graph is compared with the module on the call at hand, outputs and
             gradients: ``"first"`` before a capture is used, ``"each size"`` also at every new size
             of the inputs, a number N also at every N-th step, ``"off"`` never.
+        keep_in_torch: sub-modules that PyTorch runs within the graph, forward and backward, each as
+            one node: names as of ``named_modules()``, or patterns such as ``"*.router"``.
 
     Raises:
         TypeError: a value of another type.
@@ -124,9 +128,13 @@ class Options:
     )
     retry: bool = field(default_factory=lambda: _flag("ORTMODULE_FALLBACK_RETRY"))
     certificate: Literal["first", "each size", "off"] | int = "first"
+    keep_in_torch: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self._check_types()
+        for name in self.keep_in_torch:
+            expect("keep_in_torch", name, (str,), "a list of names of sub-modules")
+        object.__setattr__(self, "keep_in_torch", tuple(self.keep_in_torch))
         if self.cache_dir is not None:
             if "\0" in os.fspath(self.cache_dir):
                 raise ValueError(f"cache_dir={self.cache_dir!r}: no path has a null character")

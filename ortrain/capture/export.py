@@ -32,7 +32,7 @@ from ortrain.capture.origin import BESIDE, captured_error, operator_name, origin
 from ortrain.capture.trace import ladder
 from ortrain.capture.trace.call import Axes, Call, example_call, step_name
 from ortrain.capture.trace.exporter import check_version
-from ortrain.capture.trace.keeping import Keeper, keeping
+from ortrain.capture.trace.keeping import Keeper, keeping, recorded_examples
 from ortrain.capture.trace.layers import traceable_layers
 from ortrain.capture.trace.refusal import first_line, located, named
 from ortrain.capture.trace.returned import Source, sources_of
@@ -201,6 +201,8 @@ def capture(
         keeping(keep),
     ):
         failed: list[str] = []
+        if keep is not None and keep.modules:
+            recorded_examples(keep, module, call.args, call.kwargs)
         # Fewer, where a translation needs a size that was of use as a symbol.
         for axes in [a for a in Axes if a is not (Axes.ALL if still else Axes.STILL)]:
             try:

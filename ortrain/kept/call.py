@@ -52,8 +52,14 @@ class Context:
 
     __slots__ = ("key", "leaves", "outputs")
 
+    requires_grad = False  # as what hands values on asks of each
+
     def __init__(self, key: str, outputs: list[Tensor], leaves: list[Tensor]) -> None:
         self.key, self.outputs, self.leaves = key, outputs, leaves
+
+    def is_neg(self) -> bool:
+        """Likewise."""
+        return False
 
 
 class Kept:
@@ -71,6 +77,8 @@ class Kept:
         key: by which a node of a graph names it, in this process alone.
         result: how its tensors make up what it returns.
         connected: of each tensor it is given, whether a gradient may reach it.
+        sizes: of each tensor of the result, the sizes that it must have: numbers, or input and axis;
+            None where the code says so itself.
         repeatable: whether another run on the same tensors does the same and changes nothing.
         seconds: that its forwards and backwards took, while :func:`timed` was on.
     """
@@ -91,9 +99,24 @@ class Kept:
         self.result: Result | None = None
         self.connected: list[bool] = []
         self.repeatable = True
+        self.sizes: list[list[int | tuple[int, int]]] | None = None
         self.seconds = 0.0
         self.parameters = [] if module is None else Parameter.all_of(module)
         _table[self.key] = self
+
+    def release(self) -> None:
+        """Leaves its trace, whose tensors have no contents: the module has its own again."""
+        self.arguments.release()
+        if self.result is not None:
+            self.result.release()
+        if self.module is not None:
+            before, self.parameters = self.parameters, Parameter.all_of(self.module)
+            assert [p.places for p in before] == [p.places for p in self.parameters]
+
+    @property
+    def custom_function(self) -> Any:
+        """The custom autograd function that is called; None where it is something else."""
+        return getattr(self.function, "__self__", None)
 
     # -- what generated functions call --------------------------------------------------------------
 
@@ -210,13 +233,32 @@ class Kept:
                 help="work on a copy (tensor.clone())",
             )
         assert self.result is not None
-        return self.result.taken_apart(output)
+        found = self.result.taken_apart(output)
+        if self.sizes is not None:
+            self._compare_sizes(inputs, found)
+        return found
 
-    def call(self, given: list[Any]) -> Any:
+    def _compare_sizes(self, inputs: Sequence[Any], found: Sequence[Tensor]) -> None:
+        """Raises where the result has other sizes than its example lets one expect."""
+        assert self.sizes is not None
+        wanted = [
+            tuple([s if isinstance(s, int) else inputs[s[0]].shape[s[1]] for s in rule])
+            for rule in self.sizes
+        ]
+        if wanted != [tuple(t.shape) for t in found]:
+            raise ExecutionError(
+                f"{self.site.name} returns tensors of other sizes than it did before",
+                where=self.site.where,
+                because=f"shapes {wanted} were expected, and are {[tuple(t.shape) for t in found]}",
+                help="leave the module around it to PyTorch",
+            )
+
+    def call(self, given: list[Any], *, own: bool = True) -> Any:
         """What the call returns for tensors, parameters and sizes.
 
         Args:
             given: those; a parameter's place gets the module's own where that holds the same.
+            own: whether it may.
         """
         first, count = len(self.arguments.plain), len(self.parameters)
         numbers = [int(n) for n in given[first + count :]]
@@ -224,11 +266,11 @@ class Kept:
         with autocast_as(self.autocast) if self.autocast else _NOTHING:
             if not count:
                 return self.function(*args, **kwargs)
-            own = self.parameters
-            if all(p.is_given(t) for p, t in zip(own, given[first : first + count], strict=True)):
-                given[first : first + count] = [p.tensor for p in own]
+            held = self.parameters
+            if own and all(map(Parameter.is_given, held, given[first : first + count])):
+                given[first : first + count] = [p.tensor for p in held]
                 return self.function(*args, **kwargs)
-            with _instead(own, given[first : first + count]):
+            with _instead(held, given[first : first + count]):
                 return self.function(*args, **kwargs)
 
     def _own(

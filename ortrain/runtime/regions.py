@@ -106,6 +106,7 @@ class RegionsExecutor:
     """
 
     replays = None
+    ceiling = None
 
     def __init__(self, executors: Sequence[Executor]) -> None:
         self.executors = {executor.name: executor for executor in executors}

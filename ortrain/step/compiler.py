@@ -35,6 +35,7 @@ from ortrain.graph.cost import Multiplications
 from ortrain.guards.attributes import WithAttributes
 from ortrain.guards.numbers import WithNumbers
 from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
+from ortrain.ops.kept import keys_of
 from ortrain.passes.linear_loss import blocks_of, in_blocks
 from ortrain.passes.tokens import Shown, packed
 from ortrain.program import Program, Role
@@ -61,6 +62,7 @@ from ortrain.step.forms import (
     StepVariants,
     Variant,
 )
+from ortrain.step.kept import named_modules
 from ortrain.step.progress import progress
 from ortrain.step.replay import Original
 from ortrain.step.report import Report
@@ -94,6 +96,7 @@ class StepCompiler:
         rewrites: run on each captured program before it is differentiated.
         trains: whether calls with gradients were seen.
         certificate: the last one.
+        kept: sub-modules that stay PyTorch's in graphs, by name, each with the reason.
     """
 
     def __init__(self, module: nn.Module, options: Options, debug_options: DebugOptions) -> None:
@@ -112,6 +115,7 @@ class StepCompiler:
         """Takes other settings."""
         self.options = options
         self.cache = Cache(options.cache_dir, options.cache_bytes)
+        self.kept = named_modules(self.module, options.keep_in_torch)
 
     def find(
         self, state: ModuleState, form: CallForm, flat: FlatCall, sizes: Sizes
@@ -201,7 +205,7 @@ class StepCompiler:
                 still=not form.served,
                 branches=True,
                 cache=self.cache,
-                keep=self._keeper(),
+                keep=self.keeper(),
             )
         positions = [place[t.position] for t in captured.inputs]
         if state.moving:
@@ -209,6 +213,7 @@ class StepCompiler:
             positions += [first + i for i in state.moving.enter(captured.program)]
         for rewrite in self.rewrites:
             rewrite(captured.program)
+        state.leave(self.module, self.live())
         form.report.stages = {"capture": time.perf_counter() - start}
         self.report.captures += 1
         state.settle(self.module, form)
@@ -234,11 +239,15 @@ class StepCompiler:
         self._leave_out(served, form, flat, device, shown)
         return served
 
-    def _keeper(self) -> Keeper | None:
+    def keeper(self) -> Keeper | None:
         """What stays PyTorch's in a graph; None where no engine has a place for it."""
         if "reference" in (self.options.engine, self.options.inference):
             return None
-        return Keeper(functions=custom_autograd_from_environment())
+        return Keeper(functions=custom_autograd_from_environment(), modules=dict(self.kept))
+
+    def live(self) -> tuple[nn.Module, ...]:
+        """The sub-modules that stay PyTorch's."""
+        return tuple([self.module.get_submodule(name) for name in self.kept])
 
     def _leave_out(
         self,
@@ -258,7 +267,7 @@ class StepCompiler:
             shown: what is read of its outputs, which come in the order of the program's.
         """
         program = served.captured.program
-        executor = self._executor(form.engine, device, 1)
+        executor = self._executor(form.engine, device, 1, program)
         # Of a GPU one would have to wait for the number of tokens.
         if self.options.skip_padding is not False and device.type == "cpu":
             found = packed(program, shown)
@@ -454,7 +463,7 @@ class StepCompiler:
         self.most_tokens = _none if tokens is None else tokens.most
         sizes |= self.most_tokens(sizes)
         tensors = state.tensors
-        runs = self._executor(form.engine, device_of(flat, tensors), threads)
+        runs = self._executor(form.engine, device_of(flat, tensors), threads, program)
         outputs = _users(program)
 
         original = Original(
@@ -513,7 +522,9 @@ class StepCompiler:
         self._describe(plan, executor, sizes)
         return plan
 
-    def _executor(self, engine: str, device: torch.device, threads: int) -> Executor:
+    def _executor(
+        self, engine: str, device: torch.device, threads: int, program: Program
+    ) -> Executor:
         options = self.options
         bounded = options.memory_budget is not None and options.arena and Ceiling.serves()
         return engines.executor(
@@ -524,6 +535,7 @@ class StepCompiler:
             arena=options.arena,
             cuda_graphs=options.cuda_graphs,
             ceiling=Ceiling() if bounded else None,
+            mixed=bool(keys_of(program.graph)),
         )
 
     def promising(

@@ -17,6 +17,7 @@ import torch
 from torch import is_grad_enabled, nn
 
 from ortrain.capture.onnx.lift import uninitialized
+from ortrain.capture.trace.keeping import keeping
 from ortrain.capture.trace.refusal import Refusal
 from ortrain.capture.trace.rehearsal import foretold
 from ortrain.capture.trace.returned import instead
@@ -103,6 +104,7 @@ class Runner:
         self.options = options
         self.compiler.use(options)
         self.states = States(self.module)
+        self.states.live = self.compiler.live()
         # So many steps of the graph, and it is compared with the module once more.
         every = options.certificate
         self.due = self.report.graph_calls + every if type(every) is int else sys.maxsize
@@ -478,7 +480,7 @@ class Runner:
         form.asked = True
         if not form.grad and self.compiler.trains:
             return
-        with EXCLUSIVE, uncollected():
+        with EXCLUSIVE, uncollected(), keeping(self.compiler.keeper()):
             error = error or foretold(self.module, flat.args, flat.kwargs)
             if isinstance(error, Refusal) and error.by_value:  # of which a trace knows more
                 try:

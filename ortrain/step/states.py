@@ -25,11 +25,13 @@ class States:
         module: the module.
 
     Attributes:
+        live: sub-modules that stay PyTorch's in its graphs.
         current: the state that it was in at the last call; None where that is not known.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+        self.live: tuple[nn.Module, ...] = ()
         self.current: ModuleState | None = None
         self._known: list[ModuleState] = []
         # Numbers that the module holds and that cannot be inputs of its graph.
@@ -72,7 +74,7 @@ class States:
 
     def add(self) -> ModuleState:
         """The state that the module is in now, which is a new one."""
-        state = ModuleState.of(self.module, self._moving_attributes())
+        state = ModuleState.of(self.module, self._moving_attributes(), self.live)
         self._enter(state)
         return state
 

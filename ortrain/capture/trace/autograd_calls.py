@@ -26,6 +26,7 @@ from ortrain.capture.origin import TORCH
 from ortrain.capture.trace.aside import is_aside
 from ortrain.capture.trace.custom_function import checked_custom_functions
 from ortrain.capture.trace.patched import replaced
+from ortrain.capture.trace.keeping import kept_modules
 from ortrain.errors import CaptureError
 from ortrain.exclusive import this_thread
 from ortrain.module_state.untouched import call_without_contents
@@ -76,7 +77,7 @@ def checked_autograd_calls(module: nn.Module) -> Iterator[None]:
 
     module.forward = watched
     try:
-        with checked_custom_functions():
+        with checked_custom_functions(), kept_modules(module):
             yield
     finally:
         if own is None:

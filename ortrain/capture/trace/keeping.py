@@ -10,24 +10,52 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ortrain.capture.trace.aside import aside
+from ortrain.capture.origin import place
+from ortrain.capture.trace.aside import aside, is_aside
+from ortrain.capture.trace.refusal import first_line, line_of
 from ortrain.errors import CaptureError, OrtrainError
+from ortrain.exclusive import this_thread
 from ortrain.guards.autocast import active
 from ortrain.kept.arguments import Arguments, Result
 from ortrain.kept.call import Kept, Parameter, Site
+from ortrain.kept.effects import Watch, undone
+from ortrain.module_state.untouched import call_aside, untouched
 from ortrain.ops.kept import keys_of
 from ortrain.program import Program
 
 _LIBRARY = torch.library.Library("ortrain", "FRAGMENT")
 _LIBRARY.define("kept(Tensor[] tensors, SymInt[] sizes, int number) -> Tensor[]")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What is known of a call.
+
+    Attributes:
+        result: how its tensors make it up.
+        tensors: in it.
+        differentiable: whether each has a gradient.
+        connected: of each input whether a gradient may reach it.
+        repeatable: see :class:`~ortrain.kept.call.Kept`.
+        given: shapes of the inputs.
+    """
+
+    result: Result
+    tensors: list[Tensor]
+    differentiable: list[bool]
+    connected: list[bool]
+    repeatable: bool
+    given: list[tuple[int, ...]]
 
 
 @dataclass
@@ -38,19 +66,24 @@ class Keeper:
         functions: whether custom autograd functions do that cannot be taken apart.
         operators: whether operators do that a graph has not.
         modules: names of sub-modules that do, each with the reason.
+        examples: what calls of these have given for the example's own tensors.
+        counts: of the calls of each in the trace.
         calls: of the trace that is under way or was the last, by their numbers.
         results: of each call, tensors without contents.
     """
 
     functions: bool = True
     operators: bool = True
-    modules: Mapping[str, str] = field(default_factory=dict)
+    modules: dict[str, str] = field(default_factory=dict)
+    examples: dict[str, list[_Found]] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
     calls: list[Kept] = field(default_factory=list)
     results: list[list[Tensor]] = field(default_factory=list)
 
     def begin(self) -> None:
         """A trace begins."""
         self.calls, self.results = [], []
+        self.counts.clear()
 
     def called(self, call: Kept, results: list[Tensor]) -> int:
         """Notes a call and what it gives; returns its number."""
@@ -76,9 +109,7 @@ class Keeper:
         """Forgets the tensors of the trace."""
         self.results = []
         for call in self.calls:
-            call.arguments.release()
-            if call.result is not None:
-                call.result.release()
+            call.release()
 
 
 _current: contextvars.ContextVar[Keeper | None] = contextvars.ContextVar(
@@ -99,6 +130,12 @@ def keeping(wanted: Keeper | None) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+def live_modules(module: nn.Module) -> list[nn.Module]:
+    """The sub-modules that stay PyTorch's in the trace."""
+    known = keeper()
+    return [] if known is None else [module.get_submodule(name) for name in known.modules]
 
 
 @torch.library.register_fake("ortrain::kept")
@@ -138,57 +175,125 @@ def keep(
         function, arguments, site,
         grad=torch.is_grad_enabled(), autocast=active(), module=module,
     )  # fmt: skip
-    held = [] if module is None else [p.tensor for p in Parameter.all_of(module)]
-    tensors, sizes = [*arguments.tensors, *held], arguments.sizes
+    tensors, sizes = _inputs(call), arguments.sizes
     if not tensors:
         raise _refused(site, "it is given no tensor, so that nothing says when it is to run")
-    try:
-        results, differentiable = _found_out(call, tensors, sizes)
-    except OrtrainError:
-        raise
-    except Exception as error:
-        raise _refused(
-            site, f"on tensors without contents it raises {type(error).__name__}: {error}"
-        ) from error
-    if not results:
+    found = _found_in_trace(keeper, call, tensors, sizes)
+    if not found.tensors:
         raise _refused(site, "it returns no tensor")
-    number = keeper.called(call, results)
+    call.result, call.connected, call.repeatable = found.result, found.connected, found.repeatable
+    number = keeper.called(call, found.tensors)
     given = torch.ops.ortrain.kept(tensors, sizes, number)
     outputs = [
         t if reached or not t.is_floating_point() else t.detach()
-        for t, reached in zip(given, differentiable, strict=True)
+        for t, reached in zip(given, found.differentiable, strict=True)
     ]
-    assert call.result is not None
-    return call.result.rebuilt(outputs)
+    return found.result.rebuilt(outputs)
 
 
-def _found_out(
-    call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any]
-) -> tuple[list[Tensor], list[bool]]:
-    """Runs a call beside the trace.
+def _inputs(call: Kept) -> list[Tensor]:
+    """The tensors that a call is given, and the parameters of its module."""
+    held = [] if call.module is None else [p.tensor for p in Parameter.all_of(call.module)]
+    return [*call.arguments.tensors, *held]
 
-    Notes how its tensors make up its result, which inputs a gradient reaches, and whether it draws.
 
-    Returns:
-        Its tensors, and whether each of them has a gradient.
+def _found_in_trace(
+    keeper: Keeper, call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any]
+) -> _Found:
+    """What a call gives in a trace: as its code says, or as its example lets one expect.
+
+    Raises:
+        CaptureError: neither says it.
     """
+    name, number = call.site.name, keeper.counts[call.site.name]
+    keeper.counts[name] += 1
     mode: Any = torch._guards.detect_fake_mode(list(tensors))
-    plain = [*call.arguments.plain, *[True] * (len(tensors) - len(call.arguments.plain))]
-    draws = _Draws()
-    with aside(), mode, torch.set_grad_enabled(call.grad), draws, _marked_dirty() as dirty:
+    environment = mode.shape_env
+    fresh: Any = contextlib.nullcontext()
+    if environment is not None:  # numbers out of tensors that nobody asks for again
+        fresh = environment.ignore_fresh_unbacked_symbols()
+    try:
+        with aside(), mode, fresh:
+            found = _found(call, tensors, sizes)
+            if not any(_is_of_a_value(size) for t in found.tensors for size in t.shape):
+                return found
+            why = "the values of a tensor decide about the sizes of what it returns"
+    except OrtrainError:
+        raise
+    except Exception as error:
+        why = f"on tensors without contents it raises {type(error).__name__}: {first_line(error)}"
+    examples = keeper.examples.get(name, [])
+    if number >= len(examples):
+        raise _refused(call.site, why)
+    with aside(), mode:
+        return _like(examples[number], call, tensors)
+
+
+def _is_of_a_value(size: Any) -> bool:
+    """Whether a size of a trace is a number out of a tensor."""
+    return isinstance(size, torch.SymInt) and any(
+        str(symbol).startswith("u") for symbol in size.node.expr.free_symbols
+    )
+
+
+def _like(example: _Found, call: Kept, tensors: Sequence[Tensor]) -> _Found:
+    """What a call gives where its example gave something: sizes are those of inputs, or numbers.
+
+    A result of an input's shape has that; else an axis has the size of the first axis that had as
+    many in the example. Each call is compared with that: see :attr:`Kept.sizes`.
+    """
+    rules: list[list[int | tuple[int, int]]] = []
+    results = []
+    count = len(call.arguments.plain)  # what parameters have are numbers
+    for made in example.tensors:
+        whole = [i for i in range(count) if example.given[i] == tuple(made.shape)]
+        rule: list[int | tuple[int, int]] = []
+        for axis, size in enumerate(made.shape):
+            places = [(i, axis) for i in whole] or [
+                (i, at)
+                for at in (axis, *range(9))
+                for i in range(count)
+                if at < len(example.given[i]) and example.given[i][at] == size
+            ]
+            rule.append(places[0] if places else int(size))
+        rules.append(rule)
+        shape = [r if isinstance(r, int) else tensors[r[0]].shape[r[1]] for r in rule]
+        results.append(torch.empty(shape, dtype=made.dtype, device=made.device))
+    call.sizes = rules
+    return replace(example, tensors=results)
+
+
+def _found(call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> _Found:
+    """Runs a call beside the trace, after which its module is as before.
+
+    Raises:
+        CaptureError: it does what no node of a graph may do.
+    """
+    count = len(call.arguments.plain)
+    plain = [*call.arguments.plain, *[True] * (len(tensors) - count)]
+    draws, module = _Draws(), call.module
+    around = contextlib.nullcontext() if module is None else untouched(module)
+    with around, torch.set_grad_enabled(call.grad), draws, _marked_dirty() as dirty:
+        watch = None if module is None else Watch(module)
         leaves = [
             t.detach().requires_grad_(call.grad and p and t.is_floating_point())
             for t, p in zip(tensors, plain, strict=True)
         ]
         versions = [t._version for t in leaves]
-        output = call.call([*leaves, *sizes])
+        output = call.call([*leaves, *sizes], own=False)
         if dirty or versions != [t._version for t in leaves]:
             raise _refused(call.site, "it changes one of its arguments in place")
-        call.result = Result(output)
-        results = call.result.tensors
-        call.repeatable = not draws.seen
-        call.connected = _connected(results, leaves)
-        return [t.detach() for t in results], [t.requires_grad for t in results]
+        result = Result(output)
+        repeatable = not draws.seen and (watch is None or not watch.changed())
+        connected = _connected(result.tensors, leaves)
+        return _Found(
+            result,
+            [t.detach() for t in result.tensors],
+            [t.requires_grad for t in result.tensors],
+            connected,
+            repeatable,
+            [tuple(t.shape) for t in tensors],
+        )
 
 
 def _connected(results: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[bool]:
@@ -205,6 +310,80 @@ def _connected(results: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[bool
         return [leaf.requires_grad for leaf in leaves]
     reached = {id(leaf) for leaf, g in zip(wanted, found, strict=True) if g is not None}
     return [id(leaf) in reached for leaf in leaves]
+
+
+@contextlib.contextmanager
+def kept_modules(module: nn.Module) -> Iterator[None]:
+    """Inside, the forwards of sub-modules that stay PyTorch's are kept calls.
+
+    Args:
+        module: that they are in.
+    """
+    known, here = keeper(), this_thread()
+    if known is None:
+        yield
+        return
+
+    def forward_of(name: str, child: nn.Module) -> Callable[..., Any]:
+        own = child.forward
+
+        @functools.wraps(own)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if not here() or is_aside():
+                return own(*args, **kwargs)
+            site = Site(name, place(name, line_of(child)), known.modules[name])
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                return child.forward(*args, **kwargs)  # whatever it is by then
+
+            return keep(known, call, args, kwargs, site, child)
+
+        return forward
+
+    with _forwards(module, known.modules, forward_of):
+        yield
+
+
+def recorded_examples(known: Keeper, module: nn.Module, args: Any, kwargs: Any) -> None:
+    """Runs a module aside, and notes what the calls give that are to stay PyTorch's."""
+    known.examples = {name: [] for name in known.modules}
+
+    def forward_of(name: str, child: nn.Module) -> Callable[..., Any]:
+        own = child.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            output = own(*args, **kwargs)
+            with contextlib.suppress(Exception):  # which the trace will meet as well
+                site = Site(name, "", "")
+                call = Kept(own, Arguments(args, kwargs), site, grad=torch.is_grad_enabled(),
+                            autocast=active(), module=child)  # fmt: skip
+                with undone([call]):
+                    known.examples[name].append(_found(call, _inputs(call), []))
+            return output
+
+        return forward
+
+    with contextlib.suppress(Exception), _forwards(module, known.modules, forward_of):
+        call_aside(module, args, kwargs)
+
+
+@contextlib.contextmanager
+def _forwards(
+    module: nn.Module, names: Iterable[str], made: Callable[[str, nn.Module], Callable[..., Any]]
+) -> Iterator[None]:
+    """Other forwards for some sub-modules."""
+    children = {name: module.get_submodule(name) for name in names}
+    before = {name: vars(child).get("forward") for name, child in children.items()}
+    for name, child in children.items():
+        child.forward = made(name, child)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for name, child in children.items():
+            if before[name] is None:
+                del child.forward
+            else:
+                child.forward = before[name]  # type: ignore[method-assign]
 
 
 class _Draws(TorchDispatchMode):

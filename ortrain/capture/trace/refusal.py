@@ -416,11 +416,16 @@ def _where(module: torch.nn.Module, chain: list[BaseException]) -> str:
 
 def forward_of(module: torch.nn.Module) -> str:
     """Where a module's forward is written; empty where it is torch's or cannot be found."""
+    return place("", line_of(module))
+
+
+def line_of(module: torch.nn.Module) -> str:
+    """``file:line`` of a module's forward; empty where it is torch's or cannot be found."""
     forward: Any = inspect.unwrap(module.forward)
     code = getattr(forward, "__code__", None)
     if code is None or not is_users(code.co_filename):
         return ""
-    return place("", f"{code.co_filename}:{code.co_firstlineno}")
+    return f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def _touching(module: torch.nn.Module | None, names: list[str]) -> str:

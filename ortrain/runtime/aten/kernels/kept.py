@@ -22,6 +22,7 @@ def kept(t, *tensors, key, sizes=0, connected=(), needs=(), node):
         count = len(node.outputs) - bool(needs)
         return (*t.call(f"{called.text}.run", given, outputs=count, is_tuple=True), *[None] * bool(needs))
     *results, saved = t.call(f"{called.text}.train", given, [*needs], outputs=len(node.outputs))
+    saved.is_context = True
     shared = [v for v in (*given, *results) if isinstance(v, Tensor)]
     saved.roots = saved.roots.union(*(v.roots for v in shared))
     return (*results, saved)
