@@ -38,7 +38,7 @@ _LIBRARY.define("kept(Tensor[] tensors, SymInt[] sizes, int number) -> Tensor[]"
 
 
 @dataclass(frozen=True)
-class _Found:
+class Found:
     """What is known of a call.
 
     Attributes:
@@ -75,7 +75,7 @@ class Keeper:
     functions: bool = True
     operators: bool = True
     modules: dict[str, str] = field(default_factory=dict)
-    examples: dict[str, list[_Found]] = field(default_factory=dict)
+    examples: dict[str, list[Found]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     calls: list[Kept] = field(default_factory=list)
     results: list[list[Tensor]] = field(default_factory=list)
@@ -199,7 +199,7 @@ def _inputs(call: Kept) -> list[Tensor]:
 
 def _found_in_trace(
     keeper: Keeper, call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any]
-) -> _Found:
+) -> Found:
     """What a call gives in a trace: as its code says, or as its example lets one expect.
 
     Raises:
@@ -214,7 +214,7 @@ def _found_in_trace(
         fresh = environment.ignore_fresh_unbacked_symbols()
     try:
         with aside(), mode, fresh:
-            found = _found(call, tensors, sizes)
+            found = find(call, tensors, sizes)
             if not any(_is_of_a_value(size) for t in found.tensors for size in t.shape):
                 return found
             why = "the values of a tensor decide about the sizes of what it returns"
@@ -236,7 +236,7 @@ def _is_of_a_value(size: Any) -> bool:
     )
 
 
-def _like(example: _Found, call: Kept, tensors: Sequence[Tensor]) -> _Found:
+def _like(example: Found, call: Kept, tensors: Sequence[Tensor]) -> Found:
     """What a call gives where its example gave something: sizes are those of inputs, or numbers.
 
     A result of an input's shape has that; else an axis has the size of the first axis that had as
@@ -263,7 +263,7 @@ def _like(example: _Found, call: Kept, tensors: Sequence[Tensor]) -> _Found:
     return replace(example, tensors=results)
 
 
-def _found(call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> _Found:
+def find(call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> Found:
     """Runs a call beside the trace, after which its module is as before.
 
     Raises:
@@ -279,14 +279,16 @@ def _found(call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> _Foun
             t.detach().requires_grad_(call.grad and p and t.is_floating_point())
             for t, p in zip(tensors, plain, strict=True)
         ]
-        versions = [t._version for t in leaves]
-        output = call.call([*leaves, *sizes], own=False)
-        if dirty or versions != [t._version for t in leaves]:
+        # No leaves, into which autograd lets nobody write: what is written to shall be seen.
+        given = [*(t.clone() for t in leaves[:count]), *leaves[count:]]
+        versions = [t._version for t in given]
+        output = call.call([*given, *sizes], own=False)
+        if dirty or versions != [t._version for t in given]:
             raise _refused(call.site, "it changes one of its arguments in place")
         result = Result(output)
         repeatable = not draws.seen and (watch is None or not watch.changed())
         connected = _connected(result.tensors, leaves)
-        return _Found(
+        return Found(
             result,
             [t.detach() for t in result.tensors],
             [t.requires_grad for t in result.tensors],
@@ -358,7 +360,7 @@ def recorded_examples(known: Keeper, module: nn.Module, args: Any, kwargs: Any) 
                 call = Kept(own, Arguments(args, kwargs), site, grad=torch.is_grad_enabled(),
                             autocast=active(), module=child)  # fmt: skip
                 with undone([call]):
-                    known.examples[name].append(_found(call, _inputs(call), []))
+                    known.examples[name].append(find(call, _inputs(call), []))
             return output
 
         return forward
