@@ -116,7 +116,8 @@ class Kept:
     @property
     def custom_function(self) -> Any:
         """The custom autograd function that is called; None where it is something else."""
-        return getattr(self.function, "__self__", None)
+        owner = getattr(self.function, "__self__", None)
+        return owner if isinstance(owner, torch.autograd.function.FunctionMeta) else None
 
     # -- what generated functions call --------------------------------------------------------------
 

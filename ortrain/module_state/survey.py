@@ -128,8 +128,8 @@ class Survey:
 
     Args:
         module: where the walk begins.
-        live: sub-modules whose own code runs at each call. Of these only parameters, buffers and
-            children count, and what the code around them may name.
+        live: sub-modules whose own code runs at each call. Of these only parameters and children
+            count, and what the code around them may name.
 
     Attributes:
         live: they and the modules in them, as far as their attributes do not count.
@@ -208,6 +208,7 @@ class Survey:
             places = {id(m): place for m, place in zip(self.modules, self.places, strict=True)}
             for each in named_live:
                 self._watch_attributes(places[id(each)], each)
+                self._registry(places[id(each)], "buffer", each._buffers)
             self._follow_code()
         named = self._reached_by_name()
         for value, note in self._named:
@@ -235,19 +236,23 @@ class Survey:
             self.live.append(module)
         else:
             self._watch_attributes(path, module)
-        for role, entries in (("parameter", module._parameters), ("buffer", module._buffers)):
-            for name, tensor in self._entries(entries):
-                if tensor is None:
-                    self.facts[path, name] = Fact(role, text="None")
-                elif id(tensor) not in self._registered:  # of a module in a plain list
-                    self._ways[id(None)].append(("", id(tensor)))
-                    self._loose(path, name, tensor)
-                else:
-                    self.tensors.append(tensor)
-                    self.facts[path, name] = tensor_fact(role, tensor)
+        self._registry(path, "parameter", module._parameters)
+        if id(module) not in self._live:
+            self._registry(path, "buffer", module._buffers)
         for name, child in module._modules.items():
             if child is not None:
                 self._module(_join(path, name), child)
+
+    def _registry(self, path: str, role: str, entries: dict[str, Any]) -> None:
+        for name, tensor in self._entries(entries):
+            if tensor is None:
+                self.facts[path, name] = Fact(role, text="None")
+            elif id(tensor) not in self._registered:  # of a module in a plain list
+                self._ways[id(None)].append(("", id(tensor)))
+                self._loose(path, name, tensor)
+            else:
+                self.tensors.append(tensor)
+                self.facts[path, name] = tensor_fact(role, tensor)
 
     def _watch_attributes(self, path: str, module: nn.Module) -> None:
         self._own(path, module)
@@ -260,7 +265,7 @@ class Survey:
 
         Whether it trains is looked at in any case.
         """
-        held = module.__dict__.keys() - UNWATCHED - {"training"}
+        held = (module.__dict__.keys() | module._buffers.keys()) - UNWATCHED - {"training"}
         return self._names_all or not held.isdisjoint(self._names)
 
     def _own(self, path: str, owner: Any) -> None:

@@ -18,6 +18,7 @@ from ortrain.autodiff.engine import influences
 from ortrain.autodiff.held import largest, peak, saved_bytes
 from ortrain.cache import Cache
 from ortrain.capture.export import Captured, capture
+from ortrain.capture.onnx.translations.base import SymbolicSize
 from ortrain.capture.trace.keeping import Keeper
 from ortrain.capture.trace.records import records_registered
 from ortrain.capture.trace.refusal import located
@@ -29,7 +30,7 @@ from ortrain.config import (
     Options,
     custom_autograd_from_environment,
 )
-from ortrain.errors import CaptureError, CheckFailed, OrtrainError
+from ortrain.errors import CaptureError, CheckFailed, NotServed, OrtrainError, UnsupportedInput
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.graph.cost import Multiplications
 from ortrain.guards.attributes import WithAttributes
@@ -62,7 +63,7 @@ from ortrain.step.forms import (
     StepVariants,
     Variant,
 )
-from ortrain.step.kept import named_modules
+from ortrain.step.kept import ASKED, MOST_REFUSED, named_modules, with_refused
 from ortrain.step.progress import progress
 from ortrain.step.replay import Original
 from ortrain.step.report import Report
@@ -195,18 +196,7 @@ class StepCompiler:
             self._numbers_as_tensors(state, flat),
         ):
             place, args, kwargs = _distinct(flat)
-            captured = capture(
-                self.module,
-                args,
-                kwargs,
-                opset=self.options.opset,
-                exact=exact,
-                # Images are of one size, mostly; once they are not, of any.
-                still=not form.served,
-                branches=True,
-                cache=self.cache,
-                keep=self.keeper(),
-            )
+            captured = self._captured(args, kwargs, exact=exact, still=not form.served)
         positions = [place[t.position] for t in captured.inputs]
         if state.moving:
             first = len(flat.tensors) - len(state.attributes)
@@ -238,6 +228,46 @@ class StepCompiler:
         )
         self._leave_out(served, form, flat, device, shown)
         return served
+
+    def _captured(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, exact: bool, still: bool
+    ) -> Captured:
+        """A capture, in which what it refuses stays PyTorch's: the innermost sub-modules around it.
+
+        Raises:
+            CaptureError: the whole is refused, or too much of it.
+        """
+        first, before = None, self.kept
+        while True:
+            try:
+                return capture(
+                    self.module,
+                    args,
+                    kwargs,
+                    opset=self.options.opset,
+                    exact=exact,
+                    # Images are of one size, mostly; once they are not, of any.
+                    still=still,
+                    branches=True,
+                    cache=self.cache,
+                    keep=self.keeper(),
+                )
+            except CaptureError as error:
+                first = first or error
+                refused = len(self.kept) - sum(why is ASKED for why in self.kept.values())
+                if refused == MOST_REFUSED or not self.may_keep(error):
+                    self.kept = before
+                    raise first from first.__cause__
+                self.kept = with_refused(self.module, self.kept, error)
+
+    def may_keep(self, error: OrtrainError) -> bool:
+        """Whether what an error is about may stay PyTorch's, and the rest become a graph."""
+        return (
+            self.keeper() is not None
+            and isinstance(error, CaptureError)
+            and not isinstance(error, NotServed | UnsupportedInput | SymbolicSize)
+            and with_refused(self.module, self.kept, error) != self.kept
+        )
 
     def keeper(self) -> Keeper | None:
         """What stays PyTorch's in a graph; None where no engine has a place for it."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from ortrain.errors import InputError
+from ortrain.errors import CaptureError, InputError
 
 # Sub-modules whose code a capture refuses that may stay PyTorch's, before the whole does.
 MOST_REFUSED = 8
@@ -40,6 +40,39 @@ def named_modules(module: nn.Module, patterns: Sequence[str]) -> dict[str, str]:
             )
         found.update(matching)
     return dict.fromkeys(outermost(found, names), ASKED)
+
+
+def with_refused(
+    module: nn.Module, kept: dict[str, str], error: CaptureError
+) -> dict[str, str]:
+    """What is kept, and the innermost sub-module around the line that an error is about.
+
+    Where that is kept already, or inside of one, what is around it is taken; the module itself never.
+
+    Args:
+        module: that was to be captured.
+        kept: names of sub-modules, each with the reason.
+        error: of the capture.
+    """
+    names = [name for name, _ in module.named_modules() if name]
+    path = error.where.partition(" (")[0].partition(",")[0]
+    if path not in names:
+        return kept
+    parts = path.split(".")
+    inside = [i for i in range(1, len(parts) + 1) if ".".join(parts[:i]) in kept]
+    if inside:
+        parts = parts[: inside[0] - 1]
+    while parts and not _runs(module.get_submodule(".".join(parts))):
+        parts = parts[:-1]  # a list of layers is never called
+    if not parts:
+        return kept
+    found = {**kept, ".".join(parts): error.what}
+    return {name: found[name] for name in outermost(set(found), names)}
+
+
+def _runs(module: nn.Module) -> bool:
+    """Whether a module has a forward of its own."""
+    return not isinstance(module, nn.ModuleList | nn.ModuleDict)
 
 
 def outermost(wanted: set[str], names: Sequence[str]) -> list[str]:

@@ -78,7 +78,6 @@ def _keep(graph: fx.Graph, node: fx.Node, keeper: Keeper, because: str) -> None:
     tensors = [n for n in given if isinstance(n.meta["val"], torch.Tensor)]
     sizes = [n for n in given if isinstance(n.meta["val"], torch.SymInt)]
     arguments = Arguments(tuple(args), dict(kwargs))
-    arguments.plain = [True] * len(tensors)  # autograd looks into lists of an operator
     site = Site(f"the operator {operator_name(target)}", origin(node), because)
     call = Kept(target, arguments, site, grad=torch.is_grad_enabled())
     values = [n.meta["val"] for n in tensors]

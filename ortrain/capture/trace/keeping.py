@@ -270,14 +270,16 @@ def find(call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> Found:
         CaptureError: it does what no node of a graph may do.
     """
     count = len(call.arguments.plain)
-    plain = [*call.arguments.plain, *[True] * (len(tensors) - count)]
+    tracked = [True] * len(tensors)
+    if call.custom_function is not None:  # autograd looks into none of its arguments
+        tracked[:count] = call.arguments.plain
     draws, module = _Draws(), call.module
     around = contextlib.nullcontext() if module is None else untouched(module)
     with around, torch.set_grad_enabled(call.grad), draws, _marked_dirty() as dirty:
         watch = None if module is None else Watch(module)
         leaves = [
             t.detach().requires_grad_(call.grad and p and t.is_floating_point())
-            for t, p in zip(tensors, plain, strict=True)
+            for t, p in zip(tensors, tracked, strict=True)
         ]
         # No leaves, into which autograd lets nobody write: what is written to shall be seen.
         given = [*(t.clone() for t in leaves[:count]), *leaves[count:]]
