@@ -349,8 +349,9 @@ _COMPUTE = "ORTMODULE_ENABLE_COMPUTE_OPTIMIZER"
 
 
 def custom_autograd_from_environment() -> bool:
-    """Whether custom autograd functions may be nodes of a graph: by the variable of ONNX Runtime
-    Training, which is on unless it is switched off.
+    """Whether custom autograd functions may be nodes of a graph, as they may unless switched off.
+
+    The variable is that of ONNX Runtime Training.
 
     Raises:
         ValueError: a value that is neither on nor off.

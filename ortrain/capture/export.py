@@ -397,7 +397,7 @@ def _without_gradient(exported: ExportedProgram, model: ir.Model) -> list[torch.
     held = [v for n, v in model.graph.initializers.items() if n in parameters]
     given = [v for v in (*model.graph.inputs, *held) if v.dtype in FLOATING]
     reached = reachable(model.graph, given)
-    found = {}
+    found: dict[torch.fx.Node, None] = {}
     for node in model.graph:
         source = node.meta.get("node")
         known = entry_of(node) is not None or node.op_type in DECOMPOSES or node.domain == DOMAIN

@@ -109,6 +109,7 @@ class Result:
         Raises:
             ExecutionError: there are others than in the call that was traced.
         """
+        leaves: list[Any]
         if type(output) is torch.Tensor:
             leaves = [output]
         elif type(output) is tuple:  # of tensors and None, as of most functions

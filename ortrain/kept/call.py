@@ -23,7 +23,9 @@ from ortrain.errors import ExecutionError, StateError
 from ortrain.guards.autocast import Autocast, autocast_as
 from ortrain.kept.arguments import Arguments, Result
 
+_class: Any = Tensor  # with what is private in it
 _storage_users: Callable[[int], int] = torch._C._storage_Use_Count
+_tensor_users: Callable[[Tensor], int] = _class._use_count
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,39 @@ class Context:
         return False
 
 
+class Times:
+    """What runs take: of the first of a row, behind two in which memory is warmed up.
+
+    Attributes:
+        total: seconds of those that were timed.
+        count: how many they are.
+    """
+
+    MOST, WARM = 50, 2
+
+    __slots__ = ("count", "left", "total")
+
+    def __init__(self) -> None:
+        self.total, self.count, self.left = 0.0, 0, self.MOST + self.WARM
+
+    def begin(self) -> float:
+        """When a run began; 0 where it is not timed."""
+        return time.perf_counter() if self.left else 0.0
+
+    def end(self, since: float) -> None:
+        """Adds a run that began then."""
+        if since and self.left:
+            self.left -= 1
+            if self.left < self.MOST:
+                self.total += time.perf_counter() - since
+                self.count += 1
+
+    @property
+    def mean(self) -> float:
+        """Seconds of a run; 0 where none was timed."""
+        return self.total / self.count if self.count else 0.0
+
+
 class Kept:
     """One call that stays PyTorch's.
 
@@ -77,10 +112,11 @@ class Kept:
         key: by which a node of a graph names it, in this process alone.
         result: how its tensors make up what it returns.
         connected: of each tensor it is given, whether a gradient may reach it.
-        sizes: of each tensor of the result, the sizes that it must have: numbers, or input and axis;
-            None where the code says so itself.
+        sizes: of each tensor of the result, the sizes that it must have: numbers, or input and
+            axis; None where the code says so itself.
         repeatable: whether another run on the same tensors does the same and changes nothing.
-        seconds: that its forwards and backwards took, while :func:`timed` was on.
+        forwards: what they take.
+        backwards: likewise.
     """
 
     def __init__(
@@ -100,7 +136,7 @@ class Kept:
         self.connected: list[bool] = []
         self.repeatable = True
         self.sizes: list[list[int | tuple[int, int]]] | None = None
-        self.seconds = 0.0
+        self.forwards, self.backwards = Times(), Times()
         self.parameters = [] if module is None else Parameter.all_of(module)
         _table[self.key] = self
 
@@ -119,7 +155,7 @@ class Kept:
         owner = getattr(self.function, "__self__", None)
         return owner if isinstance(owner, torch.autograd.function.FunctionMeta) else None
 
-    # -- what generated functions call --------------------------------------------------------------
+    # -- what generated functions call -------------------------------------------------------------
 
     def run(self, inputs: Sequence[Any]) -> list[Tensor]:
         """The call's tensors, without a history.
@@ -129,10 +165,9 @@ class Kept:
         """
         if _replayed.contexts is not None:
             self._repeats()
-        since = time.perf_counter() if _timing else 0.0
+        since = self.forwards.begin()
         outputs = self._outputs(inputs, [*inputs])
-        if since:
-            self.seconds += time.perf_counter() - since
+        self.forwards.end(since)
         seen: set[int] = set()
         return [self._own(t, inputs, seen) for t in outputs]
 
@@ -150,7 +185,7 @@ class Kept:
             return [*[self._own(t, inputs, seen, detached=True) for t in outputs], context]
         if known is not None:
             self._repeats()
-        since = time.perf_counter() if _timing else 0.0
+        since = self.forwards.begin()
         given = [*inputs]
         for i in needs:
             given[i] = given[i].detach().requires_grad_()
@@ -161,8 +196,7 @@ class Kept:
         finally:
             torch._C._set_grad_enabled(before)
         context = Context(self.key, outputs, [given[i] for i in needs])
-        if since:
-            self.seconds += time.perf_counter() - since
+        self.forwards.end(since)
         return [*[self._own(t, inputs, seen, detached=True) for t in outputs], context]
 
     def backward(self, context: Context, arriving: Sequence[Tensor | None]) -> list[Tensor]:
@@ -173,7 +207,7 @@ class Kept:
             arriving: the gradient of each of its outputs; None where there is none,
                 and those behind the last one may be missing.
         """
-        since = time.perf_counter() if _timing else 0.0
+        since = self.backwards.begin()
         pairs = [
             (output, gradient)
             for output, gradient in zip(context.outputs, arriving, strict=False)
@@ -194,14 +228,13 @@ class Kept:
                 gradient = torch.zeros_like(leaf)
             elif (
                 _memory(gradient) in others
-                or gradient._use_count() > 1
+                or _tensor_users(gradient) > 1
                 or _storage_users(gradient.untyped_storage()._cdata) > 2
             ):
                 gradient = gradient.clone()
             others.add(_memory(gradient))
             found.append(gradient.detach() if gradient.requires_grad else gradient)
-        if since:
-            self.seconds += time.perf_counter() - since
+        self.backwards.end(since)
         return found
 
     def _repeats(self) -> None:
@@ -214,7 +247,7 @@ class Kept:
                 help="have the first call's outputs receive the gradients that later ones do",
             )
 
-    # -- the call -----------------------------------------------------------------------------------
+    # -- the call ----------------------------------------------------------------------------------
 
     def _outputs(self, inputs: Sequence[Any], given: list[Any]) -> list[Tensor]:
         """The tensors of the call's result, as the call returns them.
@@ -282,9 +315,12 @@ class Kept:
         With a history, what is saved of it is the context's, which the graph knows to share it.
         """
         memory = _memory(tensor)
-        shared = memory in seen or any(isinstance(t, Tensor) and _memory(t) == memory for t in inputs)
+        shared = memory in seen or any(
+            isinstance(t, Tensor) and _memory(t) == memory for t in inputs
+        )
         if not detached:  # such as an attribute of a module
-            shared |= _storage_users(tensor.untyped_storage()._cdata) > 2 or tensor._use_count() > 1
+            shared |= _tensor_users(tensor) > 1
+            shared |= _storage_users(tensor.untyped_storage()._cdata) > 2
         plain = tensor.detach() if tensor.requires_grad else tensor
         if shared:
             plain = plain.clone()
@@ -358,14 +394,13 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() or id(tensor)
 
 
-# -- the table ---------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------
 
-# Nodes name calls by keys, which mean something in this process and as long as a capture holds them.
+# Nodes name calls by keys, which mean something in this process while a capture holds the calls.
 _table: weakref.WeakValueDictionary[str, Kept] = weakref.WeakValueDictionary()
 _process = f"{time.time_ns():x}"
 _numbers = itertools.count()
 _NOTHING = contextlib.nullcontext()
-_timing = False
 
 
 class _Replayed(threading.local):
@@ -390,17 +425,6 @@ def replayed(values: Iterable[object]) -> Iterator[None]:
         yield
     finally:
         _replayed.contexts = before
-
-
-@contextlib.contextmanager
-def timed() -> Iterator[None]:
-    """Inside, what calls take is added up: see :attr:`Kept.seconds`."""
-    global _timing
-    before, _timing = _timing, True
-    try:
-        yield
-    finally:
-        _timing = before
 
 
 def kept(key: str) -> Kept:

@@ -59,7 +59,7 @@ def modules_of(calls: Sequence[Kept]) -> list[nn.Module]:
 
 
 def remembered(calls: Sequence[Kept]) -> Callable[[], None]:
-    """Gives what undoes the effects of some calls that are about to run, random numbers included."""
+    """Gives what undoes the effects of calls that are about to run, random numbers included."""
     modules, random = modules_of(calls), torch.get_rng_state()
     buffers = [remember_buffers(module) for module in modules]
     surveys = [Survey(module) for module in modules]

@@ -1,7 +1,7 @@
 """``ortrain::Kept`` and ``ortrain::KeptGrad``: a call that stays PyTorch's, and its backward.
 
-What is called is no part of the graph: the node has a key, and :mod:`ortrain.kept` the call. So there
-is no body in ONNX, and executors that are not PyTorch leave the node to one that is.
+What is called is no part of the graph: the node has a key, and :mod:`ortrain.kept` the call. So
+there is no body in ONNX, and executors that are not PyTorch leave the node to one that is.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class Trial:
 
     @contextlib.contextmanager
     def _drawing(self) -> Iterator[None]:
-        """PyTorch draws what the graph draws; what is a node of the graph draws as it does there."""
+        """PyTorch draws what the graph draws; what stays PyTorch's draws as it does there."""
         if not self.draws:
             yield
             return
@@ -264,23 +264,21 @@ class Trial:
         outputs = instead(outputs, served.returned, users, {**buffers, **parameters})
         found, structure = OutputStructure.from_output(served.structure.rebuild(outputs))
         del outputs
-        for name, own in self._own_buffers(step, tensors):
-            buffers[name] = own
+        buffers |= self._own_buffers(step, tensors)
         evidence.buffers = {name: self.digest(buffer) for name, buffer in buffers.items()}
         leaves = dict(zip(self.names, users, strict=True)) | parameters
         self._close(evidence, structure.names, found, leaves)
         return evidence
 
-    def _own_buffers(
-        self, step: Step, tensors: dict[str, torch.Tensor]
-    ) -> Iterator[tuple[str, torch.Tensor]]:
+    def _own_buffers(self, step: Step, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The buffers that modules in the graph have written to themselves, by name."""
         names = {id(tensor): name for name, tensor in tensors.items()}
         paths = {id(module): path for path, module in self.module.named_modules()}
-        for module in modules_of(step.plan.kept):
-            for path, buffer in module.named_buffers():
-                full = f"{paths[id(module)]}.{path}"
-                yield names.get(id(buffer), full), buffer
+        return {
+            names.get(id(buffer), f"{paths[id(module)]}.{path}"): buffer
+            for module in modules_of(step.plan.kept)
+            for path, buffer in module.named_buffers()
+        }
 
     def _close(
         self,

@@ -33,6 +33,7 @@ from ortrain.config import (
 from ortrain.errors import CaptureError, CheckFailed, NotServed, OrtrainError, UnsupportedInput
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.graph.cost import Multiplications
+from ortrain.graph.rounding import PRODUCTS
 from ortrain.guards.attributes import WithAttributes
 from ortrain.guards.numbers import WithNumbers
 from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
@@ -234,31 +235,45 @@ class StepCompiler:
     ) -> Captured:
         """A capture, in which what it refuses stays PyTorch's: the innermost sub-modules around it.
 
+        A graph that leaves all products to PyTorch saves nothing: unless they were asked for, it is
+        as if nothing could be kept.
+
         Raises:
             CaptureError: the whole is refused, or too much of it.
         """
+
+        def attempt(keep: Keeper | None) -> Captured:
+            return capture(
+                self.module,
+                args,
+                kwargs,
+                opset=self.options.opset,
+                exact=exact,
+                # Images are of one size, mostly; once they are not, of any.
+                still=still,
+                branches=True,
+                cache=self.cache,
+                keep=keep,
+            )
+
         first, before = None, self.kept
         while True:
             try:
-                return capture(
-                    self.module,
-                    args,
-                    kwargs,
-                    opset=self.options.opset,
-                    exact=exact,
-                    # Images are of one size, mostly; once they are not, of any.
-                    still=still,
-                    branches=True,
-                    cache=self.cache,
-                    keep=self.keeper(),
-                )
+                captured = attempt(self.keeper())
+                break
             except CaptureError as error:
                 first = first or error
-                refused = len(self.kept) - sum(why is ASKED for why in self.kept.values())
+                refused = sum(why is not ASKED for why in self.kept.values())
                 if refused == MOST_REFUSED or not self.may_keep(error):
                     self.kept = before
                     raise first from first.__cause__
                 self.kept = with_refused(self.module, self.kept, error)
+        if all(call.site.because is ASKED for call in captured.kept):
+            return captured
+        if any(node.op_type in PRODUCTS for node in captured.program.graph):
+            return captured
+        self.kept = {name: why for name, why in before.items() if why is ASKED}
+        return attempt(Keeper(functions=False, operators=False, modules=dict(self.kept)))
 
     def may_keep(self, error: OrtrainError) -> bool:
         """Whether what an error is about may stay PyTorch's, and the rest become a graph."""
@@ -606,6 +621,7 @@ class StepCompiler:
             name: (len(before.graph), len(after.graph))
             for name, before, after in zip(names, plan.programs, plan.lowered, strict=True)
         }
+        report.kept = plan.kept
         report.blocks = tuple(blocks_of(plan.programs[0]))
         report.saved_bytes = saved_bytes(plan.programs, sizes)
         report.peak_bytes = peak(plan.programs, sizes) if plan.pieces else 0

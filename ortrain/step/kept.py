@@ -20,7 +20,7 @@ def named_modules(module: nn.Module, patterns: Sequence[str]) -> dict[str, str]:
 
     Args:
         module: that they are in.
-        patterns: names as of ``named_modules()``, in which ``*``, ``?`` and ``[…]`` stand for others.
+        patterns: names as of ``named_modules()``, with ``*``, ``?`` and ``[…]`` for others.
 
     Raises:
         InputError: a pattern matches none.
@@ -42,12 +42,10 @@ def named_modules(module: nn.Module, patterns: Sequence[str]) -> dict[str, str]:
     return dict.fromkeys(outermost(found, names), ASKED)
 
 
-def with_refused(
-    module: nn.Module, kept: dict[str, str], error: CaptureError
-) -> dict[str, str]:
+def with_refused(module: nn.Module, kept: dict[str, str], error: CaptureError) -> dict[str, str]:
     """What is kept, and the innermost sub-module around the line that an error is about.
 
-    Where that is kept already, or inside of one, what is around it is taken; the module itself never.
+    Where that is kept already, or inside of one, what is around it is taken; never the whole.
 
     Args:
         module: that was to be captured.
@@ -67,6 +65,9 @@ def with_refused(
     if not parts:
         return kept
     found = {**kept, ".".join(parts): error.what}
+    inside_ids = {id(p) for name in found for p in module.get_submodule(name).parameters()}
+    if not any(p.ndim > 1 and id(p) not in inside_ids for p in module.parameters()):
+        return kept  # no product would be left in the graph
     return {name: found[name] for name in outermost(set(found), names)}
 
 

@@ -210,8 +210,8 @@ def _first(function: Any) -> Any:
     return lambda x, h: function.apply(h)
 
 
-# Each takes the input of the module and what a layer has made of it, both [rows, 8], and gives one of
-# that shape.
+# Each takes the input of the module and what a layer has made of it, both [rows, 8], and gives one
+# of that shape.
 KINDS: dict[str, Any] = {
     "saves its input": _first(Scaled),
     "saves its output": _first(SavesOutput),

@@ -1,4 +1,4 @@
-"""A custom autograd function that cannot be taken apart is a node of the graph, with its own backward."""
+"""A custom autograd function that cannot be taken apart is a node of the graph."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ortrain import ORTModule, Options
+from ortrain import Options, ORTModule
 from ortrain.errors import CaptureError
 from ortrain.kept.call import Context
 from tests.kept.functions import KINDS, Scaled
@@ -66,7 +66,8 @@ def test_the_function_of_a_frozen_layer_has_no_context() -> None:
     module.first.requires_grad_(False)
     twins = Twins(module, "aten")
     twins.step(an_input(5, grad=False))
-    assert ".run(" in _source(twins) and ".train(" not in _source(twins)
+    assert ".run(" in _source(twins)
+    assert ".train(" not in _source(twins)
 
 
 def _source(twins: Twins) -> str:
@@ -173,7 +174,9 @@ def test_a_function_that_works_in_place_is_refused_with_the_reason() -> None:
 
 def test_the_environment_switches_nodes_for_functions_off(monkeypatch: Any) -> None:
     monkeypatch.setenv("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", "0")
-    model = ORTModule(Around(KINDS["saves its input"]), options=Options(engine="aten", fallback="raise"))
+    model = ORTModule(
+        Around(KINDS["saves its input"]), options=Options(engine="aten", fallback="raise")
+    )
     with pytest.raises(CaptureError, match="custom autograd function"):
         model(an_input(5))
 

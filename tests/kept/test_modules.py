@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ortrain import ORTModule, Options
+from ortrain import Options, ORTModule
 from ortrain.errors import InputError
 from tests.kept.twins import Twins
 

@@ -36,17 +36,28 @@ def _backward(ctx: Any, gradient: Tensor, _: Any) -> Any:
 
 sorted_rows.register_autograd(_backward, setup_context=_setup)
 
+
+def pairs(x: Tensor, count: int) -> Tensor:
+    """Matrices of one half of each row times the next, [rows, count, count]."""
+    return x[:, :count, None] * x[:, None, count : 2 * count] + 5 * torch.eye(count)
+
+
+def triangle(x: Tensor) -> Tensor:
+    result: Tensor = torch.linalg.qr(x.T)[1]
+    return result
+
+
 KINDS: dict[str, Any] = {
     "custom": lambda x: sorted_rows(x)[0],
     "custom, two outputs": lambda x: sorted_rows(x, 0.5)[0] + sorted_rows(x)[1],
-    "logdet": lambda x: x + torch.linalg.slogdet(x[:, :4, None] * x[:, None, 4:] + 5 * torch.eye(4))[1][:, None],
+    "slogdet": lambda x: x + torch.linalg.slogdet(pairs(x, 4))[1][:, None],
     "cholesky": lambda x: x + torch.linalg.cholesky(x.T @ x + torch.eye(8)).sum(0),
-    "det": lambda x: x + torch.linalg.det(x[:, :2, None] * x[:, None, 2:4] + torch.eye(2))[:, None],
+    "det": lambda x: x + torch.linalg.det(pairs(x, 2))[:, None],
     "svdvals": lambda x: x * torch.linalg.svdvals(x).sum(),
     "cdist": lambda x: x + torch.cdist(x, x + 1, p=3.0).sum(-1, keepdim=True),
-    "a size as an argument": lambda x: torch.linalg.cholesky(x @ x.T + torch.eye(x.shape[0])) @ x,
-    "a list of tensors": lambda x: x + torch.linalg.multi_dot([x, x.T, x]) + torch.linalg.qr(x.T)[1].sum(),
-}  # fmt: skip
+    "a matrix of rows": lambda x: torch.linalg.cholesky(x @ x.T + torch.eye(x.shape[0])) @ x,
+    "a list of tensors": lambda x: x + torch.linalg.multi_dot([x, x.T, x]) + triangle(x).sum(),
+}
 
 
 class Around(nn.Module):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ortrain import ORTModule, Options
+from ortrain import Options, ORTModule
 from ortrain.kept.call import kept
 from ortrain.ops.kept import keys_of
 
@@ -60,7 +60,11 @@ class Twins:
             assert (wanted is None) == (got is None), f"{name}: {wanted} and {got}"
             if wanted is not None:
                 torch.testing.assert_close(
-                    got, wanted, rtol=self.tolerance, atol=self.tolerance, msg=lambda m, n=name: f"{n}: {m}"
+                    got,
+                    wanted,
+                    rtol=self.tolerance,
+                    atol=self.tolerance,
+                    msg=lambda m, n=name: f"{n}: {m}",
                 )
 
     @property

@@ -74,7 +74,9 @@ def _keep(graph: fx.Graph, node: fx.Node, keeper: Keeper, because: str) -> None:
     target: Any = node.target
     args: Any = fx.node.map_arg(node.args, lambda n: n.meta["val"])
     kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: n.meta["val"])
-    given = [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)]
+    given = [
+        leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)
+    ]
     tensors = [n for n in given if isinstance(n.meta["val"], torch.Tensor)]
     sizes = [n for n in given if isinstance(n.meta["val"], torch.SymInt)]
     arguments = Arguments(tuple(args), dict(kwargs))
@@ -91,7 +93,9 @@ def _keep(graph: fx.Graph, node: fx.Node, keeper: Keeper, because: str) -> None:
         whole.meta["val"] = found.tensors
         from_same_place(whole, node)
         parts = []
-        for i, (tensor, reached) in enumerate(zip(found.tensors, found.differentiable, strict=True)):
+        for i, (tensor, reached) in enumerate(
+            zip(found.tensors, found.differentiable, strict=True)
+        ):
             part = graph.call_function(operator.getitem, (whole, i))
             part.meta["val"] = tensor
             from_same_place(part, node)
@@ -101,4 +105,9 @@ def _keep(graph: fx.Graph, node: fx.Node, keeper: Keeper, because: str) -> None:
                 from_same_place(part, node)
             parts.append(part)
     is_one = isinstance(node.meta["val"], torch.Tensor)
+    names: dict[Any, str] = {user.args[1]: user.name for user in node.users if not is_one}
+    if is_one:
+        names[0] = node.name
     substitute(node, parts[0] if is_one else parts)
+    for i, name in names.items():  # by which it may be an output of the graph
+        parts[i].name = name

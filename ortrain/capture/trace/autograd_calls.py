@@ -25,8 +25,8 @@ from torch.utils import checkpoint
 from ortrain.capture.origin import TORCH
 from ortrain.capture.trace.aside import is_aside
 from ortrain.capture.trace.custom_function import checked_custom_functions
-from ortrain.capture.trace.patched import replaced
 from ortrain.capture.trace.keeping import kept_modules
+from ortrain.capture.trace.patched import replaced
 from ortrain.errors import CaptureError
 from ortrain.exclusive import this_thread
 from ortrain.module_state.untouched import call_without_contents

@@ -93,6 +93,7 @@ def checked_custom_functions() -> Iterator[None]:
     plain = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
     here = this_thread()
+    applied = _applied(here)
 
     def noted(context: Any) -> None:
         if not here() or is_aside():
@@ -107,6 +108,8 @@ def checked_custom_functions() -> Iterator[None]:
         if not torch.is_grad_enabled():
             return
         caller = sys._getframe(1)
+        if caller.f_code is applied.__code__ and caller.f_back is not None:
+            caller = caller.f_back
         if caller.f_code is not plain:
             raise _refusal(function, "it is called in an unusual way")
         given = caller.f_locals
@@ -115,7 +118,7 @@ def checked_custom_functions() -> Iterator[None]:
 
     BackwardCFunction.__init__ = noted  # type: ignore[method-assign, assignment]
     try:
-        with replaced(_SingleLevelFunction, "apply", classmethod(_applied(here))):
+        with replaced(_SingleLevelFunction, "apply", classmethod(applied)):
             yield
     finally:
         del BackwardCFunction.__init__

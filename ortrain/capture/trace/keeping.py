@@ -2,8 +2,8 @@
 
 What a call gives is found beside the trace, by running its code on tensors without contents: the
 shapes and dtypes of its tensors, and which inputs a gradient reaches. The trace then has one
-operator, ``ortrain::kept``, with the tensors that the call was given and the number of the call among
-those of the trace (:class:`Keeper`).
+operator, ``ortrain::kept``, with the tensors that the call was given and the number of the call
+among those of the trace (:class:`Keeper`).
 """
 
 from __future__ import annotations
@@ -138,7 +138,6 @@ def live_modules(module: nn.Module) -> list[nn.Module]:
     return [] if known is None else [module.get_submodule(name) for name in known.modules]
 
 
-@torch.library.register_fake("ortrain::kept")
 def _kept(tensors: Sequence[Tensor], sizes: Sequence[int], number: int) -> list[Tensor]:
     """New tensors like those that the call of a number gives."""
     known = _current.get()
@@ -147,6 +146,10 @@ def _kept(tensors: Sequence[Tensor], sizes: Sequence[int], number: int) -> list[
         torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
         for t in known.results[number]
     ]
+
+
+_register: Any = torch.library.register_fake
+_register("ortrain::kept")(_kept)
 
 
 def keep(
@@ -307,7 +310,7 @@ def _connected(results: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[bool
     if not wanted or not roots:
         return [False] * len(leaves)
     try:
-        found = torch.autograd.grad(
+        found: Any = torch.autograd.grad(
             roots, wanted, [torch.ones_like(t) for t in roots], allow_unused=True
         )
     except Exception:  # its backward needs values
@@ -376,10 +379,10 @@ def _forwards(
     module: nn.Module, names: Iterable[str], made: Callable[[str, nn.Module], Callable[..., Any]]
 ) -> Iterator[None]:
     """Other forwards for some sub-modules."""
-    children = {name: module.get_submodule(name) for name in names}
+    children: dict[str, Any] = {name: module.get_submodule(name) for name in names}
     before = {name: vars(child).get("forward") for name, child in children.items()}
     for name, child in children.items():
-        child.forward = made(name, child)  # type: ignore[method-assign]
+        child.forward = made(name, child)
     try:
         yield
     finally:
@@ -387,7 +390,7 @@ def _forwards(
             if before[name] is None:
                 del child.forward
             else:
-                child.forward = before[name]  # type: ignore[method-assign]
+                child.forward = before[name]
 
 
 class _Draws(TorchDispatchMode):

@@ -225,7 +225,11 @@ def _trace(
         Refusal: a graph would miss something of it.
     """
     # Dynamo would trace the hooks that watch: there the forward runs for real, once more.
-    watching = watched(module, live=live_modules(module)) if not rung.strict else contextlib.nullcontext(Effects())
+    watching = (
+        watched(module, live=live_modules(module))
+        if not rung.strict
+        else contextlib.nullcontext(Effects())
+    )
     # Dynamo refuses a forward that seeds, and sets the state itself.
     seeding: contextlib.AbstractContextManager[list[str]] = (
         contextlib.nullcontext([]) if rung.strict else seeding_watched()

@@ -20,7 +20,10 @@ def kept(t, *tensors, key, sizes=0, connected=(), needs=(), node):
     context = node.outputs[-1] if needs else None
     if context is None or not (context.uses() or context.is_graph_output()):
         count = len(node.outputs) - bool(needs)
-        return (*t.call(f"{called.text}.run", given, outputs=count, is_tuple=True), *[None] * bool(needs))
+        return (
+            *t.call(f"{called.text}.run", given, outputs=count, is_tuple=True),
+            *[None] * bool(needs),
+        )
     *results, saved = t.call(f"{called.text}.train", given, [*needs], outputs=len(node.outputs))
     saved.is_context = True
     shared = [v for v in (*given, *results) if isinstance(v, Tensor)]
