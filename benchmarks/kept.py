@@ -50,7 +50,7 @@ class Halving(nn.Module):
         self.inner = inner
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = Halved.apply(self.inner(x))  # type: ignore[no-untyped-call]
+        result: torch.Tensor = Halved.apply(self.inner(x))
         return result
 
 
@@ -64,6 +64,7 @@ def overhead(engine: str, rounds: int) -> Row:
     """Microseconds of a kept call beyond the function's own, forward and backward."""
     x = torch.randn(BATCH, WIDTH)
     calls: dict[str, Callable[[], Any]] = {}
+    runs: Any
     for name, runs in (("eager", "torch"), ("graph", engine)):
         for functions in (False, True):
             model = ORTModule(row(functions), options=Options(engine=runs, fallback="raise"))
@@ -95,8 +96,9 @@ def berts(rounds: int) -> dict[str, Row]:
     steps: dict[str, Callable[[], Any]] = {}
     for functions in (False, True):
         for name, settings in BERTS.items():
+            module: Any
             module, (batch, *_) = bert(padded=False)
-            layers: Any = module.bert.encoder.layer  # type: ignore[union-attr]
+            layers = module.bert.encoder.layer
             for layer in layers if functions else ():
                 layer.output.dropout = Halving(layer.output.dropout)
             model = ORTModule(module, options=Options(fallback="raise", **settings))

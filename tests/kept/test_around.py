@@ -58,9 +58,8 @@ def an_input(rows: int) -> Tensor:
     return torch.randn(rows, 8, requires_grad=True)
 
 
-@pytest.mark.parametrize("budget", [0.95, "least"])
-def test_a_memory_budget_runs_no_kept_call_again(budget: Any) -> None:
-    twins = Twins(Stack(Counting()), "aten", memory_budget=budget)
+def test_a_memory_budget_runs_no_kept_call_again() -> None:
+    twins = Twins(Stack(Counting()), "aten", memory_budget="least")
     for rows in (50, 30):
         twins.step(an_input(rows))
     assert twins.module.inner.runs == twins.eager.inner.runs == 2
@@ -153,7 +152,7 @@ def test_the_report_names_functions_and_operators() -> None:
 
 
 def test_capture_alone_refuses_what_a_step_would_keep() -> None:
-    with pytest.raises(CaptureError, match="inner.runs"):
+    with pytest.raises(CaptureError, match=r"inner\.runs"):
         capture(Stack(Counting()), (torch.randn(5, 8),))
 
 
