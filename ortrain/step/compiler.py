@@ -64,7 +64,13 @@ from ortrain.step.forms import (
     StepVariants,
     Variant,
 )
-from ortrain.step.kept import ASKED, MOST_REFUSED, named_modules, with_refused
+from ortrain.step.kept import (
+    ASKED,
+    MOST_REFUSED,
+    named_modules,
+    still_there,
+    with_refused,
+)
 from ortrain.step.progress import progress
 from ortrain.step.replay import Original
 from ortrain.step.report import Report
@@ -117,7 +123,7 @@ class StepCompiler:
         """Takes other settings."""
         self.options = options
         self.cache = Cache(options.cache_dir, options.cache_bytes)
-        self.kept = named_modules(self.module, options.keep_in_torch)
+        self._keep(named_modules(self.module, options.keep_in_torch))
 
     def find(
         self, state: ModuleState, form: CallForm, flat: FlatCall, sizes: Sizes
@@ -256,6 +262,8 @@ class StepCompiler:
                 keep=keep,
             )
 
+        there = still_there(self.module, self.kept, self._kept_objects)
+        self._keep({name: why for name, why in self.kept.items() if name in there})
         first, before = None, self.kept
         while True:
             try:
@@ -265,14 +273,14 @@ class StepCompiler:
                 first = first or error
                 refused = sum(why is not ASKED for why in self.kept.values())
                 if refused == MOST_REFUSED or not self.may_keep(error):
-                    self.kept = before
+                    self._keep(before)
                     raise first from first.__cause__
-                self.kept = with_refused(self.module, self.kept, error)
+                self._keep(with_refused(self.module, self.kept, error))
         if all(call.site.because is ASKED for call in captured.kept):
             return captured
         if any(node.op_type in PRODUCTS for node in captured.program.graph):
             return captured
-        self.kept = {name: why for name, why in before.items() if why is ASKED}
+        self._keep({name: why for name, why in before.items() if why is ASKED})
         return attempt(Keeper(functions=False, operators=False, modules=dict(self.kept)))
 
     def may_keep(self, error: OrtrainError) -> bool:
@@ -288,11 +296,19 @@ class StepCompiler:
         """What stays PyTorch's in a graph; None where no engine has a place for it."""
         if "reference" in (self.options.engine, self.options.inference):
             return None
-        return Keeper(functions=custom_autograd_from_environment(), modules=dict(self.kept))
+        there = still_there(self.module, self.kept, self._kept_objects)
+        modules = {name: why for name, why in self.kept.items() if name in there}
+        return Keeper(functions=custom_autograd_from_environment(), modules=modules)
 
     def live(self) -> tuple[nn.Module, ...]:
         """The sub-modules that stay PyTorch's."""
-        return tuple([self.module.get_submodule(name) for name in self.kept])
+        there = still_there(self.module, self.kept, self._kept_objects)
+        return tuple([self.module.get_submodule(name) for name in self.kept if name in there])
+
+    def _keep(self, kept: dict[str, str]) -> None:
+        """Takes it that these sub-modules stay PyTorch's."""
+        self.kept = kept
+        self._kept_objects = {name: self.module.get_submodule(name) for name in kept}
 
     def _leave_out(
         self,

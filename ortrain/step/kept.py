@@ -42,6 +42,22 @@ def named_modules(module: nn.Module, patterns: Sequence[str]) -> dict[str, str]:
     return dict.fromkeys(outermost(found, names), ASKED)
 
 
+def still_there(module: nn.Module, kept: dict[str, str], before: dict[str, nn.Module]) -> set[str]:
+    """Of the names of what is kept those that mean something, and what was refused under them.
+
+    Args:
+        module: that they are in.
+        kept: names of sub-modules, each with the reason.
+        before: what stood under the names when they were taken.
+    """
+    now = dict(module.named_modules())
+    return {
+        name
+        for name, why in kept.items()
+        if name in now and (why is ASKED or now[name] is before.get(name))
+    }
+
+
 def with_refused(module: nn.Module, kept: dict[str, str], error: CaptureError) -> dict[str, str]:
     """What is kept, and the innermost sub-module around the line that an error is about.
 

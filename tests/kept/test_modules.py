@@ -285,6 +285,36 @@ def test_a_kept_module_that_is_replaced_is_captured_anew() -> None:
     twins.step(an_input(5))
 
 
+def test_a_refused_module_that_is_replaced_is_taken_apart() -> None:
+    twins = Twins(Twice(Counting()), "aten")
+    twins.step(an_input(5))
+    assert {call.site.name for call in twins.kept} == {"inner"}
+    torch.manual_seed(1)
+    twins.eager.inner = Inner()
+    torch.manual_seed(1)
+    twins.module.inner = Inner()
+    twins.step(an_input(5))
+    assert twins.kept == []
+
+
+def test_a_named_module_that_is_gone_is_none() -> None:
+    class Optional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.adapter = nn.Linear(8, 8), Inner()
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.relu(self.first(x))
+            return h if self.adapter is None else self.adapter(h)
+
+    twins = Twins(Optional(), "aten", keep_in_torch=["adapter"])
+    twins.step(an_input(5))
+    for model in (twins.eager, twins.module):
+        model.adapter = None
+    twins.step(an_input(5))
+    assert twins.kept == []
+
+
 def test_auto_runs_a_module_of_which_a_part_is_refused() -> None:
     module = Twice(Counting())
     model = ORTModule(module, options=Options())
