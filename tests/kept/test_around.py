@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ortrain import Options, ORTModule
+from ortrain import DebugOptions, Options, ORTModule, explain
 from ortrain.capture.export import capture
 from ortrain.errors import CaptureError, ExecutionError
 from ortrain.kept.call import kept
@@ -178,3 +178,27 @@ def test_tokens_in_front_of_a_kept_call_are_all_computed() -> None:
     labels[:, 4:] = -100
     twins.step(ids, labels)
     assert twins.kept
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+def test_a_backward_in_pieces_hands_contexts_to_the_piece_that_reads_them(engine: str) -> None:
+    for pieces in (2, 3, 5):
+        twins = Twins(Stack(Stack(Counting())), engine, backward_pieces=pieces)
+        twins.module.last = nn.Linear(3, 3)
+        twins.eager.last = nn.Linear(3, 3)
+        twins.eager.last.load_state_dict(twins.module.last.state_dict())
+        for rows in (5, 3):
+            twins.step(an_input(rows))
+        assert twins.kept
+        assert len(_plan(twins).pieces) == pieces
+
+
+def test_explain_shows_the_call_and_files_of_graphs_are_written(tmp_path: Path) -> None:
+    module = Stack(Counting())
+    shown = str(explain(module, torch.randn(5, 8), options=Options(engine="aten")))
+    assert "kept.train(" in shown
+    assert "kept.backward(" in shown
+    debug = DebugOptions(save_onnx=True, onnx_prefix="kept", save_path=str(tmp_path))
+    model = ORTModule(module, debug, options=Options(engine="aten", fallback="raise"))
+    model(an_input(5)).sum().backward()
+    assert [*tmp_path.glob("kept_forward_training.onnx")]
