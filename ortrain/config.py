@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -45,11 +45,12 @@ _TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
     ("inference provider precision", (str, type(None)), "a string or None"),
     ("opset threads backward_pieces", (int,), "a whole number"),
     ("cache_bytes", (int, type(None)), "a number of bytes, or None"),
-    ("arena retry cuda_graphs", (bool,), "True or False"),
+    ("arena retry cuda_graphs custom_autograd", (bool,), "True or False"),
     ("skip_padding", (bool, type(None)), "True, False or None"),
     ("memory_budget", (int, float, str, type(None)), "bytes, a share up to 1.0, 'least' or None"),
     ("cache_dir", (str, os.PathLike, type(None)), "the path of a folder, or None"),
     ("policy", (tuple,), "a tuple of errors of ortrain.errors"),
+    ("keep_in_torch", (tuple, list), "a list of names of sub-modules"),
 )
 
 
@@ -103,6 +104,10 @@ class Options:
         certificate: when a graph is compared with the module on the call at hand, outputs and
             gradients: ``"first"`` before a capture is used, ``"each size"`` also at every new size
             of the inputs, a number N also at every N-th step, ``"off"`` never.
+        keep_in_torch: sub-modules that PyTorch runs within the graph, forward and backward, each as
+            one node: names as of ``named_modules()``, or patterns such as ``"*.router"``.
+        custom_autograd: whether a ``torch.autograd.Function`` that cannot be taken apart is such a
+            node too; otherwise its module runs in PyTorch.
 
     Raises:
         TypeError: a value of another type.
@@ -128,9 +133,14 @@ class Options:
     )
     retry: bool = field(default_factory=lambda: _flag("ORTMODULE_FALLBACK_RETRY"))
     certificate: Literal["first", "each size", "off"] | int = "first"
+    keep_in_torch: Sequence[str] = ()
+    custom_autograd: bool = field(default_factory=lambda: custom_autograd_from_environment())
 
     def __post_init__(self) -> None:
         self._check_types()
+        for name in self.keep_in_torch:
+            expect("keep_in_torch", name, (str,), "a list of names of sub-modules")
+        object.__setattr__(self, "keep_in_torch", tuple(self.keep_in_torch))
         if self.cache_dir is not None:
             if "\0" in os.fspath(self.cache_dir):
                 raise ValueError(f"cache_dir={self.cache_dir!r}: no path has a null character")
@@ -354,6 +364,17 @@ def fallback_from_environment() -> Fallback:
 # What ONNX Runtime Training calls the two parts of what `skip_padding` is here, and their switch.
 _SPARSE = tuple(f"ORTMODULE_ENABLE_{part}_SPARSE_OPTIMIZER" for part in ("LABEL", "EMBEDDING"))
 _COMPUTE = "ORTMODULE_ENABLE_COMPUTE_OPTIMIZER"
+
+
+def custom_autograd_from_environment() -> bool:
+    """Whether custom autograd functions may be nodes of a graph, as they may unless switched off.
+
+    The variable is that of ONNX Runtime Training.
+
+    Raises:
+        ValueError: a value that is neither on nor off.
+    """
+    return _is_on("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD")
 
 
 def skip_padding_from_environment() -> bool | None:

@@ -192,6 +192,10 @@ def _fallback_policy(settings: Settings, key: str, value: Any) -> None:
     settings.options |= {"policy": policy, "fallback": "torch" if policy else "raise"}
 
 
+def _custom_autograd(settings: Settings, key: str, value: Any) -> None:
+    settings.options["custom_autograd"] = _flag(key, value)
+
+
 def _opset(settings: Settings, key: str, value: Any) -> None:
     settings.options["opset"] = served_opset(_whole(key, value), key)
 
@@ -249,9 +253,7 @@ _DEBUG: dict[str, _Reader] = {
 _KEYS: dict[str, _Reader] = {
     "PropagateCastOps": _casts,
     "UseExternalGPUAllocator": _switch(True, "memory on a GPU is always PyTorch's"),
-    "EnableCustomAutogradFunction": _switch(
-        True, "custom autograd functions are captured or run in PyTorch; see docs/limits.md"
-    ),
+    "EnableCustomAutogradFunction": _custom_autograd,
     "EnableGradAccOptimization": _switch(
         False, "values that depend on parameters alone are computed at each step"
     ),

@@ -14,7 +14,8 @@ PREFIX = "ORTMODULE_"
 READ = frozenset(
     f"{PREFIX}{name}"
     for name in (
-        "CACHE_BYTES CACHE_DIR ENABLE_COMPUTE_OPTIMIZER ENABLE_EMBEDDING_SPARSE_OPTIMIZER "
+        "CACHE_BYTES CACHE_DIR ENABLE_COMPUTE_OPTIMIZER ENABLE_CUSTOM_AUTOGRAD "
+        "ENABLE_EMBEDDING_SPARSE_OPTIMIZER "
         "ENABLE_LABEL_SPARSE_OPTIMIZER FALLBACK_POLICY FALLBACK_RETRY JSON_CONFIG_PATH LOG_LEVEL "
         "MEMORY_OPT_LEVEL ONNX_OPSET_VERSION PRINT_INPUT_DENSITY PRINT_MEMORY_STATS SAVE_ONNX_PATH"
     ).split()
@@ -44,10 +45,6 @@ WITHOUT_EFFECT: dict[str, tuple[frozenset[str], str]] = {
         _OFF,
         "checkpointed regions run again inside of the graph, which needs no permission",
     ),
-    f"{PREFIX}ENABLE_CUSTOM_AUTOGRAD": (
-        frozenset({"1", "true", "yes"}),
-        "custom autograd functions are captured or run in PyTorch; see docs/limits.md",
-    ),
     f"{PREFIX}SKIPCHECK_POLICY": (
         frozenset({"skip_check_disabled"}),
         "the checks before a step keep a stale graph from running, and take microseconds",
@@ -73,7 +70,10 @@ WITHOUT_EFFECT: dict[str, tuple[frozenset[str], str]] = {
         frozenset({"1", "true", "yes"}),
         f"{PREFIX}ENABLE_COMPUTE_OPTIMIZER=0 or Options(skip_padding=False) switches that off",
     ),
-    f"{PREFIX}SKIPPED_AUTOGRAD_FUNCTIONS": (frozenset(), "no graph calls Python functions"),
+    f"{PREFIX}SKIPPED_AUTOGRAD_FUNCTIONS": (
+        frozenset(),
+        "functions that a graph cannot take apart are nodes that PyTorch runs",
+    ),
     "ONNXRUNTIME_FORCE_CUDA": (_OFF, _BUILD),
     "ONNXRUNTIME_CUDA_VERSION": (frozenset(), _BUILD),
     "ONNXRUNTIME_ROCM_VERSION": (frozenset(), _BUILD),

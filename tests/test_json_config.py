@@ -22,7 +22,7 @@ VALUES: dict[str, tuple[list[Any], list[Any], list[Any]]] = {
     "PropagateCastOps.Level": ([-1, 0, 1], [2], [3, "1", True]),
     "PropagateCastOps.Allow": ([[]], [["Softmax"]], ["Softmax", [1]]),
     "UseExternalGPUAllocator": ([True], [False], [1, "true"]),
-    "EnableCustomAutogradFunction": ([True], [False], [1]),
+    "EnableCustomAutogradFunction": ([True, False], [], [1]),
     "EnableGradAccOptimization": ([False], [True], [None]),
     "UseStaticShape": ([False], [True], [0]),
     "RunSymbolicShapeInference": ([True], [False], ["yes"]),

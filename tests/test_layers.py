@@ -22,6 +22,7 @@ LAYERS = """
     passes cache
     module_state
     guards
+    kept
     capture.origin
     capture.trace
     capture.onnx

@@ -20,27 +20,36 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
+from ortrain.autodiff.decompose import DECOMPOSES
+from ortrain.autodiff.engine import reachable
+from ortrain.autodiff.registry import entry_of
 from ortrain.cache import Cache
 from ortrain.capture import fx
+from ortrain.capture.fx.kept import keep_operators
 from ortrain.capture.onnx import lift
 from ortrain.capture.onnx.doubles import refuse_rounded
 from ortrain.capture.onnx.fingerprint import parts_of
 from ortrain.capture.onnx.registry import Registry, failed_node, make_standard
 from ortrain.capture.onnx.translations import TRANSLATIONS, recorded, translating
-from ortrain.capture.onnx.translations.base import SymbolicSize, symbolic
+from ortrain.capture.onnx.translations.base import Context, SymbolicSize, symbolic
 from ortrain.capture.origin import BESIDE, captured_error, operator_name, origin
 from ortrain.capture.trace import ladder
 from ortrain.capture.trace.call import Axes, Call, example_call, step_name
 from ortrain.capture.trace.exporter import check_version
+from ortrain.capture.trace.keeping import Keeper, keeper, keeping, recorded_examples
 from ortrain.capture.trace.layers import traceable_layers
 from ortrain.capture.trace.refusal import first_line, located, named
 from ortrain.capture.trace.returned import Source, sources_of
 from ortrain.errors import CaptureError, UnsupportedOutput
 from ortrain.exclusive import EXCLUSIVE
+from ortrain.graph.shapes import FLOATING
+from ortrain.graph.walk import reads
 from ortrain.guards.autocast import Autocast, active
 from ortrain.guards.constraints import Constraints, Shapes
 from ortrain.guards.key_value_cache import closed
+from ortrain.kept.call import Kept
 from ortrain.module_state.untouched import untouched
+from ortrain.ops.base import DOMAIN
 from ortrain.passes.clean import clean
 from ortrain.passes.precision import place_casts
 from ortrain.program import Check, Program, Role
@@ -95,6 +104,7 @@ class Captured:
         seconds: what each part took.
         branches: whether the program goes the example's way at branches on values.
         returned: the user outputs that are no new contiguous tensors of the module.
+        kept: calls of the program's nodes that stay PyTorch's.
     """
 
     program: Program
@@ -109,6 +119,7 @@ class Captured:
     seconds: dict[str, float] = field(default_factory=dict)
     branches: bool = False
     returned: dict[int, Source] = field(default_factory=dict)
+    kept: tuple[Kept, ...] = ()
 
     def accepts(self, shapes: Shapes) -> bool:
         """Whether a call with these shapes, one for each of :attr:`tensors`, may use the program.
@@ -137,6 +148,7 @@ def capture(
     still: bool = False,
     branches: bool = False,
     cache: Cache | None = None,
+    keep: Keeper | None = None,
 ) -> Captured:
     """Captures a module's forward, in its present mode, as an ONNX program.
 
@@ -163,6 +175,7 @@ def capture(
             those branches are taken of which the other way raises. For whoever looks at the check.
         cache: of programs by their exported graphs: the export runs always, its translation only
             where the cache does not know the result.
+        keep: what stays PyTorch's, as nodes of the program; None refuses what cannot be translated.
 
     Raises:
         CaptureError: the module cannot become one graph; the error says where and why.
@@ -181,11 +194,22 @@ def capture(
         def make() -> list[Program]:
             return [_program(exported, registry, call, state, watch, branches, autocast)]
 
+        if keep is not None and keep.calls:
+            return make()[0]  # its nodes name what is there in this process alone
         parts = parts_of(exported, state, opset, branches, autocast)
         return (cache or Cache(None)).programs(parts, make)[0]
 
-    with EXCLUSIVE, located(module), uncollected(), untouched(module), traceable_layers():
+    with (
+        EXCLUSIVE,
+        located(module),
+        uncollected(),
+        untouched(module),
+        traceable_layers(),
+        keeping(keep),
+    ):
         failed: list[str] = []
+        if keep is not None and keep.modules:
+            recorded_examples(keep, module, call.args, call.kwargs)
         # Fewer, where a translation needs a size that was of use as a symbol.
         for axes in [a for a in Axes if a is not (Axes.ALL if still else Axes.STILL)]:
             try:
@@ -220,6 +244,7 @@ def capture(
         seconds=watch.laps,
         branches=found.branches,
         returned=returned,
+        kept=() if keep is None else keep.kept(program),
     )
 
 
@@ -305,7 +330,13 @@ def _translate(
 ) -> _Translated:
     cleaned = fx.clean(exported, registry.covers, checked, autocast)
     watch.lap("clean-up of the ATen graph")
-    for node in fx.missing(exported.graph_module, registry.covers):
+    missing = list(fx.missing(exported.graph_module, registry.covers))
+    keep = keeper()
+    if keep is not None and keep.operators:
+        missing = keep_operators(
+            exported.graph_module, missing, keep, "ortrain has no translation of it"
+        )
+    for node in missing:
         name = operator_name(node.target)
         if refused := named(name, origin(node, full=True)):
             raise refused
@@ -318,12 +349,14 @@ def _translate(
             "seen to agree with PyTorch, gradients included",
             help=f"replace the operator by others; or {BESIDE}",
         )
-    with translating() as context:
-        try:
-            model = registry.translate(exported)
-        except Exception as error:
-            raise _translation_error(exported, error) from error
-    make_standard(model, registry.opset)
+    model, context = _in_onnx(exported, registry)
+    if keep is not None and keep.operators and torch.is_grad_enabled():
+        without = _without_gradient(exported, model)
+        left = keep_operators(
+            exported.graph_module, without, keep, "what it is in ONNX has no gradient rule"
+        )
+        if len(left) < len(without):
+            model, context = _in_onnx(exported, registry)
     model.ir_version = IR_VERSION
     refuse_rounded(model)
     lift.finish_nodes(model)
@@ -331,6 +364,46 @@ def _translate(
     updated = {buffer: node.name for buffer, node in cleaned.updated.items()}
     violated = None if cleaned.violations is None else cleaned.violations.name
     return _Translated(model, context.seed, updated, violated, cleaned.checks)
+
+
+def _in_onnx(exported: ExportedProgram, registry: Registry) -> tuple[ir.Model, Context]:
+    """The model of a graph all of whose operators are covered, and what its parts share."""
+    while True:
+        with translating() as context:
+            try:
+                model = registry.translate(exported)
+                break
+            except Exception as error:
+                refused = _translation_error(exported, error)
+                if not _kept_instead(exported, error, refused):
+                    raise refused from error
+    make_standard(model, registry.opset)
+    return model, context
+
+
+def _kept_instead(exported: ExportedProgram, error: Exception, refused: CaptureError) -> bool:
+    """Whether an operator whose translation fails stays PyTorch's instead."""
+    keep, name = keeper(), failed_node(error)
+    if keep is None or not keep.operators or isinstance(refused, SymbolicSize):
+        return False
+    nodes = [n for n in exported.graph.nodes if n.name == name and n.op == "call_function"]
+    because = refused.because or "ortrain has no translation of it in this form"
+    return bool(nodes) and not keep_operators(exported.graph_module, nodes, keep, because)
+
+
+def _without_gradient(exported: ExportedProgram, model: ir.Model) -> list[torch.fx.Node]:
+    """Operators between inputs and outputs of which some ONNX operator has no gradient rule."""
+    parameters = set(exported.graph_signature.parameters)
+    held = [v for n, v in model.graph.initializers.items() if n in parameters]
+    given = [v for v in (*model.graph.inputs, *held) if v.dtype in FLOATING]
+    reached = reachable(model.graph, given)
+    found: dict[torch.fx.Node, None] = {}
+    for node in model.graph:
+        source = node.meta.get("node")
+        known = entry_of(node) is not None or node.op_type in DECOMPOSES or node.domain == DOMAIN
+        if not known and source is not None and any(v in reached for v in reads(node)):
+            found[source] = None
+    return list(found)
 
 
 def _translation_error(exported: ExportedProgram, error: BaseException) -> CaptureError:

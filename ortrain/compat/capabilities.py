@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
-import warnings
 from typing import TYPE_CHECKING
-
-from ortrain.errors import OrtrainWarning
 
 if TYPE_CHECKING:
     from torch.torch_version import TorchVersion
@@ -24,8 +22,8 @@ def is_triton_enabled() -> bool:
 
 
 def is_torch_interop_default_on() -> bool:
-    """False: no Python function is called from inside a graph."""
-    return False
+    """True: custom autograd functions are nodes of a graph that PyTorch runs."""
+    return True
 
 
 def get_runtime_pytorch_version() -> TorchVersion:
@@ -37,14 +35,8 @@ def get_runtime_pytorch_version() -> TorchVersion:
 
 
 def enable_custom_autograd_support(to_enable: bool = True) -> None:
-    """Does nothing, and says so where it is asked to switch something off.
+    """Whether custom autograd functions are nodes of graphs, of modules wrapped from here on.
 
-    A module with a custom autograd function is captured or runs in PyTorch, always.
+    It sets the variable of this process from which ``Options.custom_autograd`` has its default.
     """
-    if not to_enable:
-        warnings.warn(
-            "enable_custom_autograd_support(False) does nothing: no graph calls Python functions; "
-            "see custom autograd functions in docs/limits.md",
-            OrtrainWarning,
-            stacklevel=2,
-        )
+    os.environ["ORTMODULE_ENABLE_CUSTOM_AUTOGRAD"] = "1" if to_enable else "0"

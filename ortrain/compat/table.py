@@ -239,7 +239,7 @@ _SYMBOLICS = Removal(
     "wrap the part that is captured; what is missing is named in model.report.reason",
 )
 _CUSTOM_FUNCTIONS = Removal(
-    "a custom autograd function runs in PyTorch or is captured as what its forward computes",
+    "a custom autograd function is a node that PyTorch runs, or captured as what it computes",
     "see custom autograd functions in docs/limits.md",
 )
 _GRADIENT = Removal(

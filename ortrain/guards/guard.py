@@ -133,6 +133,7 @@ class Guard:
     Args:
         module: the module.
         moving: numbers that are inputs of its graphs, whose values do not count.
+        live: sub-modules whose own code runs at each call, and reads their attributes then.
     """
 
     __slots__ = (
@@ -154,6 +155,8 @@ class Guard:
         "_layouts",
         "_list_values",
         "_lists",
+        "_live",
+        "_live_modules",
         "_loose",
         "_memos",
         "_module",
@@ -176,12 +179,17 @@ class Guard:
         "_values",
     )
 
-    def __init__(self, module: nn.Module, moving: Collection[Attribute] = ()) -> None:
-        self._module = module
+    def __init__(
+        self,
+        module: nn.Module,
+        moving: Collection[Attribute] = (),
+        live: Collection[nn.Module] = (),
+    ) -> None:
+        self._module, self._live = module, live
         self._moving: dict[int, set[str]] = {}
         for each in moving:
             self._moving.setdefault(id(each.owner), set()).add(each.name)
-        self._arm(Survey(module))
+        self._arm(Survey(module, live))
 
     def changed(self) -> str | None:
         """Say what has changed since the guard was made.
@@ -292,6 +300,7 @@ class Guard:
         self._references, self._memos = survey.references, survey.memos
         self._elements = survey.elements
         self._read = self._parameters if survey.reads_trainable else []
+        self._live_modules = survey.live
         self._rare = bool(
             self._cells
             or self._loose
@@ -300,6 +309,7 @@ class Guard:
             or self._memos
             or self._elements
             or self._read
+            or self._live_modules
         )
         self._rare_objects, self._rare_states = self._objects(), self._states()
 
@@ -337,6 +347,7 @@ class Guard:
             *[read() for read in self._elements],
             *map(memo_state, self._memos),
             *[parameter.requires_grad for parameter in self._read],
+            *[module.training for module in self._live_modules],
         ]
 
     def _same_rare(self) -> bool:
@@ -393,7 +404,7 @@ class Guard:
         if key_and_fact := self._changed_value():
             key, fact = key_and_fact
             return sentence(key, self._facts, {key: fact}, root)
-        survey = Survey(self._module)
+        survey = Survey(self._module, self._live)
         before, now = self._facts, survey.facts
         moved = {
             (path, name)

@@ -24,7 +24,7 @@ import random
 import time
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import cached_property, partial, partialmethod
 from itertools import chain
 from types import (
@@ -126,9 +126,16 @@ class _Space(NamedTuple):
 class Survey:
     """Walks a module; notes every fact, every holder, and what the fast check has to look at.
 
+    Args:
+        module: where the walk begins.
+        live: sub-modules whose own code runs at each call. Of these only parameters and children
+            count, and what the code around them may name.
+
     Attributes:
+        live: they and the modules in them, as far as their attributes do not count.
         facts: in the order of the walk, a parent's before its children's.
         modules: in the order of ``named_modules``, then those in plain attributes and lists.
+        places: where each of these is.
         owners: modules and plain objects, whose ``__dict__`` counts.
         paths: where each owner's facts are.
         dicts: every other dictionary that is not empty.
@@ -151,10 +158,13 @@ class Survey:
         asks_class: whether the code may ask of which class a value is, other than by isinstance.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, live: Collection[nn.Module] = ()) -> None:
         self.asks_class = False
+        self.live: list[nn.Module] = []
+        self._live = {id(inner) for each in live for inner in each.modules()}
         self.facts: dict[Key, Fact] = {}
         self.modules: list[nn.Module] = []
+        self.places: list[str] = []
         self.owners: list[Any] = []
         self.paths: list[str] = []
         self.dicts: list[dict[Any, Any]] = []
@@ -193,6 +203,13 @@ class Survey:
         self._hooks("every module", global_hooks.__dict__, "_global")
         self._module("", module)
         self._follow_code()
+        while named_live := [each for each in self.live if self._is_named(each)]:
+            self.live = [each for each in self.live if not self._is_named(each)]
+            places = {id(m): place for m, place in zip(self.modules, self.places, strict=True)}
+            for each in named_live:
+                self._watch_attributes(places[id(each)], each)
+                self._registry(places[id(each)], "buffer", each._buffers)
+            self._follow_code()
         named = self._reached_by_name()
         for value, note in self._named:
             if id(value) in named:
@@ -208,29 +225,48 @@ class Survey:
             return
         self._seen.add(id(module))
         self.modules.append(module)
+        self.places.append(path)
         self._ways[id(None)].append(("", id(module)))
-        self._own(path, module)
         kind = type(module)
         self.facts[path, "__class__"] = Fact("class", object=kind, text=kind.__qualname__)
         for name, child in self._entries(module._modules):
             self.facts[path, name] = Fact("child", object=child)
         self._hooks(path, module.__dict__, "")
-        for name, value in list(module.__dict__.items()):
-            if name not in UNWATCHED and (name, type(value).__name__) != _SETTINGS:
-                self._attribute(path, name, value, module, name)
-        for role, entries in (("parameter", module._parameters), ("buffer", module._buffers)):
-            for name, tensor in self._entries(entries):
-                if tensor is None:
-                    self.facts[path, name] = Fact(role, text="None")
-                elif id(tensor) not in self._registered:  # of a module in a plain list
-                    self._ways[id(None)].append(("", id(tensor)))
-                    self._loose(path, name, tensor)
-                else:
-                    self.tensors.append(tensor)
-                    self.facts[path, name] = tensor_fact(role, tensor)
+        if id(module) in self._live:
+            self.live.append(module)
+        else:
+            self._watch_attributes(path, module)
+        self._registry(path, "parameter", module._parameters)
+        if id(module) not in self._live:
+            self._registry(path, "buffer", module._buffers)
         for name, child in module._modules.items():
             if child is not None:
                 self._module(_join(path, name), child)
+
+    def _registry(self, path: str, role: str, entries: dict[str, Any]) -> None:
+        for name, tensor in self._entries(entries):
+            if tensor is None:
+                self.facts[path, name] = Fact(role, text="None")
+            elif id(tensor) not in self._registered:  # of a module in a plain list
+                self._ways[id(None)].append(("", id(tensor)))
+                self._loose(path, name, tensor)
+            else:
+                self.tensors.append(tensor)
+                self.facts[path, name] = tensor_fact(role, tensor)
+
+    def _watch_attributes(self, path: str, module: nn.Module) -> None:
+        self._own(path, module)
+        for name, value in list(module.__dict__.items()):
+            if name not in UNWATCHED and (name, type(value).__name__) != _SETTINGS:
+                self._attribute(path, name, value, module, name)
+
+    def _is_named(self, module: nn.Module) -> bool:
+        """Whether code around a module that is read afresh at each call may name what it holds.
+
+        Whether it trains is looked at in any case.
+        """
+        held = (module.__dict__.keys() | module._buffers.keys()) - UNWATCHED - {"training"}
+        return self._names_all or not held.isdisjoint(self._names)
 
     def _own(self, path: str, owner: Any) -> None:
         self.owners.append(owner)

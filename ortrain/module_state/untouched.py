@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,7 +142,12 @@ class Effects:
 
 
 @contextlib.contextmanager
-def watched(module: torch.nn.Module, *, traced: bool = True) -> Iterator[Effects]:
+def watched(
+    module: torch.nn.Module,
+    *,
+    traced: bool = True,
+    live: Collection[torch.nn.Module] = (),
+) -> Iterator[Effects]:
     """Collects what a forward does that a graph would not do again.
 
     torch.export puts stand-ins into the module before forward begins, and attributes back after it
@@ -151,15 +156,16 @@ def watched(module: torch.nn.Module, *, traced: bool = True) -> Iterator[Effects
     Args:
         module: whose forward runs inside.
         traced: whether reading a tensor in between would be traced.
+        live: sub-modules whose own code runs at each call.
     """
-    survey = Survey(module)
+    survey = Survey(module, live)
     effects = Effects(unwatched={_shown(path): why for path, why in survey.unwatched.items()})
     elements = [each for each in survey.holders if isinstance(each, Elements)]
     others = [each for each in survey.holders if not isinstance(each, Elements)]
     contents = [each.read() for each in elements]
     # Of torch's own a trace has the draws.
     generators = {n: g for n, g in survey.generators.items() if not isinstance(g, torch.Generator)}
-    states = {name: pickle.dumps(_state(each)) for name, each in generators.items()}
+    states = {name: pickle.dumps(generator_state(each)) for name, each in generators.items()}
     begun: list[tuple[list[Any], list[_Registries]]] = []
 
     def begin(*_: object) -> None:
@@ -176,7 +182,7 @@ def watched(module: torch.nn.Module, *, traced: bool = True) -> Iterator[Effects
             for path, each, before in zip(_paths(survey), survey.modules, registries, strict=True):
                 before.compare(path, _Registries.of(each), effects)
         for name, generator in generators.items():
-            if pickle.dumps(_state(generator)) != states[name]:
+            if pickle.dumps(generator_state(generator)) != states[name]:
                 effects.drawn.append(_shown(name))
         if not traced:
             look()
@@ -280,8 +286,7 @@ def kind_of(tensor: torch.Tensor) -> tuple[str, torch.dtype]:
 
 def _paths(survey: Survey) -> list[str]:
     """The path of each module."""
-    by_id = {id(owner): path for owner, path in zip(survey.owners, survey.paths, strict=True)}
-    return [by_id[id(module)] for module in survey.modules]
+    return survey.places
 
 
 def _shown(path: str) -> str:
@@ -300,7 +305,7 @@ def random_states(module: torch.nn.Module | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _random_states(generators: dict[str, Any]) -> Iterator[None]:
-    states, cpu = [_state(each) for each in generators.values()], torch.get_rng_state()
+    states, cpu = [generator_state(each) for each in generators.values()], torch.get_rng_state()
     cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
     devices = torch.cuda.get_rng_state_all() if cuda else []
     try:
@@ -313,7 +318,8 @@ def _random_states(generators: dict[str, Any]) -> Iterator[None]:
             torch.cuda.set_rng_state_all(devices)
 
 
-def _state(generator: Any) -> Any:
+def generator_state(generator: Any) -> Any:
+    """The state of a generator of random numbers, of Python, numpy or PyTorch."""
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
     return generator.get_state() if hasattr(generator, "get_state") else generator.getstate()

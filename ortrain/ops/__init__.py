@@ -18,6 +18,7 @@ from ortrain.ops import (
     gradients,
     group_norm,
     grouped_matmul,
+    kept,
     linear_cross_entropy,
     max_pool,
     precise,

@@ -83,6 +83,7 @@ def executor(
     arena: bool = True,
     cuda_graphs: bool = False,
     ceiling: Ceiling | None = None,
+    mixed: bool = False,
 ) -> Executor:
     """The executor of an engine.
 
@@ -95,6 +96,7 @@ def executor(
             system as soon as it is freed.
         cuda_graphs: whether PyTorch's operators are recorded and replayed, on a GPU.
         ceiling: above which PyTorch's operators give back what is kept of memory.
+        mixed: whether there are nodes that PyTorch alone runs, which onnxruntime then leaves to it.
     """
     if engine == "aten":
         from ortrain.runtime.aten import AtenExecutor
@@ -106,4 +108,10 @@ def executor(
         from ortrain.runtime.reference import ReferenceExecutor
 
         return ReferenceExecutor()
-    return OnnxRuntimeExecutor(provider or "CPUExecutionProvider", threads, arena=arena)
+    own = OnnxRuntimeExecutor(provider or "CPUExecutionProvider", threads, arena=arena)
+    if not mixed:
+        return own
+    from ortrain.runtime.aten import AtenExecutor
+    from ortrain.runtime.regions import RegionsExecutor
+
+    return RegionsExecutor([own, AtenExecutor(device, arena=arena)])

@@ -23,6 +23,7 @@ from ortrain.passes.clean import clean
 from ortrain.program import Program, origin_of
 from ortrain.runtime.aten.exchange import Tensors
 from ortrain.runtime.base import Compiled, Exchange, Executor
+from ortrain.runtime.memory import Ceiling
 
 ENGINE = "ortrain.engine"
 
@@ -103,18 +104,18 @@ class RegionsExecutor:
 
     Args:
         executors: in order of preference.
+
+    Attributes:
+        name: their names.
     """
 
     replays = None
+    ceiling: Ceiling | None = None
 
     def __init__(self, executors: Sequence[Executor]) -> None:
         self.executors = {executor.name: executor for executor in executors}
+        self.name = "+".join(self.executors)
         self.frees = all(executor.frees for executor in executors)
-
-    @property
-    def name(self) -> str:
-        """The names of its executors."""
-        return "+".join(self.executors)
 
     def __str__(self) -> str:
         return " and ".join(map(str, self.executors.values()))

@@ -21,6 +21,9 @@ from ortrain.config import Budget
 from ortrain.errors import CheckFailed, ExecutionError, listing
 from ortrain.graph import shapes
 from ortrain.graph.walk import dependencies
+from ortrain.kept.call import Kept, kept
+from ortrain.kept.effects import remembered
+from ortrain.ops.kept import keys_of
 from ortrain.passes import PIPELINES, rewrite
 from ortrain.program import Check, Program, Role, checks_of, role_of, set_role, target_of, width_of
 from ortrain.runtime.base import Compiled, Exchange, Executor
@@ -102,6 +105,7 @@ class Plan:
         programs: the programs before lowering, for reports and for saving.
         lowered: the programs as they run.
         seconds: what each stage took.
+        kept: calls in the forward that stay PyTorch's.
     """
 
     forward: Compiled
@@ -122,6 +126,7 @@ class Plan:
     programs: tuple[Program, ...] = ()
     lowered: tuple[Program, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
+    kept: tuple[Kept, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,7 @@ class Checked:
         checks: by their bits.
         position: of that output.
         seed: where the seed is among the feeds; None where the output does not depend on it.
+        kept: calls of the program that change something besides: undone where PyTorch runs it all.
     """
 
     compiled: Compiled
@@ -141,6 +147,7 @@ class Checked:
     checks: tuple[Check, ...]
     position: int
     seed: int | None
+    kept: tuple[Kept, ...] = ()
 
     @property
     def source(self) -> str:
@@ -155,6 +162,16 @@ class Checked:
                 where sizes are not those of the graph's way.
         """
         seed = None if self.seed is None else int(self.exchange.give(feeds[self.seed]))
+        if not self.kept:
+            return self._run(feeds, seed)
+        undo = remembered(self.kept)
+        try:
+            return self._run(feeds, seed)
+        except CheckFailed:
+            undo()
+            raise
+
+    def _run(self, feeds: Any, seed: int | None) -> Any:
         try:
             fetches = self.compiled.run_values(feeds)
         except ExecutionError as error:
@@ -261,7 +278,9 @@ def build(
             watch.seconds,
         )
 
-    return (cache or Cache(None)).served(decided_by(), make, planned)
+    if cache is None or keys_of(program.graph):  # which mean something in this process alone
+        cache = Cache(None)
+    return cache.served(decided_by(), make, planned)
 
 
 _TURN = {"feed": 0, "fetch": 0, "upstream": 1, "carry": 2}
@@ -396,6 +415,7 @@ def _plan(
         programs=tuple(programs),
         lowered=tuple(lowered),
         seconds=seconds,
+        kept=tuple([kept(key) for key in keys_of(forward.graph)]),
     )
 
 
@@ -406,7 +426,9 @@ def _checked(compiled: Compiled, exchange: Exchange, graph: ir.Graph) -> Any:
             depends = dependencies(graph, [value])
             seeds = (i for i, v in enumerate(graph.inputs) if role_of(v) is Role.SEED)
             seed = next((i for i in seeds if graph.inputs[i] in depends), None)
-            return Checked(compiled, exchange, checks_of(value), position, seed)
+            calls = [kept(key) for key in keys_of(graph)]
+            effects = tuple([call for call in calls if not call.repeatable])
+            return Checked(compiled, exchange, checks_of(value), position, seed, effects)
     return compiled
 
 

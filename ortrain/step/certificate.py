@@ -28,6 +28,8 @@ from ortrain.capture.trace.returned import instead
 from ortrain.errors import OrtrainError, ParityError, listing
 from ortrain.guards.autocast import without_autocast
 from ortrain.guards.structure import FlatCall, OutputStructure
+from ortrain.kept.call import Kept
+from ortrain.kept.effects import modules_of, undone
 from ortrain.module_state.untouched import random_states, untouched
 from ortrain.program import Program, Role
 from ortrain.runtime.reduced import reduced_products
@@ -35,7 +37,7 @@ from ortrain.step.agreement import TOLERANCES, compare
 from ortrain.step.autograd import Step
 from ortrain.step.build import Plan
 from ortrain.step.digest import Digest
-from ortrain.step.draws import replayed_draws
+from ortrain.step.draws import replayed_draws, unreplayed
 from ortrain.step.evidence import Certificate, Evidence
 from ortrain.step.feeds import draw_seed
 from ortrain.step.saved_forward import Received
@@ -61,6 +63,7 @@ class Trial:
         reduced: whether that is so in products of float32 only, which PyTorch then has likewise.
         hidden: outputs that are not compared.
         masks: output → where it is compared, bool; the graph has zeros elsewhere.
+        kept: calls in the graph that stay PyTorch's.
     """
 
     module: nn.Module
@@ -74,6 +77,7 @@ class Trial:
     reduced: bool = False
     hidden: tuple[int, ...] = ()
     masks: dict[int, torch.Tensor] = field(default_factory=dict)
+    kept: tuple[Kept, ...] = ()
 
     @classmethod
     def of(
@@ -114,7 +118,10 @@ class Trial:
         draws = any(role is Role.SEED for role, _ in plan.feeds)
         reduced = bool(getattr(plan.forward, "reduced", False))
         precision = torch.bfloat16 if reduced else _precision(plan.programs)
-        return cls(module, call, tuple(names), grad, plan.upstream, seed, draws, precision, reduced)
+        return cls(
+            module, call, tuple(names), grad, plan.upstream, seed, draws, precision, reduced,
+            kept=plan.kept,
+        )  # fmt: skip
 
     def digest(self, tensor: torch.Tensor) -> Digest:
         """What is kept of a tensor, as exact as the comparison needs it."""
@@ -142,7 +149,8 @@ class Trial:
             dtype: floating, of everything; None leaves each tensor its own.
             rounding: number of a way of rounding parameters and arguments; 0 leaves them.
         """
-        with reduced_products() if self.reduced else contextlib.nullcontext():
+        # A checkpoint runs some of it once more in the backward.
+        with undone(self.kept), reduced_products() if self.reduced else contextlib.nullcontext():
             return self._eager(dtype, rounding)
 
     def _eager(self, dtype: torch.dtype | None, rounding: int) -> Evidence:
@@ -179,11 +187,20 @@ class Trial:
         args, kwargs = _replaced(self.call, users)
         with untouched(module), quiet_backward(), torch.set_grad_enabled(self.grad):
             torch.manual_seed(self.seed)
-            with replayed_draws(int(draw_seed())) if self.draws else contextlib.nullcontext():
+            with self._drawing():
                 output = torch.func.functional_call(module, everything, args, kwargs)
         tensors, structure = OutputStructure.from_output(output)
         leaves = dict(zip(self.names, users, strict=True)) | held
         return tensors, structure, leaves, {name: everything[name] for name in buffers}
+
+    @contextlib.contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """PyTorch draws what the graph draws; what stays PyTorch's draws as it does there."""
+        if not self.draws:
+            yield
+            return
+        with unreplayed(self.kept), replayed_draws(int(draw_seed())):
+            yield
 
     def _rounded(
         self, parameters: dict[str, torch.Tensor], users: list[torch.Tensor], rounding: int
@@ -206,7 +223,7 @@ class Trial:
         tokens = served.tokens
         own = {name: _own(tensor, None, False) for name, tensor in tensors.items()}
         bound, users = Step(step.plan, own, _no_other, step.original), self.tensors()
-        with random_states(), torch.no_grad():
+        with undone(step.plan.kept), random_states(), torch.no_grad():
             torch.manual_seed(self.seed)
             outputs = bound.infer([users[i] for i in served.positions])
         masks = {i: (outputs[i] != 0).any(-1, keepdim=True) for i in tokens.partial}
@@ -226,6 +243,12 @@ class Trial:
         Raises:
             CheckFailed: the numbers lead the module's code another way than the graph.
         """
+        with undone(step.plan.kept):
+            return self._graph(step, tensors, served, rounding)
+
+    def _graph(
+        self, step: Step, tensors: dict[str, torch.Tensor], served: Any, rounding: int
+    ) -> Evidence:
         evidence = Evidence()
         trained = {n: tensors[n] for n, _ in self.module.named_parameters() if n in tensors}
         parameters = {
@@ -242,10 +265,21 @@ class Trial:
         outputs = instead(outputs, served.returned, users, {**buffers, **parameters})
         found, structure = OutputStructure.from_output(served.structure.rebuild(outputs))
         del outputs
+        buffers |= self._own_buffers(step, tensors)
         evidence.buffers = {name: self.digest(buffer) for name, buffer in buffers.items()}
         leaves = dict(zip(self.names, users, strict=True)) | parameters
         self._close(evidence, structure.names, found, leaves)
         return evidence
+
+    def _own_buffers(self, step: Step, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The buffers that modules in the graph have written to themselves, by name."""
+        names = {id(tensor): name for name, tensor in tensors.items()}
+        paths = {id(module): path for path, module in self.module.named_modules()}
+        return {
+            names.get(id(buffer), f"{paths[id(module)]}.{path}"): buffer
+            for module in modules_of(step.plan.kept)
+            for path, buffer in module.named_buffers()
+        }
 
     def _close(
         self,

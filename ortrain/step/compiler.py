@@ -18,17 +18,25 @@ from ortrain.autodiff.engine import influences
 from ortrain.autodiff.held import largest, peak, saved_bytes
 from ortrain.cache import Cache
 from ortrain.capture.export import Captured, capture
+from ortrain.capture.onnx.translations.base import SymbolicSize
+from ortrain.capture.trace.keeping import Keeper
 from ortrain.capture.trace.records import records_registered
 from ortrain.capture.trace.refusal import located
 from ortrain.capture.trace.returned import Source
 from ortrain.capture.trace.stand_ins import stand_ins_watched
-from ortrain.config import DebugOptions, LogLevel, Options
-from ortrain.errors import CaptureError, CheckFailed, OrtrainError
+from ortrain.config import (
+    DebugOptions,
+    LogLevel,
+    Options,
+)
+from ortrain.errors import CaptureError, CheckFailed, NotServed, OrtrainError, UnsupportedInput
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.graph.cost import Multiplications
+from ortrain.graph.rounding import PRODUCTS
 from ortrain.guards.attributes import WithAttributes
 from ortrain.guards.numbers import WithNumbers
 from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
+from ortrain.ops.kept import keys_of
 from ortrain.passes.linear_loss import blocks_of, in_blocks
 from ortrain.passes.tokens import Shown, packed
 from ortrain.program import Program, Role
@@ -54,6 +62,13 @@ from ortrain.step.forms import (
     Sizes,
     StepVariants,
     Variant,
+)
+from ortrain.step.kept import (
+    ASKED,
+    MOST_REFUSED,
+    named_modules,
+    still_there,
+    with_refused,
 )
 from ortrain.step.progress import progress
 from ortrain.step.replay import Original
@@ -88,6 +103,7 @@ class StepCompiler:
         rewrites: run on each captured program before it is differentiated.
         trains: whether calls with gradients were seen.
         certificate: the last one.
+        kept: sub-modules that stay PyTorch's in graphs, by name, each with the reason.
     """
 
     def __init__(self, module: nn.Module, options: Options, debug_options: DebugOptions) -> None:
@@ -106,6 +122,7 @@ class StepCompiler:
         """Takes other settings."""
         self.options = options
         self.cache = Cache(options.cache_dir, options.cache_bytes)
+        self._keep(named_modules(self.module, options.keep_in_torch))
 
     def find(
         self, state: ModuleState, form: CallForm, flat: FlatCall, sizes: Sizes
@@ -185,23 +202,14 @@ class StepCompiler:
             self._numbers_as_tensors(state, flat),
         ):
             place, args, kwargs = _distinct(flat)
-            captured = capture(
-                self.module,
-                args,
-                kwargs,
-                opset=self.options.opset,
-                exact=exact,
-                # Images are of one size, mostly; once they are not, of any.
-                still=not form.served,
-                branches=True,
-                cache=self.cache,
-            )
+            captured = self._captured(args, kwargs, exact=exact, still=not form.served)
         positions = [place[t.position] for t in captured.inputs]
         if state.moving:
             first = len(flat.tensors) - len(state.attributes)
             positions += [first + i for i in state.moving.enter(captured.program)]
         for rewrite in self.rewrites:
             rewrite(captured.program)
+        state.leave(self.module, self.live())
         form.report.stages = {"capture": time.perf_counter() - start}
         self.report.captures += 1
         state.settle(self.module, form)
@@ -227,6 +235,80 @@ class StepCompiler:
         self._leave_out(served, form, flat, device, shown)
         return served
 
+    def _captured(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, exact: bool, still: bool
+    ) -> Captured:
+        """A capture, in which what it refuses stays PyTorch's: the innermost sub-modules around it.
+
+        A graph that leaves all products to PyTorch saves nothing: unless they were asked for, it is
+        as if nothing could be kept.
+
+        Raises:
+            CaptureError: the whole is refused, or too much of it.
+        """
+
+        def attempt(keep: Keeper | None) -> Captured:
+            return capture(
+                self.module,
+                args,
+                kwargs,
+                opset=self.options.opset,
+                exact=exact,
+                # Images are of one size, mostly; once they are not, of any.
+                still=still,
+                branches=True,
+                cache=self.cache,
+                keep=keep,
+            )
+
+        there = still_there(self.module, self.kept, self._kept_objects)
+        self._keep({name: why for name, why in self.kept.items() if name in there})
+        first, before = None, self.kept
+        while True:
+            try:
+                captured = attempt(self.keeper())
+                break
+            except CaptureError as error:
+                first = first or error
+                refused = sum(why is not ASKED for why in self.kept.values())
+                if refused == MOST_REFUSED or not self.may_keep(error):
+                    self._keep(before)
+                    raise first from first.__cause__
+                self._keep(with_refused(self.module, self.kept, error))
+        if all(call.site.because is ASKED for call in captured.kept):
+            return captured
+        if any(node.op_type in PRODUCTS for node in captured.program.graph):
+            return captured
+        self._keep({name: why for name, why in before.items() if why is ASKED})
+        return attempt(Keeper(functions=False, operators=False, modules=dict(self.kept)))
+
+    def may_keep(self, error: OrtrainError) -> bool:
+        """Whether what an error is about may stay PyTorch's, and the rest become a graph."""
+        return (
+            self.keeper() is not None
+            and isinstance(error, CaptureError)
+            and not isinstance(error, NotServed | UnsupportedInput | SymbolicSize)
+            and with_refused(self.module, self.kept, error) != self.kept
+        )
+
+    def keeper(self) -> Keeper | None:
+        """What stays PyTorch's in a graph; None where no engine has a place for it."""
+        if "reference" in (self.options.engine, self.options.inference):
+            return None
+        there = still_there(self.module, self.kept, self._kept_objects)
+        modules = {name: why for name, why in self.kept.items() if name in there}
+        return Keeper(functions=self.options.custom_autograd, modules=modules)
+
+    def live(self) -> tuple[nn.Module, ...]:
+        """The sub-modules that stay PyTorch's."""
+        there = still_there(self.module, self.kept, self._kept_objects)
+        return tuple([self.module.get_submodule(name) for name in self.kept if name in there])
+
+    def _keep(self, kept: dict[str, str]) -> None:
+        """Takes it that these sub-modules stay PyTorch's."""
+        self.kept = kept
+        self._kept_objects = {name: self.module.get_submodule(name) for name in kept}
+
     def _leave_out(
         self,
         served: CompiledCapture,
@@ -245,7 +327,7 @@ class StepCompiler:
             shown: what is read of its outputs, which come in the order of the program's.
         """
         program = served.captured.program
-        executor = self._executor(form.engine, device, 1)
+        executor = self._executor(form.engine, device, 1, program)
         # Of a GPU one would have to wait for the number of tokens.
         if self.options.skip_padding is not False and device.type == "cpu":
             found = packed(program, shown)
@@ -441,7 +523,7 @@ class StepCompiler:
         self.most_tokens = _none if tokens is None else tokens.most
         sizes |= self.most_tokens(sizes)
         tensors = state.tensors
-        runs = self._executor(form.engine, device_of(flat, tensors), threads)
+        runs = self._executor(form.engine, device_of(flat, tensors), threads, program)
         outputs = _users(program)
 
         original = Original(
@@ -500,7 +582,9 @@ class StepCompiler:
         self._describe(plan, executor, sizes)
         return plan
 
-    def _executor(self, engine: str, device: torch.device, threads: int) -> Executor:
+    def _executor(
+        self, engine: str, device: torch.device, threads: int, program: Program
+    ) -> Executor:
         options = self.options
         bounded = options.memory_budget is not None and options.arena and Ceiling.serves()
         return engines.executor(
@@ -511,6 +595,7 @@ class StepCompiler:
             arena=options.arena,
             cuda_graphs=options.cuda_graphs,
             ceiling=Ceiling() if bounded else None,
+            mixed=bool(keys_of(program.graph)),
         )
 
     def promising(
@@ -551,6 +636,7 @@ class StepCompiler:
             name: (len(before.graph), len(after.graph))
             for name, before, after in zip(names, plan.programs, plan.lowered, strict=True)
         }
+        report.kept = plan.kept
         report.blocks = tuple(blocks_of(plan.programs[0]))
         report.saved_bytes = saved_bytes(plan.programs, sizes)
         report.peak_bytes = peak(plan.programs, sizes) if plan.pieces else 0

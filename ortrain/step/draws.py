@@ -10,18 +10,27 @@ and a step that the graph cannot finish is finished by eager.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._C import _FunctionBase
+from torch.autograd.function import _SingleLevelFunction
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.capture.onnx.replay import replay
 from ortrain.capture.trace.checkpointing import without_checkpoints
+from ortrain.capture.trace.patched import replaced
 from ortrain.errors import CaptureError
+from ortrain.exclusive import this_thread
+from ortrain.kept.call import Kept
+from ortrain.kept.effects import modules_of
+
+_without_modes: Any = _python_dispatch._disable_current_modes
 
 
 @contextlib.contextmanager
@@ -31,6 +40,33 @@ def replayed_draws(seed: int) -> Iterator[None]:
     Nothing is computed twice inside: a checkpoint would draw anew when it is run again.
     """
     with without_checkpoints(), _SpelledOut(), _Replay(seed):
+        yield
+
+
+@contextlib.contextmanager
+def unreplayed(calls: Sequence[Kept]) -> Iterator[None]:
+    """Inside, calls that stay PyTorch's in a graph draw from its generator, as they do there."""
+    functions = {call.custom_function for call in calls}
+    modules = modules_of(calls)
+    here = this_thread()
+    plain: Any = vars(_FunctionBase)["apply"]
+
+    def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
+        plainly = function in functions and here()
+        with _without_modes() if plainly else contextlib.nullcontext():
+            return plain.__get__(None, function)(*args, **kwargs)
+
+    def forward_of(own: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with _without_modes():
+                return own(*args, **kwargs)
+
+        return forward
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(_SingleLevelFunction, "apply", classmethod(apply)))
+        for module in modules:
+            stack.enter_context(replaced(module, "forward", forward_of(module.forward)))
         yield
 
 

@@ -238,6 +238,7 @@ class ModuleState:
         tensors: parameters and buffers by name.
         forms: of calls, by their structure and the ambient modes.
         attributes: numbers that are inputs.
+        live: sub-modules that stay PyTorch's in its graphs.
         numbers: which numbers among the arguments are inputs.
         moving: adds the attributes to a call; None where there are none.
     """
@@ -246,6 +247,7 @@ class ModuleState:
     tensors: dict[str, torch.Tensor]
     forms: dict[Any, CallForm] = field(default_factory=dict)
     attributes: frozenset[Attribute] = frozenset()
+    live: tuple[nn.Module, ...] = ()
     numbers: Numbers = field(init=False)
     moving: Moving | None = field(init=False)
 
@@ -268,7 +270,18 @@ class ModuleState:
             return
         for other in self.forms.values():
             other.drop()
-        self.guard = Guard(module, self.attributes)
+        self.guard = Guard(module, self.attributes, self.live)
+
+    def leave(self, module: nn.Module, live: tuple[nn.Module, ...]) -> None:
+        """Takes it that some sub-modules stay PyTorch's: what they hold is read at each call.
+
+        Args:
+            module: the module.
+            live: these sub-modules.
+        """
+        if live != self.live:
+            self.live = live
+            self.guard = Guard(module, self.attributes, live)
 
     def retire(self) -> None:
         """Drops all that was captured in it."""
@@ -276,12 +289,18 @@ class ModuleState:
             form.retire()
 
     @classmethod
-    def of(cls, module: nn.Module, attributes: frozenset[Attribute] = frozenset()) -> ModuleState:
+    def of(
+        cls,
+        module: nn.Module,
+        attributes: frozenset[Attribute] = frozenset(),
+        live: tuple[nn.Module, ...] = (),
+    ) -> ModuleState:
         """The state that the module is in now.
 
         Args:
             module: the module.
             attributes: of it that are inputs of its graphs.
+            live: sub-modules that stay PyTorch's in these.
         """
         tensors = {**dict(module.named_buffers()), **dict(module.named_parameters())}
-        return cls(Guard(module, attributes), tensors, attributes=attributes)
+        return cls(Guard(module, attributes, live), tensors, attributes=attributes, live=live)

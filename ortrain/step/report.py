@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ortrain.autodiff.held import megabytes
+from ortrain.kept.call import Kept
 from ortrain.runtime.replays import Replays
 
 # So many reasons are told why tokens are computed that nobody reads.
@@ -119,6 +120,7 @@ _OPERATORS = {
     "Gather": "a selection",
     "Slice": "a slice",
     "Softmax": "a softmax",
+    "Kept": "a call that stays PyTorch's",
     "LSTM": "an LSTM",
     "GRU": "a GRU",
     "RNN": "an RNN",
@@ -183,6 +185,7 @@ class Report:
             average over the calls that were counted.
         dense: what the last capture computes for all tokens all the same, the most work first.
         blocks: of losses whose logits are there for some rows at a time: classes, and rows at most.
+        kept: calls in the graph that stay PyTorch's.
         saved_bytes: kept between forward and backward, at the sizes of the capture.
         peak_bytes: the most that a step is predicted to hold beyond weights and inputs, likewise.
         contest: the measurement behind ``engine="auto"``.
@@ -209,6 +212,7 @@ class Report:
     densities: dict[str, float] = field(default_factory=dict)
     dense: list[Dense] = field(default_factory=list)
     blocks: tuple[tuple[int, int], ...] = ()
+    kept: tuple[Kept, ...] = ()
     saved_bytes: int = 0
     peak_bytes: int = 0
     contest: Contest | None = None
@@ -272,6 +276,7 @@ class Report:
                 f"  logits    of {classes} classes are made for {count} rows at a time: nobody "
                 "reads more than their loss"
             )
+        rows += self._kept()
         if self.saved_bytes:
             most = f", {megabytes(self.peak_bytes)} at most" if self.peak_bytes else ""
             rows.append(f"  saved     {megabytes(self.saved_bytes)} between the passes{most}")
@@ -279,6 +284,23 @@ class Report:
             rows.append(f"  certificate  {self.certificate}")
         if self.contest is not None:
             rows.append(f"  contest   {self.contest}")
+        return rows
+
+    def _kept(self) -> list[str]:
+        """Where PyTorch runs inside of the graph, why, and for how long."""
+        sites: dict[Any, list[Kept]] = {}
+        for call in self.kept:
+            sites.setdefault(call.site, []).append(call)
+        step = median(self.contest.graph) if self.contest is not None else 0.0
+        rows = []
+        for site, calls in sites.items():
+            named = site.where.startswith(site.name)
+            name = site.where if named else f"{site.name} {site.where}".strip()
+            times = f", {len(calls)} times" if len(calls) > 1 else ""
+            seconds = sum(call.forwards.mean + call.backwards.mean for call in calls)
+            share = f", {seconds / step:.0%} of it" if step and seconds else ""
+            took = f" ({_seconds(seconds)} of a step{share})" if seconds else ""
+            rows.append(f"  PyTorch   runs {name}{times}{took}: {site.because}")
         return rows
 
     def _tokens(self) -> list[str]:

@@ -17,6 +17,7 @@ import torch
 from torch import is_grad_enabled, nn
 
 from ortrain.capture.onnx.lift import uninitialized
+from ortrain.capture.trace.keeping import keeping
 from ortrain.capture.trace.refusal import Refusal
 from ortrain.capture.trace.rehearsal import foretold
 from ortrain.capture.trace.returned import instead
@@ -102,7 +103,7 @@ class Runner:
         """Takes other settings, under which everything is captured anew."""
         self.options = options
         self.compiler.use(options)
-        self.states = States(self.module)
+        self.states = States(self.module, self.compiler.live)
         # So many steps of the graph, and it is compared with the module once more.
         every = options.certificate
         self.due = self.report.graph_calls + every if type(every) is int else sys.maxsize
@@ -478,9 +479,10 @@ class Runner:
         form.asked = True
         if not form.grad and self.compiler.trains:
             return
-        with EXCLUSIVE, uncollected():
+        with EXCLUSIVE, uncollected(), keeping(self.compiler.keeper()):
             error = error or foretold(self.module, flat.args, flat.kwargs)
-            if isinstance(error, Refusal) and error.by_value:  # of which a trace knows more
+            by_value = isinstance(error, Refusal) and error.by_value  # of which a trace knows more
+            if error is not None and (by_value or self.compiler.may_keep(error)):
                 try:
                     self.compiler.find(state, form, flat, tuple([t.shape for t in flat.tensors]))
                     error = None

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ortrain.errors import StateError, listing
+from ortrain.errors import StateError, UnsupportedGradient, listing
 from ortrain.graph.walk import dependencies
 from ortrain.guards.structure import FlatCall
+from ortrain.kept.call import replayed
 from ortrain.module_state.fact import contents
 from ortrain.step.build import Plan
 from ortrain.step.feeds import COPIED
@@ -66,7 +67,9 @@ class SavedForward:
         self._expect_unchanged(matters(other.plan, saved_only=True))
         place = {name: i for i, name in enumerate(self.step.feeds.names)}
         feeds = [self.feeds[place[name]] for name in other.feeds.names]
-        return other, stash_of(other.plan, feeds, other.plan.forward.run_values(list(feeds)))
+        with replayed(value for values in self.stash for value in values or ()):
+            fetches = other.plan.forward.run_values(list(feeds))
+        return other, stash_of(other.plan, feeds, fetches)
 
     def in_pytorch(
         self, upstream: Sequence[torch.Tensor | None], *, create_graph: bool
@@ -79,6 +82,15 @@ class SavedForward:
             UnsupportedGradient: the module reads parameters that are not its own.
         """
         step = self.step
+        for each in step.plan.kept:
+            if not each.repeatable:
+                raise UnsupportedGradient(
+                    f"{each.site.name} would have to run again for these gradients",
+                    where=each.site.where,
+                    because="it draws random numbers or changes something, and the forward has run "
+                    "it already",
+                    help='run this module eagerly: Options(engine="torch")',
+                )
         assert step.original is not None
         assert self.call is not None
         forward = step.plan.lowered[0].graph

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch import nn
 
@@ -23,13 +23,16 @@ class States:
 
     Args:
         module: the module.
+        live: tells the sub-modules that stay PyTorch's in its graphs.
 
     Attributes:
         current: the state that it was in at the last call; None where that is not known.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    def __init__(
+        self, module: nn.Module, live: Callable[[], tuple[nn.Module, ...]] = tuple
+    ) -> None:
+        self.module, self.live = module, live
         self.current: ModuleState | None = None
         self._known: list[ModuleState] = []
         # Numbers that the module holds and that cannot be inputs of its graph.
@@ -72,7 +75,7 @@ class States:
 
     def add(self) -> ModuleState:
         """The state that the module is in now, which is a new one."""
-        state = ModuleState.of(self.module, self._moving_attributes())
+        state = ModuleState.of(self.module, self._moving_attributes(), self.live())
         self._enter(state)
         return state
 

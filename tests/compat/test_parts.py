@@ -18,7 +18,7 @@ from ortrain.compat.memory import log_memory_usage
 from ortrain.compat.seed import set_seed
 from ortrain.compat.tables import PTable
 from ortrain.config import _POLICIES
-from ortrain.errors import NotServed, OrtrainError, OrtrainWarning
+from ortrain.errors import NotServed, OrtrainError
 
 # --- seeds and capabilities ---------------------------------------------------------------------
 
@@ -33,16 +33,17 @@ def test_a_seed_repeats_the_dropout_of_a_graph() -> None:
     assert not torch.equal(masks[0], masks[2])
 
 
-def test_what_a_build_can_do() -> None:
+def test_what_a_build_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert capabilities.is_ortmodule_available()
     assert not capabilities.is_triton_enabled()
-    assert not capabilities.is_torch_interop_default_on()
+    assert capabilities.is_torch_interop_default_on()
     version = capabilities.get_runtime_pytorch_version()
     assert version >= (2, 0)
     assert "+" not in version
-    capabilities.enable_custom_autograd_support()
-    with pytest.warns(OrtrainWarning, match="does nothing"):
-        capabilities.enable_custom_autograd_support(to_enable=False)
+    monkeypatch.setenv("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", "")
+    for wanted in (False, True):
+        capabilities.enable_custom_autograd_support(wanted)
+        assert Options().custom_autograd is wanted
 
 
 @pytest.mark.parametrize("level", graph_config.PropagateCastLevel)

@@ -222,6 +222,7 @@ class _Plan:
     upstream = (True,)
     feeds = ()
     programs = ()
+    kept = ()
     forward = None
 
 

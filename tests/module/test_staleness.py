@@ -420,8 +420,10 @@ def test_a_change_to_what_cannot_be_captured_runs_eagerly() -> None:
 
 
 class ByItsSum(nn.Module):
+    """In place, so that it cannot be a node of the graph that PyTorch runs either."""
+
     def forward(self, value: Tensor) -> Tensor:
-        return value * float(value.sum())
+        return value.mul_(float(value.sum()))
 
 
 # --- modules that never stay the same -----------------------------------------------------------

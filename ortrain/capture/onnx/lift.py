@@ -15,6 +15,7 @@ from ortrain.capture.origin import origin
 from ortrain.capture.trace.call import Call, free_name
 from ortrain.capture.trace.checkpointing import checkpoint_of
 from ortrain.errors import CaptureError, listing
+from ortrain.ops.kept import is_kept
 from ortrain.program import (
     ORIGIN,
     PHASE,
@@ -86,7 +87,8 @@ def finish_nodes(model: ir.Model) -> None:
         if isinstance(source, fx.Node):
             if where := origin(source):
                 node.metadata_props[ORIGIN] = where
-            if region := checkpoint_of(source):
+            # What stays PyTorch's runs once, inside of a checkpoint, too.
+            if (region := checkpoint_of(source)) and not is_kept(node):
                 node.metadata_props[REGION] = region
         node.meta.clear()
         node.version = None

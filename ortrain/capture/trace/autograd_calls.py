@@ -23,7 +23,9 @@ from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
 from ortrain.capture.origin import TORCH
+from ortrain.capture.trace.aside import is_aside
 from ortrain.capture.trace.custom_function import checked_custom_functions
+from ortrain.capture.trace.keeping import kept_modules
 from ortrain.capture.trace.patched import replaced
 from ortrain.errors import CaptureError
 from ortrain.exclusive import this_thread
@@ -75,7 +77,7 @@ def checked_autograd_calls(module: nn.Module) -> Iterator[None]:
 
     module.forward = watched
     try:
-        with checked_custom_functions():
+        with checked_custom_functions(), kept_modules(module):
             yield
     finally:
         if own is None:
@@ -138,7 +140,7 @@ def _no_backward() -> Iterator[None]:
     own, here = _autograd._engine_run_backward, this_thread()
 
     def refused(*args: Any, **kwargs: Any) -> Any:
-        if not here():
+        if not here() or is_aside():
             return own(*args, **kwargs)
         raise _refusal(
             "computes gradients", "of what autograd saves for a backward, a trace knows nothing"
@@ -154,7 +156,7 @@ def _saving_watched() -> Iterator[None]:
     own, here = graph.saved_tensors_hooks.__enter__, this_thread()
 
     def watched(hooks: graph.saved_tensors_hooks) -> None:
-        if here() and not isinstance(hooks, _HARMLESS):
+        if here() and not is_aside() and not isinstance(hooks, _HARMLESS):
             raise _refusal("sets hooks on the tensors that autograd saves", _HOOKS)
         own(hooks)
 

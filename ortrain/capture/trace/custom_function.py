@@ -11,10 +11,13 @@ nothing to be missed:
 - over magnitudes from 1e-6 to 1e4 the backward is the derivative of the forward, in float64.
   Two such expressions that agree there agree where they were not looked at.
 
-BLOOM's GELU is such a function. All others are refused, and their module runs in PyTorch.
+BLOOM's GELU is such a function. All others stay PyTorch's, as one node of the graph each
+(:mod:`~ortrain.capture.trace.keeping`); where nothing may stay, they are refused, and their module
+runs in PyTorch.
 
 However ``apply`` was reached, bound to a name before the trace, through a partial or from C++, each
-call makes a context: an instance of a class below ``BackwardCFunction``. That is where it is seen.
+call comes to the ``apply`` that ``Function`` inherits, and makes a context: an instance of a class
+below ``BackwardCFunction``. There it is seen.
 """
 
 from __future__ import annotations
@@ -23,23 +26,31 @@ import contextlib
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import fx
-from torch.autograd.function import BackwardCFunction
+from torch._C import _FunctionBase
+from torch.autograd.function import BackwardCFunction, _SingleLevelFunction
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ortrain.capture.origin import TORCH
+from ortrain.capture.trace.aside import aside, is_aside
+from ortrain.capture.trace.keeping import keep, keeper
+from ortrain.capture.trace.patched import replaced
 from ortrain.errors import CaptureError
 from ortrain.exclusive import this_thread
+from ortrain.kept.call import Site
 
 aten = torch.ops.aten
 
 _EXPERTS = "GeneratedBackwardFor_transformers_grouped_mm_fallback_default"
+
+_GENERATED = re.compile(r"GeneratedBackwardFor_(.+)_\w+?")
+_NOT_CALLED = ", and a captured graph would not call it"
 
 _TOLERANCE = 1e-6
 _DECADES = range(-6, 4)
@@ -82,18 +93,23 @@ def checked_custom_functions() -> Iterator[None]:
     plain = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
     here = this_thread()
+    applied = _applied(here)
 
     def noted(context: Any) -> None:
-        if not here():
+        if not here() or is_aside():
             return
-        function = context._forward_cls
+        function, known = context._forward_cls, keeper()
         if function.__name__ == _EXPERTS:  # whose operator has a translation, and a rule
             return
+        if _GENERATED.fullmatch(function.__qualname__) and known is not None and known.operators:
+            return  # it is recorded as the operator that it is, which has no translation
         if function.__module__.startswith("torch."):  # checkpointing, control flow
             raise _refusal(function, "it runs code that only eager PyTorch can run again")
         if not torch.is_grad_enabled():
             return
         caller = sys._getframe(1)
+        if caller.f_code is applied.__code__ and caller.f_back is not None:
+            caller = caller.f_back
         if caller.f_code is not plain:
             raise _refusal(function, "it is called in an unusual way")
         given = caller.f_locals
@@ -102,7 +118,8 @@ def checked_custom_functions() -> Iterator[None]:
 
     BackwardCFunction.__init__ = noted  # type: ignore[method-assign, assignment]
     try:
-        yield
+        with replaced(_SingleLevelFunction, "apply", classmethod(applied)):
+            yield
     finally:
         del BackwardCFunction.__init__
     for call in seen:
@@ -111,6 +128,47 @@ def checked_custom_functions() -> Iterator[None]:
         except CaptureError as error:
             error.where = call.line
             raise
+
+
+def _applied(here: Callable[[], bool]) -> Callable[..., Any]:
+    """``apply`` that keeps a function which cannot be taken apart, where functions may be kept."""
+    plain: Any = vars(_FunctionBase)["apply"]
+    reasons: dict[Any, CaptureError | None] = {}
+
+    def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
+        known = keeper()
+        if (
+            known is None
+            or not known.functions
+            or not here()
+            or is_aside()
+            or not torch.is_grad_enabled()
+            or function.__name__ == _EXPERTS
+            or function.__module__.startswith("torch.")
+        ):
+            return plain.__get__(None, function)(*args, **kwargs)
+        line = _line(sys._getframe(1))
+        call = Call(function, tuple(map(_described, args)), kwargs, line)
+        refused = _reason(call, reasons)
+        if refused is None:
+            return plain.__get__(None, function)(*args, **kwargs)
+        site = Site(_named(function), line, refused.because.partition(_NOT_CALLED)[0])
+        return keep(known, function.apply, args, kwargs, site)
+
+    return apply
+
+
+def _reason(call: Call, known: dict[Any, CaptureError | None]) -> CaptureError | None:
+    """Why a call cannot be taken apart; None where it can."""
+    key = (call.function, *map(str, call.args), *sorted(call.kwargs))
+    if key not in known:
+        known[key] = None
+        try:
+            with aside():
+                _prove(call)
+        except CaptureError as error:
+            known[key] = error
+    return known[key]
 
 
 def _line(frame: FrameType | None) -> str:
@@ -275,13 +333,16 @@ class _Context:
         """Keeps nothing."""
 
 
+def _named(function: type) -> str:
+    if made := _GENERATED.fullmatch(function.__qualname__):
+        return f"the custom operator {made[1]} of torch.library"
+    return f"the custom autograd function {function.__module__}.{function.__qualname__}"
+
+
 def _refusal(function: type, because: str) -> CaptureError:
-    name = f"the custom autograd function {function.__module__}.{function.__qualname__}"
-    if made := re.fullmatch(r"GeneratedBackwardFor_(.+)_\w+?", function.__qualname__):
-        name = f"the custom operator {made[1]} of torch.library"
     return CaptureError(
-        f"the module calls {name}",
-        because=f"{because}, and a captured graph would not call it",
+        f"the module calls {_named(function)}",
+        because=f"{because}{_NOT_CALLED}",
         help="wrap the parts of the model beside it, or, for checkpointing, pass "
         "use_reentrant=False",
     )

@@ -31,6 +31,7 @@ from torch.utils.hooks import RemovableHandle
 from ortrain.capture.origin import is_users
 from ortrain.capture.trace.autograd_calls import check_autograd_calls, checked_autograd_calls
 from ortrain.capture.trace.checkpointing import marked_checkpoints
+from ortrain.capture.trace.keeping import keeper, keeping
 from ortrain.capture.trace.known_results import results_found_once
 from ortrain.capture.trace.known_sizes import sizes_computed_once
 from ortrain.capture.trace.parametrized_draws import ParametrizedDraws
@@ -78,9 +79,11 @@ def export(
         oblivious: do not let a size of 1 decide anything.
         ways: at branches on values; None refuses them. Dynamo has no use for them.
     """
+    if (known := keeper()) is not None:
+        known.begin()
     sizes = _oblivious() if oblivious else contextlib.nullcontext()
     if strict:  # Dynamo does not run the code
-        with quiet():
+        with quiet(), keeping(None):
             check_autograd_calls(module, args, kwargs)
     watching = contextlib.nullcontext() if strict else checked_autograd_calls(module)
     checking = contextlib.nullcontext() if strict else _branches(module, ways)

@@ -14,6 +14,7 @@ from ortrain.capture.trace import exporter
 from ortrain.capture.trace.assigned_buffers import assignments, assignments_as_writes
 from ortrain.capture.trace.call import Axes, Call, explicit_signature
 from ortrain.capture.trace.decisions import Asked, asked, decided, strided_inputs
+from ortrain.capture.trace.keeping import live_modules
 from ortrain.capture.trace.outcomes import constraints_of
 from ortrain.capture.trace.recurrent import no_packed_sequences
 from ortrain.capture.trace.refusal import (
@@ -224,7 +225,11 @@ def _trace(
         Refusal: a graph would miss something of it.
     """
     # Dynamo would trace the hooks that watch: there the forward runs for real, once more.
-    watching = watched(module) if not rung.strict else contextlib.nullcontext(Effects())
+    watching = (
+        watched(module, live=live_modules(module))
+        if not rung.strict
+        else contextlib.nullcontext(Effects())
+    )
     # Dynamo refuses a forward that seeds, and sets the state itself.
     seeding: contextlib.AbstractContextManager[list[str]] = (
         contextlib.nullcontext([]) if rung.strict else seeding_watched()

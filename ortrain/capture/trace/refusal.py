@@ -397,7 +397,8 @@ def _kind(value: Any) -> str:
 
 def _where(module: torch.nn.Module, chain: list[BaseException]) -> str:
     """Module path and source line of the innermost frame of the user's code."""
-    names: dict[int, str] = {id(child): name for name, child in module.named_modules()}
+    # What a trace puts in the place of a sub-module has its attributes.
+    names = {id(vars(child)): name for name, child in module.named_modules()}
     found, path = "", ""
     for error in chain:
         for frame, line in traceback.walk_tb(error.__traceback__):
@@ -405,8 +406,7 @@ def _where(module: torch.nn.Module, chain: list[BaseException]) -> str:
             if not is_users(file):
                 continue
             owner: Any = frame.f_locals.get("self")
-            if id(owner) in names:
-                path = names[id(owner)]
+            path = names.get(id(getattr(owner, "__dict__", None)), path)
             found = f"{file}:{line}"
     if not found:  # Dynamo and the recorded trace tell the user's stack in the message
         told = [frame for error in chain for frame in FRAME.findall(str(error))]
@@ -416,11 +416,16 @@ def _where(module: torch.nn.Module, chain: list[BaseException]) -> str:
 
 def forward_of(module: torch.nn.Module) -> str:
     """Where a module's forward is written; empty where it is torch's or cannot be found."""
+    return place("", line_of(module))
+
+
+def line_of(module: torch.nn.Module) -> str:
+    """``file:line`` of a module's forward; empty where it is torch's or cannot be found."""
     forward: Any = inspect.unwrap(module.forward)
     code = getattr(forward, "__code__", None)
     if code is None or not is_users(code.co_filename):
         return ""
-    return place("", f"{code.co_filename}:{code.co_firstlineno}")
+    return f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def _touching(module: torch.nn.Module | None, names: list[str]) -> str:

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.capture.trace.autograd_calls import checked_autograd_calls
+from ortrain.capture.trace.keeping import live_modules
 from ortrain.capture.trace.layers import traceable_layers
 from ortrain.capture.trace.recurrent import no_packed_sequences
 from ortrain.capture.trace.refusal import refusal, side_effects
@@ -95,7 +96,7 @@ def _effects(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ways: Ways
 ) -> Effects:
     """What a call does besides computing its outputs."""
-    with watched(module) as effects:
+    with watched(module, live=live_modules(module)) as effects:
         call_without_contents(module, args, kwargs, _refusing(module, ways))
     return effects
 

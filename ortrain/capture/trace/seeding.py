@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ortrain.capture.trace.aside import is_aside
 from ortrain.exclusive import this_thread
 
 _SEEDS = ("manual_seed", "seed", "set_state")
@@ -24,7 +25,7 @@ class _Generator:
         self._own, self._calls, self._here = own, calls, this_thread()
 
     def __getattr__(self, name: str) -> Any:
-        if name in _SEEDS and self._here():
+        if name in _SEEDS and self._here() and not is_aside():
             self._calls.append(name)
         return getattr(self._own, name)
 

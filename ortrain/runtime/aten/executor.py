@@ -15,6 +15,7 @@ import torch
 from ortrain.autodiff.partition import is_cheap
 from ortrain.errors import ExecutionError
 from ortrain.graph import shapes
+from ortrain.ops.kept import keys_of
 from ortrain.program import Program, Role
 from ortrain.runtime.aten.dtypes import DTYPES
 from ortrain.runtime.aten.exchange import Tensors
@@ -209,7 +210,8 @@ class AtenExecutor:
             ExecutionError: an operator has no kernel.
         """
         plain = self._written(program)
-        if self.recorder is None or self.replays is None:
+        # What stays PyTorch's runs as the user wrote it, at each call.
+        if self.recorder is None or self.replays is None or keys_of(program.graph):
             return plain
         return Recorded(plain, program.graph, self.recorder, self.replays)
 

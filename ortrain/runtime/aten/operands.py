@@ -108,6 +108,7 @@ class Tensor:
         roots: names of the tensors whose memory it may share, itself where it has its own.
         array: its value, where it is a constant.
         is_contiguous: whether it is known to lie in one piece, row by row.
+        is_context: whether it is no tensor, but what autograd has saved of a call.
     """
 
     writer: Writer
@@ -117,6 +118,7 @@ class Tensor:
     roots: frozenset[str] = frozenset()
     array: np.ndarray | None = None
     is_contiguous: bool = False
+    is_context: bool = False
 
     def __str__(self) -> str:
         return self.name

@@ -119,7 +119,9 @@ class Writer:
         }
         results = []
         for tensor, is_saved in zip(found, saved, strict=True):
-            if tensor.roots & (taken if is_saved else taken | taken_by_others):
+            if tensor.is_context:
+                pass
+            elif tensor.roots & (taken if is_saved else taken | taken_by_others):
                 dtype, dims = tensor.dtype, tensor.dims
                 tensor = tensor.clone(memory_format=Raw("torch.contiguous_format"))
                 tensor.dtype, tensor.dims = dtype, dims

@@ -21,6 +21,7 @@ from onnxruntime.capi import _pybind_state as native
 from ortrain.autodiff.partition import is_cheap
 from ortrain.errors import ExecutionError
 from ortrain.ops.base import OPERATORS
+from ortrain.ops.kept import is_kept
 from ortrain.passes.fold import LIMIT
 from ortrain.program import Program, origin_of
 from ortrain.runtime.base import Exchange
@@ -171,6 +172,8 @@ class OnnxRuntimeExecutor:
 
     def claims(self, node: ir.Node) -> bool:
         """Standard operators, and ours by their bodies."""
+        if is_kept(node):
+            return False
         return node.domain in ("", MICROSOFT) or node.op_type in OPERATORS
 
     def lower(self, program: Program) -> Program:

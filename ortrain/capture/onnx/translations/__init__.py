@@ -11,6 +11,7 @@ from ortrain.capture.onnx.translations import (
     embedding_bag,
     experts,
     index,
+    kept,
     loss,
     new,
     nn,

@@ -1,0 +1,36 @@
+"""Beside a trace: code that runs while a module is traced, and of which the trace sees nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch
+
+_disabled: Any = _python_dispatch._disable_current_modes
+
+
+class _State(threading.local):
+    depth = 0
+
+
+_state = _State()
+
+
+def is_aside() -> bool:
+    """Whether this thread is beside its trace."""
+    return _state.depth > 0
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """Inside, nothing is recorded, and nothing is refused of what is asked of autograd."""
+    _state.depth += 1
+    try:
+        with _disabled(), torch._C.DisableTorchFunction():
+            yield
+    finally:
+        _state.depth -= 1

@@ -1,0 +1,431 @@
+"""Calls that stay PyTorch's, in a trace: each goes through one operator of which it sees no more.
+
+What a call gives is found beside the trace, by running its code on tensors without contents: the
+shapes and dtypes of its tensors, and which inputs a gradient reaches. The trace then has one
+operator, ``ortrain::kept``, with the tensors that the call was given and the number of the call
+among those of the trace (:class:`Keeper`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ortrain.capture.origin import place
+from ortrain.capture.trace.aside import aside, is_aside
+from ortrain.capture.trace.refusal import first_line, line_of
+from ortrain.errors import CaptureError, OrtrainError
+from ortrain.exclusive import this_thread
+from ortrain.guards.autocast import active
+from ortrain.kept.arguments import Arguments, Result
+from ortrain.kept.call import Kept, Parameter, Site
+from ortrain.kept.effects import Watch, undone
+from ortrain.module_state.untouched import call_aside, untouched
+from ortrain.ops.kept import keys_of
+from ortrain.program import Program
+
+_LIBRARY = torch.library.Library("ortrain", "FRAGMENT")
+_LIBRARY.define("kept(Tensor[] tensors, SymInt[] sizes, int number) -> Tensor[]")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is known of a call.
+
+    Attributes:
+        result: how its tensors make it up.
+        tensors: in it.
+        differentiable: whether each has a gradient.
+        connected: of each input whether a gradient may reach it.
+        repeatable: see :class:`~ortrain.kept.call.Kept`.
+        given: shapes of the inputs.
+    """
+
+    result: Result
+    tensors: list[Tensor]
+    differentiable: list[bool]
+    connected: list[bool]
+    repeatable: bool
+    given: list[tuple[int, ...]]
+
+
+@dataclass
+class Keeper:
+    """What of a module stays PyTorch's in its graph.
+
+    Attributes:
+        functions: whether custom autograd functions do that cannot be taken apart.
+        operators: whether operators do that a graph has not.
+        modules: names of sub-modules that do, each with the reason.
+        examples: what calls of these have given for the example's own tensors.
+        counts: of the calls of each in the trace.
+        calls: of the trace that is under way or was the last, by their numbers.
+        results: of each call, tensors without contents.
+    """
+
+    functions: bool = True
+    operators: bool = True
+    modules: dict[str, str] = field(default_factory=dict)
+    examples: dict[str, list[Found]] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    calls: list[Kept] = field(default_factory=list)
+    results: list[list[Tensor]] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """A trace begins."""
+        self.calls, self.results = [], []
+        self.counts.clear()
+
+    def called(self, call: Kept, results: list[Tensor]) -> int:
+        """Notes a call and what it gives; returns its number."""
+        self.calls.append(call)
+        self.results.append(results)
+        return len(self.calls) - 1
+
+    def kept(self, program: Program) -> tuple[Kept, ...]:
+        """The calls of a program's nodes, in their order; the trace is forgotten.
+
+        Raises:
+            CaptureError: a call that does more than to compute is not among them.
+        """
+        keys = keys_of(program.graph)
+        by_key = {call.key: call for call in self.calls}
+        for call in self.calls:
+            if call.key not in keys and not call.repeatable:
+                raise _refused(call.site, "nothing reads what it returns, and it does more")
+        self.release()
+        return tuple(by_key[key] for key in keys)
+
+    def release(self) -> None:
+        """Forgets the tensors of the trace."""
+        self.results = []
+        for call in self.calls:
+            call.release()
+
+
+_current: contextvars.ContextVar[Keeper | None] = contextvars.ContextVar(
+    "ortrain.capture.keeper", default=None
+)
+
+
+def keeper() -> Keeper | None:
+    """Of the trace that is under way; None where all is to be taken apart or refused."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def keeping(wanted: Keeper | None) -> Iterator[None]:
+    """Inside, traces keep what is wanted."""
+    token = _current.set(wanted)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def live_modules(module: nn.Module) -> list[nn.Module]:
+    """The sub-modules that stay PyTorch's in the trace."""
+    known = keeper()
+    return [] if known is None else [module.get_submodule(name) for name in known.modules]
+
+
+def _kept(tensors: Sequence[Tensor], sizes: Sequence[int], number: int) -> list[Tensor]:
+    """New tensors like those that the call of a number gives."""
+    known = _current.get()
+    assert known is not None, "a call is kept outside of its capture"
+    return [
+        torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+        for t in known.results[number]
+    ]
+
+
+_register: Any = torch.library.register_fake
+_register("ortrain::kept")(_kept)
+
+
+def keep(
+    keeper: Keeper,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    site: Site,
+    module: nn.Module | None = None,
+) -> Any:
+    """Records a call as one operator, and returns what it returns in the trace.
+
+    Args:
+        keeper: of the trace.
+        function: that is called.
+        args: of the trace.
+        kwargs: of the trace.
+        site: of the call.
+        module: whose forward the function is; its parameters are inputs, too.
+
+    Raises:
+        CaptureError: the call cannot be a node of a graph.
+    """
+    arguments = Arguments(args, kwargs)
+    call = Kept(
+        function, arguments, site,
+        grad=torch.is_grad_enabled(), autocast=active(), module=module,
+    )  # fmt: skip
+    tensors, sizes = _inputs(call), arguments.sizes
+    if not tensors:
+        raise _refused(site, "it is given no tensor, so that nothing says when it is to run")
+    found = _found_in_trace(keeper, call, tensors, sizes)
+    if not found.tensors:
+        raise _refused(site, "it returns no tensor")
+    call.result, call.connected, call.repeatable = found.result, found.connected, found.repeatable
+    number = keeper.called(call, found.tensors)
+    given = torch.ops.ortrain.kept(tensors, sizes, number)
+    outputs = [
+        t if reached or not t.is_floating_point() else t.detach()
+        for t, reached in zip(given, found.differentiable, strict=True)
+    ]
+    return found.result.rebuilt(outputs)
+
+
+def _inputs(call: Kept) -> list[Tensor]:
+    """The tensors that a call is given, and the parameters of its module."""
+    held = [] if call.module is None else [p.tensor for p in Parameter.all_of(call.module)]
+    return [*call.arguments.tensors, *held]
+
+
+def _found_in_trace(
+    keeper: Keeper, call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any]
+) -> Found:
+    """What a call gives in a trace: as its code says, or as its example lets one expect.
+
+    Raises:
+        CaptureError: neither says it.
+    """
+    name, number = call.site.name, keeper.counts[call.site.name]
+    keeper.counts[name] += 1
+    mode: Any = torch._guards.detect_fake_mode(list(tensors))
+    environment = mode.shape_env
+    fresh: Any = contextlib.nullcontext()
+    if environment is not None:  # numbers out of tensors that nobody asks for again
+        fresh = environment.ignore_fresh_unbacked_symbols()
+    try:
+        with aside(), mode, fresh:
+            found = find(call, tensors, sizes)
+            if not any(_is_of_a_value(size) for t in found.tensors for size in t.shape):
+                return found
+            why = "the values of a tensor decide about the sizes of what it returns"
+    except OrtrainError:
+        raise
+    except Exception as error:
+        why = f"on tensors without contents it raises {type(error).__name__}: {first_line(error)}"
+    examples = keeper.examples.get(name, [])
+    if number >= len(examples):
+        raise _refused(call.site, why)
+    with aside(), mode:
+        return _like(examples[number], call, tensors)
+
+
+def _is_of_a_value(size: Any) -> bool:
+    """Whether a size of a trace is a number out of a tensor."""
+    return isinstance(size, torch.SymInt) and any(
+        str(symbol).startswith("u") for symbol in size.node.expr.free_symbols
+    )
+
+
+def _like(example: Found, call: Kept, tensors: Sequence[Tensor]) -> Found:
+    """What a call gives where its example gave something: sizes are those of inputs, or numbers.
+
+    A result of an input's shape has that; else an axis has the size of the first axis that had as
+    many in the example. Each call is compared with that: see :attr:`Kept.sizes`.
+    """
+    rules: list[list[int | tuple[int, int]]] = []
+    results = []
+    count = len(call.arguments.plain)  # what parameters have are numbers
+    for made in example.tensors:
+        whole = [i for i in range(count) if example.given[i] == tuple(made.shape)]
+        rule: list[int | tuple[int, int]] = []
+        for axis, size in enumerate(made.shape):
+            places = [(i, axis) for i in whole] or [
+                (i, at)
+                for at in (axis, *range(9))
+                for i in range(count)
+                if at < len(example.given[i]) and example.given[i][at] == size
+            ]
+            rule.append(places[0] if places else int(size))
+        rules.append(rule)
+        shape = [r if isinstance(r, int) else tensors[r[0]].shape[r[1]] for r in rule]
+        results.append(torch.empty(shape, dtype=made.dtype, device=made.device))
+    call.sizes = rules
+    return replace(example, tensors=results)
+
+
+def find(call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> Found:
+    """Runs a call beside the trace, after which its module is as before.
+
+    Raises:
+        CaptureError: it does what no node of a graph may do.
+    """
+    count = len(call.arguments.plain)
+    tracked = [True] * len(tensors)
+    if call.custom_function is not None:  # autograd looks into none of its arguments
+        tracked[:count] = call.arguments.plain
+    draws, module = _Draws(), call.module
+    around = contextlib.nullcontext() if module is None else untouched(module)
+    with around, torch.set_grad_enabled(call.grad), draws, _marked_dirty() as dirty:
+        watch = None if module is None else Watch(module)
+        leaves = [
+            t.detach().requires_grad_(call.grad and p and t.is_floating_point())
+            for t, p in zip(tensors, tracked, strict=True)
+        ]
+        # No leaves, into which autograd lets nobody write: what is written to shall be seen.
+        given = [*(t.clone() for t in leaves[:count]), *leaves[count:]]
+        versions = [t._version for t in given]
+        output = call.call([*given, *sizes], own=False)
+        if dirty or versions != [t._version for t in given]:
+            raise _refused(call.site, "it changes one of its arguments in place")
+        result = Result(output)
+        repeatable = not draws.seen and (watch is None or not watch.changed())
+        connected = _connected(result.tensors, leaves)
+        return Found(
+            result,
+            [t.detach() for t in result.tensors],
+            [t.requires_grad for t in result.tensors],
+            connected,
+            repeatable,
+            [tuple(t.shape) for t in tensors],
+        )
+
+
+def _connected(results: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[bool]:
+    """Of each input whether a gradient reaches it; of all that may where that cannot be tried."""
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    roots = [t for t in results if t.requires_grad]
+    if not wanted or not roots:
+        return [False] * len(leaves)
+    try:
+        found: Any = torch.autograd.grad(
+            roots, wanted, [torch.ones_like(t) for t in roots], allow_unused=True
+        )
+    except Exception:  # its backward needs values
+        return [leaf.requires_grad for leaf in leaves]
+    reached = {id(leaf) for leaf, g in zip(wanted, found, strict=True) if g is not None}
+    return [id(leaf) in reached for leaf in leaves]
+
+
+@contextlib.contextmanager
+def kept_modules(module: nn.Module) -> Iterator[None]:
+    """Inside, the forwards of sub-modules that stay PyTorch's are kept calls.
+
+    Args:
+        module: that they are in.
+    """
+    known, here = keeper(), this_thread()
+    if known is None:
+        yield
+        return
+
+    def forward_of(name: str, child: nn.Module) -> Callable[..., Any]:
+        own = child.forward
+
+        @functools.wraps(own)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if not here() or is_aside():
+                return own(*args, **kwargs)
+            site = Site(name, place(name, line_of(child)), known.modules[name])
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                return child.forward(*args, **kwargs)  # whatever it is by then
+
+            return keep(known, call, args, kwargs, site, child)
+
+        return forward
+
+    with _forwards(module, known.modules, forward_of):
+        yield
+
+
+def recorded_examples(known: Keeper, module: nn.Module, args: Any, kwargs: Any) -> None:
+    """Runs a module aside, and notes what the calls give that are to stay PyTorch's."""
+    known.examples = {name: [] for name in known.modules}
+
+    def forward_of(name: str, child: nn.Module) -> Callable[..., Any]:
+        own = child.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            output = own(*args, **kwargs)
+            with contextlib.suppress(Exception):  # which the trace will meet as well
+                site = Site(name, "", "")
+                call = Kept(own, Arguments(args, kwargs), site, grad=torch.is_grad_enabled(),
+                            autocast=active(), module=child)  # fmt: skip
+                with undone([call]):
+                    known.examples[name].append(find(call, _inputs(call), []))
+            return output
+
+        return forward
+
+    with contextlib.suppress(Exception), _forwards(module, known.modules, forward_of):
+        call_aside(module, args, kwargs)
+
+
+@contextlib.contextmanager
+def _forwards(
+    module: nn.Module, names: Iterable[str], made: Callable[[str, nn.Module], Callable[..., Any]]
+) -> Iterator[None]:
+    """Other forwards for some sub-modules."""
+    children: dict[str, Any] = {name: module.get_submodule(name) for name in names}
+    before = {name: vars(child).get("forward") for name, child in children.items()}
+    for name, child in children.items():
+        child.forward = made(name, child)
+    try:
+        yield
+    finally:
+        for name, child in children.items():
+            if before[name] is None:
+                del child.forward
+            else:
+                child.forward = before[name]
+
+
+class _Draws(TorchDispatchMode):
+    """Sees whether random numbers are drawn."""
+
+    seen = False
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.seen |= torch.Tag.nondeterministic_seeded in operator.tags
+        return operator(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _marked_dirty() -> Iterator[list[Tensor]]:
+    """Collects the tensors that custom functions say they change."""
+    context: Any = torch.autograd.function.FunctionCtx
+    own, found = context.mark_dirty, list[Tensor]()
+
+    def mark(self: Any, *tensors: Tensor) -> None:
+        found.extend(tensors)
+        own(self, *tensors)
+
+    context.mark_dirty = mark
+    try:
+        yield found
+    finally:
+        context.mark_dirty = own
+
+
+def _refused(site: Site, because: str) -> CaptureError:
+    return CaptureError(
+        f"{site.name} can be no node of a graph that PyTorch runs",
+        where=site.where,
+        because=f"{because}; and it cannot be taken apart, as {site.because}",
+        help="change it, or leave this module to PyTorch",
+    )

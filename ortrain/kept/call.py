@@ -1,0 +1,447 @@
+"""``Kept``: one call of the user's code as a node of a graph, forward and backward.
+
+A step runs without autograd. Around a kept call it is on: the call's inputs become leaves, and what
+autograd saves is a :class:`Context` that travels from the forward to the backward as one of the
+graph's saved values. Nobody else refers to it, so it is freed with these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ortrain.errors import ExecutionError, StateError
+from ortrain.guards.autocast import Autocast, autocast_as
+from ortrain.kept.arguments import Arguments, Result
+
+_class: Any = Tensor  # with what is private in it
+_storage_users: Callable[[int], int] = torch._C._storage_Use_Count
+_backward: Callable[..., Sequence[Tensor | None]] = (
+    torch.autograd.Variable._execution_engine.run_backward
+)
+_tensor_users: Callable[[Tensor], int] = _class._use_count
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a kept call is, for people.
+
+    Attributes:
+        name: of what is called.
+        where: the module and line of the user's code.
+        because: why it stays PyTorch's.
+    """
+
+    name: str
+    where: str
+    because: str
+
+
+class Context:
+    """What autograd has saved of one call.
+
+    Attributes:
+        key: of the call.
+        outputs: of it, those that depend on the leaves with their history.
+        leaves: what gradients are asked for.
+    """
+
+    __slots__ = ("key", "leaves", "outputs")
+
+    requires_grad = False  # as what hands values on asks of each
+
+    def __init__(self, key: str, outputs: list[Tensor], leaves: list[Tensor]) -> None:
+        self.key, self.outputs, self.leaves = key, outputs, leaves
+
+    def is_neg(self) -> bool:
+        """Likewise."""
+        return False
+
+
+class Times:
+    """What runs take: of the first of a row, behind two in which memory is warmed up.
+
+    Attributes:
+        total: seconds of those that were timed.
+        count: how many they are.
+    """
+
+    MOST, WARM = 50, 2
+
+    __slots__ = ("count", "left", "total")
+
+    def __init__(self) -> None:
+        self.total, self.count, self.left = 0.0, 0, self.MOST + self.WARM
+
+    def begin(self) -> float:
+        """When a run began; 0 where it is not timed."""
+        return time.perf_counter() if self.left else 0.0
+
+    def end(self, since: float) -> None:
+        """Adds a run that began then."""
+        if since and self.left:
+            self.left -= 1
+            if self.left < self.MOST:
+                self.total += time.perf_counter() - since
+                self.count += 1
+
+    @property
+    def mean(self) -> float:
+        """Seconds of a run; 0 where none was timed."""
+        return self.total / self.count if self.count else 0.0
+
+
+class Kept:
+    """One call that stays PyTorch's.
+
+    Args:
+        function: that is called.
+        arguments: of it.
+        site: where it is.
+        grad: whether gradients are on around it.
+        autocast: around it.
+        module: whose forward the function is; None where it is none's.
+
+    Attributes:
+        key: by which a node of a graph names it, in this process alone.
+        result: how its tensors make up what it returns.
+        connected: of each tensor it is given, whether a gradient may reach it.
+        sizes: of each tensor of the result, the sizes that it must have: numbers, or input and
+            axis; None where the code says so itself.
+        repeatable: whether another run on the same tensors does the same and changes nothing.
+        forwards: what they take.
+        backwards: likewise.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: Arguments,
+        site: Site,
+        *,
+        grad: bool,
+        autocast: Autocast = (),
+        module: nn.Module | None = None,
+    ) -> None:
+        self.key = f"{_process}.{next(_numbers)}"
+        self.function, self.arguments, self.site = function, arguments, site
+        self.grad, self.autocast, self.module = grad, autocast, module
+        self.result: Result | None = None
+        self.connected: list[bool] = []
+        self.repeatable = True
+        self.sizes: list[list[int | tuple[int, int]]] | None = None
+        self.forwards, self.backwards = Times(), Times()
+        self.parameters = [] if module is None else Parameter.all_of(module)
+        _table[self.key] = self
+
+    def release(self) -> None:
+        """Leaves its trace, whose tensors have no contents: the module has its own again."""
+        self.arguments.release()
+        if self.result is not None:
+            self.result.release()
+        if self.module is not None:
+            before, self.parameters = self.parameters, Parameter.all_of(self.module)
+            assert [p.places for p in before] == [p.places for p in self.parameters]
+
+    @property
+    def custom_function(self) -> Any:
+        """The custom autograd function that is called; None where it is something else."""
+        owner = getattr(self.function, "__self__", None)
+        return owner if isinstance(owner, torch.autograd.function.FunctionMeta) else None
+
+    # -- what generated functions call -------------------------------------------------------------
+
+    def run(self, inputs: Sequence[Any]) -> list[Tensor]:
+        """The call's tensors, without a history.
+
+        Args:
+            inputs: tensors of the call, parameters of the module, sizes.
+        """
+        if _replayed.contexts is not None:
+            self._repeats()
+        since = self.forwards.begin()
+        outputs = self._outputs(inputs, [*inputs])
+        self.forwards.end(since)
+        seen: set[int] = set()
+        return [self._own(t, inputs, seen) for t in outputs]
+
+    def train(self, inputs: Sequence[Any], needs: Sequence[int]) -> list[Any]:
+        """The call's tensors without a history, and behind them what the backward needs.
+
+        Args:
+            inputs: as of :meth:`run`.
+            needs: places of those that a gradient is asked of.
+        """
+        seen: set[int] = set()
+        known = _replayed.contexts
+        if known is not None and (context := known.get(self.key)) is not None:
+            outputs = context.outputs
+            return [*[self._own(t, inputs, seen, detached=True) for t in outputs], context]
+        if known is not None:
+            self._repeats()
+        since = self.forwards.begin()
+        given = [*inputs]
+        for i in needs:
+            given[i] = given[i].detach().requires_grad_()
+        before = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(True)
+        try:
+            outputs = self._outputs(inputs, given)
+        finally:
+            torch._C._set_grad_enabled(before)
+        context = Context(self.key, outputs, [given[i] for i in needs])
+        self.forwards.end(since)
+        return [*[self._own(t, inputs, seen, detached=True) for t in outputs], context]
+
+    def backward(self, context: Context, arriving: Sequence[Tensor | None]) -> list[Tensor]:
+        """The gradients of a context's leaves; zeros where autograd has none.
+
+        Args:
+            context: of the forward.
+            arriving: the gradient of each of its outputs; None where there is none,
+                and those behind the last one may be missing.
+        """
+        since = self.backwards.begin()
+        pairs = [
+            (output, gradient)
+            for output, gradient in zip(context.outputs, arriving, strict=False)
+            if gradient is not None and output.requires_grad
+        ]
+        leaves = context.leaves
+        gradients: Sequence[Tensor | None] = [None] * len(leaves)
+        if pairs:
+            outputs, given = zip(*pairs, strict=True)
+            # As torch.autograd.grad with retain_graph and allow_unused, in 19 us instead of 35.
+            gradients = _backward(
+                outputs, given, True, False, tuple(leaves), True, accumulate_grad=False
+            )
+        # A gradient may be what arrived, or what was saved: the graph writes over its own alone.
+        others = {_memory(t) for t in (*arriving, *leaves, *context.outputs) if t is not None}
+        found = []
+        for leaf, gradient in zip(leaves, gradients, strict=True):
+            if gradient is None:
+                gradient = torch.zeros_like(leaf)
+            elif (
+                _memory(gradient) in others
+                or _tensor_users(gradient) > 1
+                or _storage_users(gradient.untyped_storage()._cdata) > 2
+            ):
+                gradient = gradient.clone()
+            others.add(_memory(gradient))
+            found.append(gradient.detach() if gradient.requires_grad else gradient)
+        self.backwards.end(since)
+        return found
+
+    def _repeats(self) -> None:
+        """Raises where a further run would do something else, or once more what it did."""
+        if not self.repeatable:
+            raise StateError(
+                f"{self.site.name} would have to run again for these gradients",
+                where=self.site.where,
+                because="it draws random numbers or changes something, and the forward has run it",
+                help="have the first call's outputs receive the gradients that later ones do",
+            )
+
+    # -- the call ----------------------------------------------------------------------------------
+
+    def _outputs(self, inputs: Sequence[Any], given: list[Any]) -> list[Tensor]:
+        """The tensors of the call's result, as the call returns them.
+
+        Args:
+            inputs: that it is given by the graph.
+            given: the same, or leaves that take their places; parameters may be put there.
+        """
+        versions = [t._version for t in inputs if isinstance(t, Tensor) and not t.is_inference()]
+        output = self.call(given)
+        now = [t._version for t in inputs if isinstance(t, Tensor) and not t.is_inference()]
+        if now != versions:
+            raise ExecutionError(
+                f"{self.site.name} has changed one of its arguments in place",
+                where=self.site.where,
+                because="other parts of the graph may read it",
+                help="work on a copy (tensor.clone())",
+            )
+        assert self.result is not None
+        found = self.result.taken_apart(output)
+        if self.sizes is not None:
+            self._compare_sizes(inputs, found)
+        return found
+
+    def _compare_sizes(self, inputs: Sequence[Any], found: Sequence[Tensor]) -> None:
+        """Raises where the result has other sizes than its example lets one expect."""
+        assert self.sizes is not None
+        wanted = [
+            tuple([s if isinstance(s, int) else inputs[s[0]].shape[s[1]] for s in rule])
+            for rule in self.sizes
+        ]
+        if wanted != [tuple(t.shape) for t in found]:
+            raise ExecutionError(
+                f"{self.site.name} returns tensors of other sizes than it did before",
+                where=self.site.where,
+                because=f"shapes {wanted} were expected, and are {[tuple(t.shape) for t in found]}",
+                help="leave the module around it to PyTorch",
+            )
+
+    def call(self, given: list[Any], *, own: bool = True) -> Any:
+        """What the call returns for tensors, parameters and sizes.
+
+        Args:
+            given: those; a parameter's place gets the module's own where that holds the same.
+            own: whether it may.
+        """
+        first, count = len(self.arguments.plain), len(self.parameters)
+        numbers = [int(n) for n in given[first + count :]]
+        args, kwargs = self.arguments.filled([*given[:first], *numbers])
+        with autocast_as(self.autocast) if self.autocast else _NOTHING:
+            if not count:
+                return self.function(*args, **kwargs)
+            held = self.parameters
+            if own and all(map(Parameter.is_given, held, given[first : first + count])):
+                given[first : first + count] = [p.tensor for p in held]
+                return self.function(*args, **kwargs)
+            with _instead(held, given[first : first + count]):
+                return self.function(*args, **kwargs)
+
+    def _own(
+        self, tensor: Tensor, inputs: Sequence[Any], seen: set[int], *, detached: bool = False
+    ) -> Tensor:
+        """An output as the graph's own: without a history, in memory that is no input's.
+
+        With a history, what is saved of it is the context's, which the graph knows to share it.
+        """
+        memory = _memory(tensor)
+        shared = memory in seen or any(
+            isinstance(t, Tensor) and _memory(t) == memory for t in inputs
+        )
+        if not detached:  # such as an attribute of a module
+            shared |= _tensor_users(tensor) > 1
+            shared |= _storage_users(tensor.untyped_storage()._cdata) > 2
+        plain = tensor.detach() if tensor.requires_grad else tensor
+        if shared:
+            plain = plain.clone()
+        elif detached and plain is tensor:
+            plain = tensor.detach()
+        seen.add(_memory(plain))
+        return plain
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a module whose forward is a kept call.
+
+    Attributes:
+        tensor: the parameter.
+        places: modules that hold it, with its name there.
+    """
+
+    tensor: Tensor
+    places: tuple[tuple[nn.Module, str], ...]
+
+    @classmethod
+    def all_of(cls, module: nn.Module) -> list[Parameter]:
+        """Those of a module, in the order of ``named_parameters()``."""
+        places: dict[int, list[tuple[nn.Module, str]]] = {}
+        tensors: dict[int, Tensor] = {}
+        for owner in module.modules():
+            for name, tensor in owner._parameters.items():
+                if tensor is not None:
+                    tensors[id(tensor)] = tensor
+                    places.setdefault(id(tensor), []).append((owner, name))
+        return [cls(tensor, tuple(places[key])) for key, tensor in tensors.items()]
+
+    def is_given(self, tensor: Tensor) -> bool:
+        """Whether a tensor is the parameter to autograd and to the code: the same memory.
+
+        Its hooks are for the gradient that the whole step gives.
+        """
+        own = self.tensor
+        return (
+            own.data_ptr() == tensor.data_ptr()
+            and own.dtype == tensor.dtype
+            and own.requires_grad >= tensor.requires_grad
+            and not own._backward_hooks
+        )
+
+
+@contextlib.contextmanager
+def _instead(parameters: Sequence[Parameter], tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Other tensors in the places of a module's parameters."""
+    owners: dict[nn.Module, None] = {}
+    for parameter, tensor in zip(parameters, tensors, strict=True):
+        for owner, name in parameter.places:
+            owner._parameters[name] = tensor  # type: ignore[assignment]
+            owners[owner] = None
+    recurrent = [owner for owner in owners if isinstance(owner, nn.RNNBase)]
+    for owner in recurrent:  # which reads a list of its own
+        owner._init_flat_weights()
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            for owner, name in parameter.places:
+                owner._parameters[name] = parameter.tensor  # type: ignore[assignment]
+        for owner in recurrent:
+            owner._init_flat_weights()
+
+
+def _memory(tensor: Tensor) -> int:
+    """The address of the memory that a tensor shows; one of its own where it has none."""
+    return tensor.untyped_storage().data_ptr() or id(tensor)
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+# Nodes name calls by keys, which mean something in this process while a capture holds the calls.
+_table: weakref.WeakValueDictionary[str, Kept] = weakref.WeakValueDictionary()
+_process = f"{time.time_ns():x}"
+_numbers = itertools.count()
+_NOTHING = contextlib.nullcontext()
+
+
+class _Replayed(threading.local):
+    """Contexts of a forward that is run again, by their calls' keys; None where none is."""
+
+    contexts: dict[str, Context] | None = None
+
+
+_replayed = _Replayed()
+
+
+@contextlib.contextmanager
+def replayed(values: Iterable[object]) -> Iterator[None]:
+    """Inside, a call whose context is among some values is not run: it gives what it gave.
+
+    Raises:
+        StateError: inside, where a call without one cannot be run again.
+    """
+    before = _replayed.contexts
+    _replayed.contexts = {v.key: v for v in values if isinstance(v, Context)}
+    try:
+        yield
+    finally:
+        _replayed.contexts = before
+
+
+def kept(key: str) -> Kept:
+    """The call of a key.
+
+    Raises:
+        ExecutionError: there is none: the graph is another process's.
+    """
+    found = _table.get(key)
+    if found is None:
+        raise ExecutionError(
+            "a node of the graph is a call that stays PyTorch's, and its code is not there",
+            because="the graph was made in another process, or for a module that is gone",
+            help="capture the module again",
+        )
+    return found

@@ -1,0 +1,86 @@
+"""``ortrain::Kept`` and ``ortrain::KeptGrad``: a call that stays PyTorch's, and its backward.
+
+What is called is no part of the graph: the node has a key, and :mod:`ortrain.kept` the call. So
+there is no body in ONNX, and executors that are not PyTorch leave the node to one that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from ortrain.errors import ExecutionError
+from ortrain.graph.build import Builder
+from ortrain.ops.base import operator
+
+NAMES = ("Kept", "KeptGrad")
+
+
+def is_kept(node: ir.Node) -> bool:
+    """Whether a node is a call that stays PyTorch's, or the backward of one."""
+    return node.domain == "ortrain" and node.op_type in NAMES
+
+
+def key_of(node: ir.Node) -> str:
+    """The key of such a node."""
+    return str(node.attributes["key"].as_string())
+
+
+def keys_of(graph: ir.Graph) -> list[str]:
+    """The keys of the calls in a graph, in its order."""
+    return [*dict.fromkeys(key_of(node) for node in graph.all_nodes() if is_kept(node))]
+
+
+def _as_captured(node: ir.Node) -> None:
+    """Typing: capture knows what the call gives."""
+
+
+@operator("Kept", outputs=("output", "context"), types=_as_captured)
+def kept(
+    op: Builder,
+    *tensors: ir.Value,
+    key: str,
+    sizes: int = 0,
+    connected: Sequence[int] = (),
+    needs: Sequence[int] = (),
+) -> ir.Value:
+    """Calls the user's code.
+
+    Args:
+        op: the builder.
+        tensors: of the call, parameters that it reads, and sizes as int64 scalars.
+        key: of the call.
+        sizes: how many of the last inputs are sizes.
+        connected: places of the inputs that a gradient may reach.
+        needs: places of those whose gradient the backward asks for. With any, the last output is
+            the context: what autograd has saved, which is no tensor and for KeptGrad alone.
+
+    Raises:
+        ExecutionError: always, as there is nothing in ONNX for it.
+    """
+    raise _not_in_onnx(op)
+
+
+@operator("KeptGrad", types=_as_captured)
+def kept_grad(op: Builder, context: ir.Value, *gradients: ir.Value, key: str) -> ir.Value:
+    """The gradients of the inputs that a Kept needs them of.
+
+    Args:
+        op: the builder.
+        context: of the Kept.
+        gradients: of its other outputs, where there are any.
+        key: of the call.
+
+    Raises:
+        ExecutionError: always, as there is nothing in ONNX for it.
+    """
+    raise _not_in_onnx(op)
+
+
+def _not_in_onnx(op: Builder) -> ExecutionError:
+    return ExecutionError(
+        "a call that stays PyTorch's cannot be written in ONNX",
+        because="it is the user's own code, which runs in PyTorch alone",
+        help='engine="aten" or "onnxruntime" trains with it; for a file, replace it by operators',
+    )

@@ -1,0 +1,231 @@
+"""A custom autograd function that cannot be taken apart is a node of the graph."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ortrain import Options, ORTModule
+from ortrain.errors import CaptureError
+from ortrain.kept.call import Context
+from tests.kept.functions import KINDS, Scaled
+from tests.kept.twins import Twins
+
+ENGINES = ["aten", "onnxruntime"]
+
+
+class Around(nn.Module):
+    """A function between layers, with dropout behind it."""
+
+    def __init__(self, function: Any, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.dropout = nn.Dropout(dropout)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.function(x, torch.tanh(self.first(x)))
+        return self.last(self.dropout(torch.relu(h) + h))
+
+
+def an_input(rows: int, grad: bool = True) -> Tensor:
+    return torch.randn(rows, 8, requires_grad=grad)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_function_gives_what_pytorch_gives_in_training_and_evaluation(
+    kind: str, engine: str
+) -> None:
+    twins = Twins(Around(KINDS[kind]), engine)
+    for rows in (5, 3, 5):
+        twins.step(an_input(rows))
+    assert twins.kept
+    twins.step(an_input(4, grad=False))  # the argument needs no gradient
+    for model in (twins.eager, twins.graph):
+        model.eval()
+    twins.step(an_input(4))
+    twins.step(an_input(6), grad=False)
+    assert twins.graph.report.captures <= 4
+
+
+@pytest.mark.parametrize("kind", ["saves its input", "several outputs", "needs_input_grad of two"])
+def test_a_function_runs_under_the_autocast_of_its_call(kind: str) -> None:
+    twins = Twins(Around(KINDS[kind]), "aten")
+    for rows in (5, 3):
+        twins.step(an_input(rows), precision=torch.bfloat16)
+    assert twins.kept[0].autocast == (("cpu", torch.bfloat16),)
+
+
+def test_the_function_of_a_frozen_layer_has_no_context() -> None:
+    module = Around(KINDS["saves its input"])
+    module.first.requires_grad_(False)
+    twins = Twins(module, "aten")
+    twins.step(an_input(5, grad=False))
+    assert ".run(" in _source(twins)
+    assert ".train(" not in _source(twins)
+
+
+def _source(twins: Twins) -> str:
+    runner: Any = twins.graph._runner
+    return str(runner.compiler.plan.forward.source)
+
+
+def test_a_second_backward_gives_the_same_as_the_first() -> None:
+    twins = Twins(Around(KINDS["saves in between"]), "aten")
+    twins.step(an_input(5))
+    x = an_input(5)
+    loss = twins.graph(x).sum()
+    loss.backward(retain_graph=True)
+    first, x.grad = x.grad, None
+    loss.backward()
+    assert torch.equal(first, x.grad)
+
+
+@pytest.mark.parametrize("kind", ["saves its input", "returns its input", "several outputs"])
+def test_gradients_of_gradients_are_pytorchs(kind: str) -> None:
+    twins = Twins(Around(KINDS[kind]), "aten")
+    twins.step(an_input(5))
+    x = an_input(5)
+    found = []
+    for model in (twins.eager, twins.graph):
+        (gradient,) = torch.autograd.grad((model(x) ** 2).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad((gradient**2).sum(), x)[0])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+def contexts() -> int:
+    """How many there are."""
+    gc.collect()
+    return sum(type(each) is Context for each in gc.get_objects())
+
+
+def test_what_is_saved_goes_with_the_backward_or_with_the_output() -> None:
+    twins = Twins(Around(KINDS["saves its input"]), "aten")
+    twins.step(an_input(5))
+    before = contexts()
+    for runs_backward in (True, False):
+        output = twins.graph(an_input(5))
+        assert contexts() == before + 1
+        if runs_backward:
+            output.sum().backward()
+        else:
+            del output
+        assert contexts() == before
+        output = None
+
+
+class Returned(nn.Module):
+    """Returns a function's outputs themselves, and its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.first(x)
+        return KINDS["saves its output"](x, h), h, KINDS["returns a view"](x, h)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_outputs_of_a_function_may_be_outputs_of_the_module(engine: str) -> None:
+    twins = Twins(Returned(), engine)
+    for rows in (5, 3):
+        twins.step(an_input(rows))
+
+
+def test_one_output_alone_may_receive_a_gradient() -> None:
+    twins = Twins(Returned(), "aten")
+    twins.step(an_input(5))
+    for chosen in (0, 1, 2):
+        x = an_input(5)
+        y = x.detach().clone().requires_grad_()
+        twins.eager(x)[chosen].sum().backward()
+        twins.graph(y)[chosen].sum().backward()
+        assert torch.equal(x.grad, y.grad)
+
+
+class Dirty(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient * 3
+
+
+class WithNumpy(Scaled):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.from_numpy(x.numpy() * 2)
+
+
+def test_a_function_that_works_in_place_is_refused_with_the_reason() -> None:
+    module = Around(lambda x, h: Dirty.apply(h * 1))
+    with pytest.raises(CaptureError, match="changes one of its arguments in place"):
+        Twins(module, "aten").step(an_input(5))
+
+
+def test_the_environment_switches_nodes_for_functions_off(monkeypatch: Any) -> None:
+    monkeypatch.setenv("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", "0")
+    model = ORTModule(
+        Around(KINDS["saves its input"]), options=Options(engine="aten", fallback="raise")
+    )
+    with pytest.raises(CaptureError, match="custom autograd function"):
+        model(an_input(5))
+
+
+def test_dropout_beside_a_function_is_drawn_from_the_seed() -> None:
+    module = Around(KINDS["saves its input"], dropout=0.5)
+    model = ORTModule(module, options=Options(engine="aten", fallback="raise"))
+    x, found = an_input(5), []
+    for _ in range(2):
+        torch.manual_seed(7)
+        found.append(model(x))
+    assert torch.equal(*found)
+    assert model.report.certificate
+
+
+class Noisy(Scaled):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x + torch.rand_like(x)
+
+
+def test_a_function_draws_from_pytorchs_generator() -> None:
+    twins = Twins(Around(lambda x, h: Noisy.apply(h)), "aten")
+    for rows in (5, 3):
+        twins.step(an_input(rows))  # both seeded alike
+
+
+def test_a_function_that_draws_stands_beside_the_graphs_own_draws() -> None:
+    module = Around(lambda x, h: Noisy.apply(h), dropout=0.5)
+    model = ORTModule(module, options=Options(engine="aten", fallback="raise"))
+    model(an_input(5)).sum().backward()
+    assert model.report.graph_calls == 1  # and the certificate agrees
+
+
+def test_what_is_drawn_is_not_drawn_again_for_another_output() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Any:
+            h = self.first(x)
+            return h.sum(), Noisy.apply(h)
+
+    model = ORTModule(Two(), options=Options(engine="aten", fallback="raise"))
+    model(an_input(5))[0].backward()
+    x = an_input(5)
+    with pytest.raises(Exception, match="have to run again"):
+        (model(x)[1] ** 2).sum().backward()
+    y = model(x)[1]  # from now on the graph is made for it, or PyTorch runs
+    (y**2).sum().backward()
