@@ -46,7 +46,11 @@ def test_what_does_nothing_is_told_once(name: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [(name, v) for name, (so_anyway, _) in variables.WITHOUT_EFFECT.items() for v in so_anyway],
+    [
+        (name, v)
+        for name, (so_anyway, _) in variables.WITHOUT_EFFECT.items()
+        for v in sorted(so_anyway)
+    ],
 )
 def test_what_is_so_in_any_case_is_not(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
