@@ -87,6 +87,8 @@ TABLE: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[str]]]]
             "policy": set(),
             "retry": FLAG,
             "certificate": {"int"},
+            "keep_in_torch": {"names"},
+            "custom_autograd": FLAG,
         },
     ),
     "DebugOptions": (

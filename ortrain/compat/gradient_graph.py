@@ -9,6 +9,10 @@
 
 from __future__ import annotations
 
+from ortrain.extras import require
+
+require("torch", __name__)
+
 import os
 import warnings
 from collections.abc import Callable, Collection

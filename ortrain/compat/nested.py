@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ortrain.extras import require
+
+require("torch", __name__)
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

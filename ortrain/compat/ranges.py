@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ortrain.extras import require
+
+require("torch", __name__)
+
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
