@@ -123,6 +123,7 @@ class Contestant:
         settings: of the whole process, for the time of a turn.
         apart: the process that it needs; None shares one with the others.
         device: on which it is a contestant; None on all.
+        reads_all: whether ours is not told that only the loss is read, where that is so.
     """
 
     wrap: Callable[..., Any] = plain
@@ -131,6 +132,7 @@ class Contestant:
     settings: Callable[[], AbstractContextManager[None]] = nullcontext
     apart: Apart | None = None
     device: str | None = None
+    reads_all: bool = False
 
     @property
     def base(self) -> str:
@@ -152,6 +154,7 @@ class Contestant:
 
 
 BF16: dict[str, Any] = {"precision": "bf16", "autocast": True}
+WHOLE: dict[str, Any] = {"device": "cpu", "reads_all": True}
 CONTESTANTS = {
     "eager": Contestant(),
     "eager-mkl-fast": Contestant(apart=MKL, device="cpu"),
@@ -164,8 +167,8 @@ CONTESTANTS = {
     "aten-bf16": Contestant(wrap=ours("aten"), **BF16),
     "aten-graphs": Contestant(wrap=ours("aten", cuda_graphs=True), device="cuda"),
     "aten-graphs-bf16": Contestant(wrap=ours("aten", cuda_graphs=True), device="cuda", **BF16),
-    "aten-whole": Contestant(wrap=ours("aten", skip_padding=False), device="cpu"),
-    "aten-whole-bf16": Contestant(wrap=ours("aten", skip_padding=False), device="cpu", **BF16),
+    "aten-whole": Contestant(wrap=ours("aten", skip_padding=False), **WHOLE),
+    "aten-whole-bf16": Contestant(wrap=ours("aten", skip_padding=False), **WHOLE, **BF16),
     "auto": Contestant(wrap=ours("auto")),
     "auto-bf16": Contestant(wrap=ours("auto"), **BF16),
 }
@@ -186,7 +189,7 @@ class Training:
     def __init__(self, name: str, workload: Workload, device: str = "cpu") -> None:
         self.name, self.contestant, self.device = name, CONTESTANTS[name], device
         module, batches = workload.make()
-        self.only_loss = workload.only_loss
+        self.only_loss = workload.only_loss and not self.contestant.reads_all
         self.model: Any = module.to(device)
         self.batches = [{key: value.to(device) for key, value in b.items()} for b in batches]
         self.parameters = [*self.model.parameters()]

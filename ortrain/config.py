@@ -90,7 +90,8 @@ class Options:
         cuda_graphs: record the programs of ``"aten"`` on a GPU as CUDA graphs, one for each size of
             the inputs, and replay them; elsewhere it changes nothing.
         skip_padding: whether graphs leave out work on tokens whose results nobody reads; None does
-            where no output shows them, True also where one does, with zeros at padded places.
+            where no output shows them, True also where one does, with zeros at padded places, and
+            False never. Logits that the loss itself makes are of labelled rows in any case.
         memory_budget: what a training step of a graph may hold beyond weights and inputs: results
             that are kept for the backward, gradients and temporaries. A whole number is bytes, at
             every size of the inputs; a float up to 1.0 is a share of what the first call would
