@@ -24,6 +24,7 @@ from ortrain.config import DebugOptions, LogLevel, Options
 from ortrain.errors import OrtrainWarning
 from ortrain.json_config import settings_from_environment
 from ortrain.kinds import NONE, expect
+from ortrain.methods import Methods
 from ortrain.runtime.reduced import reduced_products_asked_for
 from ortrain.step.report import Report
 from ortrain.step.runner import Runner
@@ -108,6 +109,7 @@ class ORTModule(nn.Module):
         if debug_options.log_level <= LogLevel.WARNING:
             warn_of_variables()
         own["_runner"] = Runner(module, own["_options"], own["_debug_options"])
+        own["_methods"] = Methods(self, module, own["_runner"].aside)
         for name in _SHARED:
             own[name] = module.__dict__[name]
         del own["training"]
@@ -192,10 +194,10 @@ class ORTModule(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         try:
-            original = self.__dict__["_original"]
+            methods: Methods = self.__dict__["_methods"]
         except KeyError:
             raise AttributeError(name) from None
-        return getattr(original, name)
+        return methods.get(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OWN or name in _FORWARD:

@@ -32,6 +32,7 @@ LAYERS = """
     runtime.reference runtime.onnxruntime runtime.aten
     runtime.regions runtime.engines
     step
+    methods
     module
     explanation deploy
     optim data hooks hierarchical

@@ -363,11 +363,20 @@ class Runner:
 
     # -- running in PyTorch ------------------------------------------------------------------
 
+    def aside(self, reason: str, call: Callable[[], Any]) -> Any:
+        """Runs a call in PyTorch that nobody means to be a graph; the report has the reason."""
+        self.calls += 1
+        self._note_eager(reason)
+        return call()
+
     def _eager(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._note_eager(reason)
+        return self.module(*args, **kwargs)
+
+    def _note_eager(self, reason: str) -> None:
         report = self.compiler.described(is_grad_enabled())
         report.mode, report.reason = "eager", reason
         report.eager_calls += 1
-        return self.module(*args, **kwargs)
 
     def _eager_because(
         self, error: OrtrainError, args: tuple[Any, ...], kwargs: dict[str, Any]
