@@ -151,7 +151,8 @@ def test_it_is_what_a_launcher_launches(
 ) -> None:
     (folder / "rank.py").write_text(
         "import os, sys, torch_ort.utils\n"
-        "print(sys.argv[1], os.environ.get('WORLD_SIZE', '1'), flush=True)"
+        # In one write: the ranks share a stream.
+        "sys.stdout.write(f\"{sys.argv[1]} {os.environ.get('WORLD_SIZE', '1')}\\n\")"
     )
     command = [sys.executable, "-m", launcher, *options, "-m", "ortrain.compat"]
     done = run(command, "rank.py", "here", folder=folder)
