@@ -97,6 +97,9 @@ def executor(
         cuda_graphs: whether PyTorch's operators are recorded and replayed, on a GPU.
         ceiling: above which PyTorch's operators give back what is kept of memory.
         mixed: whether there are nodes that PyTorch alone runs, which onnxruntime then leaves to it.
+
+    Raises:
+        ValueError: there is no such engine.
     """
     if engine == "aten":
         from ortrain.runtime.aten import AtenExecutor
@@ -108,6 +111,8 @@ def executor(
         from ortrain.runtime.reference import ReferenceExecutor
 
         return ReferenceExecutor()
+    if engine != "onnxruntime":
+        raise ValueError(f"{engine!r} is no engine that runs graphs")
     own = OnnxRuntimeExecutor(provider or "CPUExecutionProvider", threads, arena=arena)
     if not mixed:
         return own

@@ -161,7 +161,7 @@ class Runner:
             if turn != form.engine:
                 form.engine = turn
             if race.winner:
-                form.race = None
+                race = form.race = None
                 form.forget_other_engines()
             elif form.served:
                 sample = race.sample(turn, _size(flat), start)

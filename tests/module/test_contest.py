@@ -16,6 +16,7 @@ from torch import Tensor, distributed, nn
 
 from ortrain import Options, ORTModule
 from ortrain.errors import CaptureError, OrtrainWarning
+from ortrain.runtime import engines
 from ortrain.runtime.onnxruntime import Compiled
 from ortrain.step import contest, marks
 from ortrain.step.contest import LEAST_STEPS, MOST_ROUNDS, MOST_STEPS, WARM_UP, Race
@@ -581,6 +582,27 @@ def test_in_sixteen_bits_pytorchs_functions_race_eager(clock: Clock, dtype: torc
     assert model.report.contest is not None
     assert [*model.report.contest.engines] == ["aten"]
     assert model.report.contest.engine == "aten"
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+def test_the_winner_runs_also_where_each_call_is_of_a_new_size(
+    clock: Clock, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among them the call at which the contest is decided."""
+    monkeypatch.setattr(engines, "promising", lambda known, graph, cost: (engine,))
+    model = ORTModule(Timed(clock, 1.0))
+    for size in range(2, 20):
+        model(torch.randn(size, 4)).sum().backward()
+        report = model.report
+        if report.mode == "graph":
+            assert report.engine.split()[0] == engine
+    assert report.contest is not None
+    assert report.contest.engine == engine
+
+
+def test_an_unknown_engine_is_no_other_one() -> None:
+    with pytest.raises(ValueError, match="'eager' is no engine"):
+        engines.executor("eager", device=torch.device("cpu"))
 
 
 def test_the_forced_engine_holds_no_contest() -> None:
