@@ -298,11 +298,11 @@ def timed(race: Race, clock: Clock, seconds: dict[str, float]) -> list[str]:
 
 def test_the_fastest_of_several_engines_wins(clock: Clock) -> None:
     seconds = {"eager": 0.5, "a": 0.4, "b": 0.2, "c": 0.3}
-    for engines in itertools.permutations("abc"):
-        race = Race(engines)
+    for names in itertools.permutations("abc"):
+        race = Race(names)
         turns = timed(race, clock, seconds)
         assert race.winner == "b"
-        assert [name for name, _ in itertools.groupby(turns)][:4] == ["eager", *engines]
+        assert [name for name, _ in itertools.groupby(turns)][:4] == ["eager", *names]
 
 
 def test_an_engine_that_is_not_promising_has_no_turn(clock: Clock) -> None:
@@ -591,7 +591,7 @@ def test_the_winner_runs_also_where_each_call_is_of_a_new_size(
     """Among them the call at which the contest is decided."""
     monkeypatch.setattr(engines, "promising", lambda known, graph, cost: (engine,))
     model = ORTModule(Timed(clock, 1.0))
-    for size in range(2, 20):
+    for size in range(2, 2 * (LEAST_STEPS + MOST_STEPS)):
         model(torch.randn(size, 4)).sum().backward()
         report = model.report
         if report.mode == "graph":
