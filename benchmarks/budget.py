@@ -124,15 +124,18 @@ def main() -> None:
                 row = {"skipped": str(failure)}
             seen.setdefault(budget, []).append(row)
         rows = {budget: _middle(each) for budget, each in seen.items()}
+        base, title = rows[options.budgets[0]], {"title": MODELS[name].title}
+        results.save(workloads={name: {**title, **rows}})
         if options.largest:
-            limit = str(rows.get("1.0/back", rows[options.budgets[0]])["predicted"] * 2)
+            largest: dict[str, Row] = {}
+            limit = str(rows.get("1.0/back", base)["predicted"] * 2)
             for share in ("1", "1.25"):
                 row = in_a_process(__file__, name, limit, share)
-                rows[f"{share} of the largest batch"] = {**row, "limit": int(limit)}
-        base = rows[options.budgets[0]]
+                largest[f"{share} of the largest batch"] = {**row, "limit": int(limit)}
+            results.save(largest={name: {**title, **largest}})
+            rows |= largest
         for budget, row in rows.items():
             print(f"  {budget:<26}{told(row, base)}", flush=True)
-        results.save(workloads={name: {"title": MODELS[name].title, **rows}})
 
 
 def _middle(rows: list[Row]) -> Row:
