@@ -107,6 +107,7 @@ class Products:
 
     linear = staticmethod(torch._C._nn.linear)
     mm = staticmethod(torch.mm)
+    addmm = staticmethod(torch.addmm)
     matmul = staticmethod(torch.matmul)
 
     @staticmethod

@@ -1,9 +1,9 @@
 """Eager against the graph on real steps: the faster one stays.
 
-Eager runs the first steps until a graph is likely to pay (:mod:`~ortrain.step.prospect`), then each
-engine has its turn, and then eager again. So a short run never pays for a capture, and no two hold
-their memory at the same time. Those that are clearly slower leave; where the result is close, the
-others run again.
+Eager runs the first steps until a graph is likely to pay (:mod:`~ortrain.step.prospect`), of which
+few are watched; then each engine has its turn, and then eager again. So a short run never pays for
+a capture, and no two hold their memory at the same time. Those that are clearly slower leave; where
+the result is close, the others run again.
 
 Of eager's first turn it is only counted that a graph is clearly slower. The machine is cold in it:
 the first four steps of MiniLM in bfloat16 take 0.8 s on an EPYC, all others 0.49, whatever runs
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 import torch
@@ -146,6 +147,7 @@ class Race:
 
     Attributes:
         contest: what it has found, for reports.
+        rest: calls for which nobody need ask whose turn it is: eager's, unwatched.
         winner: ``"eager"`` or an engine; empty while it runs.
     """
 
@@ -157,16 +159,19 @@ class Race:
     ) -> None:
         self.contest, self.verdict = Contest(), verdict
         self.prospect, self._began = prospect, clock()
-        self.winner = ""
+        self.winner, self.rest = "", 0
         self.contestants = [*engines, "eager"]
+        self._rested, self._told = 0.0, None if prospect is None else prospect.steps
+        self._asking = 0.0  # seconds that the last question has taken
         self._turn, self._calls, self._rounds = "eager", 0, 0
         self._cold = 0.0  # the median of eager's first turn, once that is over
+        self._step = 0.0  # seconds of a step of eager's, once it has waited
         self._chosen, self._reserve = False, list[str]()
         self._own = ""  # the winner of this process's contest
         self._times: dict[str, list[float]] = {name: [] for name in self.contestants}
         self._counted: dict[str, list[float]] = {name: [] for name in self.contestants}
         self._medians: dict[str, list[float]] = {name: [] for name in self.contestants}
-        self._sizes: list[int] = []
+        self._sizes: deque[int] = deque(maxlen=MOST_STEPS)
         self._samples: list[Sample] = []
 
     def next(self) -> str:
@@ -175,9 +180,21 @@ class Race:
             return self.winner
         if self._own:
             return self._settle()
+        asked = clock()
+        turn = self._next(asked)
+        self._asking = clock() - asked
+        return turn
+
+    def _next(self, asked: float) -> str:
+        if asked < self._rested and self.prospect is not None and self._told == self.prospect.steps:
+            self.rest = self._calls_until(self._rested, asked)
+            return "eager"
+        self.rest = 0
         self._calls += 1
         self._samples = [s for s in self._samples if not s.settle()]
-        if self._turn_is_over() and self._pays():
+        if self._turn_is_over():
+            if not self._pays():
+                return self._turn
             for sample in self._samples:  # none of this turn's is for the next one
                 sample.settle(wait=True)
             if self._ends_turn():
@@ -223,12 +240,20 @@ class Race:
         """Whether it is time to make the graph; eager goes on until it is."""
         if not self._is_cold() or self.prospect is None:
             return True
-        times = self._times["eager"]
-        pays = self.prospect.pays(clock() - self._began, median(times[WARM_UP:]) * self._size())
+        now, times = clock(), self._times["eager"]
+        elapsed, self._step = now - self._began, median(times[WARM_UP:]) * self._size()
+        pays = self.prospect.pays(elapsed, self._step)
         self.contest.waits = not pays
         if not pays:
-            del times[WARM_UP:-MOST_STEPS]  # the latest stand for the turn
+            self._tell()
+            times.clear()  # by what it takes then, a graph will be judged
+            self._calls, self._told = 0, self.prospect.steps
+            self._rested = now + self.prospect.rest(elapsed)
         return pays
+
+    def _calls_until(self, end: float, now: float) -> int:
+        """How many of eager's steps come before that, this one among them."""
+        return max(int((end - now) / self._step), 1) if self._step else 1
 
     def choose(self, select: Callable[[Sequence[str]], Collection[str]]) -> str:
         """Keeps those engines that are promising, once the graph is known; whose turn it is then.
@@ -294,7 +319,7 @@ class Race:
         """Notes times in seconds a step of typical size."""
         size, contest = self._size(), self.contest
         seconds = {name: [t * size for t in found] for name, found in times.items()}
-        contest.eager = seconds.pop("eager")
+        contest.eager = seconds.pop("eager") or contest.eager
         contest.engines = {name: found for name, found in seconds.items() if found}
 
     def _is_clear(self) -> bool:
@@ -320,6 +345,9 @@ class Race:
             again: called where a backward makes gradients that can be differentiated again.
         """
         self._sizes.append(size)
+        # A graph's began before it was asked whose turn it is, which takes as long as a small one.
+        if contestant != "eager" and isinstance(start, float):
+            start += self._asking
         self._samples.append(Sample(self._times[contestant], size, start, again))
         return self._samples[-1]
 

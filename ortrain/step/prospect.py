@@ -50,3 +50,14 @@ class Prospect:
         """
         to_come = elapsed if self.steps is None else self.steps * step
         return to_come * self.gain > self.cost
+
+    def rest(self, elapsed: float) -> float:
+        """Seconds for which a graph that does not pay now need not be thought of.
+
+        Until the run has lasted long enough; where its length is known, steps may still become
+        slower, and are looked at again once it is twice as old.
+
+        Args:
+            elapsed: seconds since the first step.
+        """
+        return elapsed if self.steps is not None else self.cost / self.gain - elapsed

@@ -68,6 +68,7 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 
 # Calls that go to the module unseen once eager has won the contest; then one is looked at again.
 EAGER_SPELL = 256
+TURN = "its turn in the contest with the graph"
 
 # Forms of call that are known in each state of the module; the oldest make way.
 MOST_FORMS = 64
@@ -455,9 +456,12 @@ class Runner:
             form.drop()
             self._begin_spell()
             return self._eager(form.reason, flat.args, flat.kwargs)
+        if race.rest:
+            self._begin_spell(race.rest)
+            return self._eager(TURN, flat.args, flat.kwargs)
         start, again = contest.now(self.device), form.differentiated_again
         sample = race.sample("eager", _size(flat), start, again)
-        output = self._eager("its turn in the contest with the graph", flat.args, flat.kwargs)
+        output = self._eager(TURN, flat.args, flat.kwargs)
         state.settle(self.module, form)
         held: list[torch.Tensor] = [*self.module.parameters(), *flat.tensors]
         leaves = [t for t in held if t.requires_grad]
@@ -506,8 +510,8 @@ class Runner:
         self._warn(str(error))
         form.reason = form.report.reason = str(error)
 
-    def _begin_spell(self) -> None:
-        self.spell = EAGER_SPELL
+    def _begin_spell(self, calls: int = EAGER_SPELL) -> None:
+        self.spell = min(calls, EAGER_SPELL)
         self.spell_is_for = (self.module.training, is_grad_enabled())
 
     def _warn(self, reason: str) -> None:

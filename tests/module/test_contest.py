@@ -125,6 +125,29 @@ def test_eagers_steps_on_a_cold_machine_are_no_reason_for_a_graph(
     assert set(map(round, [t * 1e3 for t in race.contest.eager])) == {round(warm * 1e3)}
 
 
+def test_to_ask_whose_turn_it_is_counts_for_nobody(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Race._next
+
+    def slow(race: Race, asked: float) -> str:
+        clock.now += 5.0
+        return plain(race, asked)
+
+    monkeypatch.setattr(Race, "_next", slow)
+    race = Race(["graph"])
+    while not race.winner:
+        start = clock()  # a graph's call begins here
+        turn = race.next()
+        if race.winner:
+            break
+        sample = race.sample(turn, 1, clock() if turn == "eager" else start)
+        clock.now += 0.2 if turn == "eager" else 0.1
+        sample.forward_done([], [], trains=False)
+    assert max(race.contest.graph) == pytest.approx(0.1)
+    assert max(race.contest.eager) == pytest.approx(0.2)
+
+
 def test_a_hopeless_graph_has_one_turn(clock: Clock) -> None:
     assert run(Race(["graph"]), clock, 2.0, 1.0) == dict.fromkeys(
         ("graph", "eager"), LEAST_STEPS + WARM_UP

@@ -10,6 +10,7 @@ from torch import nn
 
 from ortrain import Options, ORTModule
 from ortrain.step import contest
+from ortrain.step.contest import LEAST_STEPS, MOST_STEPS, WARM_UP, Race
 from ortrain.step.prospect import Prospect
 
 # The fixture of all tests has replaced it: what it does is in its class's source.
@@ -31,6 +32,22 @@ class Clock:
     def __call__(self) -> float:
         self.now += self.tick
         return self.now
+
+
+class Hand:
+    """Time that passes where a test says so."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Hand:
+    hand = Hand()
+    monkeypatch.setattr(contest, "clock", hand)
+    return hand
 
 
 def steps(model: ORTModule, count: int) -> None:
@@ -87,3 +104,52 @@ def test_a_chosen_engine_waits_for_nothing() -> None:
     model = ORTModule(nn.Linear(3, 2), options=Options(engine="onnxruntime"))
     steps(model, 1)
     assert model.report.captures == 1
+
+
+@pytest.mark.parametrize(("steps", "looks"), [(None, 1), (200, 12)])
+def test_while_no_graph_pays_few_steps_are_watched(
+    clock: Hand, steps: int | None, looks: int
+) -> None:
+    """Neither the steps that are timed nor what is asked at each grows with the run."""
+    race = Race(["graph"], Prospect(cost=10.0, steps=steps))
+    watched = 0
+    for _ in range(30_000):
+        assert race.next() == "eager"
+        watched += not race.rest
+        sample = None if race.rest else race.sample("eager", 1, clock())
+        clock.now += 1e-3
+        if sample is not None:
+            sample.forward_done([], [], trains=False)
+    assert race.contest.waits
+    assert len(race.contest.eager) >= LEAST_STEPS
+    assert watched <= looks * (MOST_STEPS + WARM_UP + 1)
+
+
+def test_a_rest_ends_when_it_pays_and_when_it_is_told_to(clock: Hand) -> None:
+    prospect = Prospect(cost=10.0)
+    race, told = Race(["graph"], prospect), Race(["graph"], Prospect(cost=10.0))
+    for _ in range(39_990):  # a quarter of 40 seconds is as much
+        for each in (race, told):
+            assert each.next() == "eager"
+        samples = [each.sample("eager", 1, clock()) for each in (race, told) if not each.rest]
+        clock.now += 1e-3
+        for sample in samples:
+            sample.forward_done([], [], trains=False)
+    assert race.rest
+    clock.now += 0.1
+    turns = [_turn(race, clock, 1e-3) for _ in range(2 * MOST_STEPS)]
+    assert turns[:MOST_STEPS] == ["eager"] * MOST_STEPS
+    assert turns[-1] == "graph"
+
+    assert told.prospect is not None
+    told.prospect.steps = 1_000_000
+    assert told.next() == "eager"
+    assert not told.rest
+
+
+def _turn(race: Race, clock: Hand, seconds: float) -> str:
+    turn = race.next()
+    sample = race.sample(turn, 1, clock())
+    clock.now += seconds
+    sample.forward_done([], [], trains=False)
+    return turn

@@ -58,6 +58,16 @@ def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.mm(a, b)
 
 
+def addmm(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``a b + c``: [M, K], [K, N], and [N] or what spreads to [M, N] → [M, N]."""
+    columns = b.shape[1]
+    if _CHOICE.prefers_onednn(_form(a, b), a.shape[0], columns, b.shape[0], a, b.t()):
+        if c.shape == (columns,):
+            return _pointwise(a, b.t(), c.contiguous(), "none", [], "")
+        return mm(a, b).add_(c)
+    return torch.addmm(c, a, b)
+
+
 def _by_blocks(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``a b`` by rows of ``a``, which oneDNN copies where it lies transposed; the same numbers."""
     result = a.new_empty(a.shape[0], b.shape[1])

@@ -86,6 +86,9 @@ def test_both_libraries_give_the_same_numbers(monkeypatch, operands, wins):
     assert_as_close(blas.mm, torch.mm, a.t(), b)
     assert_as_close(blas.mm, torch.mm, a, b.t())
     assert_as_close(blas.matmul, torch.matmul, rows, b)
+    for added in (bias, b, b[:1], b[:, 1:2], torch.tensor(3.0), b.t()):
+        assert_as_close(blas.addmm, torch.addmm, added, a, b.t())
+        assert_as_close(blas.addmm, torch.addmm, added, a.t(), b)
 
 
 def assert_as_close(ours, theirs, *operands):

@@ -37,10 +37,13 @@ def gemm(t, a, b, c=None, *, alpha=1.0, beta=1.0, transA=0, transB=0, node):
         if not (alpha == int(alpha) and beta == int(beta)):
             raise t.refusal(node, "PyTorch multiplies whole numbers by whole numbers only")
         alpha, beta = int(alpha), int(beta)
+    is_large = _is_large(t, b)  # of what is turned no sizes are known
     a, b = a.t() if transA else a, b.t() if transB else b
     if c is None:
-        product = t.mm(a, b)
+        product = t.call("blas.mm", a, b) if is_large else t.mm(a, b)
         return product if alpha == 1 else product * alpha
+    if is_large and alpha == beta == 1:
+        return t.call("blas.addmm", c, a, b)
     return t.addmm(c, a, b, alpha=alpha, beta=beta)
 
 
