@@ -118,7 +118,7 @@ def test_eagers_steps_on_a_cold_machine_are_no_reason_for_a_graph(
         if race.winner:
             break
         sample = race.sample(contestant, 1, clock())
-        cold = 0.3 if step <= LEAST_STEPS else warm
+        cold = 0.24 if step <= LEAST_STEPS else warm
         clock.now += 0.1 if contestant == "graph" else cold
         sample.forward_done([], [], trains=False)
     assert race.winner == winner
@@ -152,6 +152,28 @@ def test_a_hopeless_graph_has_one_turn(clock: Clock) -> None:
     assert run(Race(["graph"]), clock, 2.0, 1.0) == dict.fromkeys(
         ("graph", "eager"), LEAST_STEPS + WARM_UP
     )
+
+
+def test_a_graph_that_is_faster_beyond_doubt_has_one_turn(clock: Clock) -> None:
+    race = Race(["graph"])
+    assert run(race, clock, 0.39, 1.0) == dict.fromkeys(("graph", "eager"), LEAST_STEPS + WARM_UP)
+    assert race.winner == "graph"
+    assert race.contest.speedup == pytest.approx(1 / 0.39)
+
+
+def test_a_graph_is_faster_beyond_doubt_than_the_fastest_of_eagers_steps(clock: Clock) -> None:
+    """Its median may be of steps for which something else was slow."""
+    race, steps = Race(["graph"]), iter([1.0, 1.0, 1.0, 0.2])
+    turns = []
+    while not race.winner:
+        turns.append(race.next())
+        if race.winner:
+            break
+        sample = race.sample(turns[-1], 1, clock())
+        clock.now += 0.15 if turns[-1] == "graph" else next(steps, 0.14)
+        sample.forward_done([], [], trains=False)
+    assert turns.count("eager") > LEAST_STEPS + WARM_UP
+    assert race.winner == "eager"
 
 
 def test_the_first_steps_do_not_count(clock: Clock) -> None:
