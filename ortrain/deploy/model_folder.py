@@ -167,17 +167,9 @@ def load_model(path: Path) -> ir.Model:
     return model
 
 
-def external_files(path: Path) -> tuple[Path, ...]:
-    """The files beside an ONNX file that have weights of it.
-
-    Raises:
-        InputError: as :func:`load_model` does.
-    """
-    found = {
-        Path(tensor.path)
-        for tensor in _tensors(load_model(path))
-        if isinstance(tensor, ir.ExternalTensor)
-    }
+def external_files_of(model: ir.Model) -> tuple[Path, ...]:
+    """The files that have weights of a model which :func:`load_model` has read."""
+    found = {Path(t.path) for t in _tensors(model) if isinstance(t, ir.ExternalTensor)}
     return tuple(sorted(found))
 
 

@@ -8,8 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ortrain.deploy.equivalence import page, summary
 from ortrain.deploy.equivalence.budgets import Budgets
+from ortrain.deploy.model_folder import REPORTS
 from ortrain.errors import ParityError
+from ortrain.files.replacing import staged
+from ortrain.kinds import expect_path
+
+JSON_NAME, HTML_NAME = REPORTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +79,23 @@ class Flips:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Change:
+    """A prediction that has changed.
+
+    Attributes:
+        example: its index.
+        label: what is right; None without labels.
+        before: what was predicted.
+        after: what is now.
+    """
+
+    example: int
+    label: str | None
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Side:
     """What a model is on one side of the comparison.
 
@@ -119,6 +142,8 @@ class EquivalenceReport:
         classes: class → the examples that have it as their label, or as the prediction before.
         slices: name → the examples of the slice.
         flips: decisions at thresholds.
+        changed: how many predictions are others than before.
+        changes: those of which the model before was surest, up to 50.
         budgets: that were to be kept.
         reasons: one sentence for each budget that was not; empty if it passed.
         environment: versions, processor, provider, threads.
@@ -135,6 +160,8 @@ class EquivalenceReport:
     classes: Mapping[str, Group] = field(default_factory=dict)
     slices: Mapping[str, Group] = field(default_factory=dict)
     flips: tuple[Flips, ...] = ()
+    changed: int = 0
+    changes: tuple[Change, ...] = ()
     budgets: Budgets = field(default_factory=Budgets)
     reasons: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -169,19 +196,40 @@ class EquivalenceReport:
         more = {name: count - before.get(name, 0) for name, count in after.items()}
         return {name: count for name, count in sorted(more.items()) if count > 0}
 
+    @property
+    def vanished(self) -> Mapping[str, int]:
+        """Operators of which there are fewer after than before, and by how many."""
+        before, after = self.before.operators, self.after.operators
+        fewer = {name: count - after.get(name, 0) for name, count in before.items()}
+        return {name: count for name, count in sorted(fewer.items()) if count > 0}
+
     def to_dict(self) -> dict[str, Any]:
-        """The report in plain values, as ``equivalence.json`` has them."""
-        raise NotImplementedError
+        """The report in plain values, as ``equivalence.json`` has them.
+
+        JSON has no NaN and no infinity: they are the texts ``"nan"``, ``"inf"`` and ``"-inf"``.
+        """
+        found = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        for side, made in ((self.before, found["before"]), (self.after, found["after"])):
+            made["size"], made["nodes"] = side.size, side.nodes
+        return {
+            "passed": self.passed,
+            **found,
+            "max_abs_diff": _plain(self.max_abs_diff),
+            "worst_class": self.worst_class,
+            "worst_slice": self.worst_slice,
+            "fused": dict(self.fused),
+            "vanished": dict(self.vanished),
+        }
 
     def summary(self) -> str:
         """The report in a few lines of text."""
-        raise NotImplementedError
+        return summary.text(self)
 
     def save(self, folder: str | os.PathLike[str]) -> tuple[Path, Path]:
         """Writes ``equivalence.json`` and ``equivalence.html``, a page that needs nothing else.
 
         Args:
-            folder: to write to.
+            folder: to write to; made where it does not exist.
 
         Returns:
             The paths of both.
@@ -189,7 +237,14 @@ class EquivalenceReport:
         Raises:
             SaveError: they could not be written.
         """
-        raise NotImplementedError
+        expect_path("folder", folder)
+        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        names = (JSON_NAME, HTML_NAME)
+        with staged(Path(folder), "equivalence", "report of equivalence") as unfinished:
+            for name, content in zip(names, (text, page.html(self)), strict=True):
+                # A name of a class may have half a surrogate pair, as a damaged file gives it.
+                (unfinished / name).write_bytes(content.encode(errors="backslashreplace"))
+        return Path(folder, names[0]), Path(folder, names[1])
 
 
 class EquivalenceError(ParityError):
@@ -209,9 +264,29 @@ class EquivalenceError(ParityError):
             report: that has not passed.
             what: the model that was to be published: ``"quantized model"``.
         """
-        raise NotImplementedError
+        parts = [sentence.rpartition("; ") for sentence in report.reasons]
+        error = cls(
+            f"the {what} is outside its budgets: nothing was written",
+            because="; ".join(told or whole for told, _, whole in parts),
+            help="; ".join(dict.fromkeys(remedy for _, _, remedy in parts if remedy)),
+        )
+        error.report = report
+        return error
 
 
 def _worst(groups: Mapping[str, Group]) -> str | None:
     drops = {name: group.drop for name, group in groups.items() if group.drop is not None}
     return max(drops, key=lambda name: drops[name]) if drops else None
+
+
+def _plain(value: Any) -> Any:
+    """A value in terms of JSON."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
