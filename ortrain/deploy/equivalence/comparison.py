@@ -152,16 +152,16 @@ class _Seen:
             file, feeds, _ = old
             taken |= {*feeds, *new[1]}
             for side, (_, _, answers) in zip(outputs, (old, new), strict=True):
-                side.update(
-                    {f"{file.role}/{k}" if several else k: v for k, v in answers.items()}
-                )
+                side.update({f"{file.role}/{k}" if several else k: v for k, v in answers.items()})
             for port in file.outputs:
                 name = f"{file.role}/{port.name}" if several else port.name
                 masks[name] = _mask(file, port.name, outputs[0][name], feeds)
         self.unused = set(batch) - taken - {"decoder_input_ids", "attention_mask"}
         _expect_same_shapes(*outputs, self.folder, where)
         if not self.differences:
-            self.task = task_of(self.golden.task, self.folder.config, outputs[0], self.golden.labels)
+            self.task = task_of(
+                self.golden.task, self.folder.config, outputs[0], self.golden.labels
+            )
             if self.task is not None and TASKS[self.task]:
                 self.predictions = Predictions(self.task, self.golden.labels)
         for name, array in outputs[0].items():
@@ -218,9 +218,7 @@ def _expect_same_outputs(before: Runnable, after: Runnable) -> None:
             )
 
 
-def _expect_same_shapes(
-    before: Outputs, after: Outputs, folder: ModelFolder, where: str
-) -> None:
+def _expect_same_shapes(before: Outputs, after: Outputs, folder: ModelFolder, where: str) -> None:
     for name, array in before.items():
         other = after[name]
         if array.shape == other.shape:
@@ -235,9 +233,7 @@ def _expect_same_shapes(
         if name.rpartition("/")[2] == "logits" and array.shape[:-1] == other.shape[:-1]:
             what = f"the models tell {array.shape[-1]} classes apart before and {other.shape[-1]} "
             what += f"after (output {name})"
-        raise InputError(
-            what, where=where, help=f"compare {folder.path} with what was made of it"
-        )
+        raise InputError(what, where=where, help=f"compare {folder.path} with what was made of it")
 
 
 def _names_of(folder: ModelFolder) -> dict[int, str]:

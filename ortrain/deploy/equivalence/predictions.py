@@ -1,6 +1,6 @@
 """Predictions of both models, one row for each thing that is predicted.
 
-A row is an example, a token, a label that an example may have, or a number: whatever the task counts.
+A row is an example, a token, a label that an example may have, or a number, by the task.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ class Predictions:
             sides = [_answers(out[names[0]], out[names[1]], mask) for out in (before, after)]
             index = (examples, np.zeros(count, np.int64), label)
         elif self.task == "regression":
-            numbers = [out[names[0]].reshape(count, -1).astype(np.float64) for out in (before, after)]
+            numbers = [
+                out[names[0]].reshape(count, -1).astype(np.float64) for out in (before, after)
+            ]
             width = numbers[0].shape[1]
             label, keep = _number_labels(labels, count, width, first).reshape(-1), None
             none = np.full(count * width, np.nan)

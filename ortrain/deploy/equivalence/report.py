@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field

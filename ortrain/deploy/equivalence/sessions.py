@@ -1,4 +1,4 @@
-"""A model as what answers the batches of a golden set: the sessions of its files, in their order."""
+"""A model as what answers the batches of a golden set: the sessions of its files in order."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class File:
             raise ExecutionError(
                 f"onnxruntime does not run {path} with {provider}",
                 because=f"it took {session.get_providers()[0]} instead",
-                help="install an onnxruntime that has this provider and the libraries that it needs",
+                help="install an onnxruntime with this provider and the libraries that it needs",
             )
         inputs, outputs = (
             tuple(Port(each.name, _TYPES.get(each.type), tuple(each.shape)) for each in ports)
