@@ -320,7 +320,7 @@ def _plain(value: Any) -> Any:
 def _made(kind: Any, value: Any) -> Any:
     """What ``_plain`` made plain, as the kind that a field is declared to be."""
     arguments = get_args(kind)
-    if kind is float or float in arguments and type(None) in arguments:
+    if kind is float or (float in arguments and type(None) in arguments):
         return None if value is None else float(value)
     if dataclasses.is_dataclass(kind):
         kinds = get_type_hints(kind)
