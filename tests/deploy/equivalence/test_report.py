@@ -1,4 +1,4 @@
-"""The report: JSON that is read back as it was, a page that needs nothing, an error that says all."""
+"""The report: JSON that is read back as it was, a page by itself, an error that says all."""
 
 from __future__ import annotations
 
