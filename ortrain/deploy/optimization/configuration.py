@@ -42,7 +42,7 @@ class OptimizationConfig:
         disable_embed_layer_norm_fusion: keeps sums of embeddings and the norm of them apart.
         enable_gemm_fast_gelu_fusion: onnxruntime's own, on ROCm.
         use_mask_index: has no effect: a mask is always added to the scores, as in the graph.
-        disable_packed_kv: for cross attention on CUDA; our fusions never pack keys and values alone.
+        disable_packed_kv: for cross attention on CUDA; ours never packs keys and values alone.
         no_attention_mask: has no effect: a mask that a model has is never dropped.
         use_raw_attention_mask: has no effect, as ``use_mask_index``.
         disable_shape_inference: asks for no shapes beyond those in the file; fusions that need

@@ -19,7 +19,7 @@ from ortrain.program import PHASE
 DTYPES = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
 
 
-class Refused(Exception):  # noqa: N818 (not an error: the pattern is there and stays)
+class Refused(Exception):
     """A pattern that cannot be shown to compute what the operator does; the message says why."""
 
 
@@ -145,6 +145,8 @@ def run(model: ir.Model, fusions: Sequence[Fusion], config: OptimizationConfig) 
                     report.refused.append((fusion.name, value, str(refusal)))
             report.fused += place.fused
             remove_unread(graph)
+            # What is shared by several stands before the first that was found, wherever that is.
+            graph.sort()
     for node in model.graph.all_nodes():
         node.metadata_props.pop(PHASE, None)
         if node.domain:

@@ -85,9 +85,7 @@ def _same_size_by_size(a: ir.Value, b: ir.Value) -> bool:
     mine, others = shapes.dims(a), shapes.dims(b)
     if mine is None or others is None or len(mine) != len(others):
         return False
-    unknown = [
-        (x, y) for x, y in zip(mine, others, strict=True) if not shapes.same(x, y)
-    ]
+    unknown = [(x, y) for x, y in zip(mine, others, strict=True) if not shapes.same(x, y)]
     if not unknown:
         return True
     if len(unknown) > 1 or any(size == 0 for size in mine):

@@ -32,7 +32,7 @@ def bias_of(
     """The sum of all masks in the scores' dtype, in whatever shape they have; None without one."""
     if not masks and not chosen:
         return None
-    key = ("bias", *((id(m), f) for m, f in masks), *((id(c.condition), c) for c in chosen))
+    key = ("bias", *masks, *chosen)
 
     def make() -> ir.Value:
         total: ir.Value | None = None
@@ -69,51 +69,70 @@ def seen_by(place: Place, op: Builder, bias: ir.Value) -> tuple[ir.Value, ir.Val
         assert bias.dtype is not None
         lowest = op.constant(-np.inf, bias.dtype)
         # In numbers: onnxruntime's ReduceMax of booleans is a loop.
-        seen = op.Greater(op.ReduceMax(bias, [-1], keepdims=1), lowest)
+        if op.opset >= 18:
+            largest = op.ReduceMax(bias, [-1], keepdims=1)
+        else:
+            largest = op.ReduceMax(bias, axes=[-1], keepdims=1)
+            known = shapes.dims(bias)
+            largest.shape = None if known is None else ir.Shape([*known[:-1], 1])
+        seen = op.Greater(largest, lowest)
         return op.Where(seen, bias, op.constant(0.0, bias.dtype)), op.cast(seen, bias.dtype)
 
-    made: tuple[ir.Value, ir.Value] = place.once(("seen", id(bias)), make)
+    made: tuple[ir.Value, ir.Value] = place.once(("seen", bias), make)
     return made
 
 
 def spread(
-    place: Place, op: Builder, bias: ir.Value, query: ir.Value, key: ir.Value
+    place: Place, op: Builder, bias: ir.Value, sizes: Sequence[Dim], query: ir.Value, key: ir.Value
 ) -> ir.Value:
     """A bias of four axes, the last two of which are as long as the scores'.
 
     Args:
         place: of the graph.
         op: where it is made.
-        bias: of up to four axes, which broadcasts to the scores.
-        query: [batch, heads, length, size].
-        key: [batch, heads, keys, size].
+        bias: which broadcasts to the scores.
+        sizes: of the scores: batch, heads, queries and keys.
+        query: [..., queries, size].
+        key: [..., keys, size].
 
     Raises:
         Refused: it is not known to broadcast over batch and heads as a kernel takes it.
     """
-    mine, q, k = shapes.dims(bias), shapes.dims(query), shapes.dims(key)
-    if mine is None or q is None or k is None or len(mine) > 4:
+    mine = shapes.dims(bias)
+    if mine is None or len(mine) > 4:
         raise Refused("the rank of the mask is unknown, or above 4")
     full: tuple[Dim, ...] = (*(1,) * (4 - len(mine)), *mine)
     for axis, what in ((0, "batch"), (1, "heads")):
-        if full[axis] != 1 and not shapes.same(full[axis], q[axis]):
+        if full[axis] != 1 and not shapes.same(full[axis], sizes[axis]):
             raise Refused(f"the mask may have another {what} than the query")
-    for axis, size, what in ((2, q[2], "queries"), (3, k[2], "keys")):
-        ours = full[axis]
+    for axis, what in ((2, "queries"), (3, "keys")):
+        ours, size = full[axis], sizes[axis]
         if isinstance(ours, int) and ours != 1 and isinstance(size, int) and ours != size:
             raise Refused(f"the mask is for {ours} {what}, of which there are {size}")
-    sizes = (q[2], k[2])
-    token = sizes if None not in sizes else (id(query), id(key))
+    lengths = (sizes[2], sizes[3])
+    token = lengths if None not in lengths else (query, key)
 
     def make() -> ir.Value:
         result = bias
         if len(mine) < 4:
             result = op.Unsqueeze(result, [*range(4 - len(mine))])
-        if not (shapes.same(full[2], q[2]) and shapes.same(full[3], k[2])):
-            parts = [op.constant([1, 1], np.dtype(np.int64)), op.dim(query, 2), op.dim(key, 2)]
-            result = op.Expand(result, op.Concat(*parts, axis=0))
-        result.shape = ir.Shape([full[0], full[1], q[2], k[2]])
+        if not (shapes.same(full[2], sizes[2]) and shapes.same(full[3], sizes[3])):
+            ones = op.constant([1, 1], np.dtype(np.int64))
+            target = op.Concat(ones, size_of(op, query, -2), size_of(op, key, -2), axis=0)
+            result = op.Expand(result, target)
+        result.shape = ir.Shape([full[0], full[1], *lengths])
         return result
 
-    made: ir.Value = place.once(("spread", id(bias), *token), make)
+    made: ir.Value = place.once(("spread", bias, *token), make)
     return made
+
+
+def size_of(op: Builder, value: ir.Value, axis: int) -> ir.Value:
+    """The size of an axis, int64 [1]; before opset 15 a Shape has no range."""
+    known = shapes.dims(value)
+    if op.opset >= 15 or (known is not None and isinstance(known[axis], int)):
+        return op.dim(value, axis)
+    rank = shapes.rank(value)
+    assert rank is not None
+    size: ir.Value = op.Gather(op.Shape(value), [axis % rank])
+    return size

@@ -18,9 +18,7 @@ def made_by(value: ir.Value | None, *op_types: str, domain: str = "") -> ir.Node
 
 def is_a(node: ir.Node, *op_types: str, domain: str = "") -> bool:
     """Whether a node is one of these operators."""
-    return node.domain in (domain, "ai.onnx" if not domain else domain) and (
-        node.op_type in op_types
-    )
+    return node.op_type in op_types and node.domain == domain
 
 
 def operand(node: ir.Node, place: int) -> ir.Value | None:

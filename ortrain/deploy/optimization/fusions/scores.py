@@ -21,7 +21,6 @@ from ortrain.deploy.optimization.fusions.fusion import Refused
 from ortrain.deploy.optimization.fusions.layout import order
 from ortrain.deploy.optimization.fusions.matching import (
     either_way,
-    integers,
     is_last_axis,
     made_by,
     operand,
@@ -226,9 +225,3 @@ def softmax_of(value: ir.Value | None) -> tuple[ir.Node, bool] | None:
     default = node.attributes.get("axis")
     axis = default.as_int() if default is not None else -1
     return (node, guarded) if is_last_axis(axis, value) else None
-
-
-def permutes(value: ir.Value | None) -> list[int] | None:
-    """The sizes that a reshape's target names, where it is a constant."""
-    node = made_by(value, "Reshape")
-    return None if node is None else integers(node.inputs[1])
