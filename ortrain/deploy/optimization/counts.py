@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from pathlib import Path
 
 import onnx_ir as ir
 
 from ortrain.deploy.model_folder import load_model
-from pathlib import Path
 
 # Operators that do the work of several.
 FUSED = frozenset(

@@ -155,7 +155,7 @@ class ORTOptimizer:
 
         report = compare(self.folder, folder, golden, budgets)
         if not report.passed:
-            raise EquivalenceError(report)
+            raise EquivalenceError.of(report, "optimized model")
         report.save(folder)
 
     @staticmethod

@@ -77,9 +77,9 @@ def _lengths(place: Place, op: Builder, query: ir.Value) -> tuple[ir.Value, ir.V
     token = (known[0], known[2]) if None not in (known[0], known[2]) else (query,)
 
     def make() -> tuple[ir.Value, ir.Value]:
-        longest = op.Cast(size_of(op, query, 2), to=int(ir.DataType.INT32))
+        longest = op.Cast(size_of(place, op, query, 2), to=int(ir.DataType.INT32))
         less = op.Sub(longest, op.constant([1], np.dtype(np.int32)))
-        rows = op.Expand(less, size_of(op, query, 0))
+        rows = op.Expand(less, size_of(place, op, query, 0))
         return rows, op.Squeeze(longest, [0])
 
     made: tuple[ir.Value, ir.Value] = place.once(("lengths", *token), make)

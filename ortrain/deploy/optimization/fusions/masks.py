@@ -118,7 +118,9 @@ def spread(
             result = op.Unsqueeze(result, [*range(4 - len(mine))])
         if not (shapes.same(full[2], sizes[2]) and shapes.same(full[3], sizes[3])):
             ones = op.constant([1, 1], np.dtype(np.int64))
-            target = op.Concat(ones, size_of(op, query, -2), size_of(op, key, -2), axis=0)
+            target = op.Concat(
+                ones, size_of(place, op, query, -2), size_of(place, op, key, -2), axis=0
+            )
             result = op.Expand(result, target)
         result.shape = ir.Shape([full[0], full[1], *lengths])
         return result
@@ -127,12 +129,30 @@ def spread(
     return made
 
 
-def size_of(op: Builder, value: ir.Value, axis: int) -> ir.Value:
-    """The size of an axis, int64 [1]; before opset 15 a Shape has no range."""
+def size_of(place: Place, op: Builder, value: ir.Value, axis: int) -> ir.Value:
+    """The size of an axis, int64 [1]: of an input of the graph that has it too, where there is one.
+
+    A value in the middle would have to be computed for its size alone.
+    """
     known = shapes.dims(value)
-    if op.opset >= 15 or (known is not None and isinstance(known[axis], int)):
-        return op.dim(value, axis)
-    rank = shapes.rank(value)
-    assert rank is not None
-    size: ir.Value = op.Gather(op.Shape(value), [axis % rank])
-    return size
+    assert known is not None
+    size = known[axis]
+    if isinstance(size, int):
+        return op.constant([size], np.dtype(np.int64))
+    source, axis = next(
+        (
+            (given, i)
+            for given in place.graph.inputs
+            for i, dim in enumerate(shapes.dims(given) or ())
+            if shapes.same(dim, size)
+        ),
+        (value, axis % len(known)),
+    )
+
+    def make() -> ir.Value:
+        if op.opset >= 15:
+            return op.Shape(source, start=axis, end=axis + 1)
+        return op.Gather(op.Shape(source), [axis])  # a Shape had no range
+
+    made: ir.Value = place.once(("size", source, axis), make)
+    return made

@@ -204,8 +204,8 @@ def _positions(place: Place, op: Builder, cosine: ir.Value) -> ir.Value:
         return op.constant([0], np.dtype(np.int64))
 
     def make() -> ir.Value:
-        sizes = op.Concat(size_of(op, cosine, 0), size_of(op, cosine, 2), axis=0)
-        rows = op.Squeeze(op.Mul(size_of(op, cosine, 0), size_of(op, cosine, 2)), [0])
+        sizes = op.Concat(size_of(place, op, cosine, 0), size_of(place, op, cosine, 2), axis=0)
+        rows = op.Squeeze(op.Mul(size_of(place, op, cosine, 0), size_of(place, op, cosine, 2)), [0])
         numbers = op.Range(np.int64(0), rows, np.int64(1))
         result: ir.Value = op.Reshape(numbers, sizes)
         return result
