@@ -2,7 +2,9 @@
 
 What float16 cannot hold stays float32, with casts around it: angles of sines and cosines with all
 that they are computed from, sums and powers of norms that are spelled out, numbers beyond 65504 or
-below 6e-8, and inputs that an operator takes in float32 alone.
+below 6e-8, and inputs that an operator takes in float32 alone. The lowest number of float32, which
+masks have, becomes the lowest of float16, as in a model that transformers itself loads in float16:
+to it a score above 16 still counts, in rows that are masked as a whole.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ class _Conversion:
     def __init__(self, model: ir.Model) -> None:
         self.model = model
         self.exact: set[ir.Node] = set()
+        self.constants: dict[ir.Value, ir.Value] = {}
         self.halves: dict[tuple[ir.Graph, ir.Value], ir.Value] = {}
         self.floats: dict[tuple[ir.Graph, ir.Value], ir.Value] = {}
 
@@ -123,16 +126,16 @@ class _Conversion:
         """A value in a dtype, by a cast or as a constant of it, made once in each graph."""
         if value.dtype == dtype:
             return value
+        tensor = None if value.is_graph_input() else value.const_value
+        if tensor is not None and dtype == _HALF:
+            if value not in self.constants:
+                self.constants[value] = made = _constant(value, tensor)
+                owner = value.graph if isinstance(value.graph, ir.Graph) else graph
+                owner.register_initializer(made)
+            return self.constants[value]
         known = self.halves if dtype == _HALF else self.floats
         if (graph, value) in known:
             return known[graph, value]
-        tensor = None if value.is_graph_input() else value.const_value
-        if tensor is not None and dtype == _HALF:
-            made = _constant(value, tensor)
-            owner = value.graph if isinstance(value.graph, ir.Graph) else graph
-            owner.register_initializer(made)
-            known[graph, value] = made
-            return made
         cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(dtype))], num_outputs=1)
         made = cast.outputs[0]
         made.name = f"{value.name}.{'half' if dtype == _HALF else 'float'}"
