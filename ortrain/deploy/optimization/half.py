@@ -186,11 +186,11 @@ def _constant(value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
     lazy = ir.LazyTensor(
         lambda: ir.tensor(_rounded(np.asarray(tensor.numpy()))),
         dtype=_HALF,
-        shape=ir.Shape(tensor.shape),
+        shape=ir.Shape(tensor.shape.numpy()),
         name=name,
     )
     return ir.Value(
-        name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(_HALF), const_value=lazy
+        name=name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(_HALF), const_value=lazy
     )
 
 

@@ -19,7 +19,8 @@ EXACT = {
     "half last": f"{CURVE} m = Mul(x, c) y = Mul(m, half)",
     "half first": f"{CURVE} m = Mul(x, half) y = Mul(m, c)",
     "half of the curve": f"{CURVE} m = Mul(half, c) y = Mul(x, m)",
-    "an inverse root": "d = Mul(inverse, x) e = Erf(d) c = Add(one, e) m = Mul(c, x) y = Mul(half, m)",
+    "an inverse root": """d = Mul(inverse, x) e = Erf(d) c = Add(one, e) m = Mul(c, x)
+        y = Mul(half, m)""",
 }
 FAST = {
     "a power": f"{TANH} m = Mul(x, half) y = Mul(m, c)",

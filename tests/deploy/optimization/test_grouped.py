@@ -62,8 +62,12 @@ def test_keys_of_a_cache_are_copied() -> None:
         "(float[batch,seq,32] y, float[batch,2,all,8] kk, float[batch,2,all,8] vv)"
     )
     projections = PROJECTIONS.replace("n = Shape<start=1,end=2>(x)", "n = Shape<start=3>(m)")
-    projections = projections.replace("k3 = Unsqueeze(k2", "kk = Concat<axis=2>(pk, k2) k3 = Unsqueeze(kk")
-    projections = projections.replace("v3 = Unsqueeze(v2", "vv = Concat<axis=2>(pv, v2) v3 = Unsqueeze(vv")
+    projections = projections.replace(
+        "k3 = Unsqueeze(k2", "kk = Concat<axis=2>(pk, k2) k3 = Unsqueeze(kk"
+    )
+    projections = projections.replace(
+        "v3 = Unsqueeze(v2", "vv = Concat<axis=2>(pv, v2) v3 = Unsqueeze(vv"
+    )
     before = graph(signature, projections + SCORES, WEIGHTS)
     after, report = fused(before)
     assert report.fused == {"MultiHeadAttention": 1}

@@ -71,7 +71,9 @@ def test_numbers_that_float16_has_not_stay_float32(epsilon: str) -> None:
 def test_masks_have_the_lowest_number_of_float16() -> None:
     signature = "(float[batch,16] x, bool[batch,16] m) => (float[batch,16] y)"
     weights = "float zero = {0.0}, float low = {-3.4028234663852886e+38}"
-    before = graph(signature, "b = Where(m, zero, low) s = Add(x, b) y = Softmax<axis=-1>(s)", weights)
+    before = graph(
+        signature, "b = Where(m, zero, low) s = Add(x, b) y = Softmax<axis=-1>(s)", weights
+    )
     after = half(before)
     assert not list(floats_left(after))
     mask = draw(3, 16) > 0

@@ -20,9 +20,8 @@ from ortrain.errors import ExecutionError, InputError
 from tests.deploy.optimization.graphs import draw, graph, operators
 
 SIGNATURE = "(float[batch,seq,64] x) => (float[batch,seq,64] y)"
-BODY = "p = MatMul(x, w) q = Add(p, b) s = Sigmoid(q) t = Mul(q, s) u = Add(t, x) " + (
-    "y = LayerNormalization<axis=-1>(u, g, b)"
-)
+BODY = """p = MatMul(x, w) q = Add(p, b) s = Sigmoid(q) t = Mul(q, s) u = Add(t, x)
+          y = LayerNormalization<axis=-1>(u, g, b)"""
 WEIGHTS = "float[64,64] w, float[64] b, float[64] g"
 
 
@@ -63,7 +62,11 @@ def test_a_folder_becomes_another(tmp_path: Path) -> None:
     )
     found = ORTConfig.from_pretrained(target)
     assert found.optimization == config.to_dict()
-    assert (found.opset, found.use_external_data_format, found.one_external_file) == (20, False, True)
+    assert (found.opset, found.use_external_data_format, found.one_external_file) == (
+        20,
+        False,
+        True,
+    )
 
 
 def test_details_are_counted(tmp_path: Path) -> None:
@@ -167,7 +170,7 @@ def test_what_is_no_model_is_told(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="file_names"):
         ORTOptimizer.from_pretrained(tmp_path, file_names="model.onnx")
     source = folder(tmp_path / "source")
-    with pytest.raises(InputError, match="no file other.onnx"):
+    with pytest.raises(InputError, match=r"no file other\.onnx"):
         ORTOptimizer.from_pretrained(source, file_names=["other.onnx"])
     content = (source / "model.onnx").read_bytes()
     (source / "model.onnx").write_bytes(content[: len(content) // 2])

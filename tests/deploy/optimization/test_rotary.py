@@ -13,8 +13,8 @@ WEIGHTS = (
     "int64[1] last = {3}, int64[1] one = {1}, float grow = {1.5}, int64[1] two = {2}"
 )
 ANGLES = """
-    f = Cast<to=1>(positions) g = Unsqueeze(f, two) a = Mul(g, frequencies) e = Concat<axis=-1>(a, a)
-    c0 = Cos(e) c1 = Mul(c0, grow) s0 = Sin(e) s1 = Mul(s0, grow)
+    f = Cast<to=1>(positions) g = Unsqueeze(f, two) a = Mul(g, frequencies)
+    e = Concat<axis=-1>(a, a) c0 = Cos(e) c1 = Mul(c0, grow) s0 = Sin(e) s1 = Mul(s0, grow)
     cos = Unsqueeze(c1, one) sin = Unsqueeze(s1, one)
 """
 TURNED = """
@@ -78,6 +78,8 @@ def test_query_and_key_share_their_angles() -> None:
     assert_same(before, after, given)
 
 
+GIVEN = """(float[batch,4,seq,8] q, float[B,1,seq,8] cos, float[B,1,seq,8] sin) =>
+           (float[batch,4,seq,8] o)"""
 REFUSED = {
     "halves that differ": (
         SIGNATURE, ANGLES.replace("Concat<axis=-1>(a, a)", "Concat<axis=-1>(a, g2)").replace(
@@ -85,16 +87,13 @@ REFUSED = {
         ) + SPLIT + TURNED + MERGE, "halves",
     ),
     "angles of each head": (
-        "(float[batch,4,seq,8] q, float[batch,4,seq,8] cos, float[batch,4,seq,8] sin) => "
-        "(float[batch,4,seq,8] o)", TURNED, "cos and sin",
+        GIVEN.replace("B,1", "batch,4"), TURNED, "cos and sin",
     ),
     "angles that are given": (
-        "(float[batch,4,seq,8] q, float[batch,1,seq,8] cos, float[batch,1,seq,8] sin) => "
-        "(float[batch,4,seq,8] o)", TURNED, "halves",
+        GIVEN.replace("B,1", "batch,1"), TURNED, "halves",
     ),
     "angles of another batch": (
-        "(float[batch,4,seq,8] q, float[other,1,seq,8] cos, float[other,1,seq,8] sin) => "
-        "(float[batch,4,seq,8] o)", TURNED, "batch",
+        GIVEN.replace("B,1", "other,1"), TURNED, "batch",
     ),
 }  # fmt: skip
 

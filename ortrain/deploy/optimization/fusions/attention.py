@@ -19,6 +19,8 @@ not broadcast; and where masked scores are replaced by a number to which a score
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
 
 from ortrain.deploy.optimization.fusions import grouped
@@ -195,13 +197,14 @@ def _multi_head(op: Builder, found: Attention, bias: ir.Value | None, heads: int
     # A kernel takes key and value with heads apart too, as a cache has them: that saves copies.
     if splits_heads(key) or splits_heads(value) or k is None or v is None or k[3] != v[3]:
         key, value = merged(op, key), merged(op, value)
+    attributes: dict[str, Any] = {"unidirectional": 1} if found.causal else {}
     result: ir.Value = op.node(
         "MultiHeadAttention",
         [merged(op, found.query), key, value, None, None, bias],
         domain="com.microsoft",
         num_heads=heads,
         scale=float(found.scale),
-        **({"unidirectional": 1} if found.causal else {}),
+        **attributes,
     )
     return result
 

@@ -88,7 +88,7 @@ class Place:
         while free in self.graph.initializers:
             count += 1
             free = f"{name}.{count}"
-        shape = ir.Shape(tensor.shape)
+        shape = ir.Shape(tensor.shape.numpy())
         value = ir.Value(
             name=free, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor
         )

@@ -15,6 +15,7 @@ is no vector of the last axis.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import onnx_ir as ir
 
@@ -63,7 +64,7 @@ def _apply(place: Place, node: ir.Node) -> bool:
     return False
 
 
-def _put(place: Place, node: ir.Node, name: str, x: ir.Value, **attributes: float) -> bool:
+def _put(place: Place, node: ir.Node, name: str, x: ir.Value, **attributes: Any) -> bool:
     if x.dtype not in DTYPES:
         raise Refused(f"no kernel computes it in {x.dtype}")
     op = place.builder(node)

@@ -14,6 +14,8 @@ token is told the number of its row, so that positions may be any.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 
@@ -68,11 +70,12 @@ def _replace(place: Place, node: ir.Node, x: ir.Value, cosine: ir.Value, sine: i
     positions = _positions(place, op, cosine)
     # One head is the same in either form, but of several only the flat one needs no copies.
     flat = splits_heads(x)
+    attributes: dict[str, Any] = {"num_heads": known[1]} if flat else {}
     result = op.node(
         "RotaryEmbedding",
         [merged(op, x) if flat else x, positions, cache, other],
         domain="com.microsoft",
-        **({"num_heads": known[1]} if flat else {}),
+        **attributes,
     )
     result.shape = ir.Shape([known[0], known[2], known[1] * size]) if flat else x.shape
     made = apart(op, result, known[1]) if flat else result
