@@ -27,8 +27,9 @@ class CalibrationConfig:
         dataset_split: the same.
         dataset_num_samples: how many examples it has.
         method: ``MinMax``, ``Entropy`` or ``Percentile``.
-        num_bins: of the histogram in which a range is chosen. Entropy needs more bins than levels to
-            have a choice at all; with no more than that it takes 2048.
+        num_bins: around zero, in which entropy chooses a range. It needs more bins than levels to
+            have a choice at all; with no more than that it takes 2048. Percentiles are found in
+            bins of at most 1/2048 of the largest value, whatever this is.
         num_quantized_bins: levels that values are rounded to, for entropy.
         percentile: share of a hundred values that the range holds.
         moving_average: whether ranges of batches are averaged instead of joined, for min-max.
@@ -56,8 +57,8 @@ class CalibrationConfig:
         expect("method", self.method, CalibrationMethod, "a CalibrationMethod")
         if self.method == CalibrationMethod.Distribution:
             raise ValueError(
-                "method=Distribution is for floating point of eight bits; choose MinMax, Entropy or "
-                "Percentile"
+                "method=Distribution is for floating point of eight bits; choose MinMax, Entropy "
+                "or Percentile"
             )
         for name in ("num_bins", "num_quantized_bins"):
             value = getattr(self, name)

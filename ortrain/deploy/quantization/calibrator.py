@@ -22,8 +22,9 @@ from ortrain.deploy.quantization.configuration import (
     default_operators,
 )
 from ortrain.deploy.quantization.histogram import MASK, SIDE, Histogram
+from ortrain.deploy.quantization.inputs import Inputs, described, fed
 from ortrain.deploy.quantization.rewriting import ready
-from ortrain.errors import ExecutionError, InputError, StateError, listing
+from ortrain.errors import ExecutionError, StateError, listing
 
 # Bytes of activations that are held at a time where each value is counted.
 HELD = 256 << 20
@@ -93,8 +94,8 @@ class Calibrator:
         self.batches = 0
 
     @property
-    def inputs(self) -> Mapping[str, tuple[Any, int | None, tuple[Any, ...]]]:
-        """Name → dtype, number of axes and sizes of each input; None where it is not known."""
+    def inputs(self) -> Inputs:
+        """What the model takes."""
         return self._made().inputs
 
     def collect(self, batches: Iterable[Mapping[str, np.ndarray]]) -> None:
@@ -121,7 +122,7 @@ class Calibrator:
             ExecutionError: onnxruntime cannot run the model on it.
         """
         graphs = self._made()
-        feeds = graphs.feeds(batch)
+        feeds = fed(batch, graphs.inputs)
         found = graphs.statistics(feeds)
         for name in graphs.taps:
             low, high, total, *size = (found.pop(f"{name}{end}") for end in graphs.ends)
@@ -225,29 +226,9 @@ class _Graphs:
         ir.save(model, self._base, external_data="weights", size_threshold_bytes=256)
         self.outputs = [value.name or "" for value in model.graph.outputs]
         self._statistics = self._session(_reduced(ir.load(self._base), self.taps, counted))
-        self.inputs = {
-            value.name: (
-                _dtype(value.type),
-                len(value.shape) if value.shape is not None else None,
-                tuple(value.shape or ()),
-            )
-            for value in self._statistics.get_inputs()
-        }
+        self.inputs = described(self._statistics)
         self._groups: list[tuple[list[str], Any]] = []
         self._sizes: dict[str, int] = {}
-
-    def feeds(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Of a batch what the model takes, in its dtypes."""
-        if missing := [name for name in self.inputs if name not in batch]:
-            raise InputError(
-                f"the calibration data has no {listing(missing)}",
-                because=f"its columns are {listing(sorted(batch))}",
-                help="name the columns as the model's inputs",
-            )
-        return {
-            name: np.ascontiguousarray(batch[name], dtype=dtype)
-            for name, (dtype, _, _) in self.inputs.items()
-        }
 
     def statistics(self, feeds: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """The model's outputs, and extremes, sum and size of each activation."""
@@ -381,9 +362,3 @@ def _grouped(taps: Sequence[str], sizes: Mapping[str, int], elements: int) -> li
         groups[-1].append(name)
         free -= sizes[name]
     return groups
-
-
-def _dtype(kind: str) -> Any:
-    """numpy's dtype of ``"tensor(float)"`` and the like."""
-    name = kind.removeprefix("tensor(").removesuffix(")")
-    return np.dtype({"float": "float32", "double": "float64"}.get(name, name))

@@ -160,8 +160,8 @@ class QuantizationConfig:
         if self.is_static:
             if self.mode != QuantizationMode.QLinearOps:
                 raise ValueError(
-                    "mode=IntegerOps computes ranges in each run: static quantization, whose ranges "
-                    "come from calibration, has mode=QLinearOps"
+                    "mode=IntegerOps computes ranges in each run: static quantization, whose "
+                    "ranges come from calibration, has mode=QLinearOps"
                 )
             if (self.activations_dtype, self.weights_dtype) == (QuantType.QInt8, QuantType.QUInt8):
                 raise ValueError(

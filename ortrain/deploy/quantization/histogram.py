@@ -1,9 +1,9 @@
 """``Histogram``: values counted in bins that are halved in number, never moved.
 
-Bins are ``[i w, (i + 1) w)`` around zero with a width ``w`` that is a power of two. Where a value is
-beyond the last bin, each two neighbours become one of twice the width, which loses nothing: counting
-in the wider bins from the start would have given the same. So counts do not depend on the order of
-what is counted, and those of shards add up to exactly those of all.
+Bins are ``[i w, (i + 1) w)`` around zero with a width ``w`` that is a power of two. Where a value
+is beyond the last bin, each two neighbours become one of twice the width, which loses nothing:
+counting in the wider bins from the start would have given the same. So counts do not depend on the
+order of what is counted, and those of shards add up to exactly those of all.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def standard(node: ir.Node, *operators: str) -> bool:
 
 def constant(value: ir.Value | None) -> ir.TensorProtocol | None:
     """The tensor of an initializer that a caller cannot replace; None for other values."""
-    if value is None or value.const_value is None or not value.isinitializer():
+    if value is None or value.const_value is None or not value.is_initializer():
         return None
     return None if value.is_graph_input() else value.const_value
 
@@ -241,7 +241,7 @@ def initializer(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
         type=ir.TensorType(tensor.dtype),
         shape=ir.Shape(array.shape),
     )
-    model.graph.registerinitializer(value)
+    model.graph.register_initializer(value)
     return value
 
 
@@ -327,7 +327,7 @@ def _separate(model: ir.Model, wanted: Wanted) -> None:
         for (operator, index, _), readers in list(kinds.items())[1:]:
             name = f"{value.name}_of_{operator}_{index}"
             own = ir.Value(name=name, const_value=tensor, type=value.type, shape=value.shape)
-            model.graph.registerinitializer(own)
+            model.graph.register_initializer(own)
             for node, position in readers:
                 node.replace_input_with(position, own)
 
@@ -359,6 +359,27 @@ def expect_known(model: ir.Model, names: Collection[str], argument: str) -> None
     known = {node.name for node in nodes(model)}
     if missing := [name for name in names if name not in known]:
         raise ValueError(
-            f"{argument} has {listing([repr(name) for name in missing])}, and the model has no such "
-            f"node; its nodes are named as {listing(sorted(n for n in known if n), 3)}"
+            f"{argument} has {listing([repr(name) for name in missing])}, and the model has no "
+            f"such node; its nodes are named as {listing(sorted(n for n in known if n), 3)}"
         )
+
+
+def quantizable(model: ir.Model, *, static: bool) -> list[ir.Node]:
+    """Nodes that have numbers of their own to quantize: products, tables, in static also others."""
+    weighted = {id(node) for node in nodes(model) if _held(node)}
+    return [node for node in nodes(model) if static or id(node) in weighted]
+
+
+def _held(node: ir.Node) -> bool:
+    """Whether the weight of a product, or the table of a Gather, follows from initializers."""
+    index = WEIGHTED.get(node.op_type, 0 if node.op_type == "Gather" else None)
+    if index is None or len(node.inputs) <= index:
+        return False
+    value = node.inputs[index]
+    while value is not None and constant(value) is None:
+        producer = value.producer()
+        if producer is None or not producer.inputs:
+            return False
+        value = producer.inputs[0]
+    tensor = constant(value)
+    return tensor is not None and tensor.dtype in FLOATS

@@ -220,7 +220,7 @@ def _producer(node: ir.Node, *operators: str) -> ir.Node | None:
 
 
 def _layer_norm(mean: ir.Node) -> set[ir.Node]:
-    """The nodes of ``(x - mean) / sqrt(mean((x - mean) ** 2) + e) * w + b``, from its first mean."""
+    """The nodes of ``(x - mean) / sqrt(mean((x - mean) ** 2) + e) * w + b``, from the mean."""
     centred = _reader(mean, "Sub")
     if centred is None or mean.inputs[0] not in centred.inputs:
         return set()

@@ -103,7 +103,7 @@ class AutoQuantizationConfig:
         nodes_to_exclude: Sequence[str] | None = None,
         operators_to_quantize: Sequence[str] | None = None,
     ) -> QuantizationConfig:
-        """For x86 with VNNI, which sums products of eight bits in 32: activations u8, weights s8."""
+        """For x86 with VNNI, which sums products in 32 bits: activations u8, weights s8."""
         return _eight_bits(
             QuantType.QInt8,
             is_static,

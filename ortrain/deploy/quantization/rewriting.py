@@ -148,13 +148,16 @@ def _unquantizable(model: ir.Model, config: QuantizationConfig) -> dict[str, str
         name = node.name or ""
         if node.op_type == "Attention" and node.domain == preparation.MICROSOFT:
             other = set(node.attributes) - _QATTENTION
-            if other or len(node.inputs) > 5 and any(node.inputs[5:]):
+            if other or any(node.inputs[5:]):
                 found[name] = "QAttention has not all of its attributes and inputs"
             elif preparation.weight(node) is None or config.is_static:
                 found[name] = "only its dynamic form with a constant weight is quantized"
-        elif node.op_type in ("Conv", "ConvTranspose", "LSTM") and not config.is_static:
-            if preparation.weight(node) is None:
-                found[name] = "its weight is no constant"
+        elif (
+            node.op_type in ("Conv", "ConvTranspose", "LSTM")
+            and not config.is_static
+            and preparation.weight(node) is None
+        ):
+            found[name] = "its weight is no constant"
     return found
 
 
@@ -202,7 +205,7 @@ def _proto(
         if tensor.nbytes > _LEFT_OUT and not any(wanted(use.node) for use in value.uses()):
             left_out[name] = tensor
             value.const_value = ir.ExternalTensor(
-                "left_out", 0, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=name
+                "left_out", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape), name=name
             )
         elif isinstance(tensor, ir.ExternalTensor):
             value.const_value = ir.Tensor(tensor.numpy(), tensor.dtype, name=name)

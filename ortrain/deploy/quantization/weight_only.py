@@ -145,7 +145,7 @@ class _Blocks:
             return False
         value = node.inputs[1]
         assert value is not None
-        rows, columns = (int(size) for size in tensor.shape)
+        rows, columns = tensor.numpy().shape
         attributes: dict[str, Any] = {
             "K": rows,
             "N": columns,
@@ -174,7 +174,7 @@ class _Blocks:
             return False
         if preparation.attribute(node, "axis", 0) != 0 or not preparation.standard(node, "Gather"):
             return False
-        columns = int(tensor.shape[1])
+        columns = tensor.numpy().shape[1]
         if columns % self._config.block_size:  # the last block would be padded, and given out too
             return False
         made = ir.node(
