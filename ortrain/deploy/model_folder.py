@@ -138,6 +138,14 @@ class ModelFolder:
         )
 
 
+class _OfTheTool(Exception):
+    """Carries a ValueError past what would take it for a fault of the target."""
+
+    def __init__(self, own: ValueError) -> None:
+        super().__init__(str(own))
+        self.own = own
+
+
 def load_model(path: Path) -> ir.Model:
     """An ONNX file whose weights are all there; as :meth:`ModelFolder.load`.
 
@@ -167,17 +175,9 @@ def load_model(path: Path) -> ir.Model:
     return model
 
 
-def external_files(path: Path) -> tuple[Path, ...]:
-    """The files beside an ONNX file that have weights of it.
-
-    Raises:
-        InputError: as :func:`load_model` does.
-    """
-    found = {
-        Path(tensor.path)
-        for tensor in _tensors(load_model(path))
-        if isinstance(tensor, ir.ExternalTensor)
-    }
+def external_files_of(model: ir.Model) -> tuple[Path, ...]:
+    """The files that have weights of a model which :func:`load_model` has read."""
+    found = {Path(t.path) for t in _tensors(model) if isinstance(t, ir.ExternalTensor)}
     return tuple(sorted(found))
 
 
@@ -211,7 +211,13 @@ def published(source: ModelFolder, target: str | os.PathLike[str], what: str) ->
         with staged(folder, "model", what) as unfinished:
             for path in source.companions():
                 shutil.copyfile(path, unfinished / path.name)
-            yield unfinished
+            try:
+                yield unfinished
+            except ValueError as error:
+                if isinstance(error, OrtrainError):
+                    raise
+                # `staged` takes it for a path that cannot be; here it is a tool's own.
+                raise _OfTheTool(error) from error
             for path in unfinished.iterdir():
                 there = folder / path.name
                 # A file is written where a link leads.
@@ -222,10 +228,12 @@ def published(source: ModelFolder, target: str | os.PathLike[str], what: str) ->
                         help="remove the link, or give another folder",
                     )
             written = {path.name for path in unfinished.iterdir()}
-    except BaseException:
+    except BaseException as error:
         for each in made:
             with suppress(OSError):
                 each.rmdir()  # which leaves one with files in it
+        if isinstance(error, _OfTheTool):
+            raise error.own from error.own.__cause__
         raise
     for name in set(REPORTS) - written:  # of the files that have just been replaced
         with suppress(OSError):
