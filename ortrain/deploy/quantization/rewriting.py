@@ -172,8 +172,8 @@ def _expect_flat(model: ir.Model, config: QuantizationConfig, file: str) -> None
         raise InputError(
             f"{file} has products inside If, Loop or Scan, which static quantization cannot reach",
             because=f"these nodes are in sub-graphs: {listing(inside, 3)}",
-            help="quantize dynamically, export decoders with and without cache as two files instead "
-            "of a merged one, or exclude these nodes",
+            help="quantize dynamically, export decoders with and without cache as two files "
+            "instead of a merged one, or exclude these nodes",
         )
 
 
@@ -205,7 +205,7 @@ def _proto(
         if tensor.nbytes > _LEFT_OUT and not any(wanted(use.node) for use in value.uses()):
             left_out[name] = tensor
             value.const_value = ir.ExternalTensor(
-                "left_out", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape), name=name
+                "left_out", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.numpy().shape), name=name
             )
         elif isinstance(tensor, ir.ExternalTensor):
             value.const_value = ir.Tensor(tensor.numpy(), tensor.dtype, name=name)

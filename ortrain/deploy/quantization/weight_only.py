@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnxruntime.quantization.matmul_nbits_quantizer import (
-    DefaultWeightOnlyQuantConfig,
-    DefaultWeightOnlyQuantizer,
-)
 
 from ortrain.deploy.quantization import preparation
 from ortrain.errors import InputError, listing
@@ -115,7 +112,8 @@ def in_blocks(model: ir.Model, config: WeightOnlyConfig, file: str) -> ir.Model:
     if not count:
         raise InputError(
             f"nothing of {file} would be quantized",
-            because="it has no product with a constant matrix and no embedding that is not excluded",
+            because="all products with a constant matrix and all embeddings are excluded, or there "
+            "are none",
             help="name other nodes, or leave the lists out",
         )
     model.opset_imports.setdefault(preparation.MICROSOFT, 1)
@@ -129,11 +127,7 @@ class _Blocks:
     def __init__(self, model: ir.Model, config: WeightOnlyConfig) -> None:
         self._model, self._config = model, config
         # The kernel is onnxruntime's; of its rewriting, nodes that share a weight give it twice.
-        self._kernel = DefaultWeightOnlyQuantizer(
-            DefaultWeightOnlyQuantConfig(
-                block_size=config.block_size, is_symmetric=config.symmetric, bits=config.bits
-            )
-        )
+        self._kernel = _kernel(config)
         self._made: dict[tuple[str, str], list[ir.Value]] = {}
 
     def product(self, node: ir.Node) -> bool:
@@ -216,6 +210,25 @@ class _Blocks:
                 for suffix, part in parts.items()
             ]
         return self._made[key]
+
+
+def _kernel(config: WeightOnlyConfig) -> Any:
+    """What packs a matrix, of onnxruntime; importing it makes every library log to stderr."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    try:
+        from onnxruntime.quantization.matmul_nbits_quantizer import (
+            DefaultWeightOnlyQuantConfig,
+            DefaultWeightOnlyQuantizer,
+        )
+    finally:
+        root.setLevel(level)
+        root.handlers[:] = handlers
+    return DefaultWeightOnlyQuantizer(
+        DefaultWeightOnlyQuantConfig(
+            block_size=config.block_size, is_symmetric=config.symmetric, bits=config.bits
+        )
+    )
 
 
 def _put(node: ir.Node, made: ir.Node) -> None:
