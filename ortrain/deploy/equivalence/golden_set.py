@@ -97,8 +97,9 @@ class GoldenSet:
                 labels are of.
             text_column: column, or key, of the text; two of them for pairs of texts. In ``.jsonl``
                 files a text may be a list of words, and the label one of labels of these words.
-            label_column: of the label: a name of a class, its number, or a number for regression.
-                A file without it has no labels.
+            label_column: of the label: a name of a class, its number, a number for regression,
+                or the text that an encoder-decoder model is to write. A file without the usual
+                one has no labels; those of a causal language model are then its texts.
             slice_columns: each value of these is a slice: ``language=de``.
             batch_size: examples in a batch; they are padded to the longest of it.
             max_length: tokens of the longest text, longer ones are cut; by default as many as the

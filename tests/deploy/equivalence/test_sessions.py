@@ -146,6 +146,28 @@ def test_an_encoder_and_its_decoder_are_compared_in_one_call(tmp_path: Path) -> 
     assert report.overall.count == 3
 
 
+def test_a_decoder_in_two_files_goes_on_where_the_first_one_ends(tmp_path: Path) -> None:
+    config = {"architectures": ["GPT2LMHeadModel"]}
+    first = model(DECODER)
+    del first.graph.input[3]
+    first.graph.node[4].CopyFrom(onnx.helper.make_node("Identity", ["own"], ["present.0.key"]))
+    folders = []
+    for name in ("before", "after"):
+        folder = classifiers.folder(
+            tmp_path / name, first, name="decoder_model.onnx", config=config
+        )
+        folders.append(
+            classifiers.folder(
+                folder, model(DECODER), name="decoder_with_past_model.onnx", config=config
+            )
+        )
+    report = compare(*folders, GoldenSet(texts()), **QUICK)
+    assert report.passed
+    # Three tokens before, and one more.
+    assert report.outputs["decoder_model/present.0.key"].elements == 2 * 3 * 4
+    assert report.outputs["decoder_with_past_model/present.0.key"].elements == 2 * 4 * 4
+
+
 def test_an_input_that_nothing_gives_is_told(tmp_path: Path) -> None:
     folder = classifiers.folder(tmp_path, model(READER), config={})
     with pytest.raises(InputError, match="no input 'encoder_attention_mask'"):
