@@ -21,7 +21,7 @@ from ortrain.deploy.equivalence.predictions import IGNORED
 from ortrain.deploy.model_folder import ModelFolder
 from ortrain.errors import InputError, listing
 from ortrain.extras import require
-from ortrain.kinds import NONE, expect, expect_names, expect_path, expect_whole, shown
+from ortrain.kinds import NONE, expect, expect_names, expect_path, expect_whole, refused, shown
 
 Array = np.ndarray
 
@@ -52,7 +52,10 @@ def read(
     """What a golden set is made of; the arguments are those of ``GoldenSet.from_file``."""
     expect_path("path", path)
     expect_path("model", model)
-    expect("text_column", text_column, (str, tuple), "the name of a column, or a pair of them")
+    columns = (text_column,) if isinstance(text_column, str) else text_column
+    expect("text_column", columns, tuple, "the name of a column, or a pair of them")
+    if not 1 <= len(columns) <= 2 or not all(isinstance(name, str) for name in columns):
+        raise refused("text_column", text_column, "the name of a column, or a pair of them")
     expect("label_column", label_column, str, "the name of a column")
     expect_names("slice_columns", slice_columns)
     expect_whole("batch_size", batch_size)
@@ -71,7 +74,6 @@ def read(
                 help=f"give an array {_SLICE}NAME of indices, or of one bool for each example",
             )
         return _arrays(file, batch_size, limit)
-    columns = (text_column,) if isinstance(text_column, str) else tuple(text_column)
     if suffix in _SEPARATORS:
         rows = list(_separated(file, _SEPARATORS[suffix], limit))
     elif suffix in _JSON_LINES:

@@ -150,17 +150,12 @@ def test_a_decoder_in_two_files_goes_on_where_the_first_one_ends(tmp_path: Path)
     config = {"architectures": ["GPT2LMHeadModel"]}
     first = model(DECODER)
     del first.graph.input[3]
-    first.graph.node[4].CopyFrom(onnx.helper.make_node("Identity", ["own"], ["present.0.key"]))
-    folders = []
-    for name in ("before", "after"):
-        folder = classifiers.folder(
-            tmp_path / name, first, name="decoder_model.onnx", config=config
-        )
-        folders.append(
-            classifiers.folder(
-                folder, model(DECODER), name="decoder_with_past_model.onnx", config=config
-            )
-        )
+    first.graph.node[5].CopyFrom(onnx.helper.make_node("Identity", ["own"], ["present.0.key"]))
+    names = {"decoder_model.onnx": first, "decoder_with_past_model.onnx": model(DECODER)}
+    folders = [tmp_path / "before", tmp_path / "after"]
+    for folder in folders:
+        for name, each in names.items():
+            classifiers.folder(folder, each, name=name, config=config)
     report = compare(*folders, GoldenSet(texts()), **QUICK)
     assert report.passed
     # Three tokens before, and one more.
