@@ -19,7 +19,7 @@ from ortrain.deploy.equivalence.report import EquivalenceReport, Group, Side
 from ortrain.deploy.equivalence.sessions import Answer, File, Runnable, opened
 from ortrain.deploy.equivalence.speed import timed
 from ortrain.deploy.equivalence.tasks import TASKS, deciding, heads, task_of
-from ortrain.deploy.model_folder import ModelFolder
+from ortrain.deploy.model_folder import ModelFolder, published_at
 from ortrain.errors import InputError, listing
 from ortrain.kinds import NONE, expect, expect_flag, expect_path, expect_whole
 
@@ -98,7 +98,7 @@ def compare(
             notes += [trouble] if trouble and trouble not in notes else []
     made = [
         Side(
-            path=os.fspath(folder.path),
+            path=os.fspath(published_at(folder.path)),
             files=files,
             sha256=checksums,
             operators=operators,
