@@ -146,7 +146,7 @@ def _groups(title: str, kind: str, groups: Mapping[str, Group], worst: str | Non
     metrics = next((list(g.before) for g in groups.values() if g.before), [])
     heads = [kind, "examples", "agreement"]
     for name in metrics:
-        heads += [f"{name} before", "after"]
+        heads += [f"{name} before", f"{name} after"]
     rows = []
     for name in order:
         group = groups[name]
