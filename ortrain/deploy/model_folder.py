@@ -138,6 +138,14 @@ class ModelFolder:
         )
 
 
+class _OfTheTool(Exception):
+    """Carries a ValueError past what would take it for a fault of the target."""
+
+    def __init__(self, own: ValueError) -> None:
+        super().__init__(str(own))
+        self.own = own
+
+
 def load_model(path: Path) -> ir.Model:
     """An ONNX file whose weights are all there; as :meth:`ModelFolder.load`.
 
@@ -203,7 +211,13 @@ def published(source: ModelFolder, target: str | os.PathLike[str], what: str) ->
         with staged(folder, "model", what) as unfinished:
             for path in source.companions():
                 shutil.copyfile(path, unfinished / path.name)
-            yield unfinished
+            try:
+                yield unfinished
+            except ValueError as error:
+                if isinstance(error, OrtrainError):
+                    raise
+                # `staged` takes it for a path that cannot be; here it is a tool's own.
+                raise _OfTheTool(error) from error
             for path in unfinished.iterdir():
                 there = folder / path.name
                 # A file is written where a link leads.
@@ -214,10 +228,12 @@ def published(source: ModelFolder, target: str | os.PathLike[str], what: str) ->
                         help="remove the link, or give another folder",
                     )
             written = {path.name for path in unfinished.iterdir()}
-    except BaseException:
+    except BaseException as error:
         for each in made:
             with suppress(OSError):
                 each.rmdir()  # which leaves one with files in it
+        if isinstance(error, _OfTheTool):
+            raise error.own from error.own.__cause__
         raise
     for name in set(REPORTS) - written:  # of the files that have just been replaced
         with suppress(OSError):
@@ -251,7 +267,8 @@ def save_model(
         if data is not None:
             metadata[seal.DATA_KEY] = seal.unsealed_data(data.name)
             ir.save(model, path, external_data=data.name, size_threshold_bytes=_SMALL)
-            if not data.exists():  # all weights are small
+            if not data.is_file() or not data.stat().st_size:  # all weights are small
+                data.unlink(missing_ok=True)
                 del metadata[seal.DATA_KEY]
                 ir.save(model, path)
                 data = None

@@ -81,8 +81,8 @@ def name_of(number: int, names: Mapping[int, str], taken: Collection[str] = ()) 
 def flips(task: str, rows: Rows, thresholds: Sequence[float]) -> tuple[Flips, ...]:
     """Decisions that cross a threshold.
 
-    Of two classes, whether it is class 1; of more, whether the model is as sure of what it predicts;
-    where an example may have several labels, each of them.
+    Of two classes, whether it is class 1; of more, whether the model is as sure of what it
+    predicts; where an example may have several labels, each of them.
     """
     before, after = rows.before.probability, rows.after.probability
     if task not in _OF_CLASSES:

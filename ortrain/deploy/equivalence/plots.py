@@ -79,7 +79,7 @@ def columns(title: str, rows: Sequence[tuple[str, int]]) -> str:
 
 def text(value: object) -> str:
     """A value as characters of the page, whatever it holds; what no page may hold as U+FFFD."""
-    shown = "".join(c if c in "\t\n" or ord(c) >= 32 and c != "\x7f" else "�" for c in str(value))
+    shown = "".join(c if c in "\t\n" or (ord(c) >= 32 and c != "\x7f") else "�" for c in str(value))
     return escape(shown, quote=True)
 
 

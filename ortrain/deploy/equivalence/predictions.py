@@ -1,6 +1,6 @@
 """Predictions of both models, one row for each thing that is predicted.
 
-A row is an example, a token, a label that an example may have, or a number: whatever the task counts.
+A row is an example, a token, a label that an example may have, or a number, by the task.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ class Predictions:
             sides = [_answers(out[names[0]], out[names[1]], mask) for out in (before, after)]
             index = (examples, np.zeros(count, np.int64), label)
         elif self.task == "regression":
-            numbers = [out[names[0]].reshape(count, -1).astype(np.float64) for out in (before, after)]
+            numbers = [
+                out[names[0]].reshape(count, -1).astype(np.float64) for out in (before, after)
+            ]
             width = numbers[0].shape[1]
             label, keep = _number_labels(labels, count, width, first).reshape(-1), None
             none = np.full(count * width, np.nan)
@@ -181,7 +183,7 @@ class Predictions:
                     help=f"give one label for each token, and {IGNORED} for those without one",
                 )
             counts = found != IGNORED
-            _expect_range(found, counts, classes, first)
+            _expect_range(found, counts & ((found < 0) | (found >= classes)), classes, first)
             found = np.where(counts, found, 0)
         if self.task == "causal-lm":
             return found[:, 1:], counts[:, 1:] & valid[:, :-1]
@@ -197,12 +199,11 @@ def _expect(holds: bool, labels: Array, expected: str) -> None:
         )
 
 
-def _expect_range(labels: Array, counts: Array, classes: int, first: int) -> None:
-    wrong = counts & ((labels < 0) | (labels >= classes))
+def _expect_range(labels: Array, wrong: Array, classes: int, first: int) -> None:
     if wrong.any():
         at = tuple(np.argwhere(wrong)[0])
         raise InputError(
-            f"example {first + int(at[0])} has the label {int(labels[at])}, which is no class of "
+            f"example {first + int(at[0])} has the label {labels[at]:g}, which is no class of "
             "the model",
             because=f"it has {classes} classes, 0 to {classes - 1}",
             help="correct the label, or give the model that it belongs to",
@@ -214,7 +215,7 @@ def _class_labels(labels: Array | None, count: int, classes: int, first: int) ->
         return np.zeros(count, np.int64)
     _expect(labels.ndim == 1 and labels.dtype.kind in "iub", labels, "[examples] of whole numbers")
     found = labels.astype(np.int64)
-    _expect_range(found, np.ones(count, np.bool_), classes, first)
+    _expect_range(found, (found < 0) | (found >= classes), classes, first)
     return found
 
 
@@ -223,9 +224,7 @@ def _flag_labels(labels: Array | None, count: int, width: int, first: int) -> Ar
         return np.zeros((count, width), np.int64)
     expected = f"[examples, {width}] of zeros and ones"
     _expect(labels.shape[1:] == (width,) and labels.dtype.kind in "iubf", labels, expected)
-    _expect_range(
-        np.where(np.isin(labels, (0, 1)), labels, -1), np.ones((count, width), np.bool_), 2, first
-    )
+    _expect_range(labels, ~np.isin(labels, (0, 1)), 2, first)
     return labels.astype(np.int64)
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from ortrain.deploy.equivalence import page, summary
 from ortrain.deploy.equivalence.budgets import Budgets
 from ortrain.deploy.model_folder import REPORTS
-from ortrain.errors import ParityError
+from ortrain.errors import InputError, ParityError
 from ortrain.files.replacing import staged
 from ortrain.kinds import expect_path
 
@@ -221,6 +224,28 @@ class EquivalenceReport:
             "vanished": dict(self.vanished),
         }
 
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> EquivalenceReport:
+        """Reads what :meth:`save` wrote.
+
+        Args:
+            folder: that ``equivalence.json`` is in, or that file.
+
+        Raises:
+            InputError: there is none, or it is of another version.
+        """
+        expect_path("folder", folder)
+        path = Path(folder)
+        path = path / JSON_NAME if path.is_dir() else path
+        try:
+            return _made(cls, json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"{path} is no report of equivalence",
+                because=str(error) or type(error).__name__,
+                help="give a folder that a tool of ortrain has written, or compare again",
+            ) from error
+
     def summary(self) -> str:
         """The report in a few lines of text."""
         return summary.text(self)
@@ -289,4 +314,23 @@ def _plain(value: Any) -> Any:
         return [_plain(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
+    return value
+
+
+def _made(kind: Any, value: Any) -> Any:
+    """What ``_plain`` made plain, as the kind that a field is declared to be."""
+    arguments = get_args(kind)
+    if kind is float or (float in arguments and type(None) in arguments):
+        return None if value is None else float(value)
+    if dataclasses.is_dataclass(kind):
+        kinds = get_type_hints(kind)
+        fields = dataclasses.fields(kind)
+        return kind(**{f.name: _made(kinds[f.name], value[f.name]) for f in fields})
+    if get_origin(kind) is tuple:
+        each = arguments[0]
+        if arguments[-1] is not Ellipsis and len(value) != len(arguments):
+            raise ValueError(f"expected {len(arguments)} values, and there are {len(value)}")
+        return tuple(_made(each, part) for part in value)
+    if get_origin(kind) is Mapping:
+        return {str(name): _made(arguments[1], part) for name, part in value.items()}
     return value

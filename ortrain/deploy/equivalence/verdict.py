@@ -108,10 +108,11 @@ def _group(
     worst = max(failed, key=lambda name: failed[name])
     others = f", and {len(failed) - 1} more fall by more than that" if len(failed) > 1 else ""
     changed = _changed(groups[worst], names, failed[worst])
-    return [
+    told = (
         f"max_{kind}_drop={bound:g}: of the {kind} {worst} ({groups[worst].count} examples) "
         f"{changed}{others}; {_EXCLUDE}"
-    ]
+    )
+    return [told]
 
 
 def _agreement(budgets: Budgets, overall: Group, classes: Mapping[str, Group]) -> list[str]:
@@ -121,10 +122,11 @@ def _agreement(budgets: Budgets, overall: Group, classes: Mapping[str, Group]) -
     shares = {n: g.agreement for n, g in classes.items() if g.agreement is not None}
     least = min(shares, key=lambda name: shares[name], default=None)
     where = "" if least is None else f", of the class {least} {shares[least]:.2%}"
-    return [
+    told = (
         f"min_agreement={bound:g}: {overall.agreement:.2%} of the predictions stay as they were"
         f"{where}; {_EXCLUDE}"
-    ]
+    )
+    return [told]
 
 
 def _within(drop: float, bound: float) -> bool:
