@@ -97,6 +97,21 @@ def test_a_mask_of_keys_alone_is_spread_over_the_queries() -> None:
     assert_same(before, after, {"x": draw(1, 1, 32), "m": np.zeros((1, 1, 1, 1), np.float32)})
 
 
+def test_sizes_may_be_computed_at_run_time() -> None:
+    # As older exporters write them: from the input of a projection, each dimension by itself.
+    sizes = """s0 = Shape(x) i0 = Constant<value_int=0>() i1 = Constant<value_int=1>()
+        b0 = Gather<axis=0>(s0, i0) n0 = Gather<axis=0>(s0, i1) z = Constant<value_ints=[0]>()
+        b1 = Unsqueeze(b0, z) n1 = Unsqueeze(n0, z) h = Constant<value_ints=[4]>()
+        d = Constant<value_ints=[8]>() w = Constant<value_ints=[32]>()
+        split = Concat<axis=0>(b1, n1, h, d) join = Concat<axis=0>(b1, n1, w)"""
+    weights = WEIGHTS.replace("int64[4] split = {0,0,4,8}, int64[3] join = {0,0,32}, ", "")
+    before = graph(MASKED, sizes + PROJECTIONS + FORMS["a root that is computed"] + MERGE, weights)
+    after, report = fused(before)
+    assert report.fused == {"Attention": 1}
+    assert not operators(after)["Transpose"]
+    assert_same(before, after, {"x": draw(3, 5, 32), "m": masks(3, 5, LOWEST)})
+
+
 def test_layers_share_what_is_made_of_their_mask() -> None:
     body = PROJECTIONS + FORMS["scores that are divided"] + MERGE
     names = ("q0 q1 q2 q k0 k1 k2 k v0 v1 v2 v kt s t u p o o1 y").split()

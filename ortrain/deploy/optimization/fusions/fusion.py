@@ -149,8 +149,8 @@ def run(model: ir.Model, fusions: Sequence[Fusion], config: OptimizationConfig) 
                     told = f"{type(error).__name__}: {error}"
                     report.refused.append((fusion.name, _name(node), f"failed with {told}"))
                     warnings.warn(
-                        f"the fusion {fusion.name!r} failed at {_name(node)} with {told}; the nodes "
-                        "stay as they are. Please report the model",
+                        f"the fusion {fusion.name!r} failed at {_name(node)} with {told}; the "
+                        "nodes stay as they are. Please report the model",
                         OrtrainWarning,
                         stacklevel=3,
                     )
