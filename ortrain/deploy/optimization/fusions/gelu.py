@@ -10,8 +10,8 @@
 
 with factors in any order. Not made with other numbers than these (to 1e-6 of each), or where ``b``
 is no vector of the last axis. A processor's ``BiasGelu`` is slower than the two operators
-(onnxruntime 1.31, 512 rows of 1536: 533 µs against 407); there the addition becomes a ``Sum``, which
-onnxruntime does not fuse when it loads the file.
+(onnxruntime 1.31, 512 rows of 1536: 533 µs against 407); there the addition becomes a ``Sum``,
+which onnxruntime does not fuse when it loads the file.
 """
 
 from __future__ import annotations
