@@ -30,13 +30,10 @@ EXPORTS: dict[str, dict[str, Any]] = {
 }
 CASES = {f"{name}, {how}": (name, how) for name in TEXT for how in EXPORTS}
 SAMPLE = ["bert, dynamo, sdpa", "gpt2, dynamo, eager", "llama, dynamo, sdpa", "bert, ortrain"]
-# What a model's attention is fused into, as far as it is not `Attention`.
-INTO = {
-    "llama": "GroupQueryAttention",
-    "mistral": "GroupQueryAttention",
-    "qwen3": "GroupQueryAttention",
-    "gemma": "GroupQueryAttention",
-    "phi": "GroupQueryAttention",
+OTHERS = {
+    f"{name}, {how}": (name, how)
+    for name in (*exports.PAIRS, *exports.VISION)
+    for how in ("dynamo, sdpa", "dynamo, eager", "ortrain")
 }
 
 
@@ -48,29 +45,45 @@ def session(path: Path, level: str = "ORT_ENABLE_ALL") -> onnxruntime.InferenceS
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-def assert_alike(module: torch.nn.Module, before: Path, after: Path, masked: bool = True) -> None:
+def assert_alike(
+    module: torch.nn.Module, before: Path, after: Path, batches: list[dict[str, torch.Tensor]]
+) -> None:
     """Both files answer as the module does, for batches of every size and padding."""
-    for batch in BATCHES:
-        given = batch if masked else {"input_ids": batch["input_ids"]}
-        feeds = arrays(given)
+    for batch in batches:
+        feeds = arrays(batch)
         found = session(after).run(None, feeds)[0]
+        with torch.no_grad():
+            answer = module(*batch.values()).numpy()
+        np.testing.assert_allclose(found, answer, atol=1e-4, rtol=1e-4)
         expected = session(before, "ORT_DISABLE_ALL").run(None, feeds)[0]
         np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
-        with torch.no_grad():
-            answer = module(*given.values()).numpy()
-        np.testing.assert_allclose(found, answer, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("name", "how"), sampled(CASES, SAMPLE))
-def test_each_layer_has_one_attention(tmp_path: Path, name: str, how: str) -> None:
+def optimized(path: Path, layers: int) -> Path:
+    """The file after O2, which has one attention for each layer."""
+    optimizer = ORTOptimizer.from_pretrained(path)
+    target = optimizer.optimize(AutoOptimizationConfig.O2(), path.parent / "optimized")
+    written = target / "model_optimized.onnx"
+    counts = operators(ir.load(written))
+    found = sum(counts[kind] for kind in ATTENTION)
+    assert found == layers, (counts, optimizer.reports["model.onnx"].refused)
+    assert not counts["Softmax"]
+    return written
+
+
+@pytest.mark.parametrize("case", sampled(CASES, SAMPLE))
+def test_each_layer_has_one_attention(tmp_path: Path, case: str) -> None:
+    name, how = CASES[case]
     form = EXPORTS[how]
     module, path = exports.exported(name, tmp_path / "model.onnx", **form)
-    optimizer = ORTOptimizer.from_pretrained(path)
-    optimizer.optimize(AutoOptimizationConfig.O2(), tmp_path / "optimized")
-    written = tmp_path / "optimized" / "model_optimized.onnx"
-    counts = operators(ir.load(written))
-    assert sum(counts[kind] for kind in ATTENTION) == LAYERS, (
-        counts, optimizer.reports["model.onnx"]
-    )  # fmt: skip
-    assert not counts["Softmax"]
-    assert_alike(module, path, written, form.get("masked", True))
+    names = ["input_ids"] if form.get("masked") is False else ["input_ids", "attention_mask"]
+    batches = [{name: batch[name] for name in names} for batch in BATCHES]
+    assert_alike(module, path, optimized(path, LAYERS), batches)
+
+
+@pytest.mark.parametrize("case", sampled(OTHERS, ["t5, ortrain", "vit, dynamo, sdpa"]))
+def test_encoders_with_decoders_and_models_of_pictures_too(tmp_path: Path, case: str) -> None:
+    name, how = OTHERS[case]
+    module, path, batches = exports.exported_other(name, tmp_path / "model.onnx", **EXPORTS[how])
+    layers = LAYERS if name in exports.VISION else 3 * LAYERS
+    assert_alike(module, path, optimized(path, layers), batches)
