@@ -26,7 +26,8 @@ class OptimizationConfig:
             of this processor, so that the file is for machines of its kind alone.
         enable_transformers_specific_optimizations: the fusions of :mod:`.fusions`. They go by what
             a graph computes; there is no model that they are not for.
-        optimize_for_gpu: the file is for CUDA.
+        optimize_for_gpu: the file is for CUDA. In one for a processor, sums stay apart from norms
+            and GELUs, where the fused operators' kernels are slower (:mod:`.fusions.skip_norms`).
         fp16: weights and arithmetic become float16; inputs and outputs keep their types.
         disable_gelu_fusion: keeps spelled-out GELUs.
         disable_attention_fusion: keeps spelled-out attention.

@@ -30,6 +30,8 @@ _REWRITES = {
     "disable_skip_layer_norm_fusion": ("SkipLayerNormFusion",),
     "disable_embed_layer_norm_fusion": ("EmbedLayerNormFusion",),
 }
+# Whose kernels are slower on a processor than what they replace (:mod:`.fusions.skip_norms`).
+_SLOW = {"disable_skip_layer_norm_fusion", "disable_bias_gelu_fusion"}
 CUDA = "CUDAExecutionProvider"
 
 
@@ -61,7 +63,10 @@ def level_of(config: OptimizationConfig) -> int:
 
 def disabled(config: OptimizationConfig) -> list[str]:
     """Names of the rewrites that a configuration turns off."""
-    return [n for option, names in _REWRITES.items() if getattr(config, option) for n in names]
+    off = {option for option in _REWRITES if getattr(config, option)}
+    if config.enable_transformers_specific_optimizations and not config.optimize_for_gpu:
+        off |= _SLOW
+    return [name for option in sorted(off) for name in _REWRITES[option]]
 
 
 def rewrite(

@@ -89,7 +89,20 @@ PAIRS: dict[str, Any] = {
     ),
     "bart": lambda: (hf.BartForConditionalGeneration, hf.BartConfig(**_PAIR)),
     "marian": lambda: (hf.MarianMTModel, hf.MarianConfig(**_PAIR)),
+    "whisper": lambda: (
+        hf.WhisperForConditionalGeneration,
+        hf.WhisperConfig(
+            **_PAIR, num_mel_bins=8, max_source_positions=12, max_target_positions=40,
+            suppress_tokens=None, begin_suppress_tokens=None,
+        ),
+    ),
 }  # fmt: skip
+_VISION = {**_SIZES, "intermediate_size": 96, "image_size": 16, "patch_size": 4, "num_labels": 3}
+VISION: dict[str, Any] = {
+    "vit": lambda: (hf.ViTForImageClassification, hf.ViTConfig(**_VISION)),
+    "deit": lambda: (hf.DeiTForImageClassification, hf.DeiTConfig(**_VISION)),
+    "dinov2": lambda: (hf.Dinov2ForImageClassification, hf.Dinov2Config(**_VISION)),
+}
 
 
 def _drawn(made: tuple[Any, Any], attention: str) -> nn.Module:
@@ -99,11 +112,11 @@ def _drawn(made: tuple[Any, Any], attention: str) -> nn.Module:
     torch.manual_seed(0)
     model = kind(config).eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=0.15)
-            elif name.endswith("bias"):
-                parameter.normal_(std=0.1)
+            else:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
     return model
 
 
@@ -144,15 +157,11 @@ def dynamo(
     inputs: dict[str, Tensor],
     path: Path,
     opset: int,
-    dynamic: bool = True,
     dimensions: dict[str, Any] | None = None,
 ) -> Path:
     """What ``torch.onnx.export`` writes today."""
-    shapes: Any = None
-    if dynamic:
-        batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
-        usual = {0: batch, 1: length}
-        shapes = (tuple((dimensions or {}).get(name, usual) for name in inputs),)
+    usual = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
+    shapes = (tuple((dimensions or {}).get(name, usual) for name in inputs),)
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         torch.onnx.export(
@@ -181,6 +190,48 @@ def exported(name: str, path: Path, *, exporter: str, attention: str = "sdpa", o
     samples = [{n: batch[n] for n in chosen} for batch in BATCHES]
     export_onnx(model, samples, path, opset=opset, outputs=["logits"])
     return module, path
+
+
+def _pair_batches(name: str) -> list[dict[str, Tensor]]:
+    if name != "whisper":
+        return [
+            {**batch, "decoder_input_ids": tokens(len(batch["input_ids"]), length, "")["input_ids"]}
+            for batch, length in zip(BATCHES, (4, 3, 5, 2, 1, 6), strict=True)
+        ]
+    generator = torch.Generator().manual_seed(0)
+    return [
+        {
+            "input_features": torch.randn(rows, 8, 24, generator=generator),
+            "decoder_input_ids": tokens(rows, length, "")["input_ids"],
+        }
+        for rows, length in ((2, 4), (1, 3), (3, 1))
+    ]
+
+
+def exported_other(
+    name: str, path: Path, *, exporter: str, attention: str = "sdpa", opset: int = 18
+) -> tuple[nn.Module, Path, list[dict[str, Tensor]]]:
+    """The same of an encoder with a decoder, or of a model of pictures, and its batches."""
+    model = _drawn((PAIRS | VISION)[name](), attention)
+    if name in PAIRS:
+        batches = _pair_batches(name)
+    else:
+        generator = torch.Generator().manual_seed(0)
+        batches = [
+            {"pixel_values": torch.randn(rows, 3, 16, 16, generator=generator)}
+            for rows in (2, 1, 5)
+        ]
+    module = Named(model, tuple(batches[0]))
+    if exporter == "dynamo":
+        batch = torch.export.Dim("batch")
+        own = {"decoder_input_ids": {0: batch, 1: torch.export.Dim("target")}}
+        own |= {"pixel_values": {0: batch}, "input_features": {0: batch}}
+        own |= {
+            n: {0: batch, 1: torch.export.Dim("source")} for n in ("input_ids", "attention_mask")
+        }
+        return module, dynamo(module, batches[0], path, opset, dimensions=own), batches
+    export_onnx(model, batches, path, opset=opset, outputs=["logits"])
+    return module, path, batches
 
 
 def arrays(batch: dict[str, Tensor]) -> dict[str, np.ndarray]:

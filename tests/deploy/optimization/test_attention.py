@@ -97,6 +97,21 @@ def test_a_mask_of_keys_alone_is_spread_over_the_queries() -> None:
     assert_same(before, after, {"x": draw(1, 1, 32), "m": np.zeros((1, 1, 1, 1), np.float32)})
 
 
+def test_sizes_may_be_computed_at_run_time() -> None:
+    # As older exporters write them: from the input of a projection, each dimension by itself.
+    sizes = """s0 = Shape(x) i0 = Constant<value_int=0>() i1 = Constant<value_int=1>()
+        b0 = Gather<axis=0>(s0, i0) n0 = Gather<axis=0>(s0, i1) z = Constant<value_ints=[0]>()
+        b1 = Unsqueeze(b0, z) n1 = Unsqueeze(n0, z) h = Constant<value_ints=[4]>()
+        d = Constant<value_ints=[8]>() w = Constant<value_ints=[32]>()
+        split = Concat<axis=0>(b1, n1, h, d) join = Concat<axis=0>(b1, n1, w)"""
+    weights = WEIGHTS.replace("int64[4] split = {0,0,4,8}, int64[3] join = {0,0,32}, ", "")
+    before = graph(MASKED, sizes + PROJECTIONS + FORMS["a root that is computed"] + MERGE, weights)
+    after, report = fused(before)
+    assert report.fused == {"Attention": 1}
+    assert not operators(after)["Transpose"]
+    assert_same(before, after, {"x": draw(3, 5, 32), "m": masks(3, 5, LOWEST)})
+
+
 def test_layers_share_what_is_made_of_their_mask() -> None:
     body = PROJECTIONS + FORMS["scores that are divided"] + MERGE
     names = ("q0 q1 q2 q k0 k1 k2 k v0 v1 v2 v kt s t u p o o1 y").split()
@@ -280,6 +295,61 @@ def test_heads_in_the_batch_are_one_head() -> None:
     assert report.fused == {"MultiHeadAttention": 1}
     feeds = {"q": draw(6, 3, 8), "k": draw(6, 5, 8), "v": draw(6, 5, 6), "b": draw(1, 3, 5)}
     assert_same(before, after, feeds)
+
+
+def test_a_bias_of_each_head_is_added() -> None:
+    # T5: no scale, and positions that count for each head.
+    signature = (
+        "(float[batch,seq,32] x, float[1,4,seq,seq] position, float[batch,1,1,seq] m) => "
+        "(float[batch,seq,32] y)"
+    )
+    body = """b = Add(position, m) kt = Transpose<perm=[0,1,3,2]>(k) s = MatMul(q, kt) u = Add(s, b)
+              p = Softmax<axis=-1>(u) o = MatMul(p, v)"""
+    two = body.replace("b = Add(position, m)", "").replace("Add(s, b)", "Add(c, m)").replace(
+        "p = S", "p = S"
+    ).replace("u = Add", "c = Add(s, position) u = Add")  # fmt: skip
+    for form in (body, two):
+        before = graph(signature, PROJECTIONS + form + MERGE, WEIGHTS)
+        after, report = fused(before)
+        assert report.fused == {"Attention": 1}
+        mask = np.zeros((2, 1, 1, 5), np.float32)
+        mask[1, ..., 3:] = LOWEST
+        feeds = {"x": draw(2, 5, 32), "position": draw(1, 4, 5, 5, seed=3), "m": mask}
+        assert_same(before, after, feeds, atol=3e-5)
+
+
+def test_a_factor_over_scores_and_masks_is_over_both() -> None:
+    body = """kt = Transpose<perm=[0,1,3,2]>(k) s = MatMul(q, kt) t = Add(s, m) u = Mul(t, scale)
+              p = Softmax<axis=-1>(u) o = MatMul(p, v)"""
+    before = graph(MASKED, PROJECTIONS + body + MERGE, WEIGHTS)
+    after, report = fused(before)
+    assert report.fused == {"Attention": 1}
+    assert_same(before, after, {"x": draw(2, 5, 32), "m": draw(2, 1, 5, 5, seed=4)})
+
+
+def test_fixed_sizes_of_pictures_need_no_symbols() -> None:
+    before = graph(
+        "(float[2,5,32] x) => (float[2,5,32] y)",
+        PROJECTIONS + FORMS["a factor on the query"].replace("u = Add(s, m)", "u = Identity(s)")
+        + MERGE,
+        WEIGHTS,
+    )  # fmt: skip
+    after, report = fused(before)
+    assert report.fused == {"Attention": 1}
+    assert_same(before, after, {"x": draw(2, 5, 32)})
+
+
+def test_an_attention_in_a_body_is_fused_there() -> None:
+    inner = PROJECTIONS + FORMS["scores that are divided"] + MERGE.replace("y =", "a =")
+    body = f"""y = If(c) <
+        then_branch = then_graph () => (float[batch,seq,32] a) {{ {inner} }},
+        else_branch = else_graph () => (float[batch,seq,32] b) {{ b = Relu(x) }} >"""
+    before = graph(MASKED.replace("m)", "m, bool c)"), body, WEIGHTS)
+    after, report = fused(before)
+    assert report.fused == {"Attention": 1}
+    for chosen in (True, False):
+        feeds = {"x": draw(2, 5, 32), "m": masks(2, 5, LOWEST), "c": np.array(chosen)}
+        assert_same(before, after, feeds)
 
 
 OPERATOR = "(float[batch,4,seq,8] q, float[batch,4,seq,8] k, float[batch,4,seq,8] v"

@@ -93,7 +93,7 @@ def test_fused_operators_are_half_too() -> None:
               l = MatMul(n, w) d = Add(l, b) y = Gelu(d)"""
     signature = "(float[batch,seq,16] x, float[batch,seq,16] z) => (float[batch,seq,16] y)"
     before = graph(signature, body, "float[16] g, float[16,16] w, float[16] b")
-    after, report = fused(before)
+    after, report = fused(before, optimize_for_gpu=True)
     assert {"QuickGelu", "SkipLayerNormalization", "BiasGelu"} == set(report.fused)
     to_half(after)
     assert not list(floats_left(after))

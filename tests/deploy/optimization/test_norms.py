@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.deploy.optimization.graphs import assert_same, draw, fused, graph, operators
+from tests.deploy.optimization.graphs import answers, assert_same, draw, fused, graph, operators
 
 WEIGHTS = (
     "float[16] g, float[16] b, float[16] bias, float two = {2.0}, float half = {0.5}, "
@@ -80,11 +80,13 @@ def test_what_is_centred_on_another_value_is_an_rms_norm_of_the_difference() -> 
     assert_same(before, after, {"x": draw(2, 3, 16)})
 
 
-def test_a_scale_that_is_no_vector_keeps_a_norm() -> None:
+def test_a_scale_that_is_no_vector_stays_behind_the_norm() -> None:
     body = RMS["a quotient"].replace("Mul(n, g)", "Mul(n, wide)")
-    _, report = fused(graph(ALONE, body, WEIGHTS, 18))
-    assert not report.fused
-    assert "vector" in report.refused[0][2]
+    before = graph(ALONE, body, WEIGHTS, 18)
+    after, report = fused(before)
+    assert report.fused == {"SimplifiedLayerNormalization": 1}
+    assert operators(after)["Mul"] == 1
+    assert_same(before, after, {"x": draw(2, 3, 16)})
 
 
 def test_an_old_opset_keeps_its_layer_norms() -> None:
@@ -95,6 +97,14 @@ def test_an_old_opset_keeps_its_layer_norms() -> None:
     assert report.refused[0][2] == "opset 14 has no LayerNormalization"
 
 
+@pytest.mark.parametrize("body", [LAYER["no offset"], RMS["a quotient"]])
+def test_a_norm_needs_no_scale(body: str) -> None:
+    before = graph(ALONE, body.replace("n = Div", "y = Div").partition("y = Mul")[0], WEIGHTS, 18)
+    after, report = fused(before)
+    assert report.fused.total() == operators(after).total() == 1
+    assert_same(before, after, {"x": draw(2, 3, 16)})
+
+
 @pytest.mark.parametrize("option", ["disable_layer_norm_fusion"])
 def test_norms_stay_where_that_is_asked_for(option: str) -> None:
     for body in (LAYER["no offset"], RMS["a quotient"]):
@@ -102,6 +112,7 @@ def test_norms_stay_where_that_is_asked_for(option: str) -> None:
         assert not report.fused
 
 
+GPU = {"optimize_for_gpu": True}
 TWO = "(float[batch,seq,16] x, float[batch,seq,16] z) => (float[batch,seq,16] y)"
 NORMS = {
     "SkipLayerNormalization": "y = LayerNormalization<axis=-1, epsilon=1e-6>(t, g, b)",
@@ -114,7 +125,7 @@ NORMS = {
 @pytest.mark.parametrize("name", NORMS)
 def test_a_sum_goes_into_the_norm_of_it(name: str) -> None:
     before = graph(TWO, f"t = Add(x, z) {NORMS[name]}", WEIGHTS)
-    after, report = fused(before)
+    after, report = fused(before, **GPU)
     assert report.fused == {name: 1}
     assert operators(after) == {name: 1}
     for shape in ((1, 1, 16), (3, 5, 16)):
@@ -125,14 +136,14 @@ def test_a_sum_goes_into_the_norm_of_it(name: str) -> None:
 def test_the_sum_comes_out_of_the_norm_where_others_read_it(name: str) -> None:
     signature = TWO.replace("y)", "y, float[batch,seq,16] w)")
     before = graph(signature, f"t = Add(x, z) {NORMS[name]} w = Mul(t, two)", WEIGHTS)
-    after, report = fused(before)
+    after, report = fused(before, **GPU)
     assert report.fused == {name: 1}
     assert operators(after) == {name: 1, "Mul": 1}
     assert_same(before, after, {"x": draw(2, 3, 16), "z": draw(2, 3, 16, seed=1)})
     before = graph(
         TWO.replace("y)", "y, float[batch,seq,16] t)"), f"t = Add(x, z) {NORMS[name]}", WEIGHTS
     )
-    after, report = fused(before)
+    after, report = fused(before, **GPU)
     assert operators(after) == {name: 1}
     assert [v.name for v in after.graph.outputs] == ["y", "t"]
     assert_same(before, after, {"x": draw(2, 3, 16), "z": draw(2, 3, 16, seed=1)})
@@ -142,18 +153,18 @@ def test_the_sum_comes_out_of_the_norm_where_others_read_it(name: str) -> None:
 @pytest.mark.parametrize("sides", ["s, z", "z, s"])
 def test_a_bias_before_them_goes_in_too(name: str, sides: str) -> None:
     before = graph(TWO, f"s = Add(x, bias) t = Add({sides}) {NORMS[name]}", WEIGHTS)
-    after, report = fused(before)
+    after, report = fused(before, **GPU)
     assert operators(after) == {name: 1}
     assert_same(before, after, {"x": draw(2, 3, 16), "z": draw(2, 3, 16, seed=1)})
-    after, report = fused(before, disable_bias_skip_layer_norm_fusion=True)
+    after, report = fused(before, **GPU, disable_bias_skip_layer_norm_fusion=True)
     assert operators(after) == {name: 1, "Add": 1}
-    _, report = fused(before, disable_skip_layer_norm_fusion=True)
+    _, report = fused(before, **GPU, disable_skip_layer_norm_fusion=True)
     assert not report.fused
 
 
 REFUSED = {
-    "a term that is broadcast": (
-        "(float[batch,seq,16] x, float[1,seq,16] z) => (float[batch,seq,16] y)",
+    "a term that may be broadcast": (
+        "(float[batch,seq,16] x, float[other,seq,16] z) => (float[batch,seq,16] y)",
         NORMS["SkipLayerNormalization"], "broadcast",
     ),
     "two axes": (
@@ -180,20 +191,49 @@ def test_a_sum_that_the_operator_does_not_take_stays(case: str) -> None:
     signature, norm, reason = REFUSED[case]
     weights = WEIGHTS + ", float[4,16] both, double[16] gd"
     before = graph(signature, f"t = Add(x, z) {norm}", weights)
-    after, report = fused(before)
+    after, report = fused(before, **GPU)
     assert not report.fused
     assert reason in report.refused[0][2]
     assert operators(after)["LayerNormalization"] == 1
 
 
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("sides", ["x, z", "z, x"])
+def test_a_term_may_be_one_row_for_the_whole_batch(name: str, sides: str) -> None:
+    signature = TWO.replace("float[batch,seq,16] z", "float[1,seq,16] z")
+    signature = signature.replace("y)", "y, float[batch,seq,16] t)")
+    before = graph(signature, f"t = Add({sides}) {NORMS[name]}", WEIGHTS)
+    after, report = fused(before, **GPU)
+    assert report.fused == {name: 1}
+    for batch in (1, 3):
+        assert_same(before, after, {"x": draw(batch, 5, 16), "z": draw(1, 5, 16, seed=1)})
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("sides", ["s, z", "z, s"])
+def test_a_processor_adds_all_terms_at_once(name: str, sides: str) -> None:
+    signature = TWO.replace("y)", "y, float[batch,seq,16] t)")
+    before = graph(signature, f"s = Add(x, bias) t = Add({sides}) {NORMS[name]}", WEIGHTS)
+    after, report = fused(before)
+    assert report.fused == {"Sum": 1}
+    assert operators(after) == {"Sum": 1, name.removeprefix("Skip"): 1}
+    feeds = {"x": draw(2, 3, 16), "z": draw(2, 3, 16, seed=1)}
+    for a, b in zip(answers(before, feeds), answers(after, feeds), strict=True):
+        np.testing.assert_array_equal(a, b)
+    after, _ = fused(before, disable_bias_skip_layer_norm_fusion=True)
+    assert operators(after)["Add"] == 1
+    _, report = fused(before, disable_skip_layer_norm_fusion=True)
+    assert not report.fused
+
+
 def test_an_offset_before_a_norm_is_no_skip() -> None:
     before = graph(ALONE, f"t = Add(x, bias) {NORMS['SkipLayerNormalization']}", WEIGHTS)
-    _, report = fused(before)
+    _, report = fused(before, **GPU)
     assert not report.fused
 
 
 def test_a_norm_of_large_values_is_as_exact_as_onnxruntimes_own() -> None:
     before = graph(TWO, f"t = Add(x, z) {NORMS['SkipLayerNormalization']}", WEIGHTS)
-    after, _ = fused(before)
+    after, _ = fused(before, **GPU)
     x = draw(2, 3, 16) + np.float32(100)
     assert_same(before, after, {"x": x, "z": draw(2, 3, 16, seed=1)}, atol=1e-3)

@@ -81,7 +81,8 @@ def test_details_are_counted(tmp_path: Path) -> None:
     assert optimizer.get_operators_difference(*pair) == {}
     assert optimizer.get_fused_operators(pair[1]) == {"LayerNormalization": 1}
     np.testing.assert_array_equal(*(run(p, {"x": draw(1, 2, 64)}) for p in pair))
-    optimizer.optimize(OptimizationConfig(optimization_level=0), tmp_path / "fused")
+    config = OptimizationConfig(optimization_level=0, optimize_for_gpu=True)
+    optimizer.optimize(config, tmp_path / "fused")
     pair = (source / "model.onnx", tmp_path / "fused" / "model_optimized.onnx")
     assert optimizer.get_nodes_number_difference(*pair) == 2
     assert optimizer.get_operators_difference(*pair) == {
@@ -269,3 +270,18 @@ def test_rewrites_of_onnxruntimes_own_stay_away_where_that_is_asked_for(tmp_path
     optimizer.optimize(config, target)
     found = optimizer.get_fused_operators(target / "model_optimized.onnx")
     assert not found.keys() & {"QuickGelu", "SkipLayerNormalization"}
+
+
+def test_what_is_slow_on_a_processor_is_not_put_in_when_the_file_is_loaded(tmp_path: Path) -> None:
+    source, target = folder(tmp_path / "source"), tmp_path / "target"
+    ORTOptimizer.from_pretrained(source).optimize(AutoOptimizationConfig.O2(), target)
+    options = onnxruntime.SessionOptions()
+    counts = []
+    for path in (source / "model.onnx", target / "model_optimized.onnx"):
+        options.optimized_model_filepath = str(tmp_path / "loaded.onnx")
+        options.log_severity_level = 3
+        onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        counts.append(operators(ir.load(tmp_path / "loaded.onnx")))
+    assert counts[0]["SkipLayerNormalization"] == 1, "onnxruntime has begun to leave it away"
+    assert not counts[1]["SkipLayerNormalization"]
+    assert counts[1]["Sum"] == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.deploy.optimization.graphs import assert_same, draw, fused, graph, operators
+from tests.deploy.optimization.graphs import answers, assert_same, draw, fused, graph, operators
 
 WEIGHTS = (
     "float[1,4] frequencies, int64[4] split = {0,0,4,8}, int64[3] join = {0,0,32}, "
@@ -117,6 +117,38 @@ def test_what_cannot_be_shown_to_be_equal_stays(case: str) -> None:
 def test_what_is_no_rotation_stays(other: str) -> None:
     _, report = fused(graph(APART, ANGLES + other, WEIGHTS))
     assert not report.fused
+
+
+OPERATOR = "(float[batch,seq,32] x, float[B,seq,4] cos, float[B,seq,4] sin"
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("rows", ["batch", "1"])
+def test_the_operator_of_opset_23_takes_angles_that_rows_share(rows: str, interleaved: int) -> None:
+    body = f"{SPLIT} o = RotaryEmbedding<interleaved={interleaved}>(q, cos, sin) {MERGE}"
+    signature = OPERATOR.replace("B", rows) + ") => (float[batch,seq,32] y)"
+    before = graph(signature, body, WEIGHTS, 23)
+    after, report = fused(before)
+    assert report.fused == {"RotaryEmbedding": 1}
+    assert not operators(after)["Transpose"]
+    for batch in (1, 3):
+        own = 1 if rows == "1" else batch
+        feeds = {"x": draw(batch, 5, 32), "cos": draw(own, 5, 4), "sin": draw(own, 5, 4, seed=1)}
+        # Onnxruntime's kernel refuses to share them.
+        whole = {**feeds, **{n: np.tile(feeds[n], (batch // own, 1, 1)) for n in ("cos", "sin")}}
+        given = graph(signature.replace("[1,", "[batch,"), body, WEIGHTS, 23)
+        np.testing.assert_allclose(answers(after, feeds)[0], answers(given, whole)[0], atol=1e-6)
+
+
+def test_the_operator_of_opset_23_takes_positions() -> None:
+    signature = """(float[batch,seq,32] x, float[9,4] cos, float[9,4] sin, int64[batch,seq] at) =>
+                   (float[batch,seq,32] y)"""
+    before = graph(signature, f"{SPLIT} o = RotaryEmbedding(q, cos, sin, at) {MERGE}", WEIGHTS, 23)
+    after, report = fused(before)
+    assert report.fused == {"RotaryEmbedding": 1}
+    at = np.array([[0, 8, 3], [2, 2, 1]])
+    feeds = {"x": draw(2, 3, 32), "cos": draw(9, 4), "sin": draw(9, 4, seed=1), "at": at}
+    assert_same(before, after, feeds)
 
 
 def test_it_stays_where_that_is_asked_for() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import onnx_ir as ir
+import pytest
 
-from ortrain.deploy.optimization import OptimizationConfig
+from ortrain import OrtrainWarning
+from ortrain.deploy.optimization import OptimizationConfig, fusions
 from ortrain.deploy.optimization.fusions import fuse
 from tests.deploy.optimization.graphs import answers, assert_same, draw, fused, graph, operators
 
@@ -95,6 +99,19 @@ def test_old_opsets_stay_as_they_are() -> None:
     after, report = fused(before)
     assert not report.fused
     assert report.refused == [("all", "", "opset 12 is older than 13")]
+    assert operators(after) == operators(before)
+
+
+def test_a_fusion_that_fails_leaves_the_graph_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> bool:
+        raise AssertionError("of our own")
+
+    broken = dataclasses.replace(fusions.FUSIONS[1], apply=fails)
+    monkeypatch.setattr(fusions, "FUSIONS", (broken,))
+    before = graph(SIGNATURE, "s = Sigmoid(x) y = Mul(x, s)")
+    with pytest.warns(OrtrainWarning, match="'GELU' failed at y"):
+        after, report = fused(before)
+    assert report.refused == [("GELU", "y", "failed with AssertionError: of our own")]
     assert operators(after) == operators(before)
 
 

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from ortrain.deploy.optimization.configuration import OptimizationConfig
 from ortrain.deploy.optimization.fusions import (
     attention,
+    demanded,
     gelu,
     layout,
     norms,
@@ -31,6 +32,7 @@ FUSIONS = (
     rotary.FUSION,
     attention.FUSION,
     _LAYOUT,
+    demanded.FUSION,
     packed.FUSION,
     skip_norms.FUSION,
     gelu.WITH_BIAS,

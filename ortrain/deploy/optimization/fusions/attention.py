@@ -178,7 +178,13 @@ def check(found: Attention) -> tuple[Dim, Dim, Dim, Dim]:
 def _clearing(value: ir.Value, sizes: tuple[Dim, ...]) -> tuple[ir.Value, ir.Value] | None:
     """``value * factor`` with a factor of each row, where nothing else reads the value."""
     node = only_reader(value)
-    if node is None or not is_a(node, "Mul"):
+    producer = value.producer()
+    if (
+        node is None
+        or not is_a(node, "Mul")
+        or producer is None
+        or node.graph is not producer.graph
+    ):
         return None
     for mine, factor in either_way(node):
         known = shapes.dims(factor)

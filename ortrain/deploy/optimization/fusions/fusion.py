@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ortrain.deploy.optimization.configuration import OptimizationConfig
+from ortrain.errors import OrtrainWarning
 from ortrain.graph.build import Builder
 from ortrain.graph.rewire import take_place
 from ortrain.program import PHASE
@@ -141,8 +143,17 @@ def run(model: ir.Model, fusions: Sequence[Fusion], config: OptimizationConfig) 
                 try:
                     fusion.apply(place, node)
                 except Refused as refusal:
-                    value = node.outputs[0].name or node.name or node.op_type
-                    report.refused.append((fusion.name, value, str(refusal)))
+                    report.refused.append((fusion.name, _name(node), str(refusal)))
+                except Exception as error:
+                    # A pattern stays as it was until all that replaces it stands.
+                    told = f"{type(error).__name__}: {error}"
+                    report.refused.append((fusion.name, _name(node), f"failed with {told}"))
+                    warnings.warn(
+                        f"the fusion {fusion.name!r} failed at {_name(node)} with {told}; the "
+                        "nodes stay as they are. Please report the model",
+                        OrtrainWarning,
+                        stacklevel=3,
+                    )
             report.fused += place.fused
             remove_unread(graph)
             # What is shared by several stands before the first that was found, wherever that is.
@@ -152,6 +163,10 @@ def run(model: ir.Model, fusions: Sequence[Fusion], config: OptimizationConfig) 
         if node.domain:
             model.opset_imports.setdefault(node.domain, 1)
     return report
+
+
+def _name(node: ir.Node) -> str:
+    return node.outputs[0].name or node.name or node.op_type
 
 
 def remove_unread(graph: ir.Graph) -> None:

@@ -5,11 +5,13 @@
     0.5 x (1 + erf(x / √2))                         → Gelu(x)
     0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³)))      → FastGelu(x)
     x sigmoid(c x)                                  → QuickGelu<alpha=c>(x)
-    Gelu(x + b)                                     → BiasGelu(x, b)
-    FastGelu(x + b)                                 → FastGelu(x, b)
+    Gelu(x + b)                                     → BiasGelu(x, b), for a GPU
+    FastGelu(x + b)                                 → FastGelu(x, b), for a GPU
 
 with factors in any order. Not made with other numbers than these (to 1e-6 of each), or where ``b``
-is no vector of the last axis.
+is no vector of the last axis. A processor's ``BiasGelu`` is slower than the two operators
+(onnxruntime 1.31, 512 rows of 1536: 533 µs against 407); there the addition becomes a ``Sum``,
+which onnxruntime does not fuse when it loads the file.
 """
 
 from __future__ import annotations
@@ -156,6 +158,8 @@ def _apply_bias(place: Place, node: ir.Node) -> bool:
     for x, bias in either_way(add):
         if weight(bias) is None or weight(x) is not None:
             continue
+        if not place.config.optimize_for_gpu:
+            return _summed(place, add, total)
         if only_reader(total) is None:
             raise Refused("the sum is read elsewhere")
         if not vector(bias, last(x)) or not same_shape(x, total):
@@ -170,6 +174,15 @@ def _apply_bias(place: Place, node: ir.Node) -> bool:
             place.fused[node.op_type] -= 1
         return True
     return False
+
+
+def _summed(place: Place, add: ir.Node, total: ir.Value) -> bool:
+    if total.dtype != ir.DataType.FLOAT:
+        return False
+    result = place.builder(add).Sum(*add.inputs)
+    result.shape = total.shape
+    place.replace(total, result, "Sum")
+    return True
 
 
 def _apply_approximation(place: Place, node: ir.Node) -> bool:

@@ -55,13 +55,15 @@ def _transposed(place: Place, node: ir.Node) -> bool:
 
 def _reshaped(place: Place, node: ir.Node) -> bool:
     source, result = node.inputs[0], node.outputs[0]
-    if source is None or integer(node, "allowzero", 0):
+    if source is None:
         return False
     if _same_size_by_size(source, result):
         return _pass_on(node, source)
     before = made_by(source, "Reshape")
     first = None if before is None else before.inputs[0]
-    target = integers(node.inputs[1])
+    as_it_is = integer(node, "allowzero", 0)
+    # Where a zero is a zero, a target is the same for whatever is reshaped.
+    target = [1] if as_it_is else integers(node.inputs[1])
     if before is None or first is None or target is None or node.inputs[1] is None:
         return False
     if _same_size_by_size(first, result):
@@ -76,7 +78,9 @@ def _reshaped(place: Place, node: ir.Node) -> bool:
             or not shapes.same(mine[axis], middle[axis])
         ):
             return False
-    place.replace(result, place.builder(node).Reshape(first, node.inputs[1]))
+    attributes = {"allowzero": 1} if as_it_is else {}
+    op = place.builder(node)
+    place.replace(result, op.node("Reshape", [first, node.inputs[1]], **attributes))
     return True
 
 

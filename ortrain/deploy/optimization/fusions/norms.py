@@ -9,13 +9,13 @@
     → y = LayerNormalization<epsilon>(x, g, b)
 
 with the square as a power or a product, the root as a reciprocal, and factors in either order. Not
-made over other axes than the last, with an epsilon that is no constant, or where the scale is no
-vector of that axis. Both kernels take the mean square first, as one pass gives it: of values whose
-mean is a thousand times their spread, they keep three digits fewer than the spelled-out form.
+made over other axes than the last, or with an epsilon that is no constant; a scale that is no
+vector of that axis stays behind the operator.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from ortrain.deploy.optimization.fusions.fusion import DTYPES, Fusion, Place, Refused
@@ -56,10 +56,8 @@ def _with_offset(place: Place, node: ir.Node) -> bool:
 
 def _without_offset(place: Place, node: ir.Node) -> bool:
     """``normalized * g``, where no offset follows that would make more of it."""
-    for inner, scale in either_way(node):
-        if (rms := rms_norm(inner)) is not None:
-            if not vector(scale, last(rms[0])):
-                raise Refused("the scale is no vector of the last axis")
+    for inner, scale in either_way(node) if node.op_type == "Mul" else ():
+        if (rms := rms_norm(inner)) is not None and vector(scale, last(rms[0])):
             return _rms(place, node, rms, scale)
         found = layer_norm(inner)
         if found is not None and vector(scale, last(found[0])):
@@ -67,7 +65,23 @@ def _without_offset(place: Place, node: ir.Node) -> bool:
             if any(vector(v, last(found[0])) for add in adds for v in add.inputs):
                 return False
             return _layer(place, node, found, scale, None)
-    return False
+    return _without_scale(place, node)
+
+
+def _without_scale(place: Place, node: ir.Node) -> bool:
+    """What is normalized alone, as where all scales were 1: the scale is a constant of ones."""
+    result = node.outputs[0]
+    layer = layer_norm(result)
+    found = layer or rms_norm(result)
+    if found is None or (width := last(found[0])) is None:
+        return False
+    scaled = [u.node for u in result.uses() if u.node.op_type == "Mul"]
+    if any(vector(v, width) for each in scaled for v in each.inputs) or found[0].dtype is None:
+        return False  # the scale follows
+    ones = place.builder(node).constant(np.ones(width), found[0].dtype)
+    if layer is not None:
+        return _layer(place, node, found, ones, None)
+    return _rms(place, node, found, ones)
 
 
 def _layer(
@@ -185,7 +199,7 @@ def _mean_of_square(value: ir.Value | None) -> ir.Value | None:
 
 FUSION = Fusion(
     "norm",
-    frozenset({("", "Add"), ("", "Mul")}),
+    frozenset({("", "Add"), ("", "Mul"), ("", "Div")}),
     _apply,
     lambda config: not config.disable_layer_norm_fusion,
 )

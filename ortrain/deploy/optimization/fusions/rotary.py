@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortrain.deploy.optimization.fusions.fusion import DTYPES, Fusion, Place, Refused
-from ortrain.deploy.optimization.fusions.heads import apart, merged, splits_heads
+from ortrain.deploy.optimization.fusions.heads import apart, merged, splits_heads, whole
 from ortrain.deploy.optimization.fusions.masks import size_of
 from ortrain.deploy.optimization.fusions.matching import (
     either_way,
@@ -40,6 +40,8 @@ _BINARY = frozenset({"Mul", "Div", "Add", "Sub"})
 
 
 def _apply(place: Place, node: ir.Node) -> bool:
+    if node.op_type == "RotaryEmbedding":
+        return _operator(place, node)
     for left, right in either_way(node):
         straight, turned = made_by(left, "Mul"), made_by(right, "Mul")
         for rotated, sine in either_way(turned) if turned is not None else ():
@@ -68,19 +70,65 @@ def _replace(place: Place, node: ir.Node, x: ir.Value, cosine: ir.Value, sine: i
     if cache is None or other is None:
         raise Refused("the halves of cos or sin are not known to be equal")
     positions = _positions(place, op, cosine)
+    _put(place, op, node, x, [positions, cache, other])
+    return True
+
+
+def _operator(place: Place, node: ir.Node) -> bool:
+    """The operator of opset 23 on heads apart, whose kernel takes no angles that rows share."""
+    x, cosine, sine = node.inputs[:3]
+    known, c, s = shapes.dims(x), shapes.dims(cosine), shapes.dims(sine)
+    if x is None or cosine is None or sine is None or known is None or c is None or s is None:
+        return False
+    if len(known) != 4 or x.dtype not in DTYPES or integer(node, "rotary_embedding_dim", 0):
+        return False
+    size, given = known[3], operand(node, 3)
+    if not isinstance(known[1], int) or not isinstance(size, int) or c != s or c[-1] != size // 2:
+        raise Refused("the number of heads or their size is unknown")
+    op = place.builder(node)
+    if given is not None:
+        positions, caches = given, [cosine, sine]
+    elif len(c) == 3 and (c[0] == 1 or shapes.same(c[0], known[0])):
+        positions = _positions(place, op, cosine)
+        caches = [
+            place.once(("rows", part), lambda part=part: op.Reshape(part, [-1, size // 2]))
+            for part in (cosine, sine)
+        ]
+    else:
+        raise Refused("cos and sin may have another batch")
+    _put(place, op, node, x, [positions, *caches], interleaved=integer(node, "interleaved", 0))
+    return True
+
+
+def _put(
+    place: Place,
+    op: Builder,
+    node: ir.Node,
+    x: ir.Value,
+    angles: list[ir.Value],
+    interleaved: int = 0,
+) -> None:
+    """The fused operator, on heads that are merged where that needs no copy."""
+    known = shapes.dims(x)
+    assert known is not None
     # One head is the same in either form, but of several only the flat one needs no copies.
     flat = splits_heads(x)
-    attributes: dict[str, Any] = {"num_heads": known[1]} if flat else {}
+    attributes: dict[str, Any] = {"num_heads": whole(known[1])} if flat else {}
+    if interleaved:
+        attributes["interleaved"] = 1
     result = op.node(
         "RotaryEmbedding",
-        [merged(op, x) if flat else x, positions, cache, other],
+        [merged(op, x) if flat else x, *angles],
         domain="com.microsoft",
         **attributes,
     )
-    result.shape = ir.Shape([known[0], known[2], known[1] * size]) if flat else x.shape
-    made = apart(op, result, known[1]) if flat else result
-    place.replace(node.outputs[0], made, "RotaryEmbedding")
-    return True
+    if not flat:
+        result.shape = x.shape
+        place.replace(node.outputs[0], result, "RotaryEmbedding")
+        return
+    heads = whole(known[1])
+    result.shape = ir.Shape([known[0], known[2], heads * whole(known[3])])
+    place.replace(node.outputs[0], apart(op, result, heads), "RotaryEmbedding")
 
 
 def _rotated(value: ir.Value) -> ir.Value | None:
@@ -200,27 +248,34 @@ def _again(op: Builder, node: ir.Node, operands: list[ir.Value | None]) -> ir.Va
 
 
 def _positions(place: Place, op: Builder, cosine: ir.Value) -> ir.Value:
-    """The row of cos and sin for each token: [batch, length], or the first of them, [1]."""
+    """The row of cos and sin for each token: [batch, length], or the first of them, [1].
+
+    Args:
+        place: of the graph.
+        op: where it is made.
+        cosine: [batch or 1, …, length, size].
+    """
     known = shapes.dims(cosine)
     assert known is not None
     if known[0] == 1:
         return op.constant([0], np.dtype(np.int64))
 
     def make() -> ir.Value:
-        sizes = op.Concat(size_of(place, op, cosine, 0), size_of(place, op, cosine, 2), axis=0)
-        rows = op.Squeeze(op.Mul(size_of(place, op, cosine, 0), size_of(place, op, cosine, 2)), [0])
+        batch, length = (size_of(place, op, cosine, axis) for axis in (0, -2))
+        sizes = op.Concat(batch, length, axis=0)
+        rows = op.Squeeze(op.Mul(batch, length), [0])
         numbers = op.Range(np.int64(0), rows, np.int64(1))
         result: ir.Value = op.Reshape(numbers, sizes)
         return result
 
-    token = (known[0], known[2]) if None not in (known[0], known[2]) else (cosine,)
+    token = (known[0], known[-2]) if None not in (known[0], known[-2]) else (cosine,)
     made: ir.Value = place.once(("positions", *token), make)
     return made
 
 
 FUSION = Fusion(
     "rotary embedding",
-    frozenset({("", "Add")}),
+    frozenset({("", "Add"), ("", "RotaryEmbedding")}),
     _apply,
     lambda config: not config.disable_rotary_embeddings,
 )

@@ -15,6 +15,7 @@ constants of a few elements are computed, in their own dtype.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -27,6 +28,7 @@ from ortrain.graph import shapes
 
 # Elements of the largest constant that is computed here.
 LIMIT = 64
+_UNKNOWN = re.compile(r"unk__\d+$")
 
 
 def settle(model: ir.Model, *, infer: bool = True) -> None:
@@ -40,8 +42,10 @@ def settle(model: ir.Model, *, infer: bool = True) -> None:
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _sweep(model)
     if infer:
+        _bring_in_constants(model)
         shapes.infer_all(model)
         if _sweep(model):
+            _forget_unknown_sizes(model)
             shapes.infer_all(model)
             _sweep(model)
     common.CommonSubexpressionEliminationPass()(model)
@@ -61,6 +65,37 @@ def _sweep(model: ir.Model) -> bool:
                 computed |= _write(graph, node.outputs[0], found, taken)
         remove_unread(graph)
     return computed
+
+
+def _bring_in_constants(model: ir.Model) -> None:
+    """Gives bodies small constants of their own: onnx infers no shape from one outside."""
+    taken = {value.name for graph in graphs(model) for value in graph.initializers.values()}
+    for graph in [graph for graph in graphs(model) if graph is not model.graph]:
+        own: dict[ir.Value, ir.Value] = {}
+        for node in graph:
+            for place, value in enumerate(node.inputs):
+                tensor = None if value is None or value.is_graph_input() else value.const_value
+                if value is None or tensor is None or value.graph is graph or tensor.size > LIMIT:
+                    continue
+                if value not in own:
+                    count = 0
+                    while (name := f"{value.name}.{count}") in taken:
+                        count += 1
+                    taken.add(name)
+                    own[value] = ir.Value(
+                        name=name, shape=value.shape, type=value.type, const_value=tensor
+                    )
+                    graph.register_initializer(own[value])
+                node.replace_input_with(place, own[value])
+
+
+def _forget_unknown_sizes(model: ir.Model) -> None:
+    """Takes back the names that onnx has given to sizes which it could not infer."""
+    for graph in graphs(model):
+        for value in (value for node in graph for value in node.outputs):
+            known = shapes.dims(value)
+            if known is not None and any(_UNKNOWN.match(str(size)) for size in known):
+                value.shape = ir.Shape([None if _UNKNOWN.match(str(d)) else d for d in known])
 
 
 def _passed_on(node: ir.Node) -> ir.Value | None:
