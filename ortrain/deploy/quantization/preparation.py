@@ -106,7 +106,7 @@ def expect_float(model: ir.Model, file: str) -> None:
         )
 
 
-def misnamed(model: ir.Model) -> list[str]:
+def misnamed(model: ir.Model, operators: Collection[str]) -> list[str]:
     """Nodes that have a quantizable operator's bare name and are another one.
 
     onnxruntime's quantizer does not look at domains: it took ONNX's own Attention for its.
@@ -114,8 +114,8 @@ def misnamed(model: ir.Model) -> list[str]:
     return [
         node.name or ""
         for node in nodes(model)
-        if (node.domain == MICROSOFT) != (node.op_type in _OF_MICROSOFT)
-        and (node.op_type in _OF_MICROSOFT or node.domain not in STANDARD)
+        if node.op_type in operators
+        and node.domain not in ((MICROSOFT,) if node.op_type in _OF_MICROSOFT else STANDARD)
     ]
 
 

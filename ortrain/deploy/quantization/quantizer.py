@@ -203,8 +203,13 @@ class ORTQuantizer:
             dataset, batch_size, names=chain.columns(), ranks=chain.ranks()
         )
         runs = {file: calibrator.run for file, calibrator in self._calibrators.items()}
-        for batch in reader:
-            chain.run(batch, runs)
+        try:
+            for batch in reader:
+                chain.run(batch, runs)
+        except BaseException:
+            for calibrator in self._calibrators.values():
+                calibrator.close()
+            raise
 
     def compute_ranges(self) -> dict[str, tuple[float, float]]:
         """The ranges of all data so far; as :meth:`fit` gives them.

@@ -142,7 +142,8 @@ def _wanted(
 def _unquantizable(model: ir.Model, config: QuantizationConfig) -> dict[str, str]:
     """Nodes on which onnxruntime's quantizer would fail or go wrong."""
     found = dict.fromkeys(
-        preparation.misnamed(model), "an operator of another domain has the same name"
+        preparation.misnamed(model, config.operators_to_quantize),
+        "an operator of another domain has the same name",
     )
     for node in preparation.nodes(model):
         name = node.name or ""
@@ -205,7 +206,12 @@ def _proto(
         if tensor.nbytes > _LEFT_OUT and not any(wanted(use.node) for use in value.uses()):
             left_out[name] = tensor
             value.const_value = ir.ExternalTensor(
-                "left_out", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.numpy().shape), name=name
+                "left_out",
+                0,
+                tensor.nbytes,
+                tensor.dtype,
+                shape=ir.Shape(tensor.numpy().shape),
+                name=name,
             )
         elif isinstance(tensor, ir.ExternalTensor):
             value.const_value = ir.Tensor(tensor.numpy(), tensor.dtype, name=name)

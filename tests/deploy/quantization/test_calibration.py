@@ -188,9 +188,14 @@ def test_activations_are_held_in_groups_of_a_bounded_size(
         return groups
 
     monkeypatch.setattr(calibrator, "_grouped", watched)
-    monkeypatch.setattr(calibrator.Calibrator.__init__, "__kwdefaults__", {
-        **(calibrator.Calibrator.__init__.__kwdefaults__ or {}), "held": 4,
-    })
+    monkeypatch.setattr(
+        calibrator.Calibrator.__init__,
+        "__kwdefaults__",
+        {
+            **(calibrator.Calibrator.__init__.__kwdefaults__ or {}),
+            "held": 4,
+        },
+    )
     assert quantizer(tmp_path).fit(data, config) == whole
     assert len(groups) == 3
     assert all(len(group) == 1 for group in groups)
@@ -244,7 +249,9 @@ def test_every_kind_of_data_gives_the_same_ranges(tmp_path: Path) -> None:
     import datasets
 
     classifier(tmp_path / "a")
-    lists = [{"input_ids": each["input_ids"].tolist()} for each in map(Data().__getitem__, range(6))]
+    lists = [
+        {"input_ids": each["input_ids"].tolist()} for each in map(Data().__getitem__, range(6))
+    ]
 
     def stream() -> Iterator[dict[str, list[int]]]:
         yield from lists
@@ -321,7 +328,9 @@ def test_a_wrong_configuration_is_an_error(given: dict[str, Any], message: str) 
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("preset", ["arm64", "avx2", "avx512", "avx512_vnni", "ppc64le", "tensorrt"])
+@pytest.mark.parametrize(
+    "preset", ["arm64", "avx2", "avx512", "avx512_vnni", "ppc64le", "tensorrt"]
+)
 def test_static_quantization_answers_nearly_the_same(
     tmp_path: Path, preset: str, method: str
 ) -> None:
