@@ -363,7 +363,7 @@ def test_a_quantized_model_is_not_quantized_again(tmp_path: Path) -> None:
 def test_a_model_of_which_nothing_would_be_quantized_is_an_error(tmp_path: Path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
     saved(tmp_path / "a", nodes, {"x": (TensorProto.FLOAT, ["n"])}, {"y": TensorProto.FLOAT}, {})
-    with pytest.raises(InputError, match="nothing of model.onnx would be quantized"):
+    with pytest.raises(InputError, match=r"nothing of .* would be quantized"):
         quantized(tmp_path / "a", tmp_path / "b")
 
 

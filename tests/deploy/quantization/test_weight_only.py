@@ -163,7 +163,7 @@ def test_a_wrong_configuration_is_an_error(given: dict[str, Any], message: str) 
 def test_nothing_to_quantize_is_an_error(tmp_path: Path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
     saved(tmp_path / "a", nodes, {"x": (TensorProto.FLOAT, ["n"])}, {"y": TensorProto.FLOAT}, {})
-    with pytest.raises(InputError, match="nothing of model.onnx would be quantized"):
+    with pytest.raises(InputError, match=r"nothing of .* would be quantized"):
         quantized(tmp_path / "a", tmp_path / "b", WeightOnlyConfig())
 
 
