@@ -52,6 +52,7 @@ def test_an_example_runs_by_itself(page: str, number: int, tmp_path: Path) -> No
         ("docs/padding", None),
         ("docs/memory", None),
         ("docs/migration", None),
+        ("docs/deploy", None),
         ("README", 1),
     ],
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ortrain.cli.arguments import column_names, count, not_negative, path
 from ortrain.cli.usage import FileError, UsageError, excerpt, one_line, told, visible
-from ortrain.errors import MissingPackage, OrtrainError, SaveError
+from ortrain.errors import MissingPackage, OrtrainError, SaveError, listing
 
 if TYPE_CHECKING:
     from ortrain.deploy.equivalence.budgets import Budgets
@@ -145,13 +145,15 @@ def given(options: argparse.Namespace, file: Path | None) -> dict[str, Any]:
     """The arguments of a tool that say what it compares on; none without a file."""
     if file is None:
         return {}
-    return {
-        "validate": golden_set(options, file, options.source),
-        "budgets": budgets_of(options),
-    }
+    found: dict[str, Any] = {"validate": golden_set(options, file, options.source)}
+    if options.budget:  # else the tool's own
+        found["budgets"] = budgets_of(options)
+    return found
 
 
-def gated(publish: Callable[[], None], options: argparse.Namespace) -> EquivalenceReport | None:
+def gated(
+    publish: Callable[[], None], options: argparse.Namespace
+) -> tuple[EquivalenceReport | None, str]:
     """Has a tool publish a model, and reads the report of its comparison.
 
     Args:
@@ -159,7 +161,8 @@ def gated(publish: Callable[[], None], options: argparse.Namespace) -> Equivalen
         options: of the command line.
 
     Returns:
-        The report, also of what was not published; None where nothing was compared.
+        The report, also of what was not published; None where nothing was compared. With it the
+        nodes to which it is due that nothing was published, as a sentence.
     """
     from ortrain.deploy.equivalence.report import EquivalenceError, EquivalenceReport
 
@@ -167,14 +170,26 @@ def gated(publish: Callable[[], None], options: argparse.Namespace) -> Equivalen
     try:
         publish()
     except EquivalenceError as error:
-        return error.report
+        nodes = [
+            f"{each.node} ({each.operator}, {each.signal_to_noise:.1f} dB)"
+            for each in getattr(error, "sensitivity", ())
+        ]
+        told = f"the most sensitive nodes are {listing(nodes)}; leave them as they are: --exclude"
+        return error.report, told if nodes else ""
     if _stamp(options.output) in (None, before):
-        return None
-    return EquivalenceReport.load(options.output)
+        return None, ""
+    return EquivalenceReport.load(options.output), ""
 
 
-def finish(report: EquivalenceReport | None, options: argparse.Namespace) -> int:
+def finish(
+    report: EquivalenceReport | None, options: argparse.Namespace, sensitive: str = ""
+) -> int:
     """Prints what a report says, keeps it where it was asked for, and gives the exit status.
+
+    Args:
+        report: of the comparison; None where nothing was compared.
+        options: of the command line.
+        sensitive: one more sentence of why nothing was published.
 
     Returns:
         0 inside the budgets, 1 outside: then each reason is a line on standard error.
@@ -189,8 +204,9 @@ def finish(report: EquivalenceReport | None, options: argparse.Namespace) -> int
     if (report is None or report.passed) and "output" in options:
         lines.append(f"the model is in {options.output}")
     print("\n".join(lines))
-    for reason in () if report is None else report.reasons:
-        print(f"ortrain: error: {visible(reason)}", file=sys.stderr)
+    for reason in () if report is None else (*report.reasons, sensitive):
+        if reason:
+            print(f"ortrain: error: {visible(reason)}", file=sys.stderr)
     return 0 if report is None or report.passed else 1
 
 

@@ -46,8 +46,8 @@ def run(options: argparse.Namespace) -> int:
     if options.budget and options.validate is None:
         raise UsageError("--budget: there is nothing to compare on; give examples with --validate")
     with libraries_to_stderr(), golden.told_in_one_line():
-        report = golden.gated(lambda: _optimize(options), options)
-    return golden.finish(report, options)
+        report, sensitive = golden.gated(lambda: _optimize(options), options)
+    return golden.finish(report, options, sensitive)
 
 
 def tools() -> tuple[Any, Any]:

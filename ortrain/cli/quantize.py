@@ -35,7 +35,8 @@ def add_to(commands: Any) -> None:
     add("--calibration-method", choices=METHODS, default="minmax", help="(%(default)s)")
     add("--percentile", type=positive, default=99.999, metavar="X", help="(%(default)s)")
     add("--weight-only", type=int, choices=(4, 8), metavar="4|8", help="weights alone, in blocks")
-    add("--block-size", type=count, default=128, metavar="N", help="of weights (%(default)s)")
+    add("--block-size", type=count, default=32, metavar="N", help="of weights (%(default)s)")
+    add("--half", choices=("float16", "bfloat16"), help="weights alone, in 16 bits")
     add("--per-tensor", action="store_true", help="one scale a weight instead of one a column")
     add("--exclude", type=names, default=(), metavar="NODE,…", help="nodes that stay as they are")
     add("--file", metavar="NAME", help="ONNX file of SRC (all)")
@@ -61,8 +62,8 @@ def run(options: argparse.Namespace) -> int:
     require("onnx", "ortrain quantize")
     examples = _examples(options)
     with libraries_to_stderr(), golden.told_in_one_line():
-        report = golden.gated(lambda: _quantize(options, examples), options)
-    return golden.finish(report, options)
+        report, sensitive = golden.gated(lambda: _quantize(options, examples), options)
+    return golden.finish(report, options, sensitive)
 
 
 def tools() -> Any:
@@ -78,10 +79,18 @@ def _examples(options: argparse.Namespace) -> Path | None:
     Raises:
         UsageError: options do not go together.
     """
-    if options.weight_only and (options.preset or options.static):
-        raise UsageError("--weight-only: is a way of its own; leave --preset and --static out")
-    if not options.weight_only and not options.preset:
+    ways = {
+        "--preset": options.preset,
+        "--weight-only": options.weight_only,
+        "--half": options.half,
+    }
+    given = [name for name, value in ways.items() if value]
+    if not given:
         raise UsageError("--preset: is missing; give one, as --preset auto, or --weight-only 4")
+    if len(given) > 1:
+        raise UsageError(f"{given[1]}: is a way of its own; leave {given[0]} out")
+    if options.static and not options.preset:
+        raise UsageError(f"--static: is of --preset; leave it out, or {given[0]}")
     if options.static and options.calibrate is None:
         raise UsageError("--static: needs examples; give them with --calibrate")
     if options.calibrate is not None and not options.static:
@@ -110,6 +119,10 @@ def _quantize(options: argparse.Namespace, examples: Path | None) -> None:
             bits=options.weight_only,
             block_size=options.block_size,
             nodes_to_exclude=list(options.exclude),
+        )
+    elif options.half:
+        configuration = tool.HalfPrecisionConfig(
+            dtype=options.half, nodes_to_exclude=list(options.exclude)
         )
     else:
         configuration = _configuration(tool, options)

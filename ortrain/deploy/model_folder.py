@@ -267,7 +267,8 @@ def save_model(
         if data is not None:
             metadata[seal.DATA_KEY] = seal.unsealed_data(data.name)
             ir.save(model, path, external_data=data.name, size_threshold_bytes=_SMALL)
-            if not data.exists():  # all weights are small
+            if not data.is_file() or not data.stat().st_size:  # all weights are small
+                data.unlink(missing_ok=True)
                 del metadata[seal.DATA_KEY]
                 ir.save(model, path)
                 data = None

@@ -42,6 +42,7 @@ class Tool:
     """Stands in for optimizer and quantizer: adds something to a bias."""
 
     shift = 0.0
+    nodes: tuple[Any, ...] = ()
     calls: list[dict[str, Any]] = []  # noqa: RUF012
 
     def __init__(self, source: ModelFolder) -> None:
@@ -70,7 +71,10 @@ class Tool:
                     memory=False,
                 )
                 if not report.passed:
-                    raise EquivalenceError.of(report, "rewritten model")
+                    error = EquivalenceError.of(report, "rewritten model")
+                    if self.nodes:
+                        error.sensitivity = self.nodes  # type: ignore[attr-defined]
+                    raise error
                 report.save(folder)
         return save_dir
 
@@ -91,6 +95,7 @@ def tools(monkeypatch: pytest.MonkeyPatch) -> None:
             **{name: lambda data, n=name, **given: (n, given) for name in quantize.METHODS}
         ),
         WeightOnlyConfig=lambda **given: SimpleNamespace(name="weight only", **given),
+        HalfPrecisionConfig=lambda **given: SimpleNamespace(name="half", **given),
     )
     monkeypatch.setattr(optimize, "tools", lambda: (Tool, levels))
     monkeypatch.setattr(quantize, "tools", lambda: module)
@@ -147,7 +152,7 @@ def test_models_outside_the_budgets_are_status_1_and_a_line_for_each(
         (lambda s, e: [s, s, "--data", s / "nothing.csv"], "there is no file"),
         (lambda s, e: [s, s, "--data", s / "config.json"], "there is no text 'text'"),
         (lambda s, e: [s, s, "--data", e, "--task", "poetry"], "task='poetry': expected"),
-        (lambda s, e: [s, s, "--data", e, "--provider", "None"], "this onnxruntime has CPU"),
+        (lambda s, e: [s, s, "--data", e, "--provider", "None"], "this onnxruntime has "),
         (lambda s, e: [s, s, "--data", e, "--budget", "max_slice_drop=1"], "cannot be judged"),
         (lambda s, e: [s, s, "--data", e, "--budget", "min_agreement=2"], "expected a share"),
         (lambda s, e: [s, s, "--data", e, *["--budget", "max_abs_diff=1"] * 2], "is given twice"),
@@ -237,14 +242,17 @@ def test_nothing_is_published_outside_the_budgets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Tool, "shift", -100.0)
+    node = SimpleNamespace(node="encoder/MatMul", operator="MatMul", signal_to_noise=12.345)
+    monkeypatch.setattr(Tool, "nodes", (node,))
     before = checksums(source)
     options = ("--validate", examples, "--budget", "max_metric_drop=0.01")
     assert run(command, source, tmp_path / "out", *options, "--report", tmp_path / "r") == 1
     said = capsys.readouterr()
     assert said.out.startswith("not passed\n")
     assert "the model is in" not in said.out
-    (line,) = said.err.splitlines()
+    line, nodes = said.err.splitlines()
     assert line.startswith("ortrain: error: max_metric_drop=0.01: accuracy goes from 1 to 0.")
+    assert "the most sensitive nodes are encoder/MatMul (MatMul, 12.3 dB)" in nodes
     assert not (tmp_path / "out").exists()
     assert not EquivalenceReport.load(tmp_path / "r").passed
     assert checksums(source) == before
@@ -312,6 +320,11 @@ def test_each_level_is_one_of_the_optimizer(level: str, source: Path, tmp_path: 
     assert Tool.calls[0]["configuration"] == f"level {level}"
 
 
+def test_sixteen_bits_have_a_configuration_of_their_own(source: Path, tmp_path: Path) -> None:
+    assert main(["quantize", str(source), "-o", str(tmp_path / "out"), "--half", "bfloat16"]) == 0
+    assert Tool.calls[0]["configuration"].dtype == "bfloat16"
+
+
 def test_a_preset_has_what_the_options_say(source: Path, tmp_path: Path) -> None:
     assert run("quantize", source, tmp_path / "out", "--per-tensor", "--exclude", "a,b") == 0
     configuration = Tool.calls[0]["configuration"]
@@ -353,6 +366,8 @@ def test_weights_alone_have_a_configuration_of_their_own(
     [
         ([], "--preset: is missing"),
         (["--preset", "avx2", "--weight-only", "4"], "--weight-only: is a way of its own"),
+        (["--weight-only", "4", "--half", "float16"], "--half: is a way of its own"),
+        (["--half", "float16", "--static"], "--static: is of --preset"),
         (["--preset", "avx2", "--static"], "--static: needs examples"),
         (["--preset", "avx2", "--calibrate", "a.npz"], "--calibrate: ranges are taken with"),
         (["--preset", "tensorrt"], "--preset tensorrt: is static"),

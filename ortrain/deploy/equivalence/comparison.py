@@ -16,9 +16,9 @@ from ortrain.deploy.equivalence.golden_set import GoldenSet
 from ortrain.deploy.equivalence.memory import peak_memory
 from ortrain.deploy.equivalence.predictions import Predictions
 from ortrain.deploy.equivalence.report import EquivalenceReport, Group, Side
-from ortrain.deploy.equivalence.sessions import File, Runnable, opened
+from ortrain.deploy.equivalence.sessions import Answer, File, Runnable, opened
 from ortrain.deploy.equivalence.speed import timed
-from ortrain.deploy.equivalence.tasks import TASKS, deciding, task_of
+from ortrain.deploy.equivalence.tasks import TASKS, deciding, heads, task_of
 from ortrain.deploy.model_folder import ModelFolder
 from ortrain.errors import InputError, listing
 from ortrain.kinds import NONE, expect, expect_flag, expect_path, expect_whole
@@ -149,14 +149,16 @@ class _Seen:
         masks: dict[str, Array | None] = {}
         taken: set[str] = set()
         for old, new in zip(*(side.answer(batch, where) for side in sides), strict=True):
-            file, feeds, _ = old
-            taken |= {*feeds, *new[1]}
-            for side, (_, _, answers) in zip(outputs, (old, new), strict=True):
-                side.update({f"{file.role}/{k}" if several else k: v for k, v in answers.items()})
-            for port in file.outputs:
-                name = f"{file.role}/{port.name}" if several else port.name
-                masks[name] = _mask(file, port.name, outputs[0][name], feeds)
-        self.unused = set(batch) - taken - {"decoder_input_ids", "attention_mask"}
+            file, feeds = old.file, old.feeds
+            taken |= {*feeds, *new.feeds}
+            for side, answer in zip(outputs, (old, new), strict=True):
+                side.update({_named(answer, k, several): v for k, v in answer.outputs.items()})
+            for name, array in old.outputs.items():
+                masks[_named(old, name, several)] = _mask(file, name, array, feeds)
+        stand_for = {"decoder_input_ids"}
+        if "encoder_attention_mask" in taken:
+            stand_for.add("attention_mask")
+        self.unused |= set(batch) - taken - stand_for
         _expect_same_shapes(*outputs, self.folder, where)
         if not self.differences:
             self.task = task_of(
@@ -169,8 +171,6 @@ class _Seen:
             difference.add(array, outputs[1][name], masks[name], self.examples)
             self.types[name] = (str(array.dtype), str(outputs[1][name].dtype))
         if self.predictions is not None:
-            from ortrain.deploy.equivalence.tasks import heads
-
             names = heads(self.predictions.task, outputs[0])
             if names is None:
                 raise InputError(
@@ -180,6 +180,10 @@ class _Seen:
                 )
             self.predictions.add(*outputs, masks[names[0]], self.examples)
         self.examples += self.golden.size_of(batch)
+
+
+def _named(answer: Answer, output: str, several: bool) -> str:
+    return (f"{answer.file.role}/{output}" if several else output) + answer.step
 
 
 def _mask(file: File, name: str, output: Array, feeds: Mapping[str, Array]) -> Array | None:

@@ -34,6 +34,8 @@ _TYPES = {
 # What comes from an encoder is the input of a decoder under another name.
 _FROM_ENCODER = {"encoder_hidden_states": "last_hidden_state"}
 _PAST = ("past_key_values.", "past.", "past_")
+WITH_CACHE = " with its cache"
+"""Behind the names of outputs of the second run of a decoder."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,23 @@ class File:
         return dict(zip(names, found, strict=True))
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What one run of a file has given.
+
+    Attributes:
+        file: that ran.
+        feeds: its inputs.
+        outputs: its outputs.
+        step: empty, or which run of the file it was, where it ran twice.
+    """
+
+    file: File
+    feeds: Batch
+    outputs: dict[str, Array]
+    step: str = ""
+
+
 @dataclass
 class Runnable:
     """A model, ready to answer.
@@ -141,8 +160,8 @@ class Runnable:
 
     files: tuple[File, ...]
 
-    def answer(self, batch: Batch, where: str) -> Iterator[tuple[File, Batch, dict[str, Array]]]:
-        """Each file with what it was given for a batch and what it answers.
+    def answer(self, batch: Batch, where: str) -> Iterator[Answer]:
+        """What each file answers to a batch; a decoder that has a cache also with it filled.
 
         Args:
             batch: of a golden set.
@@ -155,9 +174,12 @@ class Runnable:
         so_far: dict[str, Array] = {}
         for file in self.files:
             feeds = _feeds(file, batch, so_far, where)
-            answers = file.run(feeds, where)
-            so_far.update(answers)
-            yield file, feeds, answers
+            outputs = file.run(feeds, where)
+            so_far.update(outputs)
+            yield Answer(file, feeds, outputs)
+            further = _continued(file, feeds, outputs)
+            if further is not None:
+                yield Answer(file, further, file.run(further, where), WITH_CACHE)
 
 
 def opened(
@@ -263,16 +285,51 @@ def _filled(file: File, port: Port, known: Batch, so_far: Batch) -> Array | None
             return np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
         return np.maximum(np.cumsum(mask, axis=1) - 1, 0)
     if port.name.startswith(_PAST):
-        for prefix in _PAST:
-            present = so_far.get("present" + port.name.removeprefix(prefix.rstrip("._")))
-            if "with_past" in file.role and present is not None:
-                return present
-        if "with_past" in file.role or port.dtype is None:
+        if "with_past" in file.role:
+            return _present(port.name, so_far)
+        if port.dtype is None:
             return None
         # [batch, heads, past, size]: the first open size is the batch, any other one is empty.
         sizes = [len(ids), *(each if isinstance(each, int) else 0 for each in port.shape[1:])]
         return np.zeros(sizes, port.dtype)
     return None
+
+
+def _present(past: str, outputs: Batch) -> Array | None:
+    """The output that becomes an input of a cache in the next step."""
+    for prefix in _PAST:
+        present = outputs.get("present" + past.removeprefix(prefix.rstrip("._")))
+        if past.startswith(prefix) and present is not None:
+            return present
+    return None
+
+
+def _continued(file: File, feeds: Batch, outputs: Batch) -> Batch | None:
+    """The inputs of one more token behind those that were read with an empty cache.
+
+    The token is the last one once more: which one it is does not matter, as both models read it.
+    None where the file has no cache, or not one that its outputs fill.
+    """
+    past = [name for name in file.filled if name.startswith(_PAST)]
+    ids = feeds.get("input_ids")
+    if not past or ids is None:
+        return None
+    found = {**feeds, "input_ids": ids[:, -1:]}
+    for name in past:
+        present = _present(name, outputs)
+        if present is None:
+            return None
+        found[name] = present
+    for name, array in feeds.items():
+        if name == "use_cache_branch":
+            found[name] = np.ones(1, np.bool_)
+        elif name == "attention_mask" and array.shape == ids.shape:
+            found[name] = np.concatenate([array, np.ones_like(array[:, :1])], axis=1)
+        elif name == "position_ids" and array.shape == ids.shape:
+            found[name] = array[:, -1:] + 1
+        elif name == "token_type_ids" and array.shape == ids.shape:
+            found[name] = array[:, -1:]
+    return found
 
 
 def _cast(file: File, port: Port, array: Array, where: str) -> Array:

@@ -30,6 +30,9 @@ OF_TOKENS = frozenset({"token-classification", "fill-mask", "causal-lm", "seq2se
 FALLING = frozenset({"mse", "loss"})
 """Metrics that are better where they are smaller."""
 
+# Parts of names of outputs that are no predictions.
+_FEATURES = ("hidden_state", "embed", "pooler")
+
 _ARCHITECTURES = {
     "ForSequenceClassification": "classification",
     "ForImageClassification": "classification",
@@ -139,7 +142,8 @@ def _of_outputs(outputs: Mapping[str, Array], labels: Array | None) -> str | Non
         return "question-answering"
     name = next((key for key in outputs if key.rpartition("/")[2] == "logits"), None)
     if name is None and labels is not None and len(outputs) == 1:
-        name = next(iter(outputs))
+        only = next(iter(outputs))
+        name = None if any(part in only for part in _FEATURES) else only
     if name is None or outputs[name].dtype.kind not in "fiu":
         return None
     array = outputs[name]

@@ -374,7 +374,8 @@ def test_the_models_take_turns_on_the_clock(tmp_path: Path) -> None:
         *sides, classifiers.batches()[0], 4, clock=lambda: next(ticks) / 1000
     )
     assert ran == [0, 1, 1, 0] * 6
-    assert before == after == {"1 x 7": (1.0, 1.0), "2 x 7": (1.0, 1.0)}
+    for side in (before, after):
+        assert side == {name: pytest.approx((1.0, 1.0)) for name in ("1 x 7", "2 x 7")}
     assert notes == []
 
 
