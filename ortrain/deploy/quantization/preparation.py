@@ -300,11 +300,15 @@ def _replace(node: ir.Node, read: ir.Value | None, held: ir.Value, bias: ir.Valu
         last.shape = result.shape
         made.append(ir.node("Add", [last, bias], name=f"{node.name}_bias"))
         last = made[-1].outputs[0]
-    name = result.name
-    result.name = f"{name}_before"
-    last.name, last.type, last.shape = name, result.type, result.shape
+    put(node, made)
+
+
+def put(node: ir.Node, made: list[ir.Node]) -> None:
+    """Nodes in the place of one; the last one's result has its result's name, type and shape."""
     assert node.graph is not None
-    ir.convenience.replace_nodes_and_values(node.graph, node, [node], made, [result], [last])
+    ir.convenience.replace_nodes_and_values(
+        node.graph, node, [node], made, [node.outputs[0]], [made[-1].outputs[0]]
+    )
 
 
 def _separate(model: ir.Model, wanted: Wanted) -> None:

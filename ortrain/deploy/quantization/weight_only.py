@@ -155,7 +155,7 @@ class _Blocks:
             domain=preparation.MICROSOFT,
             name=node.name,
         )
-        _put(node, made)
+        preparation.put(node, [made])
         return True
 
     def table(self, node: ir.Node) -> bool:
@@ -187,7 +187,7 @@ class _Blocks:
             domain=preparation.MICROSOFT,
             name=node.name,
         )
-        _put(node, made)
+        preparation.put(node, [made])
         return True
 
     def _packed(self, value: ir.Value, *, transposed: bool) -> list[ir.Value]:
@@ -230,12 +230,3 @@ def _kernel(config: WeightOnlyConfig) -> Any:
         )
     )
 
-
-def _put(node: ir.Node, made: ir.Node) -> None:
-    result, output = node.outputs[0], made.outputs[0]
-    name = result.name
-    result.name = f"{name}_before"
-    output.type, output.shape = result.type, result.shape
-    assert node.graph is not None
-    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [made], [result], [output])
-    output.name = name

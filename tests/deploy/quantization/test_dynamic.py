@@ -35,7 +35,11 @@ def dynamic(**more: Any) -> QuantizationConfig:
 def quantized(source: Path, target: Path, config: QuantizationConfig | None = None) -> Path:
     quantizer = ORTQuantizer.from_pretrained(source)
     quantizer.quantize(config or dynamic(), target)
-    return target / "model_quantized.onnx"
+    path = target / "model_quantized.onnx"
+    before, after = (onnx.load(each).graph for each in (source / "model.onnx", path))
+    for names in ("input", "output"):
+        assert [v.name for v in getattr(after, names)] == [v.name for v in getattr(before, names)]
+    return path
 
 
 @pytest.mark.parametrize("per_channel", [True, False])

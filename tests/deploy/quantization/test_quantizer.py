@@ -388,6 +388,7 @@ def test_weights_go_beside_the_file_where_they_are_too_large_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ortrain.deploy.model_folder.EXTERNAL_ABOVE", 2000)
+    monkeypatch.setattr("ortrain.deploy.model_folder._SMALL", 64)
     before = classifier(tmp_path / "a")
     model = onnx.load(before)
     onnx.save(model, before, save_as_external_data=True, location="model.onnx_data")

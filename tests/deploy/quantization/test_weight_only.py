@@ -34,7 +34,10 @@ ERRORS = {4: 0.2, 8: 0.012}
 
 def quantized(source: Path, target: Path, config: WeightOnlyConfig) -> Path:
     ORTQuantizer.from_pretrained(source).quantize(config, target)
-    return target / "model_quantized.onnx"
+    path = target / "model_quantized.onnx"
+    before, after = (onnx.load(each).graph.output for each in (source / "model.onnx", path))
+    assert [value.name for value in after] == [value.name for value in before]
+    return path
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
