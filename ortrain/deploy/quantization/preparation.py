@@ -387,3 +387,17 @@ def _held(node: ir.Node) -> bool:
         value = producer.inputs[0]
     tensor = constant(value)
     return tensor is not None and tensor.dtype in FLOATS
+
+
+def constants(model: ir.Model) -> list[str]:
+    """Nodes that read initializers alone, or what other such nodes give."""
+    known: set[int] = set()
+    found = []
+    for node in model.graph:
+        if node.inputs and all(
+            value is None or constant(value) is not None or id(value) in known
+            for value in node.inputs
+        ):
+            known.update(id(value) for value in node.outputs)
+            found.append(node.name or "")
+    return found

@@ -62,10 +62,12 @@ def quantized(
     preparation.expect_float(model, file)
     excluded = ready(model, config, file)
     preparation.infer(model)
-    wanted = _wanted(config, set(config.nodes_to_exclude) | set(excluded))
+    # What follows from constants alone is no activation: a weight that stays, transposed, stays.
+    apart = {*config.nodes_to_exclude, *preparation.constants(model)}
+    wanted = _wanted(config, apart | set(excluded))
     if ranges is not None:
         excluded |= _without_range(model, ranges, wanted)
-        wanted = _wanted(config, set(config.nodes_to_exclude) | set(excluded))
+        wanted = _wanted(config, apart | set(excluded))
     if not any(wanted(node) for node in preparation.nodes(model)):
         raise InputError(
             f"nothing of {file} would be quantized",
@@ -76,7 +78,7 @@ def quantized(
     left_out: dict[str, ir.TensorProtocol] = {}
     proto = _proto(model, wanted, left_out)
     names = [node.name or "" for node in preparation.nodes(model) if wanted(node)]
-    excluded_names = sorted({*config.nodes_to_exclude, *excluded})
+    excluded_names = sorted({*apart, *excluded})
     with _quiet():
         result = _rewrite(proto, config, ranges, names, excluded_names)
     made = ir.from_proto(result)

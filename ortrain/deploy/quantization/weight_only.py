@@ -229,4 +229,3 @@ def _kernel(config: WeightOnlyConfig) -> Any:
             block_size=config.block_size, is_symmetric=config.symmetric, bits=config.bits
         )
     )
-

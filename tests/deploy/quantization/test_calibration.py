@@ -416,3 +416,17 @@ def test_ranges_of_two_processes_can_be_merged(tmp_path: Path) -> None:
         assert one.ranges() == whole.ranges()
         for each in (whole, one, two):
             each.close()
+
+
+def test_a_transposed_weight_that_stays_is_neither_quantized_nor_complained_of(
+    tmp_path: Path,
+) -> None:
+    before = classifier(tmp_path / "a")
+    one = ORTQuantizer.from_pretrained(tmp_path / "a")
+    found = one.fit([ids()], METHODS["minmax"])
+    config = AutoQuantizationConfig.avx512_vnni(is_static=True, nodes_to_exclude=["product_0"])
+    one.quantize(config, tmp_path / "b", calibration_tensors_range=found)
+    after = tmp_path / "b" / "model_quantized.onnx"
+    kinds = {i.name: i.data_type for i in onnx.load(after).graph.initializer}
+    assert kinds["w0"] == TensorProto.FLOAT
+    assert relative(answers(before, ids())[0], answers(after, ids())[0]) < 0.1

@@ -414,3 +414,23 @@ def test_weights_beside_the_file_are_read_there_and_written_beside_the_new_one(
     assert (tmp_path / "b" / "model_quantized.onnx_data").exists()
     assert ORTConfig.from_pretrained(tmp_path / "b").use_external_data_format
     assert relative(answers(before, ids())[0], answers(after, ids())[0]) < 0.02
+
+
+def test_a_product_that_stays_has_its_weight_in_full_where_a_table_shares_it(
+    tmp_path: Path,
+) -> None:
+    rng = generator()
+    table = rng.standard_normal((64, WIDTH), dtype=np.float32)
+    nodes = [
+        helper.make_node("Gather", ["w", "i"], ["rows"], name="gather"),
+        helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]),
+        helper.make_node("MatMul", ["x", "t"], ["y"], name="output"),
+    ]
+    inputs = {"i": (TensorProto.INT64, ["n"]), "x": (TensorProto.FLOAT, ["n", WIDTH])}
+    outputs = {"rows": TensorProto.FLOAT, "y": TensorProto.FLOAT}
+    before = saved(tmp_path / "a", nodes, inputs, outputs, {"w": table})
+    after = quantized(tmp_path / "a", tmp_path / "b", dynamic(nodes_to_exclude=["output"]))
+    feeds = {"i": np.arange(7), "x": rng.standard_normal((7, WIDTH), dtype=np.float32)}
+    old, new = answers(before, feeds), answers(after, feeds)
+    assert relative(old[1], new[1]) < 1e-6
+    assert 1e-4 < relative(old[0], new[0]) < 0.02

@@ -404,3 +404,98 @@ def test_weights_go_beside_the_file_where_they_are_too_large_for_it(
         assert ORTConfig.from_pretrained(target).use_external_data_format
         assert relative(answers(before, ids())[0], answers(after, ids())[0]) < limit
     assert checksums(tmp_path / "a") == sums
+
+
+def test_data_that_has_all_inputs_of_a_decoder_is_taken_as_it_is(tmp_path: Path) -> None:
+    pair(tmp_path / "a")
+    quantizer = ORTQuantizer.from_pretrained(tmp_path / "a", "decoder_model.onnx")
+    states = generator(2).standard_normal((2, 5, WIDTH), dtype=np.float32)
+    data = [{**ids(2, 3), "encoder_hidden_states": states}]
+    found = quantizer.fit(data, AutoCalibrationConfig.minmax())
+    assert found["encoder_hidden_states"] == (float(states.min()), float(states.max()))
+
+
+def test_each_file_is_fed_what_it_sees_when_the_model_generates() -> None:
+    from ortrain.deploy.quantization.chain import Chain
+    from ortrain.deploy.quantization.inputs import Described
+
+    whole, states = np.dtype(np.int64), np.dtype(np.float32)
+    cache = Described(states, 4, ("batch", HEADS, "past", SIZE))
+    words = Described(whole, 2, ("batch", "new"))
+    files = {
+        "encoder_model.onnx": {"input_ids": words, "attention_mask": words},
+        "decoder_model.onnx": {
+            "input_ids": words,
+            "encoder_hidden_states": Described(states, 3, ("batch", "source", WIDTH)),
+            "encoder_attention_mask": words,
+        },
+        "decoder_with_past_model.onnx": {
+            "input_ids": words,
+            "encoder_attention_mask": words,
+            "past_key_values.0.decoder.key": cache,
+            "past_key_values.0.encoder.key": cache,
+        },
+    }
+    seen: dict[str, Arrays] = {}
+
+    def runner(file: str) -> Any:
+        def run(feeds: Arrays) -> Arrays:
+            seen[file] = {name: feeds[name] for name in files[file]}
+            if file == "encoder_model.onnx":
+                return {"last_hidden_state": np.zeros((2, 5, WIDTH), np.float32)}
+            length = feeds["input_ids"].shape[1]
+            return {
+                "present.0.decoder.key": np.zeros((2, HEADS, length, SIZE), np.float32),
+                "present.0.encoder.key": np.zeros((2, HEADS, 5, SIZE), np.float32),
+            }
+
+        return run
+
+    batch = {
+        "input_ids": np.ones((2, 5), np.int64),
+        "attention_mask": np.ones((2, 5), np.int64),
+        "labels": np.array([[4, 5, 6, -100]] * 2),
+    }
+    Chain(files).run(batch, {file: runner(file) for file in files})
+    assert list(seen) == [
+        "encoder_model.onnx",
+        "decoder_model.onnx",
+        "decoder_with_past_model.onnx",
+    ]
+    assert seen["decoder_model.onnx"]["input_ids"].tolist() == [[4, 5, 6]] * 2
+    assert seen["decoder_model.onnx"]["encoder_attention_mask"].shape == (2, 5)
+    last = seen["decoder_with_past_model.onnx"]
+    assert last["input_ids"].tolist() == [[0]] * 2
+    assert last["past_key_values.0.decoder.key"].shape == (2, HEADS, 3, SIZE)
+    assert last["past_key_values.0.encoder.key"].shape == (2, HEADS, 5, SIZE)
+
+
+def test_a_decoder_reads_its_prompt_and_then_a_word_with_its_cache() -> None:
+    from ortrain.deploy.quantization.chain import Chain
+    from ortrain.deploy.quantization.inputs import Described
+
+    whole = np.dtype(np.int64)
+    inputs = {
+        "input_ids": Described(whole, 2, ("batch", "new")),
+        "attention_mask": Described(whole, 2, ("batch", "all")),
+        "position_ids": Described(whole, 2, ("batch", "new")),
+        "past_key_values.0.key": Described(np.dtype(np.float32), 4, ("batch", HEADS, "past", SIZE)),
+    }
+    seen: list[Arrays] = []
+
+    def run(feeds: Arrays) -> Arrays:
+        seen.append(feeds)
+        before = feeds["past_key_values.0.key"].shape[2] + feeds["input_ids"].shape[1]
+        return {"present.0.key": np.ones((1, HEADS, before, SIZE), np.float32)}
+
+    batch = {"input_ids": np.array([[7, 8, 9]]), "attention_mask": np.array([[0, 1, 1]])}
+    Chain({"model.onnx": inputs}).run(batch, {"model.onnx": run})
+    first, second = seen
+    assert first["input_ids"].tolist() == [[7, 8]]
+    assert first["attention_mask"].tolist() == [[0, 1]]
+    assert first["position_ids"].tolist() == [[0, 0]]
+    assert first["past_key_values.0.key"].shape == (1, HEADS, 0, SIZE)
+    assert second["input_ids"].tolist() == [[9]]
+    assert second["attention_mask"].tolist() == [[0, 1, 1]]
+    assert second["position_ids"].tolist() == [[1]]
+    assert second["past_key_values.0.key"].shape == (1, HEADS, 2, SIZE)
