@@ -50,6 +50,9 @@ WEIGHTED = {
 }
 FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
 
+# Of an initializer that has been made of another one: that one's name.
+TRANSPOSED = "transposed_of"
+
 Wanted = Callable[[ir.Node], bool]
 
 
@@ -189,7 +192,20 @@ def _fold(model: ir.Model, wanted: Wanted) -> None:
             continue
         if (array := _evaluated(value)) is not None:
             assert value.name is not None
-            node.replace_input_with(index, initializer(model, f"{value.name}_folded", array))
+            folded = initializer(model, f"{value.name}_folded", array)
+            if (source := _only_transposed(value)) is not None:
+                folded.meta[TRANSPOSED] = source
+            node.replace_input_with(index, folded)
+
+
+def _only_transposed(value: ir.Value) -> str | None:
+    """The name of the matrix that a value is the transposed of; None where it is another thing."""
+    node = value.producer()
+    if node is None or not standard(node, "Transpose") or constant(node.inputs[0]) is None:
+        return None
+    source = node.inputs[0]
+    assert source is not None
+    return source.name if len(source.shape or ()) == 2 else None
 
 
 def _evaluated(value: ir.Value | None) -> np.ndarray | None:

@@ -16,7 +16,7 @@ from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 from onnxruntime.quantization.quant_utils import add_infer_metadata
 
-from ortrain.deploy.quantization import preparation
+from ortrain.deploy.quantization import preparation, tied
 from ortrain.deploy.quantization.configuration import (
     QuantFormat,
     QuantizationConfig,
@@ -65,6 +65,9 @@ def quantized(
     # What follows from constants alone is no activation: a weight that stays, transposed, stays.
     apart = {*config.nodes_to_exclude, *preparation.constants(model)}
     wanted = _wanted(config, apart | set(excluded))
+    shared = {} if config.is_static else tied.tables(model, wanted)
+    apart |= shared.keys()
+    wanted = _wanted(config, apart | set(excluded))
     if ranges is not None:
         excluded |= _without_range(model, ranges, wanted)
         wanted = _wanted(config, apart | set(excluded))
@@ -85,6 +88,7 @@ def quantized(
     for name, tensor in left_out.items():
         if name in made.graph.initializers:
             made.graph.initializers[name].const_value = tensor
+    tied.share(made, shared)
     made.producer_name, made.producer_version = "ortrain", None
     _report_left(made, config, excluded, file)
     return made, excluded

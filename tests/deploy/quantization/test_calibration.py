@@ -430,3 +430,45 @@ def test_a_transposed_weight_that_stays_is_neither_quantized_nor_complained_of(
     kinds = {i.name: i.data_type for i in onnx.load(after).graph.initializer}
     assert kinds["w0"] == TensorProto.FLOAT
     assert relative(answers(before, ids())[0], answers(after, ids())[0]) < 0.1
+
+
+def test_ranges_are_those_of_onnxruntimes_calibration_where_that_is_right(tmp_path: Path) -> None:
+    """One shard of one length: what the library's own calibrators are right on."""
+    from onnxruntime.quantization.calibrate import CalibrationMethod, create_calibrator
+
+    path = product(tmp_path / "a")
+    data = rows([1, 3, 2, 5], lengths=(40,))
+    (tmp_path / "work").mkdir()
+    for method, given, close in (
+        (CalibrationMethod.MinMax, METHODS["minmax"], 1e-6),
+        (CalibrationMethod.Percentile, AutoCalibrationConfig.percentiles(percentile=99.0), 0.01),
+    ):
+        other = create_calibrator(
+            path,
+            ["MatMul", "Add"],
+            augmented_model_path=str(tmp_path / "work" / "augmented.onnx"),
+            calibrate_method=method,
+            extra_options={"num_bins": 2048, "percentile": 99.0},
+        )
+        other.collect_data(iter_reader([{"x": each["x"][None]} for each in data]))
+        theirs = {n: each.range_value for n, each in other.compute_data().data.items()}
+        ours = quantizer(tmp_path).fit(data, given, operators_to_quantize=["MatMul", "Add"])
+        assert ours.keys() == theirs.keys()
+        for name, (low, high) in ours.items():
+            size = max(abs(float(each)) for each in theirs[name])
+            assert low == pytest.approx(float(theirs[name][0]), abs=close * size)
+            assert high == pytest.approx(float(theirs[name][1]), abs=close * size)
+
+
+def iter_reader(batches: list[Arrays]) -> Any:
+    """Batches as onnxruntime's calibrators read them."""
+    from onnxruntime.quantization import CalibrationDataReader
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self._left = iter(batches)
+
+        def get_next(self) -> Arrays | None:
+            return next(self._left, None)
+
+    return Reader()
