@@ -15,19 +15,21 @@ from ortrain.errors import InputError
 from tests.deploy import classifiers
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21]>\n'
-PAST = "float[batch, 1, past, 4] past_key_values.0.key"
+# The parser of graphs takes no dots.
+DOTTED = {"past_in": "past_key_values.0.key", "present_out": "present.0.key"}
+PAST = "float[batch, 1, past, 4] past_in"
 IDS = "int64[batch, sequence] input_ids, int64[batch, total] attention_mask"
 # A sum over all words so far, which the cache has of those before.
 DECODER = (
     f"g ({IDS}, int64[batch, sequence] position_ids, {PAST}) =>"
-    " (float[batch, sequence, 4] logits, float[batch, 1, total, 4] present.0.key) {\n"
+    " (float[batch, sequence, 4] logits, float[batch, 1, total, 4] present_out) {\n"
     "    words = Gather(table, input_ids)\n"
     "    places = Gather(place, position_ids)\n"
     "    both = Add(words, places)\n"
     "    one = Constant<value_ints: ints = [1]>()\n"
     "    own = Unsqueeze(both, one)\n"
-    "    present.0.key = Concat<axis: int = 2>(past_key_values.0.key, own)\n"
-    "    sums = ReduceSum<keepdims: int = 0>(present.0.key, axes)\n"
+    "    present_out = Concat<axis: int = 2>(past_in, own)\n"
+    "    sums = ReduceSum<keepdims: int = 0>(present_out, axes)\n"
     "    kept = Unsqueeze(sums, one)\n"
     "    logits = Add(both, kept)\n}"
 )
@@ -60,6 +62,11 @@ def model(text: str, **changes: Any) -> onnx.ModelProto:
         **changes,
     }
     used = {name for node in made.graph.node for name in node.input}
+    for value in (*made.graph.input, *made.graph.output):
+        value.name = DOTTED.get(value.name, value.name)
+    for node in made.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [DOTTED.get(name, name) for name in names]
     made.graph.initializer.extend(
         numpy_helper.from_array(np.asarray(value), name)
         for name, value in tensors.items()
