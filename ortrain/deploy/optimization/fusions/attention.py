@@ -109,6 +109,9 @@ def _operator(place: Place, node: ir.Node) -> Attention | None:
     causal, mask = bool(integer(node, "is_causal", 0)), operand(node, 3)
     if causal and (mask is not None or not shapes.same(q[2], k[2])):
         raise Refused("it is causal, and has a mask or keys of another number than queries")
+    shown = shapes.dims(mask)
+    if place.opset >= 24 and mask is not None and not (shown and shapes.same(shown[-1], k[2])):
+        raise Refused("its mask may be for fewer keys than there are")
     op, bias = place.builder(node), None
     if mask is not None:
         if mask.dtype == ir.DataType.BOOL:
@@ -122,6 +125,8 @@ def _operator(place: Place, node: ir.Node) -> Attention | None:
 
 
 def _replace(place: Place, node: ir.Node, found: Attention) -> None:
+    if not found.scale:
+        raise Refused("its scale is 0, which kernels take for none")
     op = place.builder(node)
     if shapes.rank(found.query) == 3:
         result = _of_three_axes(place, op, found)
