@@ -143,10 +143,11 @@ def _replace(place: Place, node: ir.Node, found: Attention) -> None:
     if bias is not None:
         bias = spread(place, op, bias, sizes, found.query, found.key)
     if factor is not None:
-        rank = shapes.dims(factor)
-        if rank is None or len(rank) < 3 or (len(rank) == 4 and rank[1] != 1):
+        shape = shapes.dims(factor)
+        # Of three axes, the first is that of the heads.
+        if shape is None or (len(shape) >= 3 and shape[-3] != 1):
             raise Refused("rows are cleared head by head")
-        if len(rank) == 4:
+        if len(shape) == 4:
             column = factor
             factor = place.once(("factor", column), lambda: op.Squeeze(column, [1]))
     heads, width = sizes[1], shapes.dims(found.value)
