@@ -1,9 +1,52 @@
-"""Models that leave training: ONNX files that answer as the PyTorch model does."""
+"""Models that leave training: ONNX files that answer as the model before them did.
+
+What is here needs the extra ``onnx``; ``export_onnx`` needs ``torch`` as well. The names below load
+what they need when they are first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from ortrain.extras import require
+from ortrain.lazy import attributes
 
-require("torch", __name__)
+require("onnx", __name__)
 
-from ortrain.deploy.export import export_onnx
+if TYPE_CHECKING:
+    from ortrain.deploy.equivalence.budgets import Budgets
+    from ortrain.deploy.equivalence.comparison import compare
+    from ortrain.deploy.equivalence.golden_set import GoldenSet
+    from ortrain.deploy.equivalence.report import EquivalenceError, EquivalenceReport
+    from ortrain.deploy.export import export_onnx
+    from ortrain.deploy.model_folder import ModelFolder
+    from ortrain.deploy.ort_config import ORTConfig
 
-__all__ = ["export_onnx"]
+_HOME = {
+    "Budgets": "ortrain.deploy.equivalence.budgets",
+    "EquivalenceError": "ortrain.deploy.equivalence.report",
+    "EquivalenceReport": "ortrain.deploy.equivalence.report",
+    "GoldenSet": "ortrain.deploy.equivalence.golden_set",
+    "ModelFolder": "ortrain.deploy.model_folder",
+    "ORTConfig": "ortrain.deploy.ort_config",
+    "compare": "ortrain.deploy.equivalence.comparison",
+    "export_onnx": "ortrain.deploy.export",
+}
+
+__all__ = [
+    "Budgets",
+    "EquivalenceError",
+    "EquivalenceReport",
+    "GoldenSet",
+    "ModelFolder",
+    "ORTConfig",
+    "compare",
+    "export_onnx",
+]
+
+
+__getattr__ = attributes(__name__, _HOME)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,360 @@
+"""``ModelFolder``: a folder of an exported model, which is read, and written anew elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from ortrain.errors import InputError, OrtrainError, SaveError, listing
+from ortrain.files import seal
+from ortrain.files.replacing import staged
+from ortrain.kinds import NONE, expect_names, expect_path
+
+# Weights of more bytes go beside the file. A protobuf holds at most 2 GiB, and onnxruntime maps
+# what is beside it into memory instead of reading it.
+EXTERNAL_ABOVE = 1 << 30
+# The most that stays inside where it is asked for: the graph itself needs some room, too.
+INSIDE_AT_MOST = (1 << 31) - (1 << 24)
+# Smaller tensors stay in the file, as shapes and axes that onnxruntime wants to read early.
+_SMALL = 1024
+
+_COMPANIONS = {".json", ".txt", ".model", ".spm", ".jinja", ".tiktoken", ".codes", ".vocab", ".py"}
+# What a tool has written about the files that are there, not about those that it is going to write.
+REPORTS = ("equivalence.json", "equivalence.html")
+_NOT_COMPANIONS = {
+    *REPORTS,
+    "all_results.json",
+    "eval_results.json",
+    "ort_config.json",
+    "train_results.json",
+    "trainer_state.json",
+}
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A folder with the ONNX files of a model and what goes along with them.
+
+    Attributes:
+        path: of the folder, which is never written to.
+        files: names of its ONNX files, all of them or those that were asked for.
+        config: what its ``config.json`` says; empty without one.
+    """
+
+    path: Path
+    files: tuple[str, ...]
+    config: Mapping[str, Any]
+
+    @classmethod
+    def open(
+        cls, source: str | os.PathLike[str], file_names: Sequence[str] | None = None
+    ) -> ModelFolder:
+        """The folder of a model.
+
+        Args:
+            source: the folder, or one ``.onnx`` file in it.
+            file_names: of its ONNX files; by default all of them.
+
+        Raises:
+            TypeError: an argument is of another type.
+            InputError: there is no ONNX file, or none of such a name, or ``config.json`` is not
+                what its name says.
+        """
+        expect_path("source", source)
+        expect_names("file_names", file_names, NONE)
+        path = Path(source)
+        if path.is_file():
+            if path.suffix != ".onnx":
+                raise InputError(
+                    f"{path} is no .onnx file", help="give the folder of the model, or the file"
+                )
+            if file_names is not None and list(file_names) != [path.name]:
+                raise InputError(
+                    f"{path} is one file, and file_names={list(file_names)} asks for others",
+                    help="give its folder",
+                )
+            return cls(path.parent, (path.name,), _config(path.parent))
+        if not path.is_dir():
+            raise InputError(
+                f"there is no model at {path}",
+                help="give the folder that a model was exported to, or its .onnx file",
+            )
+        there = _names(path)
+        wanted = tuple(there if file_names is None else dict.fromkeys(file_names))
+        if missing := [name for name in wanted if name not in there]:
+            raise InputError(
+                f"{path} has no file {listing(missing)}",
+                because=f"its ONNX files are {listing(there) or 'none'}",
+                help="give a name that is there",
+            )
+        if not wanted:
+            below = sorted(p.name for p in path.iterdir() if p.is_dir() and _names(p))
+            raise InputError(
+                f"{path} has no ONNX file",
+                because=f"its folder {below[0]} has one" if below else "",
+                help=f"give {path / below[0]}" if below else "export the model first",
+            )
+        return cls(path, wanted, _config(path))
+
+    def load(self, name: str) -> ir.Model:
+        """One of the models; weights beside the file stay there and are mapped into memory.
+
+        Args:
+            name: of the ONNX file.
+
+        Raises:
+            InputError: there is no such file, it is no ONNX model, it is damaged, or its weights
+                are not where it says.
+        """
+        path = self.path / name
+        if not path.is_file():
+            raise InputError(
+                f"{self.path} has no file {name}",
+                because=f"its ONNX files are {listing(self.files) or 'none'}",
+                help="give a name that is there",
+            )
+        return load_model(path)
+
+    def companions(self) -> tuple[Path, ...]:
+        """What goes along as it is: configuration, tokenizer, preprocessor, code of the model."""
+        return tuple(
+            sorted(
+                path
+                for path in self.path.iterdir()
+                if path.suffix in _COMPANIONS
+                and path.name not in _NOT_COMPANIONS
+                and not path.name.endswith(".index.json")  # of weights in shards
+                and path.is_file()
+            )
+        )
+
+
+def load_model(path: Path) -> ir.Model:
+    """An ONNX file whose weights are all there; as :meth:`ModelFolder.load`.
+
+    Raises:
+        InputError: it is no ONNX model, it is damaged, or its weights are not where it says.
+    """
+    try:
+        seal.is_model_whole(path, f"model {path}")
+        model = ir.load(path)
+        if not len(model.graph) and not model.graph.outputs:
+            raise ValueError("it has no graph")  # nothing at all is a message, too
+    except OrtrainError:
+        raise
+    except Exception as error:
+        # Of protobuf, onnx or onnx_ir, by the place at which it is damaged.
+        raise InputError(
+            f"{path} cannot be read as an ONNX model",
+            because=str(error) or type(error).__name__,
+            help="take a whole copy of it, or export it anew",
+        ) from error
+    sizes: dict[Path, int] = {}
+    for tensor in _tensors(model):
+        if isinstance(tensor, ir.ExternalTensor):
+            _expect_there(path, tensor, sizes)
+    for key in (seal.KEY, seal.DATA_KEY):
+        model.metadata_props.pop(key, None)
+    return model
+
+
+def external_files(path: Path) -> tuple[Path, ...]:
+    """The files beside an ONNX file that have weights of it.
+
+    Raises:
+        InputError: as :func:`load_model` does.
+    """
+    found = {
+        Path(tensor.path)
+        for tensor in _tensors(load_model(path))
+        if isinstance(tensor, ir.ExternalTensor)
+    }
+    return tuple(sorted(found))
+
+
+@contextmanager
+def published(source: ModelFolder, target: str | os.PathLike[str], what: str) -> Iterator[Path]:
+    """A folder whose files come into the target as a whole, with what goes along, or not at all.
+
+    Args:
+        source: of the model; what goes along is copied from it.
+        target: the folder to write to, made where it does not exist. Files that are there and have
+            other names stay, an older report of equivalence aside.
+        what: what the files are, for the error: ``"quantized model"``.
+
+    Yields:
+        A folder to write the files to; in it lie the companions of the source.
+
+    Raises:
+        TypeError: ``target`` is no path.
+        ValueError: ``target`` is the folder of the source, or a name in it leads there.
+        SaveError: the files could not be written; unless it says so, all are as they were.
+    """
+    expect_path("target", target)
+    folder = Path(target)
+    own = Path(os.path.realpath(source.path))
+    if Path(os.path.realpath(folder)) == own:
+        raise ValueError(
+            f"{folder} is the folder of the source: nothing is written there; give another one"
+        )
+    made = _missing(folder)
+    try:
+        with staged(folder, "model", what) as unfinished:
+            for path in source.companions():
+                shutil.copyfile(path, unfinished / path.name)
+            yield unfinished
+            for path in unfinished.iterdir():
+                there = folder / path.name
+                # A file is written where a link leads.
+                if there.is_symlink() and Path(os.path.realpath(there)).is_relative_to(own):
+                    raise SaveError(
+                        f"cannot save the {what} in {folder}",
+                        because=f"{there} is a link to a file of the source",
+                        help="remove the link, or give another folder",
+                    )
+            written = {path.name for path in unfinished.iterdir()}
+    except BaseException:
+        for each in made:
+            with suppress(OSError):
+                each.rmdir()  # which leaves one with files in it
+        raise
+    for name in set(REPORTS) - written:  # of the files that have just been replaced
+        with suppress(OSError):
+            (folder / name).unlink(missing_ok=True)
+
+
+def save_model(
+    model: ir.Model, path: Path, *, external: bool | None = None, one_file: bool = True
+) -> None:
+    """Writes an ONNX file with a seal, its weights inside or beside it.
+
+    Args:
+        model: stays as it is.
+        path: of the file to write.
+        external: whether weights go beside the file; by default where they are over 1 GiB. Where
+            they are too large for the file, they go beside it in any case.
+        one_file: whether what goes beside it is one file, ``<name>.onnx_data``; else each weight
+            is a file named for it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    size = sum(tensor.nbytes for tensor in _tensors(model))
+    beside = size > EXTERNAL_ABOVE if external is None else external
+    beside = beside or size > INSIDE_AT_MOST
+    metadata = model.metadata_props
+    before = {key: metadata.pop(key, None) for key in (seal.KEY, seal.DATA_KEY)}
+    kept: list[tuple[ir.Value, ir.TensorProtocol]] = []
+    data = path.with_name(f"{path.stem}.onnx_data") if beside and one_file else None
+    try:
+        if data is not None:
+            metadata[seal.DATA_KEY] = seal.unsealed_data(data.name)
+            ir.save(model, path, external_data=data.name, size_threshold_bytes=_SMALL)
+            if not data.exists():  # all weights are small
+                del metadata[seal.DATA_KEY]
+                ir.save(model, path)
+                data = None
+        else:
+            for index, value in enumerate(_initializers(model)):
+                tensor = value.const_value
+                assert tensor is not None
+                kept.append((value, tensor))
+                if beside and tensor.nbytes > _SMALL:
+                    name = f"{path.stem}.{index:05}.onnx_data"
+                    value.const_value = ir.external_data.convert_tensors_to_external(
+                        [tensor], path.parent, name
+                    )[0]
+                elif isinstance(tensor, ir.ExternalTensor):
+                    value.const_value = ir.external_data.convert_tensors_from_external([tensor])[0]
+            ir.save(model, path)
+    finally:
+        for value, tensor in kept:
+            value.const_value = tensor
+        metadata.pop(seal.DATA_KEY, None)
+        metadata.update({key: text for key, text in before.items() if text is not None})
+    seal.seal_model(path, data)
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir() if p.suffix == ".onnx" and p.is_file())
+
+
+def _config(folder: Path) -> Mapping[str, Any]:
+    path = folder / "config.json"
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ValueError("it is no regular file")
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"{path} is no configuration of a model",
+            because=str(error),
+            help="put it right, or take a whole copy of the folder",
+        ) from error
+    return found
+
+
+def _initializers(model: ir.Model) -> Iterator[ir.Value]:
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                yield value
+
+
+def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
+    """All constants of a model: initializers, and those that are attributes of nodes."""
+    for value in _initializers(model):
+        assert value.const_value is not None
+        yield value.const_value
+    for graph in model.graphs():
+        for node in graph:
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
+                    yield attribute.as_tensor()
+
+
+def _expect_there(path: Path, tensor: ir.ExternalTensor, sizes: dict[Path, int]) -> None:
+    """Raises where the bytes of a tensor are not in the file that it names."""
+    where = Path(tensor.location)
+    file = path.parent / where
+    reason = ""
+    if where.is_absolute() or ".." in where.parts:
+        reason = f"{tensor.location!r} leaves the folder of the model"
+    elif file not in sizes and not file.is_file():
+        reason = f"there is no file {file.name} beside it"
+    else:
+        size = sizes.setdefault(file, -1)
+        if size < 0:
+            size = sizes[file] = file.stat().st_size
+        end = (tensor.offset or 0) + (tensor.nbytes if tensor.length is None else tensor.length)
+        if end > size:
+            reason = f"{file.name} has {size} bytes, and the weight ends at {end}"
+    if reason:
+        raise InputError(
+            f"{path} has no weight {tensor.name}",
+            because=reason,
+            help="copy the model with all files that belong to it",
+        )
+
+
+def _missing(folder: Path) -> list[Path]:
+    """The folders that are going to be made for a path, from the innermost."""
+    found = []
+    for each in (folder, *folder.parents):
+        if each.exists():
+            break
+        found.append(each)
+    return found
