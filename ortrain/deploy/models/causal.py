@@ -29,6 +29,7 @@ class ORTModelForCausalLM(ORTGeneratingModel):
     """
 
     auto_class = "AutoModelForCausalLM"
+    form = "decoder"
     pipeline_names = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 
     @classmethod
@@ -46,10 +47,9 @@ class ORTModelForCausalLM(ORTGeneratingModel):
             if role in found:
                 return {"model": found[role]}
         if "decoder_model" not in found:
-            only = {"model": path for path in found.values()}
-            if not only:
+            if "decoder_with_past_model" not in found:
                 raise InputError(f"there is no ONNX file of a decoder in {folder}")
-            return only
+            return {"model": found["decoder_with_past_model"]}
         after = found.get("decoder_with_past_model")
         files = {"model": found["decoder_model"]}
         return files if after is None else {**files, "decoder_with_past_model": after}

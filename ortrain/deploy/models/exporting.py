@@ -16,45 +16,46 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from ortrain.deploy.cached_decoder import CachedDecoder, Encoder, States
 from ortrain.deploy.export import export_onnx
-from ortrain.deploy.models.causal import ORTModelForCausalLM
-from ortrain.deploy.models.model import ORTModel
 from ortrain.deploy.models.samples import Sample, first_samples, sound_samples, text_samples, tokens
-from ortrain.deploy.models.seq2seq import ORTModelForSeq2SeqLM
-from ortrain.deploy.models.tasks import ORTModelForMultipleChoice
-from ortrain.errors import NotServed
+from ortrain.errors import NotServed, listing
 from ortrain.module import unwrap
 from ortrain.module_state.modes import modes_kept
 
+FORMS = ("one file", "choices", "decoder", "encoder and decoder")
 _DIMENSIONS = ("batch", "sequence")
 # Tokens in the cache, and new ones. The first pair is captured; a prompt and single tokens follow.
 _STEPS = ((2, 4, 3), (2, 0, 5), (3, 6, 1), (1, 0, 1), (1, 1, 1))
 
 
-def export_folder(model: nn.Module, folder: str | os.PathLike[str], kind: type[ORTModel]) -> None:
+def export_folder(model: nn.Module, folder: str | os.PathLike[str], form: str = "one file") -> None:
     """Writes a model's ONNX files, each compared with PyTorch in several sizes, and its config.
 
     Args:
         model: of transformers, in float32 on the CPU; also an ORTModule around one. Its mode stays.
         folder: made where it does not exist.
-        kind: that is to load the files.
+        form: ``"one file"``, ``"choices"`` for one that reads several texts at once, ``"decoder"``
+            for one file with a cache, ``"encoder and decoder"`` for three files.
 
     Raises:
+        ValueError: the form is none of these.
         NotServed: the model is none of transformers, or on another device, or in another precision.
         CaptureError: it cannot become one graph.
         ParityError: a file answers otherwise than the model.
         SaveError: a file could not be written.
     """
+    if form not in FORMS:
+        raise ValueError(f"form={form!r}: expected one of {listing(FORMS)}")
     source: Any = unwrap(model)
-    _expect_exportable(source, kind)
+    _expect_exportable(source, form)
     target = Path(folder)
     with modes_kept(source), torch.no_grad():
         source.eval()
-        if issubclass(kind, ORTModelForCausalLM):
+        if form == "decoder":
             _causal(source, target)
-        elif issubclass(kind, ORTModelForSeq2SeqLM):
+        elif form == "encoder and decoder":
             _paired(source, target)
         else:
-            choices = issubclass(kind, ORTModelForMultipleChoice)
+            choices = form == "choices"
             samples = text_samples(source, choices=True) if choices else first_samples(source)
             names = ("batch", "choice", "sequence") if choices else _DIMENSIONS
             outputs = _outputs(source, samples[0])
@@ -66,7 +67,7 @@ def export_folder(model: nn.Module, folder: str | os.PathLike[str], kind: type[O
         source.generation_config.save_pretrained(target)
 
 
-def _expect_exportable(source: Any, kind: type[ORTModel]) -> None:
+def _expect_exportable(source: Any, form: str) -> None:
     if not isinstance(source, PreTrainedModel):
         raise NotServed(
             f"{type(source).__name__} is no model of transformers",
@@ -83,11 +84,13 @@ def _expect_exportable(source: Any, kind: type[ORTModel]) -> None:
             help="pass model.float(), and convert the exported file",
         )
     paired = bool(source.config.is_encoder_decoder)
-    if issubclass(kind, ORTModelForSeq2SeqLM) is not paired and (
-        issubclass(kind, ORTModelForSeq2SeqLM | ORTModelForCausalLM) or kind.gives[0] != "logits"
-    ):
+    generates = form in ("decoder", "encoder and decoder")
+    if generates and (form == "encoder and decoder") is not paired:
         what = "an encoder and a decoder" if paired else "no encoder and decoder"
-        raise NotServed(f"{kind.__name__} is not for {type(source).__name__}, which has {what}")
+        raise NotServed(
+            f"{type(source).__name__} has {what}",
+            help="export it with the class of its task",
+        )
 
 
 def _outputs(model: Any, sample: Sample) -> list[str] | None:

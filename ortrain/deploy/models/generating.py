@@ -7,7 +7,6 @@ of, without any of its parts: so it is prepared for each step, and searched, by 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -34,8 +33,8 @@ class ORTGeneratingModel(ORTModel):
     def _kind(cls, config: Any) -> type[Self]:
         return cast(type[Self], _joined(cls, _source(config, cls.pipeline_names)))
 
-    def __init__(self, config: Any, sessions: Any, folder: Path, kept: Any = None) -> None:
-        super().__init__(config, sessions, folder, kept)
+    def __init__(self, config: Any, sessions: Any, folder: Path) -> None:
+        super().__init__(config, sessions, folder)
         self.generation_config = _generation_config(folder, config)
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> Any:
@@ -115,9 +114,3 @@ def _generation_config(folder: Path, config: Any) -> GenerationConfig:
                     because=str(error).strip().splitlines()[0],
                 ) from error
     return GenerationConfig.from_model_config(config)
-
-
-def expect_states(names: Sequence[str], what: str, file: str) -> None:
-    """Raises where a decoder's file has no such states."""
-    if not names:
-        raise InputError(f"{file} has no {what}", help="export the model again with its cache")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
+import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Self
 
 import torch
+import transformers
 from torch import nn
 from transformers import AutoConfig, GenerationConfig
-from transformers.utils import ModelOutput
 
+from ortrain.deploy.models.exporting import export_folder
 from ortrain.deploy.models.files import HUB, external_files, located
 from ortrain.deploy.models.session import CPU, Session, described, expect_session_options
 from ortrain.errors import InputError, NotServed, StateError, UnsupportedInput, listing
@@ -41,7 +43,8 @@ class ORTModel:
     # Of transformers: the class that loads a checkpoint of the task, and its table of names.
     auto_class: ClassVar[str] = ""
     pipeline_names: ClassVar[str] = ""
-    # Outputs that a file of the task has, any of them.
+    # In which it is exported, and the outputs that a file of the task has, any of them.
+    form: ClassVar[str] = "one file"
     gives: ClassVar[tuple[str, ...]] = ("logits",)
 
     main_input_name = "input_ids"
@@ -52,15 +55,12 @@ class ORTModel:
     config: Any
     generation_config: GenerationConfig | None = None
 
-    def __init__(
-        self, config: Any, sessions: Mapping[str, Session], folder: Path, kept: Any = None
-    ) -> None:
+    def __init__(self, config: Any, sessions: Mapping[str, Session], folder: Path) -> None:
         if isinstance(self, nn.Module):
             nn.Module.__init__(self)
             self.__dict__["training"] = False
         self.config = config
         self.folder = folder
-        self._kept = kept  # a temporary folder lives as long as the model
         self._take(dict(sessions))
         _register(type(self))
 
@@ -116,45 +116,47 @@ class ORTModel:
             expect_flag("use_io_binding", use_io_binding)
         hub = {name: config.pop(name) for name in HUB if name in config}
         names = cls._file_names(file_name, config)
-        kept: TemporaryDirectory[str] | None = None
-        if module is not None or export:
-            source = module if module is not None else located(str(model), subfolder, hub)
-            kept, folder = cls._exported(source, config)
-        else:
-            folder = located(model, subfolder, hub)  # type: ignore[arg-type]
-            if folder.is_file():
-                folder, names = folder.parent, cls._file_names(folder.name, {})
-        loaded = _config_of(folder, config)
-        sessions = {
-            role: Session(
-                path,
-                provider=provider,
-                options=session_options,
-                provider_options=provider_options,
-                binding=use_io_binding is not False,
-            )
-            for role, path in cls._files(folder, names).items()
-        }
-        return cls._kind(loaded)(loaded, sessions, folder, kept)
+        made: Path | None = None
+        try:
+            if module is not None or export:
+                made = Path(tempfile.mkdtemp(prefix="ortrain-"))
+                source = module if module is not None else located(str(model), subfolder, hub)
+                cls._export(source, made, config)
+                folder = made
+            else:
+                folder = located(str(model), subfolder, hub)
+                if folder.is_file():
+                    folder, names = folder.parent, cls._file_names(folder.name, {})
+            loaded = _config_of(folder, config)
+            sessions = {
+                role: Session(
+                    path,
+                    provider=provider,
+                    options=session_options,
+                    provider_options=provider_options,
+                    binding=use_io_binding is not False,
+                )
+                for role, path in cls._files(folder, names).items()
+            }
+            instance = cls._kind(loaded)(loaded, sessions, folder)
+        except BaseException:
+            if made is not None:
+                shutil.rmtree(made, ignore_errors=True)
+            raise
+        if made is not None:
+            weakref.finalize(instance, shutil.rmtree, made, ignore_errors=True)
+        return instance
 
     @classmethod
-    def _exported(
-        cls, source: nn.Module | Path, config: dict[str, Any]
-    ) -> tuple[TemporaryDirectory[str], Path]:
-        from ortrain.deploy.models.exporting import export_folder
-
+    def _export(cls, source: nn.Module | Path, folder: Path, config: dict[str, Any]) -> None:
+        """Writes the files of a checkpoint, for which it takes what ``config`` has."""
         if isinstance(source, Path):
-            import transformers
-
-            auto = getattr(transformers, cls.auto_class)
             if not (source / "config.json").is_file():
                 raise InputError(f"there is no config.json in {source}")
-            given = dict(config)
-            source = auto.from_pretrained(source, **given)
+            given = {"dtype": torch.float32, **config}
             config.clear()
-        kept = TemporaryDirectory(prefix="ortrain-")
-        export_folder(source, kept.name, cls)
-        return kept, Path(kept.name)
+            source = getattr(transformers, cls.auto_class).from_pretrained(source, **given)
+        export_folder(source, folder, cls.form)
 
     @classmethod
     def _file_names(cls, file_name: str | None, config: dict[str, Any]) -> dict[str, str | None]:
@@ -202,6 +204,7 @@ class ORTModel:
     # -- calls -----------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model, as ``forward`` does."""
         return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

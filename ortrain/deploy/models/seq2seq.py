@@ -40,6 +40,7 @@ class ORTEncoder:
             self.conv1, self.conv2 = SimpleNamespace(stride=(1,)), SimpleNamespace(stride=(2,))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Encodes a source, as ``forward`` does."""
         return self.forward(*args, **kwargs)
 
     def forward(
@@ -77,6 +78,7 @@ class ORTModelForSeq2SeqLM(ORTGeneratingModel):
     """A text made of another: an encoder reads, a decoder writes."""
 
     auto_class = "AutoModelForSeq2SeqLM"
+    form = "encoder and decoder"
     pipeline_names = "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"
     # Arguments that the encoder reads, and the decoder does not.
     reads: ClassVar[tuple[str, ...]] = ("input_ids",)

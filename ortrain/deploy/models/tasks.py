@@ -163,6 +163,7 @@ class ORTModelForMultipleChoice(_TextModel):
     """Which of several texts fits best: arguments are ``[batch, choices, length]``."""
 
     auto_class = "AutoModelForMultipleChoice"
+    form = "choices"
     pipeline_names = "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES"
     result = MultipleChoiceModelOutput
 
