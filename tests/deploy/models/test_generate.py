@@ -1,4 +1,4 @@
-"""Decoders with a cache: PyTorch's logits and PyTorch's tokens, by every search, padded rows too."""
+"""Decoders with a cache: PyTorch's logits and tokens, by every search, padded rows too."""
 
 from __future__ import annotations
 
@@ -224,9 +224,9 @@ def test_a_cache_of_another_kind_is_refused() -> None:
         ort_model("t5")(**prompt("t5", 1, 4), past_key_values=DynamicCache())
     with pytest.raises(UnsupportedInput, match="cache_implementation='static'"):
         ours.generate(**given, cache_implementation="static", max_new_tokens=2)
+    past = DynamicCache()
+    past.update(torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8), 0)
     with pytest.raises(InputError, match=r"the cache has 1 layers, model\.onnx 2"):
-        past = DynamicCache()
-        past.update(torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8), 0)
         ours(given["input_ids"], past_key_values=past)
 
 

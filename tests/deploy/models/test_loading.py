@@ -67,7 +67,7 @@ def test_several_files_are_listed_and_one_is_chosen_by_name(tmp_path: Path) -> N
 
 def test_a_folder_without_a_file_or_a_config_is_told(tmp_path: Path) -> None:
     kind = ORTModelForSequenceClassification
-    with pytest.raises(InputError, match="(?s)no ONNX file.*it is empty.*export=True"):
+    with pytest.raises(InputError, match=r"(?s)no ONNX file.*it is empty.*export=True"):
         kind.from_pretrained(tmp_path)
     place = a_copy("classes", tmp_path)
     (place / "config.json").unlink()
