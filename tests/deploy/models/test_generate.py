@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCa
 from ortrain.deploy.models import ORTModelForCausalLM, ORTModelForSpeechSeq2Seq
 from ortrain.errors import InputError, UnsupportedInput
 from tests.deploy.decoders import batch
-from tests.deploy.models.exported import GENERATING, folder, ort_class, ort_model, torch_model
+from tests.deploy.exported import GENERATING, folder, ort_class, ort_model, torch_model
 
 NEW = 10
 SEARCHES: dict[str, dict[str, Any]] = {

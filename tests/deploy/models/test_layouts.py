@@ -16,7 +16,7 @@ from ortrain.deploy import export_onnx
 from ortrain.deploy.models import ORTModelForCausalLM, ORTModelForSeq2SeqLM
 from ortrain.errors import InputError, UnsupportedInput
 from tests.deploy.decoders import batch
-from tests.deploy.models.exported import folder, ort_model, torch_model
+from tests.deploy.exported import folder, ort_model, torch_model
 
 NEW = 6
 

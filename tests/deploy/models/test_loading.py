@@ -23,7 +23,7 @@ from ortrain.deploy.models import (
     ORTModelForSequenceClassification,
 )
 from ortrain.errors import InputError, NotServed, SaveError, StateError
-from tests.deploy.models.exported import call, folder, ort_class, ort_model, torch_model
+from tests.deploy.exported import call, folder, ort_class, ort_model, torch_model
 
 
 def a_copy(name: str, target: Path) -> Path:

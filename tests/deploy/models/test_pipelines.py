@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.pipelines import base
 
-from tests.deploy.models.exported import WORDS, ort_model, torch_model
+from tests.deploy.exported import WORDS, ort_model, torch_model
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TEXTS = ["word7 word12 word30", "word9", "word20 word21 word22 word23 word8"]

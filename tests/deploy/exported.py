@@ -58,7 +58,7 @@ _WAV2VEC2 = {
 
 
 def _bert(**more: Any) -> BertConfig:
-    return BertConfig(**_SMALL, **more)
+    return BertConfig(**{**_SMALL, **more})
 
 
 def _distilbert() -> DistilBertConfig:
@@ -80,7 +80,11 @@ ONE_FILE: dict[str, tuple[str, Callable[[], Any], str]] = {
         _distilbert,
         "ORTModelForTokenClassification",
     ),
-    "answers": ("BertForQuestionAnswering", _bert, "ORTModelForQuestionAnswering"),
+    "answers": (
+        "BertForQuestionAnswering",
+        lambda: _bert(num_labels=2),
+        "ORTModelForQuestionAnswering",
+    ),
     "choices": ("RobertaForMultipleChoice", _roberta, "ORTModelForMultipleChoice"),
     "images": (
         "ViTForImageClassification",
