@@ -152,7 +152,7 @@ class _Step:
             )
         feeds = self.inputs.feeds(tensors, states[0].shape[2] if states else 0)
         if names.branch:
-            feeds[BRANCH] = torch.tensor([bool(states)])
+            feeds[BRANCH] = torch.tensor([bool(states)], device=self.session.device)
         if names.past and not states:
             rows = feeds["input_ids"].shape[0]
             states = names.empty(names.past, rows, self.session.device)

@@ -37,10 +37,6 @@ class ORTGeneratingModel(ORTModel):
         super().__init__(config, sessions, folder)
         self.generation_config = _generation_config(folder, config)
 
-    def get_encoder(self, *args: Any, **kwargs: Any) -> Any:
-        """The encoder; the model itself where it has none."""
-        return self
-
     def _cache_for(self, cache: Any, use_cache: bool | None) -> Any:
         """The cache of a call: the given one, a new one, or None.
 

@@ -27,8 +27,8 @@ _BEHIND_PADDING = {
     *("camembert", "data2vec-text", "esm", "ibert", "longformer", "luke", "mpnet", "roberta"),
     *("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 }
-# Models that make positions of the mask themselves, or of the distance of two tokens alone.
-_OF_THE_MASK = {"bloom", "mpt", "opt", "t5", "mt5", "umt5", "xglm", "falcon"}
+# Models that make positions of the mask themselves, or read the distances of tokens alone.
+_OF_THE_MASK = {"bloom", "falcon", "mpt", "opt", "xglm"}
 # Arguments that the model of transformers takes and does not read.
 _UNREAD = {("whisper", "attention_mask"), ("whisper", "encoder_attention_mask")}
 
@@ -199,11 +199,19 @@ class Inputs:
     def _counts_so(
         self, tensor: torch.Tensor, given: Mapping[str, torch.Tensor], past: int
     ) -> bool:
-        if self._kind in _OF_THE_MASK or getattr(self.config, "rope_parameters", None) is not None:
-            return True  # a padded row's distances are the same, wherever it begins to count
-        if _sizes(given)[0] is None:
+        """Whether positions are those that the file counts by itself, or as good."""
+        shape, _ = _sizes(given)
+        if shape is None or tensor.shape[-1] != shape[-1]:
             return False
-        return bool((tensor == self._positions(given, past)).all())
+        if bool((tensor == self._positions(given, past)).all()):
+            return True
+        mask = given.get("attention_mask")
+        relative = getattr(self.config, "rope_parameters", None) is not None
+        if mask is None or mask.ndim != 2 or not (relative or self._kind in _OF_THE_MASK):
+            return False
+        # Counted from a padded row's first token on, which leaves all distances as they are.
+        counted = (mask.long().cumsum(-1) - 1)[:, -shape[-1] :]
+        return bool(((tensor == counted) | (mask[:, -shape[-1] :] == 0)).all())
 
 
 def _sizes(given: Mapping[str, torch.Tensor]) -> tuple[torch.Size | None, torch.device]:

@@ -23,8 +23,8 @@ from ortrain.files.replacing import staged
 from ortrain.kinds import NONE, expect, expect_flag, expect_path
 
 _TRAIN = "wrap the PyTorch model in ortrain.ORTModule, and export it again when it is trained"
-# Arguments of a call that say what it should return, with what an exported file does anyway.
-_RETURNED = ("output_attentions", "output_hidden_states")
+# Arguments of a call that ask for more than an exported file may give.
+_RETURNED = ("output_attentions", "output_hidden_states", "use_cache", "interpolate_pos_encoding")
 
 
 class ORTModel:
@@ -135,6 +135,7 @@ class ORTModel:
                     options=session_options,
                     provider_options=provider_options,
                     binding=use_io_binding is not False,
+                    grows=cls.can_generate(),
                 )
                 for role, path in cls._files(folder, names).items()
             }
@@ -223,9 +224,9 @@ class ORTModel:
                 field = name.removeprefix("output_")
                 if not any(has.endswith(field) for has in fields):
                     raise UnsupportedInput(
-                        f"{name}=True, but the file gives no {field}",
+                        f"{name}=True, which the file does not have",
                         because=described([*self.sessions.values()]),
-                        help="export the model again with these outputs",
+                        help="leave it out, or export the model again with it",
                     )
         if wanted is None:
             wanted = getattr(self.config, "return_dict", True)
@@ -306,8 +307,8 @@ class ORTModel:
             raise NotServed(
                 f"{type(self).__name__} cannot be moved to {device}",
                 because=str(error).splitlines()[0],
-                help="install the onnxruntime of that device; ortrain.ORTModule runs a PyTorch "
-                "model on its own device",
+                help="install the onnxruntime of that device, or pass device='cpu' to what moves it; "
+                "ortrain.ORTModule runs and trains a PyTorch model on the model's device",
             ) from error
         self._take(moved)
 

@@ -248,7 +248,7 @@ class ORTModelForSeq2SeqLM(ORTGeneratingModel):
             cache = past_key_values
         more = {"past_key_values": cache, "encoder_last_hidden_state": states}
         if arrays and states is not None:
-            more["encoder_last_hidden_state"] = states.numpy()
+            more["encoder_last_hidden_state"] = states.cpu().numpy()
         result: Any = step.results.of(outputs, arrays, **more)
         return result if as_object else result.to_tuple()
 
@@ -338,7 +338,7 @@ class _Step:
         source = cross[0].shape[2] if cross else None
         feeds = self.inputs.feeds(tensors, own[0].shape[2] if own else 0, source)
         if names.branch:
-            feeds[BRANCH] = torch.tensor([bool(own)])
+            feeds[BRANCH] = torch.tensor([bool(own)], device=self.session.device)
         if names.past:
             rows = feeds["input_ids"].shape[0]
             own = own or names.empty(names.past, rows, self.session.device)

@@ -66,6 +66,8 @@ class Session:
         options: of the session.
         provider_options: of the provider.
         binding: whether tensors are handed over by reference.
+        grows: whether the sizes of its tensors grow from call to call, as a cache does. An arena
+            would keep memory for every size that it ever had; it is used where ``options`` say so.
 
     Attributes:
         inputs: name → value, in the file's order.
@@ -85,6 +87,7 @@ class Session:
         options: onnxruntime.SessionOptions | None = None,
         provider_options: Mapping[str, Any] | None = None,
         binding: bool = True,
+        grows: bool = False,
     ) -> None:
         available = onnxruntime.get_available_providers()
         if provider not in available:
@@ -92,8 +95,11 @@ class Session:
                 f"provider={provider!r}: the installed onnxruntime has {listing(available)}"
             )
         self.path, self.provider, self.binding = Path(path), provider, binding
+        self._grows = grows
         self._options, self._provider_options = options, dict(provider_options or {})
-        self._loaded = _loaded(self.path, provider, options, self._provider_options)
+        self._loaded = _loaded(
+            self.path, provider, options or _options(grows), self._provider_options
+        )
         self.inputs = {value.name: _value(value, self.path) for value in self._loaded.get_inputs()}
         self.outputs = {v.name: _value(v, self.path) for v in self._loaded.get_outputs()}
         self.device = _device(provider, self._provider_options)
@@ -111,6 +117,7 @@ class Session:
             options=self._options,
             provider_options=provider_options,
             binding=self.binding,
+            grows=self._grows,
         )
 
     @property
@@ -176,17 +183,23 @@ class Session:
         return [torch.from_numpy(array).to(self.device) for array in found]
 
 
+def _options(grows: bool) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if grows:
+        options.enable_cpu_mem_arena = False
+        options.enable_mem_pattern = False
+    return options
+
+
 def _loaded(
     path: Path,
     provider: str,
-    options: onnxruntime.SessionOptions | None,
+    options: onnxruntime.SessionOptions,
     provider_options: dict[str, Any],
 ) -> onnxruntime.InferenceSession:
     if not path.is_file():
         raise InputError(f"there is no file {path}")
-    if options is None:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
     try:
         session = onnxruntime.InferenceSession(
             os.fspath(path), options, providers=[(provider, provider_options)], enable_fallback=0

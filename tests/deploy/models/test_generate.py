@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +210,20 @@ def test_a_generating_model_is_searched_by_the_code_of_its_pytorch_model() -> No
         assert ours.generation_config.to_dict() == torch_model(name).generation_config.to_dict()
     assert ort_model("whisper").main_input_name == "input_features"
     assert isinstance(ort_model("whisper"), ORTModelForSpeechSeq2Seq)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's /proc")
+def test_a_long_generation_keeps_no_memory_of_its_shorter_caches() -> None:
+    def resident() -> float:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    inputs, lengths = prompt("t5", 64, 5), {"min_new_tokens": 200, "max_new_tokens": 200}
+    ort_model("t5").generate(**inputs, max_new_tokens=3)
+    before = resident()
+    ort_model("t5").generate(**inputs, **lengths)
+    # The last cache takes 3 MiB, all caches together 300.
+    assert resident() - before < 60
 
 
 # --- what is refused ----------------------------------------------------------------------------

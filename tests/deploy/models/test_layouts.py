@@ -218,6 +218,8 @@ def test_positions_that_a_file_does_not_take_are_refused_where_they_are_others(
     padded = batch(torch_model("llama"), 2, 6)
     found = model.generate(**padded, max_new_tokens=NEW)
     assert torch.equal(found, torch_model("llama").generate(**padded, max_new_tokens=NEW))
+    with pytest.raises(UnsupportedInput, match="takes no position_ids, and they do not count"):
+        model(padded["input_ids"], position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
 
 
 def test_a_cache_of_another_form_is_told(tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ def test_an_argument_that_changes_nothing_may_be_given() -> None:
         "labels": None,
         "output_attentions": False,
         "output_hidden_states": None,
+        "use_cache": False,
     }
     assert torch.equal(ours(**given, **extra).logits, expected)
 
@@ -130,8 +131,9 @@ def test_an_argument_that_changes_nothing_may_be_given() -> None:
         ({"position_ids": torch.arange(5, -1, -1)[None]}, "do not count the tokens"),
         ({"labels": torch.zeros(2, 6, dtype=torch.int64)}, r"ortrain\.ORTModule"),
         ({"colours": torch.zeros(2)}, r"takes no colours.*\n.*input_ids, attention_mask"),
-        ({"output_attentions": True}, "the file gives no attentions"),
-        ({"output_hidden_states": True}, "the file gives no hidden_states"),
+        ({"output_attentions": True}, "output_attentions=True, which the file"),
+        ({"use_cache": True}, "use_cache=True, which the file does not have"),
+        ({"output_hidden_states": True}, "output_hidden_states=True, which"),
     ],
 )
 def test_an_argument_that_would_change_the_answer_is_refused(
@@ -162,6 +164,21 @@ def test_wrong_kinds_and_missing_inputs_are_told_by_name() -> None:
 def test_a_batch_without_rows_is_told() -> None:
     with pytest.raises(ExecutionError, match=r"input_ids\[0, 5\]"):
         ort_model("classes")(input_ids=torch.zeros(0, 5, dtype=torch.int64))
+
+
+def test_the_ways_of_a_gpus_tensors_give_the_same_where_a_cpu_can_go_them() -> None:
+    for name in ("classes", "gpt2"):
+        session = next(iter(ort_model(name).sessions.values()))
+        feeds = {}
+        for value in session.inputs.values():
+            sizes = [size if isinstance(size, int) else 3 for size in value.shape]
+            if value.name == "attention_mask" and name == "gpt2":
+                sizes[1] = 6
+            feeds[value.name] = torch.ones(sizes).to(value.dtype)
+        expected = session.run(feeds)
+        for way in (session._bound, session._copied):
+            for found, its in zip(way(feeds), expected, strict=True):
+                assert torch.equal(found, its)
 
 
 # --- no training --------------------------------------------------------------------------------
