@@ -307,7 +307,7 @@ class ORTModel:
             raise NotServed(
                 f"{type(self).__name__} cannot be moved to {device}",
                 because=str(error).splitlines()[0],
-                help="install the onnxruntime of that device, or pass device='cpu' to what moves it; "
+                help="install the onnxruntime of that device, or pass device='cpu' to a pipeline; "
                 "ortrain.ORTModule runs and trains a PyTorch model on the model's device",
             ) from error
         self._take(moved)
