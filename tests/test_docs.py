@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 LEAST = {
     "classic": 2,
+    "exported-models": 1,
     "generation": 1,
     "ondevice": 2,
     "ondevice-contract": 1,

@@ -52,6 +52,12 @@ _TRAINERS = {
     "ortrain.compat.trainers": "ORTTrainer ORTSeq2SeqTrainer ORTTrainingArguments "
     "ORTSeq2SeqTrainingArguments"
 }
+_ONE_FILE_MODELS = (
+    "ORTModelForAudioClassification ORTModelForCTC ORTModelForFeatureExtraction "
+    "ORTModelForImageClassification ORTModelForMaskedLM ORTModelForMultipleChoice "
+    "ORTModelForQuestionAnswering ORTModelForSequenceClassification ORTModelForTokenClassification"
+)
+_PAIRED_MODELS = "ORTModelForSeq2SeqLM ORTModelForSpeechSeq2Seq"
 
 MODULES: dict[str, dict[str, str]] = {
     # torch-ort
@@ -184,7 +190,14 @@ MODULES: dict[str, dict[str, str]] = {
     "onnxruntime.capi.training.orttrainer_options": {"ortrain.classic": "ORTTrainerOptions"},
     # Optimum
     "optimum": {},
-    "optimum.onnxruntime": _TRAINERS,
+    "optimum.onnxruntime": {
+        **_TRAINERS,
+        "ortrain.deploy": f"{_ONE_FILE_MODELS} {_PAIRED_MODELS} ORTModelForCausalLM",
+        "ortrain.deploy.models": "ORTModel",
+    },
+    "optimum.onnxruntime.modeling_ort": {"ortrain.deploy": _ONE_FILE_MODELS},
+    "optimum.onnxruntime.modeling_decoder": {"ortrain.deploy": "ORTModelForCausalLM"},
+    "optimum.onnxruntime.modeling_seq2seq": {"ortrain.deploy": _PAIRED_MODELS},
     "optimum.onnxruntime.trainer": {
         "ortrain.compat.trainers": "ORTTrainer",
         "ortrain.trainer.loss": "ModuleWithLoss",
@@ -274,9 +287,8 @@ _QUANTIZER = Removal(
     "onnxruntime.quantization.quantize_dynamic and quantize_static of the stock onnxruntime",
 )
 _MODELS = Removal(
-    "ortrain has no classes for inference with exported models",
-    "ortrain.deploy.export_onnx and an InferenceSession, ortrain.deploy.generation.ORTGenerator "
-    "for decoders, or the package optimum-onnx",
+    "ortrain has classes of exported models for twelve tasks, and none for this",
+    "the ORTModelFor… classes of ortrain.deploy, or export_onnx and an InferenceSession",
 )
 _PARAMETERS = Removal(
     "it configured sessions of a build of onnxruntime that is no longer made",
@@ -349,9 +361,6 @@ REMOVED: dict[str, Removal] = {
     "optimum.onnxruntime.configuration": _QUANTIZER,
     "optimum.onnxruntime.runs": _MODELS,
     "optimum.onnxruntime.model": _MODELS,
-    "optimum.onnxruntime.modeling_ort": _MODELS,
-    "optimum.onnxruntime.modeling_decoder": _MODELS,
-    "optimum.onnxruntime.modeling_seq2seq": _MODELS,
     "optimum.onnxruntime.trainer.ORTFeaturesManager": _MODELS,
     "optimum.onnxruntime.utils.evaluation_loop": _MODELS,
 }

@@ -20,6 +20,24 @@ if TYPE_CHECKING:
     from ortrain.deploy.equivalence.report import EquivalenceError, EquivalenceReport
     from ortrain.deploy.export import export_onnx
     from ortrain.deploy.model_folder import ModelFolder
+    from ortrain.deploy.models.causal import (
+        ORTModelForCausalLM,
+    )
+    from ortrain.deploy.models.seq2seq import (
+        ORTModelForSeq2SeqLM,
+        ORTModelForSpeechSeq2Seq,
+    )
+    from ortrain.deploy.models.tasks import (
+        ORTModelForAudioClassification,
+        ORTModelForCTC,
+        ORTModelForFeatureExtraction,
+        ORTModelForImageClassification,
+        ORTModelForMaskedLM,
+        ORTModelForMultipleChoice,
+        ORTModelForQuestionAnswering,
+        ORTModelForSequenceClassification,
+        ORTModelForTokenClassification,
+    )
     from ortrain.deploy.optimization import AutoOptimizationConfig, OptimizationConfig, ORTOptimizer
     from ortrain.deploy.ort_config import ORTConfig
     from ortrain.deploy.quantization import (
@@ -45,6 +63,18 @@ _HOME = {
     "HalfPrecisionConfig": "ortrain.deploy.quantization",
     "ModelFolder": "ortrain.deploy.model_folder",
     "ORTConfig": "ortrain.deploy.ort_config",
+    "ORTModelForAudioClassification": "ortrain.deploy.models.tasks",
+    "ORTModelForCTC": "ortrain.deploy.models.tasks",
+    "ORTModelForCausalLM": "ortrain.deploy.models.causal",
+    "ORTModelForFeatureExtraction": "ortrain.deploy.models.tasks",
+    "ORTModelForImageClassification": "ortrain.deploy.models.tasks",
+    "ORTModelForMaskedLM": "ortrain.deploy.models.tasks",
+    "ORTModelForMultipleChoice": "ortrain.deploy.models.tasks",
+    "ORTModelForQuestionAnswering": "ortrain.deploy.models.tasks",
+    "ORTModelForSeq2SeqLM": "ortrain.deploy.models.seq2seq",
+    "ORTModelForSequenceClassification": "ortrain.deploy.models.tasks",
+    "ORTModelForSpeechSeq2Seq": "ortrain.deploy.models.seq2seq",
+    "ORTModelForTokenClassification": "ortrain.deploy.models.tasks",
     "ORTOptimizer": "ortrain.deploy.optimization",
     "ORTQuantizer": "ortrain.deploy.quantization",
     "OptimizationConfig": "ortrain.deploy.optimization",
@@ -67,6 +97,18 @@ __all__ = [
     "HalfPrecisionConfig",
     "ModelFolder",
     "ORTConfig",
+    "ORTModelForAudioClassification",
+    "ORTModelForCTC",
+    "ORTModelForCausalLM",
+    "ORTModelForFeatureExtraction",
+    "ORTModelForImageClassification",
+    "ORTModelForMaskedLM",
+    "ORTModelForMultipleChoice",
+    "ORTModelForQuestionAnswering",
+    "ORTModelForSeq2SeqLM",
+    "ORTModelForSequenceClassification",
+    "ORTModelForSpeechSeq2Seq",
+    "ORTModelForTokenClassification",
     "ORTOptimizer",
     "ORTQuantizer",
     "OptimizationConfig",

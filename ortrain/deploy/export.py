@@ -37,7 +37,7 @@ TOLERANCE = 1e-4
 
 def export_onnx(
     module: torch.nn.Module,
-    samples: Sequence[Mapping[str, torch.Tensor]],
+    samples: Sequence[Mapping[str, Any]],
     path: str | os.PathLike[str],
     *,
     opset: int = 21,
@@ -47,13 +47,15 @@ def export_onnx(
 ) -> float:
     """Writes a module in evaluation mode as an ONNX file with its weights.
 
-    Inputs are named as the arguments of ``forward``, outputs as the keys of its result; all sizes
-    stay open as far as the module's code allows. Decoders answer without a key-value cache. Nothing
-    appears at ``path`` unless the file answers as the module does.
+    Inputs are named as the arguments of ``forward``, outputs as the keys of its result, those
+    inside others with dots: ``past.0.key``. All sizes stay open as far as the module's code allows.
+    Decoders answer without a key-value cache. Nothing appears at ``path`` unless the file answers
+    as the module does.
 
     Args:
         module: a module, or an ORTModule around one; its mode stays as it is.
-        samples: keyword arguments of calls to compare, at least one. The first one is captured.
+        samples: keyword arguments of calls to compare, at least one: tensors, and dicts, lists and
+            tuples of them. The first one is captured.
         path: the file to write; its folder is made where it does not exist.
         opset: of the standard ONNX domain, 18 to 23.
         outputs: names of those that the file is to have; by default all.
@@ -193,7 +195,7 @@ def _flat(result: Any) -> dict[str, torch.Tensor]:
 
 def _difference(
     path: Path,
-    samples: Sequence[Mapping[str, torch.Tensor]],
+    samples: Sequence[Mapping[str, Any]],
     expected: Sequence[Mapping[str, torch.Tensor]],
 ) -> float:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -202,7 +204,8 @@ def _difference(
     largest = 0.0
     for sample, answer in zip(samples, expected, strict=True):
         # An input that cannot change the answer is not an input of the file.
-        feeds = {name: sample[name].cpu().numpy() for name in taken}
+        given = _flat(sample)
+        feeds = {name: given[name].cpu().numpy() for name in taken}
         for name, found in zip(names, session.run(names, feeds), strict=True):
             wanted = answer[name].cpu().numpy()
             if found.shape != wanted.shape:

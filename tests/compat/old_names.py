@@ -51,6 +51,11 @@ onnxruntime.training.experimental: export_gradient_graph
 onnxruntime.capi._pybind_state: GradientGraphBuilder get_optimized_model InferenceSession
 onnxruntime.capi._pybind_state: is_triton_enabled is_torch_interop_default_on has_collective_ops
 optimum.onnxruntime: ORTTrainer ORTSeq2SeqTrainer ORTTrainingArguments ORTSeq2SeqTrainingArguments
+optimum.onnxruntime: ORTModelForCausalLM ORTModelForSequenceClassification ORTModelForSeq2SeqLM
+optimum.onnxruntime: ORTModelForSpeechSeq2Seq ORTModelForFeatureExtraction ORTModelForMaskedLM
+optimum.onnxruntime.modeling_ort: ORTModelForQuestionAnswering ORTModelForTokenClassification
+optimum.onnxruntime.modeling_decoder: ORTModelForCausalLM
+optimum.onnxruntime.modeling_seq2seq: ORTModelForSeq2SeqLM
 optimum.onnxruntime.trainer: ORTTrainer ModuleWithLoss
 optimum.onnxruntime.trainer_seq2seq: ORTSeq2SeqTrainer
 optimum.onnxruntime.training_args: ORTTrainingArguments ORTOptimizerNames
@@ -86,7 +91,7 @@ onnxruntime.training.utils.hooks: configure_ort_compatible_zero_stage3 ZeROOfflo
 onnxruntime.training.experimental.exporter: _export_jit_graph_to_onnx_model_proto
 optimum.onnxruntime: ORTOptimizer ORTQuantizer ORTConfig OptimizationConfig QuantizationConfig
 optimum.onnxruntime: AutoOptimizationConfig AutoQuantizationConfig CalibrationConfig
-optimum.onnxruntime: ORTModelForCausalLM ORTModelForSequenceClassification ORTModelForSeq2SeqLM
+optimum.onnxruntime: ORTModelForSemanticSegmentation ORTModelForCustomTasks
 optimum.onnxruntime: ORTStableDiffusionPipeline
 optimum.onnxruntime.configuration: OptimizationConfig AutoQuantizationConfig
 """

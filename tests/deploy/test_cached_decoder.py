@@ -10,7 +10,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from ortrain.capture.export import capture
 from ortrain.deploy.cached_decoder import CachedDecoder, fill, states_of
 from ortrain.program import Role
-from tests.deploy.models import batch, gpt2, t5
+from tests.deploy.decoders import batch, gpt2, t5
 
 
 def steps(model: Any, tokens: torch.Tensor) -> tuple[list[Any], list[Any]]:

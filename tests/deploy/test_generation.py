@@ -18,7 +18,7 @@ from ortrain import Options, ORTModule, OrtrainWarning
 from ortrain.deploy.generation import ORTGenerator
 from ortrain.errors import CaptureError, NotServed
 from tests.breadth import sampled
-from tests.deploy.models import TEXT_MODELS, Branches, Peeks, batch, gpt2, mistral, t5, whisper
+from tests.deploy.decoders import TEXT_MODELS, Branches, Peeks, batch, gpt2, mistral, t5, whisper
 
 STRICT = Options(fallback="raise")
 NEW = 14

@@ -13,7 +13,7 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from ortrain import OrtrainWarning, ORTSeq2SeqTrainer, ORTSeq2SeqTrainingArguments
 from ortrain.errors import NotServed
-from tests.deploy.models import Peeks, restless
+from tests.deploy.decoders import Peeks, restless
 from tests.trainer.models import arguments, collate, t5, texts
 
 
