@@ -313,6 +313,32 @@ def test_the_end_of_a_polynomial_has_to_be_below_its_beginning() -> None:
         optim.lr_scheduler.CosineWarmupLRScheduler(10, cycles=0.0)
 
 
+# -- what a step is told of ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"optimizer_config": -1}, "optimizer_config=-1: expected an optim.AdamConfig"),
+        ({"all_finite": -1}, "all_finite=-1: expected True or False"),
+        ({"all_finite": "yes"}, "all_finite='yes'"),
+        ({"fetches": "loss"}, r"write fetches=\['loss'\]"),
+        ({"fetches": -1}, "fetches=-1: expected a list of names"),
+        ({"optimization_step": "3"}, "optimization_step='3': expected a whole number"),
+        ({"step": 1.5}, "step=1.5: expected a whole number"),
+    ],
+)
+def test_the_state_of_a_step_of_another_type_is_refused(given: Any, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        TrainStepInfo(**{"optimizer_config": optim.LambConfig(), **given})
+
+
+@pytest.mark.parametrize("name", ["optimization_step", "step"])
+def test_a_step_below_zero_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=f"{name}=-1: expected 0 or more"):
+        TrainStepInfo(optim.LambConfig(), **{name: -1})
+
+
 # -- scalers ---------------------------------------------------------------------------------------
 
 
