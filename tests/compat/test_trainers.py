@@ -93,7 +93,7 @@ def test_the_rest_of_the_old_fields(tmp_path: Path) -> None:
     wrapped = {"fsdp_min_num_params": 7, "fsdp_transformer_layer_cls_to_wrap": "BertLayer"}
     arguments, told = made(ORTTrainingArguments, tmp_path, **wrapped)
     assert arguments.fsdp_config["min_num_params"] == 7
-    assert arguments.fsdp_config["transformer_layer_cls_to_wrap"] == ["BertLayer"]
+    assert arguments.fsdp_config["transformer_layer_cls_to_wrap"] == "BertLayer"
     assert told == ["training arguments: fsdp_min_num_params stands in fsdp_config now"]
     with pytest.raises(ValueError, match="fsdp_min_num_params and fsdp_config"):
         made(ORTTrainingArguments, tmp_path, **wrapped, fsdp_config={"xla": False})
