@@ -108,6 +108,8 @@ class HierarchicalORTModule(ORTModule):
                         own["_whole"] = True
                     else:
                         part = ORTModule(module, self._debug_options, options=self.options)
+                        # The gradients of the first call are no sign that it is passed by.
+                        part.__dict__["_never_called"].detach()
                         parent._modules[name] = part
                     made[module] = own["_parts"][path] = part
                     return

@@ -30,7 +30,8 @@ from ortrain.errors import InputError, OrtrainWarning
 from ortrain.kinds import shown
 
 _LEVELS = (*LogLevel.__members__,)
-_STRATEGIES = ("NONE", "INSERT_AND_REDUCE", "FLOOD_FILL")
+# The last one is of the files of 2021.
+_STRATEGIES = ("NONE", "INSERT_AND_REDUCE", "FLOOD_FILL", "REMOVE_INPUT_OUTPUT_UP_DOWN_CASTS")
 _SKIPS = (
     "SKIP_CHECK_DISABLED",
     "SKIP_CHECK_DEVICE",
@@ -201,11 +202,11 @@ def _opset(settings: Settings, key: str, value: Any) -> None:
 
 
 def _cast_level(settings: Settings, key: str, value: Any) -> None:
-    if not -1 <= _whole(key, value) <= 2:
-        raise ValueError(f"{key} is {value}: expected -1, 0, 1 or 2")
-    if value == 2:
+    if _whole(key, value) < -1:
+        raise ValueError(f"{key} is {value}: expected -1 or more")
+    if value > 1:
         settings.without_effect.append(
-            f"{key}=2 does nothing here: casts move as far as no number changes"
+            f"{key}={value} does nothing here: casts move as far as no number changes"
         )
 
 
@@ -259,6 +260,9 @@ _KEYS: dict[str, _Reader] = {
     ),
     "UseStaticShape": _switch(False, "sizes stay symbolic as far as the module's code allows"),
     "RunSymbolicShapeInference": _switch(True, "each value has a symbolic shape"),
+    "AllowLayerNormModPrecision": _switch(
+        False, "a layer norm is captured whole, in the precision that it has"
+    ),
     "SkipCheck": _skip_check,
     "DebugOptions": _debug,
     "UseMemoryEfficientGradient": _switch(True, "a backward prefers what can be computed again"),

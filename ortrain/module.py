@@ -26,6 +26,7 @@ from ortrain.json_config import settings_from_environment
 from ortrain.kinds import NONE, expect
 from ortrain.methods import Methods
 from ortrain.runtime.reduced import reduced_products_asked_for
+from ortrain.step.ranges import marked, profiled
 from ortrain.step.report import Report
 from ortrain.step.runner import Runner
 from ortrain.variables import warn_of_variables
@@ -308,6 +309,14 @@ def _entry(runner: Runner, forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _call(runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs a call, as a range of the profile where one is made."""
+    if profiled():
+        with marked("forward"):
+            return _in_precision(runner, args, kwargs)
+    return _in_precision(runner, args, kwargs)
+
+
+def _in_precision(runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs a call, in the precision that the options ask for."""
     if runner.options.precision is None:
         return runner(args, kwargs)

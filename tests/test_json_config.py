@@ -18,14 +18,19 @@ from ortrain.json_config import _CASTS, _DEBUG, _KEYS
 
 # Key → values that are fine, values that are told to have no effect, values that are refused.
 VALUES: dict[str, tuple[list[Any], list[Any], list[Any]]] = {
-    "PropagateCastOps.Strategy": (["NONE", "INSERT_AND_REDUCE", "FLOOD_FILL"], [], ["ALL", 1]),
-    "PropagateCastOps.Level": ([-1, 0, 1], [2], [3, "1", True]),
+    "PropagateCastOps.Strategy": (
+        ["NONE", "INSERT_AND_REDUCE", "FLOOD_FILL", "REMOVE_INPUT_OUTPUT_UP_DOWN_CASTS"],
+        [],
+        ["ALL", 1],
+    ),
+    "PropagateCastOps.Level": ([-1, 0, 1], [2, 5], [-2, "1", True]),
     "PropagateCastOps.Allow": ([[]], [["Softmax"]], ["Softmax", [1]]),
     "UseExternalGPUAllocator": ([True], [False], [1, "true"]),
     "EnableCustomAutogradFunction": ([True, False], [], [1]),
     "EnableGradAccOptimization": ([False], [True], [None]),
     "UseStaticShape": ([False], [True], [0]),
     "RunSymbolicShapeInference": ([True], [False], ["yes"]),
+    "AllowLayerNormModPrecision": ([False], [True], [1]),
     "SkipCheck": (
         [[], ["SKIP_CHECK_DISABLED"]],
         [["SKIP_CHECK_DEVICE", "SKIP_CHECK_EXECUTION_AGENT"]],

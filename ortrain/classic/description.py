@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,13 +35,8 @@ class Described:
             what: "input" or "output".
 
         Raises:
-            InputError: another dtype, number of dimensions or size.
+            InputError: another number of dimensions or size.
         """
-        if self.dtype is not None and tensor.dtype != self.dtype and what == "input":
-            raise InputError(
-                f"the input {self.name!r} is {tensor.dtype}, and described as {self.dtype}",
-                help=f"pass it as {self.name}.to({self.dtype}), or correct its description",
-            )
         shape = tuple(tensor.shape)
         fits = len(shape) == len(self.shape)
         # A scalar loss of one element is what some models return.
@@ -101,6 +96,42 @@ class Descriptions:
     def results(self) -> tuple[str, ...]:
         """Names of the outputs."""
         return tuple(entry.name for entry in self.outputs)
+
+    def as_they_come(
+        self, tensors: Sequence[torch.Tensor], new: Collection[str], *, has_label: bool
+    ) -> tuple[Descriptions, list[str]]:
+        """These descriptions without what a call shows to be wrong, where nothing depends on it.
+
+        That is so of the dtypes of all inputs, and of how many dimensions the label of a loss
+        function has: the examples of 2020 themselves describe both otherwise than they pass them.
+
+        Args:
+            tensors: inputs of the call.
+            new: names of those that no call has had before.
+            has_label: whether the last input is the label of a loss function.
+
+        Returns:
+            The descriptions, and a line on each that was wrong.
+        """
+        inputs, told = [*self.inputs], []
+        for i, (entry, tensor) in enumerate(zip(self.inputs, tensors, strict=False)):
+            if entry.name not in new:
+                continue
+            if entry.dtype is not None and tensor.dtype != entry.dtype:
+                told.append(
+                    f"the input {entry.name!r} is {tensor.dtype}, and described as {entry.dtype}: "
+                    "it is taken as it comes"
+                )
+                entry = replace(entry, dtype=None)
+            is_label = has_label and i + 1 == len(self.inputs)
+            if is_label and tensor.ndim != len(entry.shape):
+                told.append(
+                    f"the label {entry.name!r} has the shape {list(tensor.shape)}, and is "
+                    f"described as {list(entry.shape)}: it is taken as it comes"
+                )
+                entry = replace(entry, shape=tuple(f"{entry.name}_{d}" for d in range(tensor.ndim)))
+            inputs[i] = entry
+        return (replace(self, inputs=tuple(inputs)) if told else self), told
 
     def check_inputs(self, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
         """Compares the inputs of a call; the sizes of the names in it.

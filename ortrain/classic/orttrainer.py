@@ -17,8 +17,10 @@ from ortrain.classic.orttrainer_options import ORTTrainerOptions
 from ortrain.classic.states import flat
 from ortrain.classic.training import Training
 from ortrain.errors import InputError, OrtrainWarning, listing
-from ortrain.kinds import expect
+from ortrain.kinds import expect, expect_names, expect_whole
 from ortrain.step.report import Report
+
+_CONFIGS = "an optim.AdamConfig, optim.LambConfig or optim.SGDConfig"
 
 
 class TrainStepInfo:
@@ -30,6 +32,10 @@ class TrainStepInfo:
         fetches: names of the outputs that steps return; none for all.
         optimization_step: updates that have been made.
         step: training steps that have been made.
+
+    Raises:
+        InputError: a number below 0.
+        TypeError: an argument is of another type.
     """
 
     def __init__(
@@ -40,6 +46,13 @@ class TrainStepInfo:
         optimization_step: int = 0,
         step: int = 0,
     ) -> None:
+        expect("optimizer_config", optimizer_config, _OptimizerConfig, _CONFIGS)
+        expect("all_finite", all_finite, bool, "True or False")
+        expect_names("fetches", fetches)
+        for name, number in (("optimization_step", optimization_step), ("step", step)):
+            expect_whole(name, number)
+            if number < 0:
+                raise InputError(f"{name}={number}: expected 0 or more")
         self.optimizer_config = optimizer_config
         self.all_finite = all_finite
         self.fetches = list(fetches)
@@ -74,8 +87,7 @@ class ORTTrainer:
         loss_fn: Callable[[Any, torch.Tensor], torch.Tensor] | None = None,
         options: ORTTrainerOptions | None = None,
     ) -> None:
-        kinds = "an optim.AdamConfig, optim.LambConfig or optim.SGDConfig"
-        expect("optim_config", optim_config, _OptimizerConfig, kinds)
+        expect("optim_config", optim_config, _OptimizerConfig, _CONFIGS)
         expect("options", options, (ORTTrainerOptions, type(None)), "an ORTTrainerOptions")
         if loss_fn is not None and not callable(loss_fn):
             raise TypeError("loss_fn: expected a function of a prediction and a label")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from ortrain.classic.exchange import add_up
 from ortrain.classic.names import unknown
 from ortrain.classic.updates import Update
 from ortrain.config import Options
-from ortrain.errors import InputError, listing
+from ortrain.errors import InputError, OrtrainWarning, listing
 
 
 class Outcome(NamedTuple):
@@ -67,6 +68,7 @@ class Stepper:
         self.world = distributed.get_world_size() if _several() else 1
         self.done = 0  # steps of the present accumulation
         self._scale = 1.0
+        self._unseen = {*descriptions.names}  # inputs that no call has had yet
         self.sample: tuple[torch.Tensor, ...] | None = None
 
     def train(self, inputs: Sequence[Any], lr: float, scale: float = 1.0) -> Outcome:
@@ -149,6 +151,7 @@ class Stepper:
                     help="a list of batches is not a batch: pass each input as a tensor",
                 )
         assert least <= len(inputs) <= len(names)
+        self._correct(inputs)
         sizes = self.descriptions.check_inputs(inputs)
         given = tuple(value.to(self.device) for value in inputs)
         result = list(self.module(*given))
@@ -170,6 +173,16 @@ class Stepper:
             help="describe the outputs in the order in which the model returns them; of a loss "
             "function, the loss comes first",
         )
+
+    def _correct(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Leaves out of the descriptions what is wrong in them, where nothing depends on it."""
+        if self._unseen:
+            self.descriptions, told = self.descriptions.as_they_come(
+                inputs, self._unseen, has_label=self.has_label
+            )
+            self._unseen -= {*self.descriptions.names[: len(inputs)]}
+            for line in told:
+                warnings.warn(line, OrtrainWarning, stacklevel=5)
 
     @contextmanager
     def _algorithms(self) -> Iterator[None]:

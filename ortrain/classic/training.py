@@ -227,7 +227,7 @@ class Training:
                 because="the graph is made of a call's inputs",
                 help="call train_step or eval_step once",
             )
-        desc, target = self.descriptions, Path(path)
+        desc, target = self.stepper.descriptions, Path(path)
         with staged(target.parent, target.name, "ONNX file") as folder:
             export_onnx(
                 ByName(self._inner, desc),

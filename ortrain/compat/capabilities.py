@@ -7,6 +7,9 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+# Below this version of PyTorch nothing runs; a test compares it with what the package asks for.
+MINIMUM_RUNTIME_PYTORCH_VERSION_STR = "2.11"
+
 if TYPE_CHECKING:
     from torch.torch_version import TorchVersion
 

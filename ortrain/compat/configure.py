@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+# Where the extensions of the old builds stood, which scripts give to `is_installed`.
+TORCH_CPP_DIR = str(Path(__file__).parent)
 
 
 def build_torch_cpp_extensions(*_: Any, **__: Any) -> None:

@@ -42,11 +42,12 @@ _HOOKS = {
     "ortrain.hooks": "GlobalSubscriberManager StatisticsSubscriber SubscriberBase "
     "SubscriberManager inspect_activation no_increase_global_step"
 }
-_FALLBACK = {
-    "ortrain.compat.fallback": "ORTModuleFallbackException ORTModuleInitException "
+_EXCEPTIONS = (
+    "ORTModuleFallbackException ORTModuleInitException "
     "ORTModuleDeviceException ORTModuleIOException ORTModuleIOError ORTModuleTorchModelException "
     "ORTModuleONNXModelException"
-}
+)
+_FALLBACK = {"ortrain.compat.fallback": _EXCEPTIONS}
 _GRAPHS = {"ortrain.compat.gradient_graph": "GradientGraphBuilder get_optimized_model"}
 _TRAINERS = {
     "ortrain.compat.trainers": "ORTTrainer ORTSeq2SeqTrainer ORTTrainingArguments "
@@ -88,11 +89,15 @@ MODULES: dict[str, dict[str, str]] = {
     "onnxruntime.training.ortmodule": {
         "ortrain": "ORTModule DebugOptions LogLevel",
         "ortrain.config": "ONNX_OPSET_VERSION=OPSET",
+        "ortrain.compat.capabilities": "MINIMUM_RUNTIME_PYTORCH_VERSION_STR",
+        "ortrain.compat.configure": "TORCH_CPP_DIR",
     },
     "onnxruntime.training.ortmodule.ortmodule": _MODULE,
     "onnxruntime.training.ortmodule.options": _SETTINGS,
     "onnxruntime.training.ortmodule.debug_options": _SETTINGS,
-    "onnxruntime.training.ortmodule._fallback": {"ortrain.compat.fallback": "_FallbackPolicy"},
+    "onnxruntime.training.ortmodule._fallback": {
+        "ortrain.compat.fallback": f"_FallbackPolicy {_EXCEPTIONS}"
+    },
     "onnxruntime.training.ortmodule._fallback_exceptions": _FALLBACK,
     "onnxruntime.training.ortmodule._custom_autograd_function": {
         "ortrain.compat.capabilities": "enable_custom_autograd_support"

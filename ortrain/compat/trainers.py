@@ -36,6 +36,9 @@ _RENAMED = {
     "no_cuda": "use_cpu",
     "push_to_hub_model_id": "hub_model_id",
     "push_to_hub_token": "hub_token",
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
+    "xpu_backend": "ddp_backend",
 }
 # Fields that transformers took away, and why they have no effect.
 _WITHOUT_EFFECT = {
@@ -53,6 +56,9 @@ _WITHOUT_EFFECT = {
     "torchdynamo": "torch_compile_backend says what compiles",
     "push_to_hub_organization": "hub_model_id has the organization in it",
     "sharded_ddp": "fsdp took its place",
+    "use_legacy_prediction_loop": "there is one loop, evaluation_loop",
+    "tpu_num_cores": "transformers no longer has it",
+    "include_tokens_per_second": "include_num_input_tokens_seen has the log say it",
 }
 
 
@@ -90,6 +96,14 @@ class _OldFields:
     push_to_hub_model_id: str | None = _old()
     push_to_hub_organization: str | None = _old()
     push_to_hub_token: str | None = _old()
+    per_gpu_train_batch_size: int | None = _old()
+    per_gpu_eval_batch_size: int | None = _old()
+    xpu_backend: str | None = _old()
+    use_legacy_prediction_loop: bool = _old(False)  # loops of scripts' own trainers read it
+    tpu_num_cores: int | None = _old()
+    include_tokens_per_second: bool = _old(False)
+    fsdp_min_num_params: int = _old(0)
+    fsdp_transformer_layer_cls_to_wrap: str | None = _old()
 
     def _translate(self) -> None:
         """Sets the fields of today, and says which of the old ones have no effect."""
@@ -120,6 +134,17 @@ class _OldFields:
                 raise ValueError(f"{first} and accelerator_config: write both in the latter")
             given.accelerator_config = batches
             told.append(f"{first} stands in accelerator_config now")
+        sharding = {
+            name.removeprefix("fsdp_"): value
+            for name in ("fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap")
+            if (value := getattr(given, name))
+        }
+        if sharding:
+            first = f"fsdp_{next(iter(sharding))}"
+            if given.fsdp_config is not None:
+                raise ValueError(f"{first} and fsdp_config: write both in the latter")
+            given.fsdp_config = sharding
+            told.append(f"{first} stands in fsdp_config now")
         told += [
             f"{name} has no effect: {why}"
             for name, why in _WITHOUT_EFFECT.items()

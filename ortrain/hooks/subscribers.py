@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from types import MethodType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -17,6 +18,8 @@ from ortrain.kinds import NONE, expect, expect_whole
 from ortrain.module import unwrap
 
 _Subscriber = TypeVar("_Subscriber", bound="SubscriberBase")
+_Given = ParamSpec("_Given")
+_Returned = TypeVar("_Returned")
 
 
 @dataclass
@@ -96,8 +99,25 @@ class SubscriberBase:
         return input_args, outputs
 
 
+class _Shared(Generic[_Given, _Returned]):
+    """A method that is called on the class as well: of the process's manager, as it once was."""
+
+    def __init__(self, method: Callable[Concatenate[SubscriberManager, _Given], _Returned]) -> None:
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, manager: object, kind: object) -> Callable[_Given, _Returned]:
+        own = manager if isinstance(manager, SubscriberManager) else GlobalSubscriberManager
+        bound: Callable[_Given, _Returned] = MethodType(self._method, own)
+        return bound
+
+
 class SubscriberManager:
-    """Calls subscribers at the forwards of a model and of its modules."""
+    """Calls subscribers at the forwards of a model and of its modules.
+
+    Old scripts call ``SubscriberManager.subscribe(model, […])`` on the class: that is
+    ``GlobalSubscriberManager.subscribe``.
+    """
 
     def __init__(self) -> None:
         self._states = RuntimeStates()
@@ -105,6 +125,7 @@ class SubscriberManager:
         self._hooks: list[Any] = []
         self._counts = True
 
+    @_Shared
     def subscribe(self, module: nn.Module, subscribers: Sequence[SubscriberBase]) -> None:
         """Subscribes to a model, in place of what was subscribed before; steps count from 0.
 

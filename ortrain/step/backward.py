@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 
 from ortrain.errors import ExecutionError, OrtrainError
 from ortrain.step.build import Piece, Plan
+from ortrain.step.ranges import marked, profiled
 from ortrain.step.replay import Gradients, Sealed
 from ortrain.step.saved_forward import Received, SavedForward
 
@@ -89,17 +90,24 @@ class Backward:
         """The gradients of a group, once its pieces have run. Nothing here refers to them after."""
         count = len(self.pieces) if self.whole else group.pieces
         if self.done < count:
-            try:
-                for number in range(self.done, count):
-                    self._run(number, self.pieces[number])
-            except Exception as error:
-                self._take_all(self._recovered(error))
+            if profiled():
+                with marked("backward"):
+                    self._run_until(count)
+            else:
+                self._run_until(count)
         order, gradients = self.order, self.gradients
         taken = [gradients[order[i]] for i in group.gives]
         if len(taken) < len(order):  # else this object goes with them
             for i in group.gives:
                 gradients[order[i]] = None
         return taken
+
+    def _run_until(self, count: int) -> None:
+        try:
+            for number in range(self.done, count):
+                self._run(number, self.pieces[number])
+        except Exception as error:
+            self._take_all(self._recovered(error))
 
     def _choose(self, step: Step) -> None:
         self.pieces, self.order = step.plan.pieces, step.order

@@ -71,6 +71,7 @@ from ortrain.step.kept import (
     with_refused,
 )
 from ortrain.step.progress import progress
+from ortrain.step.ranges import marked
 from ortrain.step.replay import Original
 from ortrain.step.report import Report
 from ortrain.step.saved_forward import Received
@@ -189,6 +190,7 @@ class StepCompiler:
         start = time.perf_counter()
         with (
             _no_bug("capturing"),
+            marked("capture"),
             progress(
                 f"capturing {type(self.module).__name__}",
                 shown=self.debug_options.log_level <= LogLevel.WARNING,
@@ -566,7 +568,13 @@ class StepCompiler:
         early = distributed.is_available() and distributed.is_initialized()
         # Such as those of an optimizer that steps in the backward, and frees each gradient.
         early |= any(p._post_accumulate_grad_hooks for p in self.module.parameters())
-        with EXCLUSIVE, located(self.module), _no_bug("building"), uncollected():
+        with (
+            EXCLUSIVE,
+            located(self.module),
+            _no_bug("building"),
+            uncollected(),
+            marked("build"),
+        ):
             plan = build(
                 program,
                 trainable,

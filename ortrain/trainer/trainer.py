@@ -295,6 +295,19 @@ class _ThroughORTModule(ChecksInput):
         with self._evaluating(inference_with_ort):
             return super().predict(*args, **kwargs)
 
+    def evaluation_loop_ort(self, *args: Any, **kwargs: Any) -> Any:
+        """Optimum's name of Trainer's ``evaluation_loop`` as a graph, for trainers of scripts."""
+        with self._evaluating(True):
+            return self.evaluation_loop(*args, **kwargs)
+
+    def prediction_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """Another name of ``evaluation_loop``, which took its place in transformers."""
+        return self.evaluation_loop(*args, **kwargs)
+
+    def prediction_loop_ort(self, *args: Any, **kwargs: Any) -> Any:
+        """Another name of ``evaluation_loop_ort``."""
+        return self.evaluation_loop_ort(*args, **kwargs)
+
     # -- export --------------------------------------------------------------------------------
 
     def export_onnx(self, output_dir: str | os.PathLike[str], opset: int = 21) -> Path:

@@ -1,8 +1,8 @@
 """One of several processes that train with `ortrain.classic`; see `tests.processes`.
 
 The settings are a list of trainings: ``name`` of the optimizer, ``generation``, ``accumulation``,
-``zero``, the stage of ZeRO, ``uneven``, whether a layer is reached in one process only, and
-``folder``, where a checkpoint is left.
+``zero``, the stage of ZeRO, ``uneven``, whether a layer is reached in one process only,
+``steps``, 40 where it is not said, and ``folder``, where a checkpoint is left.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def trained(place: Place, settings: dict[str, Any]) -> dict[str, Any]:
             **({"ortrain": None} if settings.get("uneven") else {}),
         )
     losses = []
-    for x, y in models.batches(STEPS):
+    for x, y in models.batches(settings.get("steps", STEPS)):
         share = own_share(place, x, y)
         if settings.get("uneven") and place.rank == 1:
             share = share[0][:2], share[1][:2]

@@ -39,12 +39,17 @@ def results(folder: Path) -> Any:
 
 @pytest.mark.parametrize("index", range(len(SETTINGS)))
 def test_two_processes_train_as_one_with_all_rows_does(index: int, results: Any) -> None:
-    settings, (one, other) = SETTINGS[index], results[index]["ranks"]
+    expect_as_in_pytorch(SETTINGS[index], results[index]["ranks"])
+
+
+def expect_as_in_pytorch(settings: dict[str, Any], ranks: Any) -> None:
+    """Compares losses and weights of two processes with those of PyTorch in one."""
+    one, other = ranks
     plain = models.classifier()
     losses = models.train_plain(
         plain,
         models.plain_optimizer(settings["name"], plain),
-        list(models.batches(process.STEPS)),
+        list(models.batches(settings.get("steps", process.STEPS))),
         settings["accumulation"],
         lambda _: models.RATE,
     )
@@ -53,6 +58,17 @@ def test_two_processes_train_as_one_with_all_rows_does(index: int, results: Any)
     for name, parameter in plain.named_parameters():
         assert torch.equal(one["weights"][name], other["weights"][name])
         torch.testing.assert_close(one["weights"][name], parameter, rtol=0, atol=5e-6, msg=name)
+
+
+def test_200_steps_of_two_processes_are_those_of_pytorch(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"name": name, "generation": generation, "accumulation": 4, "steps": 200}
+        for name in ("AdamOptimizer", "LambOptimizer")
+        for generation in (1, 2)
+    ]
+    found = launch(Path(process.__file__), tmp_path / "two", 2, rows)
+    for settings, result in zip(rows, found, strict=True):
+        expect_as_in_pytorch(settings, result["ranks"])
 
 
 @pytest.mark.parametrize("index", [i for i, row in enumerate(SETTINGS) if row["zero"]])

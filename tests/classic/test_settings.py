@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -313,6 +316,32 @@ def test_the_end_of_a_polynomial_has_to_be_below_its_beginning() -> None:
         optim.lr_scheduler.CosineWarmupLRScheduler(10, cycles=0.0)
 
 
+# -- what a step is told of ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"optimizer_config": -1}, "optimizer_config=-1: expected an optim.AdamConfig"),
+        ({"all_finite": -1}, "all_finite=-1: expected True or False"),
+        ({"all_finite": "yes"}, "all_finite='yes'"),
+        ({"fetches": "loss"}, r"write fetches=\['loss'\]"),
+        ({"fetches": -1}, "fetches=-1: expected a list of names"),
+        ({"optimization_step": "3"}, "optimization_step='3': expected a whole number"),
+        ({"step": 1.5}, "step=1.5: expected a whole number"),
+    ],
+)
+def test_the_state_of_a_step_of_another_type_is_refused(given: Any, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        TrainStepInfo(**{"optimizer_config": optim.LambConfig(), **given})
+
+
+@pytest.mark.parametrize("name", ["optimization_step", "step"])
+def test_a_step_below_zero_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=f"{name}=-1: expected 0 or more"):
+        TrainStepInfo(optim.LambConfig(), **{name: -1})
+
+
 # -- scalers ---------------------------------------------------------------------------------------
 
 
@@ -467,11 +496,62 @@ def test_the_first_generation_takes_the_learning_rate_behind_the_inputs() -> Non
         trainer.train_step(x, y)
     with pytest.raises(InputError, match=r"shape \[2\]"):
         trainer.train_step(x, y, torch.ones(2))
-    with pytest.raises(InputError, match=r"'y' is torch.int32, and described as torch.int64"):
-        trainer.train_step(x, y.int(), 0.1)
     for rate in (0.1, torch.tensor(0.1), torch.tensor([0.1])):
         trainer.train_step(x, y, Learning_Rate=rate)
     assert trainer.global_step_ == 3
+
+
+def test_what_an_example_of_2020_describes_wrongly_is_told_once_and_taken_as_it_comes() -> None:
+    io = first.IODescription
+    described = first.ModelDescription(
+        [io("src", [7, 3], torch.float32), io("label", [7, 3, 5], torch.int32)],
+        [io("loss", [], torch.float32), io("output", [7, 3, 5], torch.float32)],
+    )
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
+    plain = copy.deepcopy(model)
+
+    def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output.view(-1, 5), target)
+
+    rate = io("Learning_Rate", [0.1], torch.float32)  # type: ignore[list-item]
+    trainer = first.ORTTrainer(
+        model, loss_fn, described, "SGDOptimizer", None, rate, "cpu", options=models.GRAPH
+    )
+    data = torch.randint(0, 5, (4, 7, 3))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.eval_step(data[0])
+        losses = [trainer.train_step(x, x.view(-1), torch.tensor([0.1]))[0].item() for x in data]
+    told = [str(w.message) for w in caught if w.category is OrtrainWarning]
+    assert [line.partition(": ")[0] for line in told] == [
+        "the input 'src' is torch.int64, and described as torch.float32",
+        "the input 'label' is torch.int64, and described as torch.int32",
+        "the label 'label' has the shape [21], and is described as [7, 3, 5]",
+    ]
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for x, loss in zip(data, losses, strict=True):
+        optimizer.zero_grad()
+        expected = loss_fn(plain(x), x.view(-1))
+        expected.backward()
+        optimizer.step()
+        assert loss == pytest.approx(expected.item(), rel=1e-6)
+    with pytest.raises(InputError, match=r"input 'src' has the shape \[6, 3\]"):
+        trainer.train_step(data[0, :6], data[0, :6].reshape(-1), 0.1)
+
+
+def test_a_label_described_wrongly_has_its_own_sizes_in_the_file(tmp_path: Path) -> None:
+    description = {
+        "inputs": [("x", [8, 6]), ("y", [8, 1, 4])],
+        "outputs": [LOSS, ("logits", [8, 4])],
+    }
+    trainer = models.second(models.classifier(), description=description)
+    with pytest.warns(OrtrainWarning, match=r"the label 'y' has the shape \[8\]"):
+        trainer.train_step(*next(models.batches(1)))
+    trainer.save_as_onnx(tmp_path / "model.onnx")
+    inputs = {value.name: value for value in onnx.load(tmp_path / "model.onnx").graph.input}
+    assert len(inputs["y"].type.tensor_type.shape.dim) == 1
+    assert [dim.dim_value for dim in inputs["x"].type.tensor_type.shape.dim] == [8, 6]
 
 
 def test_the_first_generation_may_compute_the_learning_rate_itself() -> None:

@@ -11,11 +11,14 @@ torch_ort.configure: build_torch_cpp_extensions
 onnxruntime: set_seed
 onnxruntime.training: ORTModule is_ortmodule_available artifacts onnxblock api optim amp utils
 onnxruntime.training: ortmodule experimental
-onnxruntime.training.ortmodule: ORTModule DebugOptions LogLevel ONNX_OPSET_VERSION
+onnxruntime.training.ortmodule: ORTModule DebugOptions LogLevel ONNX_OPSET_VERSION TORCH_CPP_DIR
+onnxruntime.training.ortmodule: MINIMUM_RUNTIME_PYTORCH_VERSION_STR _fallback
 onnxruntime.training.ortmodule.ortmodule: ORTModule
 onnxruntime.training.ortmodule.options: DebugOptions LogLevel
 onnxruntime.training.ortmodule.debug_options: DebugOptions LogLevel
-onnxruntime.training.ortmodule._fallback: _FallbackPolicy
+onnxruntime.training.ortmodule._fallback: _FallbackPolicy ORTModuleFallbackException
+onnxruntime.training.ortmodule._fallback: ORTModuleIOError ORTModuleTorchModelException
+onnxruntime.training.ortmodule.torch_cpp_extensions: is_installed
 onnxruntime.training.ortmodule._fallback_exceptions: ORTModuleFallbackException
 onnxruntime.training.ortmodule._fallback_exceptions: ORTModuleInitException ORTModuleIOError
 onnxruntime.training.ortmodule._fallback_exceptions: ORTModuleDeviceException

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnxruntime
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from ortrain import Options, ORTModule
-from ortrain.compat import capabilities, fallback, graph_config, nested, ranges
+from ortrain.compat import capabilities, configure, fallback, graph_config, nested, ranges
 from ortrain.compat.inference import OpenVINOProviderOptions, ORTInferenceModule
 from ortrain.compat.memory import log_memory_usage
 from ortrain.compat.seed import set_seed
@@ -44,6 +45,18 @@ def test_what_a_build_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
     for wanted in (False, True):
         capabilities.enable_custom_autograd_support(wanted)
         assert Options().custom_autograd is wanted
+
+
+def test_the_least_version_of_pytorch_is_what_the_package_asks_for() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert f"torch>={capabilities.MINIMUM_RUNTIME_PYTORCH_VERSION_STR}" in text
+    least = capabilities.MINIMUM_RUNTIME_PYTORCH_VERSION_STR.split(".")
+    assert capabilities.get_runtime_pytorch_version() >= tuple(int(part) for part in least)
+
+
+def test_no_extension_is_missing() -> None:
+    assert configure.is_installed(configure.TORCH_CPP_DIR)
+    assert Path(configure.TORCH_CPP_DIR).is_dir()
 
 
 @pytest.mark.parametrize("level", graph_config.PropagateCastLevel)

@@ -31,9 +31,18 @@ MOVED: dict[tuple[str, Any], tuple[str, Any]] = {
     ("group_by_length", True): ("train_sampling_strategy", "group_by_length"),
     ("adafactor", True): ("optim", "adafactor"),
     ("include_inputs_for_metrics", True): ("include_for_metrics", ["inputs"]),
+    ("per_gpu_train_batch_size", 3): ("per_device_train_batch_size", 3),
+    ("per_gpu_eval_batch_size", 3): ("per_device_eval_batch_size", 3),
+    ("xpu_backend", "gloo"): ("ddp_backend", "gloo"),
 }
 SILENT = {"overwrite_output_dir"}
-OTHER = {"save_safetensors": False, "dispatch_batches": True, "split_batches": True}
+OTHER = {
+    "save_safetensors": False,
+    "dispatch_batches": True,
+    "split_batches": True,
+    "fsdp_min_num_params": 7,
+    "fsdp_transformer_layer_cls_to_wrap": "BertLayer",
+}
 SET: dict[type, Any] = {bool: True, str: "given", int: 3, type(None): "given"}
 
 
@@ -81,6 +90,13 @@ def test_the_rest_of_the_old_fields(tmp_path: Path) -> None:
     assert arguments.accelerator_config.split_batches
     with pytest.raises(ValueError, match="split_batches and accelerator_config"):
         made(ORTTrainingArguments, tmp_path, split_batches=True, accelerator_config={})
+    wrapped = {"fsdp_min_num_params": 7, "fsdp_transformer_layer_cls_to_wrap": "BertLayer"}
+    arguments, told = made(ORTTrainingArguments, tmp_path, **wrapped)
+    assert arguments.fsdp_config["min_num_params"] == 7
+    assert arguments.fsdp_config["transformer_layer_cls_to_wrap"] == "BertLayer"
+    assert told == ["training arguments: fsdp_min_num_params stands in fsdp_config now"]
+    with pytest.raises(ValueError, match="fsdp_min_num_params and fsdp_config"):
+        made(ORTTrainingArguments, tmp_path, **wrapped, fsdp_config={"xla": False})
     arguments, _ = made(ORTTrainingArguments, tmp_path, warmup_ratio=0.5, warmup_steps=7)
     assert arguments.warmup_steps == 7
 

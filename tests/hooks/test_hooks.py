@@ -186,3 +186,27 @@ def test_two_runs_are_merged_in_the_order_of_the_first(
     assert main([*command, "--overwrite"]) == 0
     assert main(["--pt_dir=/nowhere", *command[1:], "--overwrite"]) == 2
     assert "has no statistics" in capsys.readouterr().err
+
+
+def test_the_class_stands_for_the_manager_of_the_process() -> None:
+    class Counting(SubscriberBase):
+        forwards = 0
+
+        def post_forward_outmost_module_apply_impl(self, run_rtx: Any, *given: Any) -> Any:
+            Counting.forwards += 1
+            return given[1:]
+
+    own, net = SubscriberManager(), nn.Linear(2, 2)
+    SubscriberManager.subscribe(net, [Counting()])
+    assert isinstance(GlobalSubscriberManager.get_subscriber(Counting), Counting)
+    with pytest.raises(StateError, match="no Counting is subscribed"):
+        own.get_subscriber(Counting)
+    net(torch.ones(1, 2))
+    assert Counting.forwards == 1
+    own.subscribe(net, [Counting()])
+    net(torch.ones(1, 2))
+    assert Counting.forwards == 3
+    own.unsubscribe()
+    GlobalSubscriberManager.unsubscribe()
+    net(torch.ones(1, 2))
+    assert Counting.forwards == 3

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -106,3 +108,14 @@ def test_a_first_call_that_fails_leaves_the_module_as_it_was() -> None:
     assert not any(m._forward_pre_hooks for m in module.modules())
     module(torch.randn(3, 4))
     assert list(module.parts) == ["inside.0"]
+
+
+def test_parts_that_no_second_call_reaches_are_no_mistake() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        module = HierarchicalORTModule(Odd(plain()), options=Options(engine="aten"))
+        module(torch.randn(3, 4)).sum().backward()
+        assert list(module.parts) == ["inside.0"]
+        del module
+        gc.collect()
+    assert [str(each.message) for each in caught] == []

@@ -218,6 +218,23 @@ def test_each_of_several_data_sets_is_evaluated_with_onnxruntime(tmp_path: Path)
     assert ours.ort_report.inference.graph_calls == 3
 
 
+def test_a_trainer_of_a_script_calls_the_loops_by_their_old_names(tmp_path: Path) -> None:
+    class WithLoops(ORTTrainer):
+        def evaluate(self, name: str) -> Any:  # type: ignore[override]
+            loader = self.get_eval_dataloader()
+            found = getattr(self, name)(loader, description="Evaluation", ignore_keys=None)
+            return found.predictions
+
+    ours = WithLoops(bert(), arguments(tmp_path), eval_dataset=texts(16), data_collator=collate)
+    plain = ours.evaluate("evaluation_loop")
+    np.testing.assert_array_equal(ours.evaluate("prediction_loop"), plain)
+    assert ours.ort_report.inference is None
+    for calls, name in enumerate(["evaluation_loop_ort", "prediction_loop_ort"], 1):
+        np.testing.assert_allclose(ours.evaluate(name), plain, rtol=1e-4, atol=1e-5)
+        assert ours.ort_report.inference.graph_calls == 2 * calls
+    np.testing.assert_array_equal(ours.evaluate("evaluation_loop"), plain)
+
+
 def test_prediction_needs_no_labels(tmp_path: Path) -> None:
     ours = trainer(tmp_path)
     rows = [{k: v for k, v in row.items() if k != "labels"} for row in texts(10)]

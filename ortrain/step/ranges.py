@@ -1,0 +1,22 @@
+"""Named ranges in a profile: the forwards, backwards and captures of ORTModule.
+
+They are there while a profiler of PyTorch runs, on any device, and under
+``torch.autograd.profiler.emit_nvtx()`` as ranges of NVTX. Otherwise nobody asks for them: the
+question takes 40 ns of a call, a range that nobody sees takes 3 µs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
+"""Whether a profiler of PyTorch runs."""
+
+
+def marked(name: str) -> AbstractContextManager[Any]:
+    """A range of that name around what is inside, while a profiler runs."""
+    return torch.profiler.record_function(f"ORTModule.{name}") if profiled() else nullcontext()
