@@ -59,6 +59,15 @@ _ONE_FILE_MODELS = (
     "ORTModelForQuestionAnswering ORTModelForSequenceClassification ORTModelForTokenClassification"
 )
 _PAIRED_MODELS = "ORTModelForSeq2SeqLM ORTModelForSpeechSeq2Seq"
+_CONFIGURED = (
+    "ORTConfig OptimizationConfig AutoOptimizationConfig QuantizationConfig "
+    "AutoQuantizationConfig CalibrationConfig AutoCalibrationConfig"
+)
+_QUANTIZATION = {"ortrain.deploy.quantization": "ORTQuantizableOperator QuantizationMode"}
+_EXCLUSIONS = (
+    "ExcludeGeLUNodes ExcludeLayerNormNodes ExcludeNodeAfter ExcludeNodeFollowedBy "
+    "IncludeFullyConnectedNodes"
+)
 
 MODULES: dict[str, dict[str, str]] = {
     # torch-ort
@@ -197,9 +206,20 @@ MODULES: dict[str, dict[str, str]] = {
     "optimum": {},
     "optimum.onnxruntime": {
         **_TRAINERS,
-        "ortrain.deploy": f"{_ONE_FILE_MODELS} {_PAIRED_MODELS} ORTModelForCausalLM",
+        **_QUANTIZATION,
+        "ortrain.deploy": f"{_ONE_FILE_MODELS} {_PAIRED_MODELS} ORTModelForCausalLM {_CONFIGURED} "
+        "ORTOptimizer ORTQuantizer",
         "ortrain.deploy.models": "ORTModel",
     },
+    "optimum.onnxruntime.configuration": {**_QUANTIZATION, "ortrain.deploy": _CONFIGURED},
+    "optimum.onnxruntime.optimization": {"ortrain.deploy": "ORTOptimizer"},
+    "optimum.onnxruntime.quantization": {
+        "ortrain.deploy.quantization": "ORTQuantizer ORTCalibrationDataReader"
+    },
+    "optimum.onnxruntime.preprocessors": {
+        "ortrain.deploy.quantization": "PreprocessorPass QuantizationPreprocessor"
+    },
+    "optimum.onnxruntime.preprocessors.passes": {"ortrain.deploy.quantization": _EXCLUSIONS},
     "optimum.onnxruntime.modeling_ort": {"ortrain.deploy": _ONE_FILE_MODELS},
     "optimum.onnxruntime.modeling_decoder": {"ortrain.deploy": "ORTModelForCausalLM"},
     "optimum.onnxruntime.modeling_seq2seq": {"ortrain.deploy": _PAIRED_MODELS},
@@ -283,14 +303,6 @@ _ZERO_3 = Removal(
 _KERNELS = Removal(
     "there are no compiled extensions", "torch._foreach_* and torch.optim's fused=True"
 )
-_OPTIMIZER = Removal(
-    "optimizing an exported model comes with a later version of ortrain",
-    "onnxruntime.transformers.optimizer.optimize_model, which the stock onnxruntime has",
-)
-_QUANTIZER = Removal(
-    "quantizing an exported model comes with a later version of ortrain",
-    "onnxruntime.quantization.quantize_dynamic and quantize_static of the stock onnxruntime",
-)
 _MODELS = Removal(
     "ortrain has classes of exported models for twelve tasks, and none for this",
     "the ORTModelFor… classes of ortrain.deploy, or export_onnx and an InferenceSession",
@@ -358,12 +370,6 @@ REMOVED: dict[str, Removal] = {
             "register_aten_op_executor": _SYMBOLICS,
         }.items()
     },
-    "optimum.onnxruntime.ORTOptimizer": _OPTIMIZER,
-    "optimum.onnxruntime.optimization": _OPTIMIZER,
-    "optimum.onnxruntime.ORTQuantizer": _QUANTIZER,
-    "optimum.onnxruntime.quantization": _QUANTIZER,
-    "optimum.onnxruntime.ORTConfig": _QUANTIZER,
-    "optimum.onnxruntime.configuration": _QUANTIZER,
     "optimum.onnxruntime.runs": _MODELS,
     "optimum.onnxruntime.model": _MODELS,
     "optimum.onnxruntime.trainer.ORTFeaturesManager": _MODELS,
@@ -375,12 +381,6 @@ REMOVED_FAMILIES: dict[str, Removal] = {
     "optimum.onnxruntime.ORTModel": _MODELS,
     "optimum.onnxruntime.ORTDiffusion": _MODELS,
     "optimum.onnxruntime.ORTStableDiffusion": _MODELS,
-    "optimum.onnxruntime.Optimization": _OPTIMIZER,
-    "optimum.onnxruntime.AutoOptimization": _OPTIMIZER,
-    "optimum.onnxruntime.Quantization": _QUANTIZER,
-    "optimum.onnxruntime.AutoQuantization": _QUANTIZER,
-    "optimum.onnxruntime.Calibration": _QUANTIZER,
-    "optimum.onnxruntime.AutoCalibration": _QUANTIZER,
 }
 
 # --- look-ups -----------------------------------------------------------------------------------

@@ -59,6 +59,17 @@ optimum.onnxruntime: ORTModelForSpeechSeq2Seq ORTModelForFeatureExtraction ORTMo
 optimum.onnxruntime.modeling_ort: ORTModelForQuestionAnswering ORTModelForTokenClassification
 optimum.onnxruntime.modeling_decoder: ORTModelForCausalLM
 optimum.onnxruntime.modeling_seq2seq: ORTModelForSeq2SeqLM
+optimum.onnxruntime: ORTOptimizer ORTQuantizer ORTConfig OptimizationConfig QuantizationConfig
+optimum.onnxruntime: AutoOptimizationConfig AutoQuantizationConfig CalibrationConfig
+optimum.onnxruntime: AutoCalibrationConfig QuantizationMode ORTQuantizableOperator
+optimum.onnxruntime.configuration: ORTConfig OptimizationConfig AutoOptimizationConfig
+optimum.onnxruntime.configuration: QuantizationConfig AutoQuantizationConfig QuantizationMode
+optimum.onnxruntime.configuration: CalibrationConfig AutoCalibrationConfig
+optimum.onnxruntime.optimization: ORTOptimizer
+optimum.onnxruntime.quantization: ORTQuantizer ORTCalibrationDataReader
+optimum.onnxruntime.preprocessors: PreprocessorPass QuantizationPreprocessor
+optimum.onnxruntime.preprocessors.passes: ExcludeGeLUNodes ExcludeLayerNormNodes ExcludeNodeAfter
+optimum.onnxruntime.preprocessors.passes: ExcludeNodeFollowedBy IncludeFullyConnectedNodes
 optimum.onnxruntime.trainer: ORTTrainer ModuleWithLoss
 optimum.onnxruntime.trainer_seq2seq: ORTSeq2SeqTrainer
 optimum.onnxruntime.training_args: ORTTrainingArguments ORTOptimizerNames
@@ -92,11 +103,8 @@ onnxruntime.training.ortmodule.graph_optimizers.utils: GraphMatcher
 onnxruntime.training.ort_triton: register_triton_kernel call_triton_by_name
 onnxruntime.training.utils.hooks: configure_ort_compatible_zero_stage3 ZeROOffloadSubscriber
 onnxruntime.training.experimental.exporter: _export_jit_graph_to_onnx_model_proto
-optimum.onnxruntime: ORTOptimizer ORTQuantizer ORTConfig OptimizationConfig QuantizationConfig
-optimum.onnxruntime: AutoOptimizationConfig AutoQuantizationConfig CalibrationConfig
 optimum.onnxruntime: ORTModelForSemanticSegmentation ORTModelForCustomTasks
 optimum.onnxruntime: ORTStableDiffusionPipeline
-optimum.onnxruntime.configuration: OptimizationConfig AutoQuantizationConfig
 """
 
 

@@ -201,7 +201,8 @@ def test_an_installed_package_keeps_all_that_it_has(first: str, tmp_path: Path) 
         "torch_ort:LogLevel": "ortrain.config",
         "torch_ort.optim:AdamWMode": "ortrain.optim.adam_mode",
     }
-    names = [tuple(key.split(":")) for key in (*theirs, *ours, "optimum.onnxruntime:ORTOptimizer")]
+    gone = "optimum.onnxruntime:ORTDiffusionPipeline"
+    names = [tuple(key.split(":")) for key in (*theirs, *ours, gone)]
     packages = "onnxruntime.training.ortmodule, optimum.onnxruntime, torch_ort"
     # onnxruntime itself is a stub there, so that nothing of ortrain may need the real one.
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
@@ -209,7 +210,7 @@ def test_an_installed_package_keeps_all_that_it_has(first: str, tmp_path: Path) 
     for key, where in {**theirs, **ours}.items():
         assert found[key][0] == where or where == "", (key, found[key])
         assert found[key][2] == "same"
-    assert found["optimum.onnxruntime:ORTOptimizer"][0] == "RemovedImport"
+    assert found[gone][0] == "RemovedImport"
     for name, content in files.items():
         assert (tmp_path / name).read_text() == content
 

@@ -75,7 +75,7 @@ ENDS = {
     "raise OSError(28, 'No space left')": (1, "Traceback"),
     "import ort_torch": (1, "No module named 'ort_torch'"),
     "def f(:": (1, "SyntaxError"),
-    "import optimum.onnxruntime as o; o.ORTOptimizer": (1, "RemovedAttribute"),
+    "import optimum.onnxruntime as o; o.ORTDiffusionPipeline": (1, "RemovedAttribute"),
 }
 
 
