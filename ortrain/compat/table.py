@@ -23,10 +23,13 @@ _SAMPLERS = {
     "ortrain.data.sampler": "LoadBalancingDistributedSampler LoadBalancingDistributedBatchSampler"
 }
 _FUSED = {"ortrain.optim": "FusedAdam AdamWMode FP16_Optimizer"}
-_CONFIGS = {"ortrain.classic.optim": "AdamConfig LambConfig SGDConfig"}
+_CONFIGS = {
+    "ortrain.classic.optim": "AdamConfig LambConfig SGDConfig",
+    "ortrain.classic.optim.config": "_OptimizerConfig",
+}
 _SCHEDULES = {
     "ortrain.classic.optim.lr_scheduler": "ConstantWarmupLRScheduler CosineWarmupLRScheduler "
-    "LinearWarmupLRScheduler PolyWarmupLRScheduler"
+    "LinearWarmupLRScheduler PolyWarmupLRScheduler _LRScheduler"
 }
 _CLASSIC = {"ortrain.classic": "ORTTrainer ORTTrainerOptions TrainStepInfo"}
 _SCALERS = {"ortrain.classic.amp": "LossScaler DynamicLossScaler"}
@@ -191,7 +194,7 @@ MODULES: dict[str, dict[str, str]] = {
     "onnxruntime.training.amp": _SCALERS,
     "onnxruntime.training.amp.loss_scaler": _SCALERS,
     "onnxruntime.training.checkpoint": {"ortrain.classic.checkpoint": "*"},
-    "onnxruntime.training.orttrainer": {"ortrain.classic": "ORTTrainer TrainStepInfo"},
+    "onnxruntime.training.orttrainer": _CLASSIC,
     "onnxruntime.training.orttrainer_options": {"ortrain.classic": "ORTTrainerOptions"},
     "onnxruntime.capi.ort_trainer": {"ortrain.classic.first": "*"},
     "onnxruntime.capi.training": _CLASSIC,
@@ -200,7 +203,7 @@ MODULES: dict[str, dict[str, str]] = {
     "onnxruntime.capi.training.optim": {**_CONFIGS, **_SCHEDULES},
     "onnxruntime.capi.training.optim.config": _CONFIGS,
     "onnxruntime.capi.training.optim.lr_scheduler": _SCHEDULES,
-    "onnxruntime.capi.training.orttrainer": {"ortrain.classic": "ORTTrainer TrainStepInfo"},
+    "onnxruntime.capi.training.orttrainer": _CLASSIC,
     "onnxruntime.capi.training.orttrainer_options": {"ortrain.classic": "ORTTrainerOptions"},
     # Optimum
     "optimum": {},
@@ -324,7 +327,6 @@ REMOVED: dict[str, Removal] = {
     f"{_TRAINING}.experimental.exporter": _SYMBOLICS,
     f"{_TRAINING}.optim.fused_ops": _KERNELS,
     f"{_TRAINING}.optim._multi_tensor_apply": _KERNELS,
-    f"{_TRAINING}.optim._OptimizerConfig": _PARAMETERS,
     f"{_TRAINING}.utils.torch_type_map": _SYMBOLICS,
     f"{_TRAINING}.utils.save_tuning_results": _TUNING,
     f"{_TRAINING}.utils.set_tuning_results": _TUNING,

@@ -38,7 +38,6 @@ _RENAMED = {
     "push_to_hub_token": "hub_token",
     "per_gpu_train_batch_size": "per_device_train_batch_size",
     "per_gpu_eval_batch_size": "per_device_eval_batch_size",
-    "xpu_backend": "ddp_backend",
 }
 # Fields that transformers took away, and why they have no effect.
 _WITHOUT_EFFECT = {
@@ -57,6 +56,7 @@ _WITHOUT_EFFECT = {
     "push_to_hub_organization": "hub_model_id has the organization in it",
     "sharded_ddp": "fsdp took its place",
     "use_legacy_prediction_loop": "there is one loop, evaluation_loop",
+    "xpu_backend": "ddp_backend says what processes talk by",
     "tpu_num_cores": "transformers no longer has it",
     "include_tokens_per_second": "include_num_input_tokens_seen has the log say it",
 }

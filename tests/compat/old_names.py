@@ -81,11 +81,13 @@ CLASSIC = """
 onnxruntime.capi.ort_trainer: ORTTrainer IODescription ModelDescription LossScaler
 onnxruntime.capi.ort_trainer: save_checkpoint load_checkpoint
 onnxruntime.training: ORTTrainer ORTTrainerOptions TrainStepInfo checkpoint
-onnxruntime.training.orttrainer: ORTTrainer TrainStepInfo
+onnxruntime.training.orttrainer: ORTTrainer TrainStepInfo ORTTrainerOptions
 onnxruntime.training.orttrainer_options: ORTTrainerOptions
 onnxruntime.training.amp: LossScaler DynamicLossScaler
 onnxruntime.training.amp.loss_scaler: LossScaler DynamicLossScaler
 onnxruntime.training.optim: AdamConfig LambConfig SGDConfig LinearWarmupLRScheduler lr_scheduler
+onnxruntime.training.optim.config: AdamConfig LambConfig SGDConfig _OptimizerConfig
+onnxruntime.training.optim.lr_scheduler: _LRScheduler
 onnxruntime.training.optim.lr_scheduler: ConstantWarmupLRScheduler CosineWarmupLRScheduler
 onnxruntime.training.optim.lr_scheduler: LinearWarmupLRScheduler PolyWarmupLRScheduler
 onnxruntime.training.checkpoint: aggregate_checkpoints

@@ -33,7 +33,6 @@ MOVED: dict[tuple[str, Any], tuple[str, Any]] = {
     ("include_inputs_for_metrics", True): ("include_for_metrics", ["inputs"]),
     ("per_gpu_train_batch_size", 3): ("per_device_train_batch_size", 3),
     ("per_gpu_eval_batch_size", 3): ("per_device_eval_batch_size", 3),
-    ("xpu_backend", "gloo"): ("ddp_backend", "gloo"),
 }
 SILENT = {"overwrite_output_dir"}
 OTHER = {
