@@ -16,7 +16,7 @@ from ortrain.errors import ExecutionError, InputError, listing
 Array = np.ndarray
 Batch = Mapping[str, Array]
 
-_TYPES = {
+_TYPES: Mapping[str, type[np.generic]] = {
     "tensor(bool)": np.bool_,
     "tensor(double)": np.float64,
     "tensor(float)": np.float32,
