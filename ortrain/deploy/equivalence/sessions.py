@@ -238,7 +238,7 @@ def _rank(name: str) -> tuple[int, str]:
 
 
 def _feeds(file: File, batch: Batch, so_far: Batch, where: str) -> Batch:
-    found = {}
+    found: dict[str, Array] = {}
     if "with_past" in file.role and "decoder_input_ids" not in batch:
         batch = _one_more(batch)
     for port in file.inputs:

@@ -92,13 +92,31 @@ def rewrite(
     key = "session.optimized_model_external_initializers_"
     options.add_session_config_entry(f"{key}file_name", f"{target.name}.weights")
     options.add_session_config_entry(f"{key}min_size_in_bytes", "1024")
+    _load(source, options, on, without)
+
+
+def check_loads(path: Path, on: Sequence[str]) -> None:
+    """Has onnxruntime load a file that was written, as it stands.
+
+    Raises:
+        ExecutionError: it cannot.
+    """
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    _load(path, options, on, ())
+
+
+def _load(
+    path: Path, options: onnxruntime.SessionOptions, on: Sequence[str], without: Sequence[str]
+) -> None:
     try:
         onnxruntime.InferenceSession(
-            source, options, providers=list(on), disabled_optimizers=list(without)
+            path, options, providers=list(on), disabled_optimizers=list(without)
         )
     except Exception as error:
         raise ExecutionError(
-            f"onnxruntime cannot load {source.name}",
+            f"onnxruntime cannot load {path.name}",
             because=str(error),
             help="run the model in onnxruntime before it is optimized; if it does run, report this",
         ) from error

@@ -137,6 +137,7 @@ class ORTOptimizer:
                     save_model(model, written, external=external, one_file=one_external_file)
                     opset = model.opset_imports.get("")
                     del model  # its weights are mapped from the folder that goes now
+                offline.check_loads(written, offline.providers(config))
                 beside = beside or any(p.suffix == ".onnx_data" for p in folder.iterdir())
             ORTConfig(
                 opset=opset,

@@ -372,6 +372,28 @@ def test_the_operator_of_opset_23_becomes_one_that_runs_faster(mask: str) -> Non
         assert_same(before, after, feeds)
 
 
+def test_a_mask_of_two_axes_is_one_for_all() -> None:
+    body = f"o = Attention(q, k, v, m) {MERGE}"
+    signature = f"{OPERATOR}, bool[seq,seq] m) => (float[batch,seq,32] y)"
+    before = graph(signature, body, "int64[3] join = {0,0,32}", 23)
+    after, report = fused(before)
+    assert report.fused == {"MultiHeadAttention": 1}
+    feeds = {name: draw(3, 4, 5, 8, seed=i) for i, name in enumerate("qkv")}
+    mask = np.tril(np.ones((5, 5), bool))
+    mask[2] = False
+    assert_same(before, after, {**feeds, "m": mask})
+
+
+@pytest.mark.parametrize("shape", ["4,seq,seq", "1,4,seq,seq"])
+def test_rows_that_each_head_clears_stay(shape: str) -> None:
+    body = f"o = Attention(q, k, v, m) {MERGE}"
+    signature = f"{OPERATOR}, bool[{shape}] m) => (float[batch,seq,32] y)"
+    before = graph(signature, body, "int64[3] join = {0,0,32}", 23)
+    _, report = fused(before)
+    assert not report.fused
+    assert "head by head" in report.refused[0][2]
+
+
 def test_a_causal_operator_stays_causal() -> None:
     weights = "int64[3] join = {0,0,32}"
     body = f"o = Attention<is_causal=1>(q, k, v) {MERGE}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import onnxruntime
 import pytest
 import torch
 
+from ortrain import OrtrainWarning
 from ortrain.deploy.optimization import AutoOptimizationConfig, ORTOptimizer
+from ortrain.deploy.optimization.half import floats_left
 from tests.breadth import sampled
 from tests.deploy.optimization import exports
 from tests.deploy.optimization.exports import BATCHES, LAYERS, TEXT, arrays
@@ -87,3 +90,30 @@ def test_encoders_with_decoders_and_models_of_pictures_too(tmp_path: Path, case:
     module, path, batches = exports.exported_other(name, tmp_path / "model.onnx", **EXPORTS[how])
     layers = LAYERS if name in exports.VISION else 3 * LAYERS
     assert_alike(module, path, optimized(path, layers), batches)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.nn.Module, Path]:
+    path = tmp_path_factory.mktemp("bert") / "model.onnx"
+    return exports.exported("bert", path, **OURS)
+
+
+@pytest.mark.parametrize(("level", "tolerance"), [("O1", 1e-5), ("O3", 2e-3), ("O4", 3e-2)])
+def test_each_level_keeps_the_answers(
+    classifier: tuple[torch.nn.Module, Path], tmp_path: Path, level: str, tolerance: float
+) -> None:
+    _, path = classifier
+    config = AutoOptimizationConfig.with_optimization_level(level, for_gpu=level == "O4")
+    optimizer = ORTOptimizer.from_pretrained(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OrtrainWarning)  # no CUDA here
+        optimizer.optimize(config, tmp_path / "optimized")
+    written = tmp_path / "optimized" / "model_optimized.onnx"
+    for batch in BATCHES:
+        found, expected = (session(p).run(None, arrays(batch))[0] for p in (written, path))
+        np.testing.assert_allclose(found, expected, atol=tolerance)
+    if level == "O4":
+        model = ir.load(written)
+        assert not list(floats_left(model))
+        assert {v.dtype for v in model.graph.outputs} == {ir.DataType.FLOAT}
+        assert operators(model)["SkipLayerNormalization"] == 2 * LAYERS

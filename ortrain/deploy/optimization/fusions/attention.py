@@ -109,6 +109,9 @@ def _operator(place: Place, node: ir.Node) -> Attention | None:
     causal, mask = bool(integer(node, "is_causal", 0)), operand(node, 3)
     if causal and (mask is not None or not shapes.same(q[2], k[2])):
         raise Refused("it is causal, and has a mask or keys of another number than queries")
+    shown = shapes.dims(mask)
+    if place.opset >= 24 and mask is not None and not (shown and shapes.same(shown[-1], k[2])):
+        raise Refused("its mask may be for fewer keys than there are")
     op, bias = place.builder(node), None
     if mask is not None:
         if mask.dtype == ir.DataType.BOOL:
@@ -122,6 +125,8 @@ def _operator(place: Place, node: ir.Node) -> Attention | None:
 
 
 def _replace(place: Place, node: ir.Node, found: Attention) -> None:
+    if not found.scale:
+        raise Refused("its scale is 0, which kernels take for none")
     op = place.builder(node)
     if shapes.rank(found.query) == 3:
         result = _of_three_axes(place, op, found)
@@ -138,10 +143,11 @@ def _replace(place: Place, node: ir.Node, found: Attention) -> None:
     if bias is not None:
         bias = spread(place, op, bias, sizes, found.query, found.key)
     if factor is not None:
-        rank = shapes.dims(factor)
-        if rank is None or len(rank) < 3 or (len(rank) == 4 and rank[1] != 1):
+        shape = shapes.dims(factor)
+        # Of three axes, the first is that of the heads.
+        if shape is None or (len(shape) >= 3 and shape[-3] != 1):
             raise Refused("rows are cleared head by head")
-        if len(rank) == 4:
+        if len(shape) == 4:
             column = factor
             factor = place.once(("factor", column), lambda: op.Squeeze(column, [1]))
     heads, width = sizes[1], shapes.dims(found.value)
