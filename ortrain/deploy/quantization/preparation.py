@@ -50,6 +50,8 @@ WEIGHTED = {
 }
 FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
 
+# What may stand between an initializer and a product that reads it.
+_FOLDED = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 # Of an initializer that has been made of another one: that one's name.
 TRANSPOSED = "transposed_of"
 
@@ -215,9 +217,7 @@ def _evaluated(value: ir.Value | None) -> np.ndarray | None:
     node = value.producer() if value is not None else None
     if node is None or len(node.outputs) != 1 or not node.inputs:
         return None
-    if not standard(
-        node, "Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Flatten"
-    ):
+    if not standard(node, *_FOLDED):
         return None
     read = [_evaluated(each) for each in node.inputs]
     if any(each is None for each in read):
@@ -396,13 +396,21 @@ def _held(node: ir.Node) -> bool:
     if index is None or len(node.inputs) <= index:
         return False
     value = node.inputs[index]
-    while value is not None and constant(value) is None:
-        producer = value.producer()
-        if producer is None or not producer.inputs:
-            return False
-        value = producer.inputs[0]
+    if value is None or not follows_from_constants(value):
+        return False
     tensor = constant(value)
-    return tensor is not None and tensor.dtype in FLOATS
+    kind = value.dtype if tensor is None else tensor.dtype
+    return kind is None or kind in FLOATS
+
+
+def follows_from_constants(value: ir.Value | None) -> bool:
+    """Whether a value follows from initializers alone, as a transposed weight does."""
+    if constant(value) is not None:
+        return True
+    node = value.producer() if value is not None else None
+    if node is None or not standard(node, *_FOLDED):
+        return False
+    return all(follows_from_constants(each) for each in node.inputs)
 
 
 def constants(model: ir.Model) -> list[str]:

@@ -298,12 +298,21 @@ def tensors_data(ranges: Ranges) -> TensorsData:
 def _report_left(
     model: ir.Model, config: QuantizationConfig, excluded: Mapping[str, str], file: str
 ) -> None:
-    """Warns of products that are floating point still, and that nobody asked to stay so."""
+    """Warns of products that are floating point still, and that nobody asked to stay so.
+
+    Other nodes that have no range carry masks, and must stay; they are told where they were named.
+    """
+    named = set(config.nodes_to_quantize)
     wanted = _wanted(config, set(config.nodes_to_exclude) | set(excluded))
     left = []
     if not config.is_static:
         left = [node.name or "" for node in preparation.products(model) if wanted(node)]
-    told = [f"{name} ({reason})" for name, reason in sorted(excluded.items())]
+    kinds = {node.name or "": node.op_type for node in preparation.nodes(model)}
+    told = [
+        f"{name} ({reason})"
+        for name, reason in sorted(excluded.items())
+        if name in named or kinds.get(name) in preparation.WEIGHTED
+    ]
     if left or told:
         warnings.warn(
             f"{file}: {len(left) + len(told)} nodes were to be quantized and stay as they were: "

@@ -499,3 +499,22 @@ def test_a_decoder_reads_its_prompt_and_then_a_word_with_its_cache() -> None:
     assert second["attention_mask"].tolist() == [[0, 1, 1]]
     assert second["position_ids"].tolist() == [[1]]
     assert second["past_key_values.0.key"].shape == (1, HEADS, 2, SIZE)
+
+
+def test_nodes_of_all_files_are_measured_and_held_to_budgets(tmp_path: Path) -> None:
+    from ortrain.deploy import Budgets, EquivalenceError, GoldenSet
+
+    pair(tmp_path / "a")
+    batch = {**ids(2, 5), "decoder_input_ids": ids(2, 4, 9)["input_ids"]}
+    quantizer = ORTQuantizer.from_pretrained(tmp_path / "a")
+    found = quantizer.sensitivity(dynamic(), [batch])
+    assert {each.file for each in found} == set(quantizer.files)
+    assert all(each.mean > 0 for each in found)
+    with pytest.raises(EquivalenceError, match="most sensitive"):
+        quantizer.quantize(
+            dynamic(),
+            tmp_path / "b",
+            validate=GoldenSet([batch]),
+            budgets=Budgets(max_abs_diff=1e-6),
+        )
+    assert not (tmp_path / "b").exists()
