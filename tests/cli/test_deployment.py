@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
 from ortrain.cli import main
 from ortrain.deploy import EquivalenceReport
@@ -46,11 +48,19 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tiny_model: Path, examples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `ortrain train` writes, with its ONNX model."""
-    output = tmp_path_factory.mktemp("trained") / "out"
+    """What `ortrain train` writes, with its ONNX model, which is wide enough to be worth it."""
+    folder = tmp_path_factory.mktemp("trained")
+    model_folder, output = folder / "model", folder / "out"
+    transformers.AutoTokenizer.from_pretrained(tiny_model).save_pretrained(model_folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 256, "max_position_embeddings": 16}
+    config = transformers.BertConfig(
+        vocab_size=32, num_hidden_layers=2, num_attention_heads=4, **sizes
+    )
+    transformers.BertModel(config).save_pretrained(model_folder)
     files = ("--train", str(examples), "--eval", str(examples), "--output", str(output))
-    short = ("--epochs", "10", "--batch-size", "12", "--learning-rate", "0.01", "--dropout", "0")
-    model = ("--model", str(tiny_model), "--engine", "torch", "--max-length", "8")
+    short = ("--epochs", "10", "--batch-size", "12", "--learning-rate", "0.003", "--dropout", "0")
+    model = ("--model", str(model_folder), "--engine", "torch", "--max-length", "8")
     assert main(["train", "text-classification", *model, *files, *short]) == 0
     return output
 

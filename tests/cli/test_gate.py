@@ -66,7 +66,7 @@ class Tool:
                     self.source,
                     folder,
                     given["validate"],
-                    given["budgets"],
+                    given.get("budgets"),
                     latency_runs=0,
                     memory=False,
                 )

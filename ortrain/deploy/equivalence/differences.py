@@ -64,8 +64,8 @@ class Difference:
         self.scale = max(self.scale, float(size[kept].max()))
         largest = float(values.max())
         if largest > self.largest:
-            row = np.unravel_index(int(values.argmax()), values.shape)[0] if gaps.ndim else 0
-            self.largest, self.example = largest, first + int(row)
+            row = int(np.unravel_index(int(values.argmax()), values.shape)[0]) if gaps.ndim else 0
+            self.largest, self.example = largest, first + row
         self.total += float(values.sum())
         self.elements += int(counted.sum())
         decades = np.searchsorted(EDGES, values[counted], side="right")

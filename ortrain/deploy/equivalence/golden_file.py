@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -52,7 +52,7 @@ def read(
     """What a golden set is made of; the arguments are those of ``GoldenSet.from_file``."""
     expect_path("path", path)
     expect_path("model", model)
-    columns = (text_column,) if isinstance(text_column, str) else text_column
+    columns: Any = (text_column,) if isinstance(text_column, str) else text_column
     expect("text_column", columns, tuple, "the name of a column, or a pair of them")
     if not 1 <= len(columns) <= 2 or not all(isinstance(name, str) for name in columns):
         raise refused("text_column", text_column, "the name of a column, or a pair of them")
@@ -204,12 +204,12 @@ class _Classes:
         # As `ortrain train` names classes: 4 is the class of the name "4", where there is one.
         if isinstance(label, str | int) and str(label) in self._numbers:
             return self._numbers[str(label)]
-        text = label.strip() if isinstance(label, str) else label
-        whole = isinstance(text, int) and not isinstance(text, bool)
-        if isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) < 19:
-            text, whole = int(text), True
-        if whole and text >= 0 and (text in self.names or not self.names):
-            return int(text)
+        number = label if isinstance(label, int) and not isinstance(label, bool) else -1
+        text = label.strip() if isinstance(label, str) else ""
+        if text.isascii() and text.isdecimal() and len(text) < 19:
+            number = int(text)
+        if number >= 0 and (number in self.names or not self.names):
+            return number
         expected = listing([f"{number} or {name!r}" for number, name in self.names.items()])
         raise self._wrong(row, label, expected or "the number of a class")
 
@@ -294,7 +294,7 @@ def _separated(file: Path, separator: str, limit: int | None) -> Iterator[_Row]:
     before = csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     try:
         # Tab-separated text is not quoted: a lone mark would swallow the rows that follow.
-        quoting = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
+        quoting: Literal[0, 3] = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
         stream = io.StringIO(text, newline="")
         reader = csv.reader(stream, delimiter=separator, quoting=quoting, strict=True)
         names: list[str] | None = None

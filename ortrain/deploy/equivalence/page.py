@@ -198,7 +198,7 @@ def _cost(report: EquivalenceReport) -> str:
         parts.append(pairs("Peak of memory", [("peak of memory", *peaks)], _bytes))
         rows.append(["peak of memory", *(size(each) for each in peaks), ratio(*reversed(peaks))])
     if after.latency:
-        bars = []
+        bars: list[tuple[str, float, float]] = []
         for batch, (median, high) in after.latency.items():
             was, was_high = before.latency[batch]
             bars += [(f"{batch}, median", was, median), (f"{batch}, 95 %", was_high, high)]

@@ -16,7 +16,7 @@ from ortrain.errors import ExecutionError, InputError, listing
 Array = np.ndarray
 Batch = Mapping[str, Array]
 
-_TYPES = {
+_TYPES: Mapping[str, type[np.generic]] = {
     "tensor(bool)": np.bool_,
     "tensor(double)": np.float64,
     "tensor(float)": np.float32,
@@ -238,7 +238,7 @@ def _rank(name: str) -> tuple[int, str]:
 
 
 def _feeds(file: File, batch: Batch, so_far: Batch, where: str) -> Batch:
-    found = {}
+    found: dict[str, Array] = {}
     if "with_past" in file.role and "decoder_input_ids" not in batch:
         batch = _one_more(batch)
     for port in file.inputs:

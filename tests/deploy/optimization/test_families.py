@@ -51,15 +51,21 @@ def session(path: Path, level: str = "ORT_ENABLE_ALL") -> onnxruntime.InferenceS
 def assert_alike(
     module: torch.nn.Module, before: Path, after: Path, batches: list[dict[str, torch.Tensor]]
 ) -> None:
-    """Both files answer as the module does, for batches of every size and padding."""
+    """Both files answer as the module does, for batches of every size and padding.
+
+    Of padding on the left, an exporter and PyTorch make different things; the files do not.
+    """
     for batch in batches:
         feeds = arrays(batch)
         found = session(after).run(None, feeds)[0]
         with torch.no_grad():
             answer = module(*batch.values()).numpy()
-        np.testing.assert_allclose(found, answer, atol=1e-4, rtol=1e-4)
         expected = session(before, "ORT_DISABLE_ALL").run(None, feeds)[0]
         np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
+        mask = feeds.get("attention_mask")
+        if mask is not None and mask.shape == answer.shape[:-1]:
+            found, answer = found[mask == 1], answer[mask == 1]
+        np.testing.assert_allclose(found, answer, atol=1e-4, rtol=1e-4)
 
 
 def optimized(path: Path, layers: int) -> Path:
@@ -116,4 +122,4 @@ def test_each_level_keeps_the_answers(
         model = ir.load(written)
         assert not list(floats_left(model))
         assert {v.dtype for v in model.graph.outputs} == {ir.DataType.FLOAT}
-        assert operators(model)["SkipLayerNormalization"] == 2 * LAYERS
+        assert operators(model)["SkipLayerNormalization"] == 2 * LAYERS + 1

@@ -137,7 +137,7 @@ def exported(name: str, exporter: str, folder: Path) -> tuple[Path, Arrays]:
         export_onnx(model, [sample], path, outputs=["logits"])
     else:
         torch.onnx.export(
-            Logits(model, tuple(sample)),
+            Logits(model, tuple(sample)).eval(),
             tuple(sample.values()),
             path,
             input_names=list(sample),
