@@ -127,6 +127,7 @@ class ORTModel:
                 folder = located(str(model), subfolder, hub)
                 if folder.is_file():
                     folder, names = folder.parent, cls._file_names(folder.name, {})
+            files = cls._files(folder, names)
             loaded = _config_of(folder, config)
             sessions = {
                 role: Session(
@@ -137,7 +138,7 @@ class ORTModel:
                     binding=use_io_binding is not False,
                     grows=cls.can_generate(),
                 )
-                for role, path in cls._files(folder, names).items()
+                for role, path in files.items()
             }
             instance = cls._kind(loaded)(loaded, sessions, folder)
         except BaseException:

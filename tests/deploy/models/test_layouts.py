@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, compose, helper
+from onnx import TensorProto, helper
 
 from ortrain.deploy import export_onnx
 from ortrain.deploy.models import ORTModelForCausalLM, ORTModelForSeq2SeqLM
@@ -34,54 +34,40 @@ def copied(name: str, target: Path) -> Path:
 
 def merged(first: onnx.ModelProto, after: onnx.ModelProto) -> onnx.ModelProto:
     """One file with a switch, as Optimum's exporter made: two graphs in the branches of an If."""
-    branches = []
     outputs = [value.name for value in first.graph.output]
-    for model, prefix in ((first, "first."), (after, "after.")):
-        inner = compose.add_prefix_graph(model.graph, prefix, inputs=False, outputs=False)
-        given = {value.name for value in inner.output}
-        del inner.input[:]
-        for value in first.graph.output:
-            if value.name not in given:  # the encoder's states, which stay as they are
-                name = f"{prefix}nothing.{value.name}"
-                empty = helper.make_tensor(name, TensorProto.FLOAT, [0, 2, 1, 8], [])
-                inner.node.append(helper.make_node("Constant", [], [name], value=empty))
-                inner.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
-        order = {value.name.split("nothing.")[-1]: value for value in inner.output}
-        ordered = [order[name] for name in outputs]
-        renamed = helper.make_graph(
-            [
-                *inner.node,
-                *[
-                    helper.make_node("Identity", [value.name], [f"{prefix}out.{i}"])
-                    for i, value in enumerate(ordered)
-                ],
-            ],
-            prefix,
-            [],
-            [
-                helper.make_tensor_value_info(
-                    f"{prefix}out.{i}", value.type.tensor_type.elem_type, None
-                )
-                for i, value in enumerate(ordered)
-            ],
-            list(inner.initializer),
-        )
-        branches.append(renamed)
+    branches = [branch(model.graph, f"{i}.", outputs) for i, model in enumerate((first, after))]
     inputs = {value.name: value for value in (*first.graph.input, *after.graph.input)}
     switch = helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1])
-    squeezed = helper.make_node("Squeeze", ["use_cache_branch"], ["switch"])
-    node = helper.make_node(
-        "If", ["switch"], outputs, then_branch=branches[1], else_branch=branches[0]
-    )
-    graph = helper.make_graph(
-        [squeezed, node], "merged", [*inputs.values(), switch], first.graph.output
-    )
-    return helper.make_model(
-        graph,
-        opset_imports=first.opset_import,
-        ir_version=first.ir_version,
-        functions=[*first.functions],
-    )
+    nodes = [
+        helper.make_node("Squeeze", ["use_cache_branch"], ["switch"]),
+        helper.make_node(
+            "If", ["switch"], outputs, then_branch=branches[1], else_branch=branches[0]
+        ),
+    ]
+    graph = helper.make_graph(nodes, "merged", [*inputs.values(), switch], first.graph.output)
+    return helper.make_model(graph, opset_imports=first.opset_import, ir_version=first.ir_version)
+
+
+def branch(graph: onnx.GraphProto, prefix: str, outputs: list[str]) -> onnx.GraphProto:
+    """A graph that reads the inputs from outside, and gives nothing for what it does not have."""
+    outer = {value.name for value in graph.input}
+    inner = {value.name for value in graph.initializer}
+    inner |= {name for node in graph.node for name in node.output}
+    nodes, initializers = [], []
+    for tensor in graph.initializer:
+        initializers.append(onnx.TensorProto.FromString(tensor.SerializeToString()))
+        initializers[-1].name = prefix + tensor.name
+    for node in graph.node:
+        nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
+        for names in (nodes[-1].input, nodes[-1].output):
+            names[:] = [n if n in outer or not n else prefix + n for n in names]
+    given = []
+    for name in outputs:
+        given.append(helper.make_tensor_value_info(f"{prefix}{name}", TensorProto.FLOAT, None))
+        if name not in inner:  # the encoder's states, which stay as they are
+            empty = helper.make_tensor("", TensorProto.FLOAT, [0, 2, 1, 8], [])
+            nodes.append(helper.make_node("Constant", [], [given[-1].name], value=empty))
+    return helper.make_graph(nodes, f"branch {prefix}", [], given, initializers)
 
 
 @pytest.mark.parametrize("search", [{}, {"num_beams": 3}, {"use_cache": False}])

@@ -119,7 +119,7 @@ def test_weights_missing_beside_the_file_are_told(tmp_path: Path) -> None:
         place / "model.onnx",
         save_as_external_data=True,
         location="model.onnx_data",
-        size_threshold=0,
+        size_threshold=200,
     )
     loaded = ORTModelForSequenceClassification.from_pretrained(place)
     assert torch.equal(classify(loaded), classify(ort_model("classes")))
@@ -189,7 +189,9 @@ def test_a_saved_model_has_the_same_files(name: str, tmp_path: Path) -> None:
     for onnx_name in (n for n in before if n.endswith(".onnx")):
         assert (target / onnx_name).read_bytes() == before[onnx_name]
     again = ort_class(name).from_pretrained(target)
-    assert again.config.to_dict() == ort_model(name).config.to_dict()
+    known, kept = ort_model(name).config.to_dict(), again.config.to_dict()
+    known.pop("_name_or_path"), kept.pop("_name_or_path")
+    assert kept == known
     assert {path.name: path.read_bytes() for path in folder(name).iterdir()} == before
 
 
