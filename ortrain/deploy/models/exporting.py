@@ -141,7 +141,7 @@ class _PairedDecoder(nn.Module):
             assert keys is not None
             # Read for their sizes alone.
             encoder_hidden_states = keys.new_zeros(keys.shape[0], keys.shape[2], self.width)
-        kwargs: dict[str, Any] = {"encoder_outputs": BaseModelOutput(encoder_hidden_states)}  # type: ignore[arg-type]
+        kwargs: dict[str, Any] = {"encoder_outputs": BaseModelOutput(encoder_hidden_states)}
         if encoder_attention_mask is not None:
             kwargs["attention_mask"] = encoder_attention_mask
         logits, own, computed = self.decoder(

@@ -31,7 +31,7 @@ class ORTGeneratingModel(ORTModel):
 
     @classmethod
     def _kind(cls, config: Any) -> type[Self]:
-        return cast(type[Self], _joined(cls, _source(config, cls.pipeline_names)))
+        return cast(type[Self], _joined(cast(Any, cls), _source(config, cls.pipeline_names)))
 
     def __init__(self, config: Any, sessions: Any, folder: Path) -> None:
         super().__init__(config, sessions, folder)
@@ -81,7 +81,7 @@ class _Unknown(PreTrainedModel, GenerationMixin):
     """In the place of a model that transformers does not have."""
 
 
-def _source(config: Any, names: str) -> type[Any]:
+def _source(config: Any, names: str) -> Any:
     """The class of transformers that the file was made of."""
     table = getattr(modeling_auto, names)
     found = [*(getattr(config, "architectures", None) or ()), table.get(config.model_type)]

@@ -157,8 +157,10 @@ class ORTModel:
                 raise InputError(f"there is no config.json in {source}")
             given = {"dtype": torch.float32, **config}
             config.clear()
-            source = getattr(transformers, cls.auto_class).from_pretrained(source, **given)
-        export_folder(source, folder, cls.form)
+            loaded = getattr(transformers, cls.auto_class).from_pretrained(source, **given)
+        else:
+            loaded = source
+        export_folder(loaded, folder, cls.form)
 
     @classmethod
     def _file_names(cls, file_name: str | None, config: dict[str, Any]) -> dict[str, str | None]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from ortrain.deploy.models.cache import PRESENT
 from ortrain.deploy.models.session import Session
@@ -28,7 +29,7 @@ class Results:
         self, session: Session, kind: type[ModelOutput], aliases: dict[str, str] | None = None
     ) -> None:
         self.kind = kind
-        fields = set(kind.__dataclass_fields__)
+        fields = {field.name for field in dataclasses.fields(cast(Any, kind))}
         self._plain: list[tuple[str, int]] = []
         self._beside: list[tuple[str, int]] = []
         self._tuples: dict[str, dict[int, int]] = {}

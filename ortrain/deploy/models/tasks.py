@@ -17,7 +17,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from ortrain.deploy.models.files import only_file
 from ortrain.deploy.models.inputs import Inputs, as_tensors
