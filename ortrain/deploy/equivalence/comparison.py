@@ -266,6 +266,8 @@ def _notes(seen: _Seen, sides: tuple[Runnable, Runnable]) -> list[str]:
             found.append(f"output {name} is {old} before and {new} after")
     if seen.task is None or not TASKS[seen.task]:
         found.append("the model predicts nothing that is known; outputs alone were compared")
+        if seen.golden.slices:
+            found.append(f"nothing is measured of {listing([*seen.golden.slices])}: no predictions")
     elif seen.golden.labels is None:
         found.append("without labels, predictions were compared with each other alone")
     return found
