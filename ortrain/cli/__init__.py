@@ -9,7 +9,18 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ortrain.cli import artifacts, check, demo, ondevice, run, signals, train
+from ortrain.cli import (
+    artifacts,
+    check,
+    demo,
+    ondevice,
+    optimize,
+    quantize,
+    run,
+    signals,
+    train,
+    validate,
+)
 from ortrain.cli.output import descriptor_to_stderr
 from ortrain.cli.usage import CommandError, Parser, one_line, told
 from ortrain.errors import MissingPackage
@@ -81,6 +92,9 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_to(commands)
     artifacts.add_to(commands)
     ondevice.add_to(commands)
+    optimize.add_to(commands)
+    quantize.add_to(commands)
+    validate.add_to(commands)
     check.add_to(commands)
     run.add_to(commands)
     return parser

@@ -20,13 +20,8 @@ if TYPE_CHECKING:
     from ortrain.deploy.equivalence.report import EquivalenceError, EquivalenceReport
     from ortrain.deploy.export import export_onnx
     from ortrain.deploy.model_folder import ModelFolder
-    from ortrain.deploy.models.causal import (
-        ORTModelForCausalLM,
-    )
-    from ortrain.deploy.models.seq2seq import (
-        ORTModelForSeq2SeqLM,
-        ORTModelForSpeechSeq2Seq,
-    )
+    from ortrain.deploy.models.causal import ORTModelForCausalLM
+    from ortrain.deploy.models.seq2seq import ORTModelForSeq2SeqLM, ORTModelForSpeechSeq2Seq
     from ortrain.deploy.models.tasks import (
         ORTModelForAudioClassification,
         ORTModelForCTC,
@@ -38,13 +33,29 @@ if TYPE_CHECKING:
         ORTModelForSequenceClassification,
         ORTModelForTokenClassification,
     )
+    from ortrain.deploy.optimization import AutoOptimizationConfig, OptimizationConfig, ORTOptimizer
     from ortrain.deploy.ort_config import ORTConfig
+    from ortrain.deploy.quantization import (
+        AutoCalibrationConfig,
+        AutoQuantizationConfig,
+        CalibrationConfig,
+        HalfPrecisionConfig,
+        ORTQuantizer,
+        QuantizationConfig,
+        QuantizationPreprocessor,
+        WeightOnlyConfig,
+    )
 
 _HOME = {
+    "AutoCalibrationConfig": "ortrain.deploy.quantization",
+    "AutoOptimizationConfig": "ortrain.deploy.optimization",
+    "AutoQuantizationConfig": "ortrain.deploy.quantization",
     "Budgets": "ortrain.deploy.equivalence.budgets",
+    "CalibrationConfig": "ortrain.deploy.quantization",
     "EquivalenceError": "ortrain.deploy.equivalence.report",
     "EquivalenceReport": "ortrain.deploy.equivalence.report",
     "GoldenSet": "ortrain.deploy.equivalence.golden_set",
+    "HalfPrecisionConfig": "ortrain.deploy.quantization",
     "ModelFolder": "ortrain.deploy.model_folder",
     "ORTConfig": "ortrain.deploy.ort_config",
     "ORTModelForAudioClassification": "ortrain.deploy.models.tasks",
@@ -59,15 +70,26 @@ _HOME = {
     "ORTModelForSequenceClassification": "ortrain.deploy.models.tasks",
     "ORTModelForSpeechSeq2Seq": "ortrain.deploy.models.seq2seq",
     "ORTModelForTokenClassification": "ortrain.deploy.models.tasks",
+    "ORTOptimizer": "ortrain.deploy.optimization",
+    "ORTQuantizer": "ortrain.deploy.quantization",
+    "OptimizationConfig": "ortrain.deploy.optimization",
+    "QuantizationConfig": "ortrain.deploy.quantization",
+    "QuantizationPreprocessor": "ortrain.deploy.quantization",
+    "WeightOnlyConfig": "ortrain.deploy.quantization",
     "compare": "ortrain.deploy.equivalence.comparison",
     "export_onnx": "ortrain.deploy.export",
 }
 
 __all__ = [
+    "AutoCalibrationConfig",
+    "AutoOptimizationConfig",
+    "AutoQuantizationConfig",
     "Budgets",
+    "CalibrationConfig",
     "EquivalenceError",
     "EquivalenceReport",
     "GoldenSet",
+    "HalfPrecisionConfig",
     "ModelFolder",
     "ORTConfig",
     "ORTModelForAudioClassification",
@@ -82,6 +104,12 @@ __all__ = [
     "ORTModelForSequenceClassification",
     "ORTModelForSpeechSeq2Seq",
     "ORTModelForTokenClassification",
+    "ORTOptimizer",
+    "ORTQuantizer",
+    "OptimizationConfig",
+    "QuantizationConfig",
+    "QuantizationPreprocessor",
+    "WeightOnlyConfig",
     "compare",
     "export_onnx",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ INSIDE_AT_MOST = (1 << 31) - (1 << 24)
 # Smaller tensors stay in the file, as shapes and axes that onnxruntime wants to read early.
 _SMALL = 1024
 
+_STAGING = re.compile(r"\.model\.[0-9a-f]{8}\.tmp")
 _COMPANIONS = {".json", ".txt", ".model", ".spm", ".jinja", ".tiktoken", ".codes", ".vocab", ".py"}
 # What a tool has written about the files that are there, not about those that it is going to write.
 REPORTS = ("equivalence.json", "equivalence.html")
@@ -138,6 +140,14 @@ class ModelFolder:
         )
 
 
+class _OfTheTool(Exception):
+    """Carries a ValueError past what would take it for a fault of the target."""
+
+    def __init__(self, own: ValueError) -> None:
+        super().__init__(str(own))
+        self.own = own
+
+
 def load_model(path: Path) -> ir.Model:
     """An ONNX file whose weights are all there; as :meth:`ModelFolder.load`.
 
@@ -167,17 +177,9 @@ def load_model(path: Path) -> ir.Model:
     return model
 
 
-def external_files(path: Path) -> tuple[Path, ...]:
-    """The files beside an ONNX file that have weights of it.
-
-    Raises:
-        InputError: as :func:`load_model` does.
-    """
-    found = {
-        Path(tensor.path)
-        for tensor in _tensors(load_model(path))
-        if isinstance(tensor, ir.ExternalTensor)
-    }
+def external_files_of(model: ir.Model) -> tuple[Path, ...]:
+    """The files that have weights of a model which :func:`load_model` has read."""
+    found = {Path(t.path) for t in _tensors(model) if isinstance(t, ir.ExternalTensor)}
     return tuple(sorted(found))
 
 
@@ -211,7 +213,13 @@ def published(source: ModelFolder, target: str | os.PathLike[str], what: str) ->
         with staged(folder, "model", what) as unfinished:
             for path in source.companions():
                 shutil.copyfile(path, unfinished / path.name)
-            yield unfinished
+            try:
+                yield unfinished
+            except ValueError as error:
+                if isinstance(error, OrtrainError):
+                    raise
+                # `staged` takes it for a path that cannot be; here it is a tool's own.
+                raise _OfTheTool(error) from error
             for path in unfinished.iterdir():
                 there = folder / path.name
                 # A file is written where a link leads.
@@ -222,14 +230,21 @@ def published(source: ModelFolder, target: str | os.PathLike[str], what: str) ->
                         help="remove the link, or give another folder",
                     )
             written = {path.name for path in unfinished.iterdir()}
-    except BaseException:
+    except BaseException as error:
         for each in made:
             with suppress(OSError):
                 each.rmdir()  # which leaves one with files in it
+        if isinstance(error, _OfTheTool):
+            raise error.own from error.own.__cause__
         raise
     for name in set(REPORTS) - written:  # of the files that have just been replaced
         with suppress(OSError):
             (folder / name).unlink(missing_ok=True)
+
+
+def published_at(folder: Path) -> Path:
+    """Where the files of a folder are: those that :func:`published` yields, where they will be."""
+    return folder.parent if _STAGING.fullmatch(folder.name) else folder
 
 
 def save_model(
@@ -259,7 +274,8 @@ def save_model(
         if data is not None:
             metadata[seal.DATA_KEY] = seal.unsealed_data(data.name)
             ir.save(model, path, external_data=data.name, size_threshold_bytes=_SMALL)
-            if not data.exists():  # all weights are small
+            if not data.is_file() or not data.stat().st_size:  # all weights are small
+                data.unlink(missing_ok=True)
                 del metadata[seal.DATA_KEY]
                 ir.save(model, path)
                 data = None

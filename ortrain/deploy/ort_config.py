@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ortrain.errors import InputError
+from ortrain.errors import InputError, SaveError
 from ortrain.files.replacing import replace_file
 from ortrain.kinds import NONE, expect, expect_flag, expect_path, expect_whole
 
@@ -81,7 +81,14 @@ class ORTConfig:
         """
         expect_path("save_directory", save_directory)
         folder = Path(save_directory)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SaveError(
+                f"cannot save the configuration in {folder}",
+                because=str(error),
+                help="choose another place",
+            ) from error
         text = json.dumps(self.to_dict(), indent=2, sort_keys=True, allow_nan=False) + "\n"
         replace_file(folder / NAME, [text.encode()], "configuration")
         return folder / NAME

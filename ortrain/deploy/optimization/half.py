@@ -1,0 +1,260 @@
+"""A model in float16 whose inputs and outputs keep their types.
+
+What float16 cannot hold stays float32, with casts around it: angles of sines and cosines with all
+that they are computed from, sums and powers of norms that are spelled out, numbers beyond 65504 or
+below 6e-8, and inputs that an operator takes in float32 alone. The lowest number of float32, which
+masks have, becomes the lowest of float16, as in a model that transformers itself loads in float16:
+to it a score above 16 still counts, in rows that are masked as a whole.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ortrain.deploy.optimization.fusions.fusion import graphs, remove_unread
+from ortrain.graph import shapes
+from ortrain.graph.walk import reads
+
+_FLOAT, _HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
+_LARGEST, _SMALLEST = 65504.0, 6e-8
+# Masks have numbers of this size; in float16 transformers itself writes the lowest there is.
+_MASKED = 1e30
+# Their results overflow for ordinary numbers, or need more digits.
+_EXACT = frozenset(
+    {"Pow", "Exp", "Log", "Sqrt", "Reciprocal", "Range", "CumSum", "ReduceMean", "ReduceSum",
+     "ReduceSumSquare", "ReduceL2", "ReduceProd", "ReduceLogSumExp", "Sin", "Cos", "Tan"}
+)  # fmt: skip
+_ANGLES = frozenset({"Sin", "Cos", "Tan"})
+
+
+def to_half(model: ir.Model, *, infer: bool = True) -> None:
+    """Makes a model compute in float16, in place.
+
+    Args:
+        model: inputs and outputs of it, and of bodies in it, keep their types.
+        infer: whether types that the file does not have are inferred.
+    """
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    if infer:
+        shapes.infer_all(model)
+    conversion = _Conversion(model)
+    for graph in graphs(model):
+        conversion.note_exact(graph)
+    for graph in list(graphs(model)):
+        conversion.convert(graph)
+    for graph in graphs(model):
+        remove_unread(graph)
+
+
+class _Conversion:
+    def __init__(self, model: ir.Model) -> None:
+        self.model = model
+        self.exact: set[ir.Node] = set()
+        self.constants: dict[ir.Value, ir.Value] = {}
+        self.halves: dict[tuple[ir.Graph, ir.Value], ir.Value] = {}
+        self.floats: dict[tuple[ir.Graph, ir.Value], ir.Value] = {}
+
+    def note_exact(self, graph: ir.Graph) -> None:
+        """Nodes that stay float32."""
+        wanted: set[ir.Value] = set()
+        for node in reversed(list(graph)):
+            of_angle = any(v in wanted for v in node.outputs)
+            if of_angle or node.op_type in _EXACT or any(map(_beyond, node.inputs)):
+                self.exact.add(node)
+            if of_angle or node.op_type in _ANGLES:
+                wanted.update(v for v in reads(node) if v.dtype in (_FLOAT, None))
+
+    def convert(self, graph: ir.Graph) -> None:
+        for node in list(graph):
+            self._node(graph, node)
+        for index, output in enumerate(list(graph.outputs)):
+            if output.dtype == _HALF:
+                self._restore_output(graph, index, output)
+
+    def _node(self, graph: ir.Graph, node: ir.Node) -> None:
+        schema = _schema(node, self.model)
+        bodies = any(
+            a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+            for a in node.attributes.values()
+        )
+        can = schema is not None and node not in self.exact and not bodies
+        inputs = _formal(schema, len(node.inputs), "inputs") if schema is not None else []
+        variables = _variables(schema)
+        for place, value in enumerate(node.inputs):
+            if value is None or value.dtype not in (_FLOAT, _HALF):
+                continue
+            half = can and "tensor(float16)" in variables.get(inputs[place], ())
+            node.replace_input_with(place, self._as(graph, node, value, _HALF if half else _FLOAT))
+        if not can or schema is None:
+            for value in node.outputs:
+                if value.dtype is None and (found := _bound(node, schema, variables, value)):
+                    value.dtype = found
+            return
+        self._attributes(node)
+        for place, value in enumerate(node.outputs):
+            names = _formal(schema, len(node.outputs), "outputs")
+            bound = _bound(node, schema, variables, value)
+            takes = "tensor(float16)" in variables.get(names[place], ())
+            if (value.dtype == _FLOAT and takes and bound in (_HALF, None)) or (
+                value.dtype is None and bound == _HALF
+            ):
+                value.type = ir.TensorType(_HALF)
+            elif value.dtype is None and bound is not None:
+                value.type = ir.TensorType(bound)
+
+    def _attributes(self, node: ir.Node) -> None:
+        """What an operator is told to make."""
+        for name in ("to", "dtype"):
+            told = node.attributes.get(name)
+            if told is not None and told.type is ir.AttributeType.INT and told.as_int() == _FLOAT:
+                node.attributes[name] = ir.AttrInt64(name, int(_HALF))
+        filled = node.attributes.get("value")
+        if node.op_type == "ConstantOfShape":
+            tensor = ir.tensor(np.zeros(1, np.float32)) if filled is None else filled.as_tensor()
+            array = np.asarray(tensor.numpy())
+            if array.dtype == np.float32:
+                node.attributes["value"] = ir.AttrTensor("value", ir.tensor(_rounded(array)))
+
+    def _as(self, graph: ir.Graph, node: ir.Node, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """A value in a dtype, by a cast or as a constant of it, made once in each graph."""
+        if value.dtype == dtype:
+            return value
+        tensor = None if value.is_graph_input() else value.const_value
+        if tensor is not None and dtype == _HALF:
+            if value not in self.constants:
+                self.constants[value] = made = _constant(value, tensor)
+                owner = value.graph if isinstance(value.graph, ir.Graph) else graph
+                owner.register_initializer(made)
+            return self.constants[value]
+        known = self.halves if dtype == _HALF else self.floats
+        if (graph, value) in known:
+            return known[graph, value]
+        cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(dtype))], num_outputs=1)
+        made = cast.outputs[0]
+        made.name = f"{value.name}.{'half' if dtype == _HALF else 'float'}"
+        made.type, made.shape = ir.TensorType(dtype), value.shape
+        producer = value.producer()
+        if producer is not None and producer.graph is graph:
+            graph.insert_after(producer, cast)
+        else:
+            first = next(iter(graph))
+            graph.insert_before(first, cast)
+        known[graph, value] = made
+        return made
+
+    def _restore_output(self, graph: ir.Graph, index: int, output: ir.Value) -> None:
+        """An output in float32 under its own name."""
+        name = output.name
+        output.name = f"{name}.half"
+        cast = ir.Node("", "Cast", [output], [ir.AttrInt64("to", int(_FLOAT))], num_outputs=1)
+        made = cast.outputs[0]
+        made.name, made.shape = name, output.shape
+        made.type = ir.TensorType(_FLOAT)
+        graph.append(cast)
+        graph.outputs[index] = made
+
+
+def _beyond(value: ir.Value | None) -> bool:
+    """Whether a constant has numbers that float16 has not, and that count."""
+    if value is None or value.dtype != _FLOAT or value.is_graph_input():
+        return False
+    tensor = value.const_value
+    if tensor is None or tensor.size == 0:
+        return False
+    sizes = np.abs(np.asarray(tensor.numpy()))
+    sizes = sizes[np.isfinite(sizes)]
+    if ((sizes > _LARGEST) & (sizes < _MASKED)).any():
+        return True
+    return tensor.size == 1 and bool(((sizes > 0) & (sizes < _SMALLEST)).any())
+
+
+def _rounded(array: np.ndarray) -> np.ndarray:
+    finite = np.isfinite(array)
+    with np.errstate(over="ignore"):
+        return np.where(finite, np.clip(array, -_LARGEST, _LARGEST), array).astype(np.float16)
+
+
+def _constant(value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
+    name = f"{value.name}.half"
+    lazy = ir.LazyTensor(
+        lambda: ir.tensor(_rounded(np.asarray(tensor.numpy()))),
+        dtype=_HALF,
+        shape=ir.Shape(tensor.shape.numpy()),
+        name=name,
+    )
+    return ir.Value(
+        name=name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(_HALF), const_value=lazy
+    )
+
+
+# A schema of onnx's or onnxruntime's own; both have inputs, outputs and type constraints.
+_Schema = Any
+
+
+def _schema(node: ir.Node, model: ir.Model) -> _Schema | None:
+    version = model.opset_imports.get(node.domain, 1)
+    try:
+        return onnx.defs.get_schema(node.op_type, version, node.domain)
+    except onnx.defs.SchemaError:
+        return _contributed().get((node.domain, node.op_type))
+
+
+@functools.cache
+def _contributed() -> dict[tuple[str, str], _Schema]:
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    found = {}
+    for schema in state.get_all_operator_schema():
+        domain = "" if schema.domain == "ai.onnx" else schema.domain
+        found[domain, schema.name] = schema
+    return found
+
+
+def _formal(schema: _Schema, count: int, which: str) -> list[str]:
+    """The type variable, or the type, of each of a node's inputs or outputs."""
+    names = [_type_name(parameter) for parameter in getattr(schema, which)]
+    return [names[min(i, len(names) - 1)] for i in range(count)] if names else [""] * count
+
+
+def _type_name(parameter: Any) -> str:
+    return str(getattr(parameter, "type_str", None) or parameter.typeStr)
+
+
+def _variables(schema: _Schema | None) -> dict[str, list[str]]:
+    if schema is None:
+        return {}
+    found: dict[str, list[str]] = {}
+    for constraint in schema.type_constraints:
+        name = getattr(constraint, "type_param_str", None) or constraint.typeParam
+        found[name] = list(getattr(constraint, "allowed_type_strs", None) or ())
+    return found
+
+
+def _bound(
+    node: ir.Node, schema: _Schema | None, variables: dict[str, list[str]], value: ir.Value
+) -> ir.DataType | None:
+    """The dtype that an output shares with an input, by the schema."""
+    if schema is None:
+        return None
+    name = _formal(schema, len(node.outputs), "outputs")[node.outputs.index(value)]
+    if name not in variables:
+        return None
+    for formal, given in zip(_formal(schema, len(node.inputs), "inputs"), node.inputs, strict=True):
+        if formal == name and given is not None and given.dtype is not None:
+            return given.dtype
+    return None
+
+
+def floats_left(model: ir.Model) -> Iterator[str]:
+    """Names of the float32 weights that a model has."""
+    for graph in graphs(model):
+        for name, value in graph.initializers.items():
+            if value.dtype == _FLOAT:
+                yield name

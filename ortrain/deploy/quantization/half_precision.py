@@ -1,0 +1,170 @@
+"""``HalfPrecisionConfig``: floating point of 16 bits, for storage alone or for computing too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from ortrain.deploy.quantization import preparation
+from ortrain.errors import InputError, listing
+from ortrain.kinds import NONE, expect, expect_flag, expect_names
+
+_KINDS = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
+# Weights of fewer elements stay as they are: constants of formulas, of which files have no size.
+_SMALL = 64
+
+
+@dataclass
+class HalfPrecisionConfig:
+    """How a model gets floating point of 16 bits.
+
+    Attributes:
+        dtype: ``"float16"`` or ``"bfloat16"``.
+        compute: whether products are computed in it too. Else weights are stored in it and are
+            float32 again when onnxruntime has loaded the file: half the size on any processor, and
+            no further error. Processors have few kernels of 16 bits; GPUs have them.
+        keep_io_types: whether inputs and outputs stay float32, where it is computed in.
+        nodes_to_exclude: names of nodes that stay as they are.
+        operators_to_exclude: operators that stay as they are, where it is computed in.
+    """
+
+    dtype: str = "float16"
+    compute: bool = False
+    keep_io_types: bool = True
+    nodes_to_exclude: list[str] = field(default_factory=list)
+    operators_to_exclude: list[str] = field(default_factory=list)
+
+    is_static = False
+
+    def __post_init__(self) -> None:
+        aliases = {"fp16": "float16", "bf16": "bfloat16", "half": "float16"}
+        expect("dtype", self.dtype, str, "'float16' or 'bfloat16'")
+        self.dtype = aliases.get(self.dtype, self.dtype)
+        if self.dtype not in _KINDS:
+            raise ValueError(f"dtype={self.dtype!r}: expected 'float16' or 'bfloat16'")
+        expect_flag("compute", self.compute)
+        expect_flag("keep_io_types", self.keep_io_types)
+        if self.compute and self.dtype == "bfloat16":
+            raise ValueError(
+                "compute=True with dtype='bfloat16': onnxruntime has too few kernels of it; store "
+                "weights in bfloat16 (compute=False), or compute in float16"
+            )
+        for name in ("nodes_to_exclude", "operators_to_exclude"):
+            expect_names(name, getattr(self, name), NONE)
+            setattr(self, name, list(getattr(self, name) or ()))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> HalfPrecisionConfig:
+        """The configuration of a mapping; keys that are not of it are left out."""
+        expect("values", values, Mapping, "a mapping")
+        names = cls.__dataclass_fields__
+        return cls(**{name: value for name, value in values.items() if name in names})
+
+    def __str__(self) -> str:
+        return f"{self.dtype}, {'computed in' if self.compute else 'of weights'}"
+
+
+def halved(model: ir.Model, config: HalfPrecisionConfig, file: str) -> ir.Model:
+    """The model in floating point of 16 bits.
+
+    Args:
+        model: is changed.
+        config: how.
+        file: its name, for errors.
+
+    Raises:
+        InputError: a weight does not fit into float16, or there is none to convert.
+        ValueError: a node that is named is not there.
+    """
+    preparation.prepare(model, gemm=False, wanted=lambda node: False)
+    preparation.expect_known(model, config.nodes_to_exclude, "nodes_to_exclude")
+    _expect_in_range(model, config, file)
+    return _computed(model, config) if config.compute else _stored(model, config, file)
+
+
+def _stored(model: ir.Model, config: HalfPrecisionConfig, file: str) -> ir.Model:
+    """Each weight → a weight of 16 bits and a Cast, which onnxruntime computes once."""
+    kind, excluded = _KINDS[config.dtype], set(config.nodes_to_exclude)
+    casts = []
+    for name, value in list(model.graph.initializers.items()):
+        tensor = preparation.constant(value)
+        if tensor is None or tensor.dtype != ir.DataType.FLOAT or tensor.size < _SMALL:
+            continue
+        uses = [use for use in value.uses() if use.node.name not in excluded]
+        if not uses or value.is_graph_output():
+            continue
+        narrow = preparation.initializer(model, f"{name}_{config.dtype}", _narrow(tensor, kind))
+        cast = ir.node("Cast", [narrow], {"to": ir.DataType.FLOAT}, name=f"{name}_widened")
+        wide = cast.outputs[0]
+        wide.name, wide.type, wide.shape = f"{name}_wide", value.type, value.shape
+        for use in uses:
+            use.node.replace_input_with(use.idx, wide)
+        casts.append(cast)
+    if not casts:
+        raise InputError(
+            f"{file} has no float32 weight to convert",
+            help="give a model in float32, and exclude fewer nodes",
+        )
+    first = next(iter(model.graph))
+    model.graph.insert_before(first, casts)
+    preparation.remove_unused(model)
+    return model
+
+
+def _computed(model: ir.Model, config: HalfPrecisionConfig) -> ir.Model:
+    from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
+
+    preparation.infer(model)
+    for value in model.graph.initializers.values():
+        if isinstance(value.const_value, ir.ExternalTensor):
+            tensor = value.const_value
+            value.const_value = ir.Tensor(tensor.numpy(), tensor.dtype, name=value.name)
+    proto = convert_float_to_float16(
+        ir.to_proto(model),
+        keep_io_types=config.keep_io_types,
+        # It would write the whole model into one message, of which 2 GiB is the most.
+        disable_shape_infer=True,
+        op_block_list=sorted({*DEFAULT_OP_BLOCK_LIST, *config.operators_to_exclude}),
+        node_block_list=list(config.nodes_to_exclude),
+        force_fp16_initializers=False,
+    )
+    made = ir.from_proto(proto)
+    made.producer_name, made.producer_version = "ortrain", None
+    return made
+
+
+def _narrow(tensor: ir.TensorProtocol, kind: ir.DataType) -> np.ndarray:
+    array = tensor.numpy()
+    if kind == ir.DataType.BFLOAT16:
+        return array.astype(ml_dtypes.bfloat16)
+    # Infinities are meant, as in masks, and stay what they are; others have been looked at.
+    with np.errstate(over="ignore"):
+        return array.astype(np.float16)
+
+
+def _expect_in_range(model: ir.Model, config: HalfPrecisionConfig, file: str) -> None:
+    if config.dtype != "float16":
+        return
+    top = float(np.finfo(np.float16).max)
+    excluded = set(config.nodes_to_exclude)
+    large = []
+    for name, value in model.graph.initializers.items():
+        tensor = preparation.constant(value)
+        if tensor is None or tensor.dtype != ir.DataType.FLOAT or tensor.size < _SMALL:
+            continue
+        array = tensor.numpy()
+        highest = float(np.max(np.abs(array), initial=0.0, where=np.isfinite(array)))
+        # The lowest number of float32 masks what is added to it; minus infinity does that too.
+        if top < highest < 1e30 and any(use.node.name not in excluded for use in value.uses()):
+            large.append(f"{name} ({highest:.3g})")
+    if large:
+        raise InputError(
+            f"{file} has weights beyond the range of float16",
+            because=f"{listing(large)}; the largest number of float16 is {top:g}",
+            help="choose dtype='bfloat16', or exclude the nodes that read them",
+        )

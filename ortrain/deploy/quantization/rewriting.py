@@ -1,0 +1,337 @@
+"""The rewriting of a graph to integers of eight bits, by onnxruntime's quantizers."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnxruntime.quantization.calibrate import CalibrationMethod, TensorData, TensorsData
+from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
+from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
+from onnxruntime.quantization.quant_utils import add_infer_metadata
+
+from ortrain.deploy.quantization import preparation, tied
+from ortrain.deploy.quantization.configuration import (
+    QuantFormat,
+    QuantizationConfig,
+    QuantizationMode,
+)
+from ortrain.errors import InputError, OrtrainWarning, listing
+
+Ranges = Mapping[str, tuple[float, float]]
+
+# The oldest opset that has scales by channel.
+OLDEST = 13
+# Weights of other nodes above this many bytes do not enter the quantizer at all.
+_LEFT_OUT = 1 << 20
+# Attributes of Attention that its quantized form has as well.
+_QATTENTION = {
+    "mask_filter_value",
+    "num_heads",
+    "past_present_share_buffer",
+    "scale",
+    "unidirectional",
+}
+
+
+def quantized(
+    model: ir.Model, config: QuantizationConfig, ranges: Ranges | None, file: str
+) -> tuple[ir.Model, dict[str, str]]:
+    """A quantized model.
+
+    Args:
+        model: is changed; the caller loads it anew for what else it wants.
+        config: which nodes, and how; stays as it is.
+        ranges: of activations, by the names of values as :func:`ready` makes them; None for dynamic
+            quantization.
+        file: its name, for errors.
+
+    Returns:
+        The model, and why nodes stay as they were that were to be quantized: name → reason.
+
+    Raises:
+        InputError: the model is quantized already, nothing in it can be, or its sub-graphs cannot.
+        ValueError: a node that is named is not there.
+    """
+    preparation.expect_float(model, file)
+    excluded = ready(model, config, file)
+    preparation.infer(model)
+    # What follows from constants alone is no activation: a weight that stays, transposed, stays.
+    apart = {*config.nodes_to_exclude, *preparation.constants(model)}
+    wanted = _wanted(config, apart | set(excluded))
+    shared = {} if config.is_static else tied.tables(model, wanted)
+    apart |= shared.keys()
+    wanted = _wanted(config, apart | set(excluded))
+    if ranges is not None:
+        excluded |= _without_range(model, ranges, wanted)
+        wanted = _wanted(config, apart | set(excluded))
+    if not any(wanted(node) for node in preparation.nodes(model)):
+        raise InputError(
+            f"nothing of {file} would be quantized",
+            because=f"of operators {listing(config.operators_to_quantize)} it has no node that is "
+            "not excluded",
+            help="name other operators or nodes, or leave these lists out",
+        )
+    left_out: dict[str, ir.TensorProtocol] = {}
+    proto = _proto(model, wanted, left_out)
+    names = [node.name or "" for node in preparation.nodes(model) if wanted(node)]
+    excluded_names = sorted({*apart, *excluded})
+    with _quiet():
+        result = _rewrite(proto, config, ranges, names, excluded_names)
+    made = ir.from_proto(result)
+    for name, tensor in left_out.items():
+        if name in made.graph.initializers:
+            made.graph.initializers[name].const_value = tensor
+    tied.share(made, shared)
+    made.producer_name, made.producer_version = "ortrain", None
+    _report_left(made, config, excluded, file)
+    return made, excluded
+
+
+def ready(model: ir.Model, config: QuantizationConfig, file: str) -> dict[str, str]:
+    """Prepares a model for a configuration, in place; values that are calibrated keep their names.
+
+    Returns:
+        Nodes that cannot be quantized: name → reason.
+
+    Raises:
+        InputError: its opset is too old, or its sub-graphs cannot be quantized.
+        ValueError: a node that is named is not there.
+    """
+    opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
+    if opset < OLDEST:
+        raise InputError(
+            f"{file} is of opset {opset}",
+            because=f"scales by channel need opset {OLDEST}",
+            help="export the model with a newer opset, or convert it with onnx.version_converter",
+        )
+    # Names of nodes that have none are given first, so that a configuration may have them.
+    preparation.prepare(model, gemm=False, wanted=lambda node: False)
+    for argument in ("nodes_to_quantize", "nodes_to_exclude"):
+        preparation.expect_known(model, getattr(config, argument), argument)
+    excluded = _unquantizable(model, config)
+    preparation.prepare(
+        model,
+        gemm=not config.is_static,
+        wanted=_wanted(config, set(config.nodes_to_exclude) | set(excluded), gemm=True),
+    )
+    if config.is_static:
+        _expect_flat(model, config, file)
+    return excluded
+
+
+def _wanted(
+    config: QuantizationConfig, excluded: set[str], gemm: bool = False
+) -> preparation.Wanted:
+    operators, chosen = set(config.operators_to_quantize), set(config.nodes_to_quantize)
+    if "MatMul" in operators:
+        operators.add("FusedMatMul")
+        if gemm and not config.is_static:
+            operators.add("Gemm")
+    if "Gemm" in operators and not config.is_static:
+        operators.add("MatMul")
+
+    def wanted(node: ir.Node) -> bool:
+        if node.op_type not in operators or node.name in excluded:
+            return False
+        return not chosen or node.name in chosen
+
+    return wanted
+
+
+def _unquantizable(model: ir.Model, config: QuantizationConfig) -> dict[str, str]:
+    """Nodes on which onnxruntime's quantizer would fail or go wrong."""
+    found = dict.fromkeys(
+        preparation.misnamed(model, config.operators_to_quantize),
+        "an operator of another domain has the same name",
+    )
+    for node in preparation.nodes(model):
+        name = node.name or ""
+        if node.op_type == "Attention" and node.domain == preparation.MICROSOFT:
+            other = set(node.attributes) - _QATTENTION
+            if other or any(node.inputs[5:]):
+                found[name] = "QAttention has not all of its attributes and inputs"
+            elif preparation.weight(node) is None or config.is_static:
+                found[name] = "only its dynamic form with a constant weight is quantized"
+        elif (
+            node.op_type in ("Conv", "ConvTranspose", "LSTM")
+            and not config.is_static
+            and preparation.weight(node) is None
+        ):
+            found[name] = "its weight is no constant"
+    return found
+
+
+def _expect_flat(model: ir.Model, config: QuantizationConfig, file: str) -> None:
+    wanted = _wanted(config, set(config.nodes_to_exclude))
+    inside = [
+        node.name or ""
+        for node in preparation.products(model)
+        if node.graph is not model.graph and wanted(node)
+    ]
+    if inside:
+        raise InputError(
+            f"{file} has products inside If, Loop or Scan, which static quantization cannot reach",
+            because=f"these nodes are in sub-graphs: {listing(inside, 3)}",
+            help="quantize dynamically, export decoders with and without cache as two files "
+            "instead of a merged one, or exclude these nodes",
+        )
+
+
+def _without_range(model: ir.Model, ranges: Ranges, wanted: preparation.Wanted) -> dict[str, str]:
+    """Nodes of which an activation has no range, as masks of infinities have none."""
+    found = {}
+    for node in model.graph:
+        if not wanted(node):
+            continue
+        for value in (*node.inputs, *node.outputs):
+            if value is None or not value.name or value.is_initializer():
+                continue
+            if value.type is not None and value.type.dtype not in preparation.FLOATS:
+                continue
+            if value.name not in ranges and value.type is not None:
+                found[node.name or ""] = f"calibration has no range of {value.name}"
+    return found
+
+
+def _proto(
+    model: ir.Model, wanted: preparation.Wanted, left_out: dict[str, ir.TensorProtocol]
+) -> onnx.ModelProto:
+    """The model for the quantizer; large weights of other nodes are named in it, not contained."""
+    kept: dict[str, ir.TensorProtocol] = {}
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        assert tensor is not None
+        kept[name] = tensor
+        if tensor.nbytes > _LEFT_OUT and not any(wanted(use.node) for use in value.uses()):
+            left_out[name] = tensor
+            value.const_value = ir.ExternalTensor(
+                "left_out",
+                0,
+                tensor.nbytes,
+                tensor.dtype,
+                shape=ir.Shape(tensor.numpy().shape),
+                name=name,
+            )
+        elif isinstance(tensor, ir.ExternalTensor):
+            value.const_value = ir.Tensor(tensor.numpy(), tensor.dtype, name=name)
+    proto = ir.to_proto(model)
+    for name, tensor in kept.items():
+        model.graph.initializers[name].const_value = tensor
+    add_infer_metadata(proto)
+    return proto
+
+
+def _rewrite(
+    proto: onnx.ModelProto,
+    config: QuantizationConfig,
+    ranges: Ranges | None,
+    names: list[str],
+    excluded: list[str],
+) -> onnx.ModelProto:
+    operators = list(config.operators_to_quantize)
+    if "Gemm" in operators and not config.is_static:
+        operators.append("MatMul")
+    options: dict[str, Any] = {
+        "ActivationSymmetric": config.activations_symmetric,
+        "AddQDQPairToWeight": config.qdq_add_pair_to_weight,
+        "DedicatedQDQPair": config.qdq_dedicated_pair,
+        "DefaultTensorType": onnx.TensorProto.FLOAT,
+        "EnableSubgraph": not config.is_static,
+        "MatMulConstBOnly": not config.is_static,
+        "QDQOpTypePerChannelSupportToAxis": dict(config.qdq_op_type_per_channel_support_to_axis),
+        "WeightSymmetric": config.weights_symmetric,
+    }
+    given = tensors_data(ranges) if ranges is not None else None
+    if config.is_static and config.format == QuantFormat.QDQ:
+        quantizer = QDQQuantizer(
+            proto,
+            config.per_channel,
+            config.reduce_range,
+            config.weights_dtype,
+            config.activations_dtype,
+            given,
+            names,
+            excluded,
+            operators,
+            options,
+        )
+    else:
+        # Made as a static one, or it writes the whole model to a temporary folder and copies it
+        # twice, which models of more than 2 GiB do not survive.
+        quantizer = ONNXQuantizer(
+            proto,
+            config.per_channel,
+            config.reduce_range,
+            QuantizationMode[config.mode.name],
+            True,
+            config.weights_dtype,
+            config.activations_dtype,
+            given,
+            names,
+            excluded,
+            operators,
+            options,
+        )
+        quantizer.static = config.is_static
+    quantizer.quantize_model()
+    return quantizer.model.model
+
+
+def tensors_data(ranges: Ranges) -> TensorsData:
+    """Ranges in the form of onnxruntime's quantizers."""
+    return TensorsData(
+        CalibrationMethod.MinMax,
+        {
+            name: TensorData(lowest=np.float32(low), highest=np.float32(high))
+            for name, (low, high) in ranges.items()
+        },
+    )
+
+
+def _report_left(
+    model: ir.Model, config: QuantizationConfig, excluded: Mapping[str, str], file: str
+) -> None:
+    """Warns of products that are floating point still, and that nobody asked to stay so.
+
+    Other nodes that have no range carry masks, and must stay; they are told where they were named.
+    """
+    named = set(config.nodes_to_quantize)
+    wanted = _wanted(config, set(config.nodes_to_exclude) | set(excluded))
+    left = []
+    if not config.is_static:
+        left = [node.name or "" for node in preparation.products(model) if wanted(node)]
+    kinds = {node.name or "": node.op_type for node in preparation.nodes(model)}
+    told = [
+        f"{name} ({reason})"
+        for name, reason in sorted(excluded.items())
+        if name in named or kinds.get(name) in preparation.WEIGHTED
+    ]
+    if left or told:
+        warnings.warn(
+            f"{file}: {len(left) + len(told)} nodes were to be quantized and stay as they were: "
+            f"{listing([*left, *told], 3)}",
+            OrtrainWarning,
+            stacklevel=2,
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the advice that onnxruntime logs for each node, on the root logger."""
+    logger = logging.getLogger()
+
+    def drop(record: logging.LogRecord) -> bool:
+        return "quantization" not in record.pathname or record.levelno >= logging.ERROR
+
+    logger.addFilter(drop)
+    try:
+        yield
+    finally:
+        logger.removeFilter(drop)

@@ -1,0 +1,123 @@
+"""Models in float16 keep the types of their inputs and outputs, and what float16 cannot hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from ortrain.deploy.optimization.half import floats_left, to_half
+from tests.deploy.optimization.graphs import answers, draw, fused, graph, operators
+
+SIGNATURE = "(float[batch,seq,16] x) => (float[batch,seq,16] y)"
+
+
+def half(model: ir.Model) -> ir.Model:
+    copy = ir.from_proto(ir.to_proto(model))
+    to_half(copy)
+    return copy
+
+
+def assert_near(before: ir.Model, after: ir.Model, feeds: dict[str, np.ndarray]) -> None:
+    for a, b in zip(answers(before, feeds), answers(after, feeds), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(b, a, atol=4e-3, rtol=4e-3)
+
+
+def test_inputs_and_outputs_keep_their_types() -> None:
+    body = "p = MatMul(x, w) q = Add(p, b) y = Relu(q)"
+    before = graph(SIGNATURE, body, "float[16,16] w, float[16] b")
+    after = half(before)
+    assert [v.dtype for v in (*after.graph.inputs, *after.graph.outputs)] == [ir.DataType.FLOAT] * 2
+    assert [v.name for v in (*after.graph.inputs, *after.graph.outputs)] == ["x", "y"]
+    assert not list(floats_left(after))
+    assert operators(after)["Cast"] == 2
+    assert_near(before, after, {"x": draw(2, 3, 16)})
+
+
+def test_integers_stay() -> None:
+    signature = "(int64[batch,seq] x) => (float[batch,seq,16] y, int64[batch,seq] z)"
+    before = graph(signature, "y = Gather(w, x) z = Abs(x)", "float[9,16] w")
+    after = half(before)
+    assert not list(floats_left(after))
+    assert_near(before, after, {"x": np.array([[1, 8]])})
+
+
+def test_a_number_that_casts_to_float_is_half_a_float() -> None:
+    signature = "(int64[batch,16] x) => (float[batch,16] y)"
+    before = graph(signature, "f = Cast<to=1>(x) y = Mul(f, c)", "float c = {0.5}")
+    after = half(before)
+    assert not list(floats_left(after))
+    assert_near(before, after, {"x": np.arange(16)[None]})
+
+
+def test_angles_stay_float32() -> None:
+    signature = "(int64[batch,seq] x, float[batch,seq,4] z) => (float[batch,seq,4] y)"
+    body = "f = Cast<to=1>(x) u = Unsqueeze(f, two) a = MatMul(u, w) s = Sin(a) y = Add(s, z)"
+    before = graph(signature, body, "float[1,4] w, int64[1] two = {2}")
+    after = half(before)
+    assert list(floats_left(after)) == ["w"]
+    positions = np.array([[5000, 20001]])
+    assert_near(before, after, {"x": positions, "z": draw(1, 2, 4)})
+
+
+@pytest.mark.parametrize("epsilon", ["1e-12", "100000.0"])
+def test_numbers_that_float16_has_not_stay_float32(epsilon: str) -> None:
+    before = graph(SIGNATURE, "a = Mul(x, x) y = Div(a, e)", f"float e = {{{epsilon}}}")
+    after = half(before)
+    assert list(floats_left(after)) == ["e"]
+
+
+def test_masks_have_the_lowest_number_of_float16() -> None:
+    signature = "(float[batch,16] x, bool[batch,16] m) => (float[batch,16] y)"
+    weights = "float zero = {0.0}, float low = {-3.4028234663852886e+38}"
+    before = graph(
+        signature, "b = Where(m, zero, low) s = Add(x, b) y = Softmax<axis=-1>(s)", weights
+    )
+    after = half(before)
+    assert not list(floats_left(after))
+    mask = draw(3, 16) > 0
+    mask[:, 3] = True
+    assert_near(before, after, {"x": draw(3, 16), "m": mask})
+
+
+def test_spelled_out_norms_stay_float32() -> None:
+    body = """s = Mul(x, x) v = ReduceMean(s, last) r = Sqrt(v) y = Div(x, r)"""
+    before = graph(SIGNATURE, body, "int64[1] last = {-1}")
+    after = half(before)
+    assert_near(before, after, {"x": draw(2, 3, 16) * 5})
+
+
+def test_fused_operators_are_half_too() -> None:
+    body = """s = Sigmoid(x) q = Mul(x, s) t = Add(q, z) n = LayerNormalization<axis=-1>(t, g)
+              l = MatMul(n, w) d = Add(l, b) y = Gelu(d)"""
+    signature = "(float[batch,seq,16] x, float[batch,seq,16] z) => (float[batch,seq,16] y)"
+    before = graph(signature, body, "float[16] g, float[16,16] w, float[16] b")
+    after, report = fused(before, optimize_for_gpu=True)
+    assert {"QuickGelu", "SkipLayerNormalization", "BiasGelu"} == set(report.fused)
+    to_half(after)
+    assert not list(floats_left(after))
+    assert operators(after)["Cast"] == 3
+    assert_near(before, after, {"x": draw(2, 3, 16), "z": draw(2, 3, 16, seed=1)})
+
+
+def test_bodies_keep_the_types_of_what_goes_in_and_out() -> None:
+    body = """
+        h = Mul(x, w)
+        i = If(c) <
+            then_branch = then_graph () => (float[batch,seq,16] a) { a = Mul(h, w) },
+            else_branch = else_graph () => (float[batch,seq,16] b) { b = Relu(h) }
+        > y = Add(i, w)"""
+    signature = "(float[batch,seq,16] x, bool c) => (float[batch,seq,16] y)"
+    before = graph(signature, body, "float[16] w")
+    after = half(before)
+    for chosen in (True, False):
+        assert_near(before, after, {"x": draw(2, 3, 16), "c": np.array(chosen)})
+
+
+def test_an_output_that_others_read_keeps_its_name() -> None:
+    signature = SIGNATURE.replace("y)", "y, float[batch,seq,16] t)")
+    before = graph(signature, "t = Mul(x, w) y = Relu(t)", "float[16] w")
+    after = half(before)
+    assert [v.name for v in after.graph.outputs] == ["y", "t"]
+    assert_near(before, after, {"x": draw(2, 3, 16)})

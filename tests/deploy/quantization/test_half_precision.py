@@ -1,0 +1,107 @@
+"""Floating point of 16 bits: half the size, and an error that the bits explain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from ortrain.deploy.quantization import HalfPrecisionConfig, ORTQuantizer
+from ortrain.errors import InputError
+from tests.deploy.quantization.models import (
+    answers,
+    checksums,
+    classifier,
+    generator,
+    ids,
+    operators,
+    relative,
+    saved,
+)
+
+ERRORS = {"float16": 1e-3, "bfloat16": 8e-3}
+
+
+def converted(source: Path, target: Path, **given: Any) -> Path:
+    ORTQuantizer.from_pretrained(source).quantize(HalfPrecisionConfig(**given), target, "half")
+    return target / "model_half.onnx"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_of_half_the_size_answer_nearly_the_same(tmp_path: Path, dtype: str) -> None:
+    before = classifier(tmp_path / "a", layers=8)
+    sums = checksums(tmp_path / "a")
+    after = converted(tmp_path / "a", tmp_path / "b", dtype=dtype)
+    kinds = {i.data_type for i in onnx.load(after).graph.initializer if np.prod(i.dims) >= 64}
+    assert kinds == {getattr(TensorProto, dtype.upper())}
+    assert after.stat().st_size < 0.65 * before.stat().st_size
+    error = relative(answers(before, ids())[0], answers(after, ids())[0])
+    assert 0 < error < ERRORS[dtype]
+    assert checksums(tmp_path / "a") == sums
+
+
+@pytest.mark.parametrize("keep_io_types", [True, False])
+def test_computing_in_float16_leaves_no_weight_in_float32(
+    tmp_path: Path, keep_io_types: bool
+) -> None:
+    before = classifier(tmp_path / "a")
+    after = converted(tmp_path / "a", tmp_path / "b", compute=True, keep_io_types=keep_io_types)
+    model = onnx.load(after)
+    kinds = {i.data_type for i in model.graph.initializer if np.prod(i.dims) >= 4}
+    assert kinds == {TensorProto.FLOAT16}
+    wanted = TensorProto.FLOAT if keep_io_types else TensorProto.FLOAT16
+    assert model.graph.output[0].type.tensor_type.elem_type == wanted
+    found = answers(after, ids())[0].astype(np.float32)
+    assert 0 < relative(answers(before, ids())[0], found) < 5e-3
+
+
+def test_an_excluded_node_keeps_its_weight(tmp_path: Path) -> None:
+    classifier(tmp_path / "a")
+    after = converted(tmp_path / "a", tmp_path / "b", nodes_to_exclude=["classes"])
+    kinds = {i.name: i.data_type for i in onnx.load(after).graph.initializer}
+    assert kinds["head"] == TensorProto.FLOAT
+    assert operators(after)["Cast"] == 3
+
+
+def test_a_weight_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    rng = generator()
+    weights = {"w": rng.standard_normal((16, 16), dtype=np.float32) * np.float32(1e6)}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], name="product")]
+    inputs = {"x": (TensorProto.FLOAT, ["n", 16])}
+    before = saved(tmp_path / "a", nodes, inputs, {"y": TensorProto.FLOAT}, weights)
+    with pytest.raises(InputError, match="beyond the range of float16"):
+        converted(tmp_path / "a", tmp_path / "b")
+    after = converted(tmp_path / "a", tmp_path / "c", dtype="bfloat16")
+    feeds = {"x": rng.standard_normal((2, 16), dtype=np.float32)}
+    assert relative(answers(before, feeds)[0], answers(after, feeds)[0]) < 8e-3
+
+
+def test_masks_of_infinities_stay_masks(tmp_path: Path) -> None:
+    mask = np.zeros((8, 8), np.float32)
+    mask[:, 4:] = np.finfo(np.float32).min
+    nodes = [
+        helper.make_node("Add", ["x", "mask"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["y"]),
+    ]
+    inputs = {"x": (TensorProto.FLOAT, [8, 8])}
+    saved(tmp_path / "a", nodes, inputs, {"y": TensorProto.FLOAT}, {"mask": mask})
+    after = converted(tmp_path / "a", tmp_path / "b")
+    found = answers(after, {"x": generator().standard_normal((8, 8), dtype=np.float32)})[0]
+    assert np.isfinite(found).all()
+    assert (found[:, 4:] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"dtype": "float8"}, "dtype='float8'"),
+        ({"dtype": "bfloat16", "compute": True}, "too few kernels"),
+    ],
+)
+def test_a_wrong_configuration_is_an_error(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        HalfPrecisionConfig(**given)
