@@ -20,13 +20,8 @@ if TYPE_CHECKING:
     from ortrain.deploy.equivalence.report import EquivalenceError, EquivalenceReport
     from ortrain.deploy.export import export_onnx
     from ortrain.deploy.model_folder import ModelFolder
-    from ortrain.deploy.models.causal import (
-        ORTModelForCausalLM,
-    )
-    from ortrain.deploy.models.seq2seq import (
-        ORTModelForSeq2SeqLM,
-        ORTModelForSpeechSeq2Seq,
-    )
+    from ortrain.deploy.models.causal import ORTModelForCausalLM
+    from ortrain.deploy.models.seq2seq import ORTModelForSeq2SeqLM, ORTModelForSpeechSeq2Seq
     from ortrain.deploy.models.tasks import (
         ORTModelForAudioClassification,
         ORTModelForCTC,
