@@ -53,6 +53,7 @@ def test_an_example_runs_by_itself(page: str, number: int, tmp_path: Path) -> No
         ("docs/memory", None),
         ("docs/migration", None),
         ("docs/deploy", None),
+        ("docs/quantization", None),
         ("README", 1),
     ],
 )

@@ -28,8 +28,12 @@ COMMANDS = "ortrain.cli.text_classification"
 # What is there, the folders and files of it that import with that alone.
 SERVED = {
     "core": ["ondevice.running.checkpoint", "ondevice.running.training", "cli.ondevice"],
-    "onnx": ["autodiff", "ondevice.artifacts", "ondevice.onnxblock", "cli", "testing", "passes"],
-    "torch": ["module", "capture.export", "step.runner", "optim", "deploy", "explanation"],
+    "onnx": [
+        *("autodiff", "ondevice.artifacts", "ondevice.onnxblock", "cli", "testing", "passes"),
+        *("deploy", "deploy.model_folder", "deploy.ort_config", "deploy.equivalence.comparison"),
+        *("deploy.equivalence.golden_set", "deploy.optimization", "deploy.quantization"),
+    ],
+    "torch": ["module", "capture.export", "step.runner", "optim", "deploy.export", "explanation"],
 }
 # Their names in the index, where these differ from those that are imported.
 DISTRIBUTIONS = {

@@ -17,7 +17,7 @@ from transformers import TrainingArguments
 
 import ortrain
 from ortrain import DebugOptions, Options, ORTModule, ondevice, optim
-from ortrain.deploy import export_onnx
+from ortrain.deploy import Budgets, GoldenSet, ModelFolder, ORTConfig, compare, export_onnx
 from ortrain.deploy.generation import ORTGenerator
 from ortrain.errors import OrtrainError
 from ortrain.ondevice import artifacts, losses, onnxblock
@@ -119,6 +119,91 @@ TABLE: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[str]]]]
             "outputs": {"None", *NAMES},
             "dimensions": NAMES,
             "external_data_above": {"int"},
+        },
+    ),
+    "compare": (
+        compare,
+        {"before": "nowhere", "after": "nowhere", "golden": GoldenSet([{"x": np.zeros((1, 1))}])},
+        {
+            "before": PATH,
+            "after": PATH,
+            "golden": set(),
+            "budgets": {"None"},
+            "provider": set(),
+            "threads": {"None", "int"},
+            "latency_runs": {"int"},
+            "memory": FLAG,
+            "thresholds": {"pair"},
+        },
+    ),
+    "GoldenSet": (
+        GoldenSet,
+        {"batches": [{"x": np.zeros((3, 1))}]},
+        {
+            "batches": set(),
+            "labels": {"None", "list", "array", "tensor"},
+            "slices": {"dict"},
+            "id2label": {"dict"},
+            "task": {"None"},
+            "metric": {"None"},
+        },
+    ),
+    "GoldenSet.draw": (
+        GoldenSet.draw,
+        {"data": [{"input_ids": [1]}]},
+        {
+            "data": set(),
+            "labels": {"None", "list", "pair", "array", "tensor"},
+            "limit": {"int"},
+            "batch_size": {"int"},
+            "seed": {"None", "int"},
+            "batched": {"None", *FLAG},
+            "input_names": {"None", *NAMES},
+            "slices": {"None", "dict"},
+            "slice_columns": NAMES,
+            "id2label": {"None", "dict"},
+            "task": {"None"},
+            "metric": {"None"},
+        },
+    ),
+    "GoldenSet.from_file": (
+        GoldenSet.from_file,
+        {"path": "nowhere", "model": "nowhere"},
+        {
+            "path": PATH,
+            "model": PATH,
+            "text_column": {"str"},
+            "label_column": {"str"},
+            "slice_columns": NAMES,
+            "batch_size": {"int"},
+            "max_length": {"None", "int"},
+            "limit": {"None", "int"},
+            "task": {"None"},
+            "metric": {"None"},
+        },
+    ),
+    "Budgets": (
+        Budgets,
+        {},
+        {
+            each.name: {"None", "float", *({"int"} if each.name != "min_agreement" else set())}
+            for each in fields(Budgets)
+        },
+    ),
+    "ModelFolder.open": (
+        ModelFolder.open,
+        {"source": "nowhere"},
+        {"source": PATH, "file_names": {"None", *NAMES}},
+    ),
+    "ORTConfig": (
+        ORTConfig,
+        {},
+        {
+            "opset": {"None", "int"},
+            "use_external_data_format": FLAG,
+            "one_external_file": FLAG,
+            "optimization": {"None", "dict", "Options", "DebugOptions"},
+            "quantization": {"None", "dict", "Options", "DebugOptions"},
         },
     ),
     "ORTGenerator": (ORTGenerator, {"model": NET}, {"model": set()}),

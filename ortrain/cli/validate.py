@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ortrain.cli import golden
-from ortrain.cli.arguments import count, path, whole
+from ortrain.cli.arguments import count, path, probability, whole
 from ortrain.cli.output import libraries_to_stderr
 from ortrain.extras import require
 
@@ -28,6 +28,13 @@ def add_to(commands: Any) -> None:
     add("--threads", type=count, metavar="N", help="of a model (as onnxruntime takes)")
     add("--latency-runs", type=whole, default=20, metavar="N", help="0: none (%(default)s)")
     add("--no-memory", dest="memory", action="store_false", help="do not measure the peak")
+    add(
+        "--threshold",
+        type=probability,
+        action="append",
+        metavar="P",
+        help="probability at which decisions are compared; may be repeated (0.5)",
+    )
     golden.add_options(parser)
     parser.set_defaults(run=run)
 
@@ -48,5 +55,6 @@ def run(options: argparse.Namespace) -> int:
             threads=options.threads,
             latency_runs=options.latency_runs,
             memory=options.memory,
+            thresholds=options.threshold or (0.5,),
         )
     return golden.finish(report, options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ INSIDE_AT_MOST = (1 << 31) - (1 << 24)
 # Smaller tensors stay in the file, as shapes and axes that onnxruntime wants to read early.
 _SMALL = 1024
 
+_STAGING = re.compile(r"\.model\.[0-9a-f]{8}\.tmp")
 _COMPANIONS = {".json", ".txt", ".model", ".spm", ".jinja", ".tiktoken", ".codes", ".vocab", ".py"}
 # What a tool has written about the files that are there, not about those that it is going to write.
 REPORTS = ("equivalence.json", "equivalence.html")
@@ -238,6 +240,11 @@ def published(source: ModelFolder, target: str | os.PathLike[str], what: str) ->
     for name in set(REPORTS) - written:  # of the files that have just been replaced
         with suppress(OSError):
             (folder / name).unlink(missing_ok=True)
+
+
+def published_at(folder: Path) -> Path:
+    """Where the files of a folder are: those that :func:`published` yields, where they will be."""
+    return folder.parent if _STAGING.fullmatch(folder.name) else folder
 
 
 def save_model(

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
 from ortrain.cli import main
 from ortrain.deploy import EquivalenceReport
+from ortrain.deploy.model_folder import load_model, save_model
+from ortrain.files import replacing
+
+COMMANDS = {"optimize": ["-O1"], "quantize": ["--preset", "avx2"]}
 
 Said = pytest.CaptureFixture[str]
 
@@ -39,11 +48,19 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tiny_model: Path, examples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `ortrain train` writes, with its ONNX model."""
-    output = tmp_path_factory.mktemp("trained") / "out"
+    """What `ortrain train` writes, with its ONNX model, which is wide enough to be worth it."""
+    folder = tmp_path_factory.mktemp("trained")
+    model_folder, output = folder / "model", folder / "out"
+    transformers.AutoTokenizer.from_pretrained(tiny_model).save_pretrained(model_folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 256, "max_position_embeddings": 16}
+    config = transformers.BertConfig(
+        vocab_size=32, num_hidden_layers=2, num_attention_heads=4, **sizes
+    )
+    transformers.BertModel(config).save_pretrained(model_folder)
     files = ("--train", str(examples), "--eval", str(examples), "--output", str(output))
-    short = ("--epochs", "10", "--batch-size", "12", "--learning-rate", "0.01", "--dropout", "0")
-    model = ("--model", str(tiny_model), "--engine", "torch", "--max-length", "8")
+    short = ("--epochs", "10", "--batch-size", "12", "--learning-rate", "0.003", "--dropout", "0")
+    model = ("--model", str(model_folder), "--engine", "torch", "--max-length", "8")
     assert main(["train", "text-classification", *model, *files, *short]) == 0
     return output
 
@@ -94,4 +111,88 @@ def test_a_model_outside_its_budgets_is_refused_with_its_sensitive_nodes(
     assert reason.startswith("ortrain: error: max_abs_diff=1e-09: output logits differs by ")
     assert "the most sensitive nodes are " in nodes
     assert not (tmp_path / "small").exists()
+    assert checksums(trained) == before
+
+
+# --- failures -----------------------------------------------------------------------------------
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def with_weights_beside(folder: Path) -> None:
+    """The model of a folder with its weights in a file of their own, which is not there."""
+    model = load_model(folder / "model.onnx")
+    save_model(model, folder / "model.onnx", external=True)
+    (folder / "model.onnx_data").unlink()
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no model": (lambda folder: (folder / "model.onnx").unlink(), "has no ONNX file"),
+    "cut": (lambda folder: cut(folder / "model.onnx"), "model.onnx"),
+    "no weights": (with_weights_beside, "has no weight"),
+    "configuration": (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
+}
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "validate"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_folder_is_told_in_one_line(
+    command: str, damage: str, trained: Path, examples: Path, tmp_path: Path, capsys: Said
+) -> None:
+    source, output = shutil.copytree(trained, tmp_path / "source"), tmp_path / "out"
+    change, message = DAMAGES[damage]
+    change(source)
+    before = checksums(source)
+    if command == "validate":
+        given = ["validate", str(trained), str(source), "--data", str(examples)]
+    else:
+        given = [command, str(source), "-o", str(output), *COMMANDS[command]]
+    capsys.readouterr()
+    assert main(given) == 2
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert line.startswith("ortrain: error: ")
+    assert message in line
+    assert said.out == ""
+    assert not output.exists()
+    assert checksums(source) == before
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])
+def test_nothing_is_left_of_a_model_that_could_not_be_written(
+    command: str,
+    there: bool,
+    error: BaseException,
+    trained: Path,
+    tmp_path: Path,
+    capsys: Said,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, output = checksums(trained), tmp_path / "out"
+    if there:
+        output.mkdir()
+        (output / "config.json").write_text("old")
+
+    def fail(folder: Path) -> None:
+        # Everything has been written to the folder beside, and is put on the disk.
+        assert list(folder.glob("*.onnx"))
+        raise error
+
+    monkeypatch.setattr(replacing, "synchronize_tree", fail)
+    capsys.readouterr()
+    status = main([command, str(trained), "-o", str(output), *COMMANDS[command]])
+    (line,) = capsys.readouterr().err.splitlines()
+    if isinstance(error, OSError):
+        assert status == 2
+        assert "No space left" in line
+        assert "nothing has been replaced" in line
+    else:
+        assert status == 130
+    assert [path.name for path in output.glob("**/*")] == (["config.json"] if there else [])
+    if there:
+        assert (output / "config.json").read_text() == "old"
     assert checksums(trained) == before

@@ -66,7 +66,7 @@ class Tool:
                     self.source,
                     folder,
                     given["validate"],
-                    given["budgets"],
+                    given.get("budgets"),
                     latency_runs=0,
                     memory=False,
                 )
@@ -223,6 +223,7 @@ def test_a_model_is_published_with_its_report(
     assert said.err == ""
     assert said.out.startswith("passed\n")
     assert said.out.endswith(f"the model is in {tmp_path / 'out'}\n")
+    assert EquivalenceReport.load(tmp_path / "out").after.path == str(tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "config.json",
         "equivalence.html",

@@ -15,11 +15,11 @@ from ortrain.deploy.equivalence.differences import Difference
 from ortrain.deploy.equivalence.golden_set import GoldenSet
 from ortrain.deploy.equivalence.memory import peak_memory
 from ortrain.deploy.equivalence.predictions import Predictions
-from ortrain.deploy.equivalence.report import EquivalenceReport, Group, Side
+from ortrain.deploy.equivalence.report import Change, EquivalenceReport, Flips, Group, Side
 from ortrain.deploy.equivalence.sessions import Answer, File, Runnable, opened
-from ortrain.deploy.equivalence.speed import timed
+from ortrain.deploy.equivalence.speed import Times, timed
 from ortrain.deploy.equivalence.tasks import TASKS, deciding, heads, task_of
-from ortrain.deploy.model_folder import ModelFolder
+from ortrain.deploy.model_folder import ModelFolder, published_at
 from ortrain.errors import InputError, listing
 from ortrain.kinds import NONE, expect, expect_flag, expect_path, expect_whole
 
@@ -74,8 +74,12 @@ def compare(
     task, chosen = seen.task, deciding(seen.task, golden.metric)
     rows = None if seen.predictions is None else seen.predictions.rows()
     names = golden.id2label or _names_of(old)
-    overall, classes, slices = Group(count=golden.examples), {}, {}
-    flips, changed, changes = (), 0, ()
+    overall = Group(count=golden.examples)
+    classes: dict[str, Group] = {}
+    slices: dict[str, Group] = {}
+    flips: tuple[Flips, ...] = ()
+    changes: tuple[Change, ...] = ()
+    changed = 0
     if rows is not None:
         assert task is not None
         overall = groups.overall(task, rows, chosen)
@@ -86,10 +90,10 @@ def compare(
     outputs = {name: each.found() for name, each in seen.differences.items()}
     failed = verdict.reasons(budgets, outputs, task, chosen, overall, classes, slices)
     notes = [*_notes(seen, sides), *groups.doubts(task, rows, slices)]
-    latency: tuple[dict[str, tuple[float, float]], ...] = ({}, {})
+    latency: tuple[Times, Times] = ({}, {})
     if latency_runs:
-        *taken, untimed = timed(*sides, golden.batches, latency_runs)
-        latency, notes = tuple(taken), [*notes, *untimed]
+        was, now, untimed = timed(*sides, golden.batches, latency_runs)
+        latency, notes = (was, now), [*notes, *untimed]
     peaks: list[int | None] = [None, None]
     if memory:
         largest = max(golden.batches, key=lambda b: sum(array.size for array in b.values()))
@@ -98,7 +102,7 @@ def compare(
             notes += [trouble] if trouble and trouble not in notes else []
     made = [
         Side(
-            path=os.fspath(folder.path),
+            path=os.fspath(published_at(folder.path)),
             files=files,
             sha256=checksums,
             operators=operators,

@@ -13,6 +13,9 @@ Array = np.ndarray
 EDGES = tuple(10.0**power for power in range(-8, 2))
 """Of the histogram: below the first, between two, and from the last up; in absolute terms."""
 
+# Elements: logits over a vocabulary take a dozen times their bytes in double precision.
+_AT_ONCE = 1 << 22
+
 
 @dataclass
 class Difference:
@@ -38,6 +41,12 @@ class Difference:
                 not compared, but may not become NaN or infinite either.
             first: index of the batch's first example.
         """
+        if before.ndim and before.size > _AT_ONCE and len(before) > 1:
+            for row in range(len(before)):
+                part = slice(row, row + 1)
+                own = None if mask is None else mask[part]
+                self.add(before[part], after[part], own, first + row)
+            return
         gaps, differs, size = _gaps(before, after)
         kept = np.ones(gaps.shape, np.bool_)
         if mask is not None:
@@ -55,8 +64,8 @@ class Difference:
         self.scale = max(self.scale, float(size[kept].max()))
         largest = float(values.max())
         if largest > self.largest:
-            row = np.unravel_index(int(values.argmax()), values.shape)[0] if gaps.ndim else 0
-            self.largest, self.example = largest, first + int(row)
+            row = int(np.unravel_index(int(values.argmax()), values.shape)[0]) if gaps.ndim else 0
+            self.largest, self.example = largest, first + row
         self.total += float(values.sum())
         self.elements += int(counted.sum())
         decades = np.searchsorted(EDGES, values[counted], side="right")

@@ -10,7 +10,7 @@ import numpy as np
 
 from ortrain.deploy.equivalence.predictions import IGNORED
 from ortrain.errors import InputError, listing
-from ortrain.kinds import NONE, expect, expect_names, expect_whole, refused
+from ortrain.kinds import NONE, expect, expect_flag, expect_names, expect_whole, refused
 
 Array = np.ndarray
 Row = dict[str, Any]
@@ -38,6 +38,8 @@ def draw(
         if value < 1:
             raise ValueError(f"{name}={value}: expected a whole number from 1 up")
     expect_whole("seed", seed, NONE)
+    if batched is not None:
+        expect_flag("batched", batched)
     expect_names("slice_columns", slice_columns)
     expect_names("input_names", input_names, NONE)
     key = labels if isinstance(labels, str) else None

@@ -31,8 +31,9 @@ def files_of(folder: ModelFolder) -> tuple[dict[str, int], dict[str, str], dict[
             operators.update(_name(node.domain, node.op_type) for node in graph)
         for function in model.functions.values():
             operators.update(_name(node.domain, node.op_type) for node in function)
-    sizes = {path.name: path.stat().st_size for path in sorted(paths)}
-    return sizes, {path.name: sha256(path) for path in sorted(paths)}, dict(operators)
+    names = {os.fspath(path.relative_to(folder.path)): path for path in sorted(paths)}
+    sizes = {name: path.stat().st_size for name, path in names.items()}
+    return sizes, {name: sha256(path) for name, path in names.items()}, dict(operators)
 
 
 def environment(provider: str, threads: int | None) -> dict[str, str]:

@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from ortrain.deploy.equivalence.predictions import IGNORED
 from ortrain.deploy.model_folder import ModelFolder
 from ortrain.errors import InputError, listing
 from ortrain.extras import require
-from ortrain.kinds import NONE, expect, expect_names, expect_path, expect_whole, shown
+from ortrain.kinds import NONE, expect, expect_names, expect_path, expect_whole, refused, shown
 
 Array = np.ndarray
 
@@ -52,7 +52,10 @@ def read(
     """What a golden set is made of; the arguments are those of ``GoldenSet.from_file``."""
     expect_path("path", path)
     expect_path("model", model)
-    expect("text_column", text_column, (str, tuple), "the name of a column, or a pair of them")
+    columns: Any = (text_column,) if isinstance(text_column, str) else text_column
+    expect("text_column", columns, tuple, "the name of a column, or a pair of them")
+    if not 1 <= len(columns) <= 2 or not all(isinstance(name, str) for name in columns):
+        raise refused("text_column", text_column, "the name of a column, or a pair of them")
     expect("label_column", label_column, str, "the name of a column")
     expect_names("slice_columns", slice_columns)
     expect_whole("batch_size", batch_size)
@@ -65,8 +68,12 @@ def read(
     if not file.is_file():
         raise InputError(f"there is no file {file}", help="give the file of the golden set")
     if suffix == ".npz":
+        if slice_columns:
+            raise InputError(
+                f"{file} has no columns to tell slices by",
+                help=f"give an array {_SLICE}NAME of indices, or of one bool for each example",
+            )
         return _arrays(file, batch_size, limit)
-    columns = (text_column,) if isinstance(text_column, str) else tuple(text_column)
     if suffix in _SEPARATORS:
         rows = list(_separated(file, _SEPARATORS[suffix], limit))
     elif suffix in _JSON_LINES:
@@ -80,7 +87,8 @@ def read(
         raise InputError(f"{file} has no examples", help="give a file with one example a row")
     folder = ModelFolder.open(model)
     texts = [[_text(file, row, column) for column in columns] for row in rows]
-    has_labels = any(label_column in row.values for row in rows)
+    # A name that was given has to be there; without the usual one there are no labels.
+    has_labels = label_column != "label" or any(label_column in row.values for row in rows)
     labels = [_value(file, row, label_column, "label") for row in rows] if has_labels else None
     slices: dict[str, list[int]] = {}
     for column in slice_columns:
@@ -88,26 +96,62 @@ def read(
             value = _value(file, row, column, "slice")
             slices.setdefault(f"{column}={value}", []).append(index)
     tokenizer = _tokenizer(folder)
-    classes = _Classes(file, folder.config)
-    batches, found = [], []
     words = isinstance(texts[0][0], list)
+    makes_text = _makes_text(folder.config)
+    classes = _Classes(file, folder.config)
+    batches: list[dict[str, Array]] = []
+    found: list[Any] = []
     for start in range(0, len(rows), batch_size):
         part = slice(start, start + batch_size)
         encoded = _encoded(tokenizer, texts[part], words, max_length, file, rows[start].number)
-        batches.append({name: np.asarray(array) for name, array in encoded.items()})
-        if labels is None:
-            continue
-        for index, (row, label) in enumerate(zip(rows[part], labels[part], strict=True)):
-            if words:
-                found.append(classes.of_words(row, label, texts[start + index][0], encoded, index))
-            else:
-                found.append(classes.of(row, label))
+        batch = {name: np.asarray(array) for name, array in encoded.items()}
+        batches.append(batch)
+        if makes_text == "decoder" and labels is None:
+            found += [ids[mask != 0] for ids, mask in _with_masks(batch)]
+        elif makes_text == "both" and labels is not None:
+            targets = [[_text(file, row, label_column)] for row in rows[part]]
+            target = _encoded(tokenizer, targets, False, max_length, file, rows[start].number)
+            answer = {name: np.asarray(array) for name, array in target.items()}
+            found += [ids[mask != 0] for ids, mask in _with_masks(answer)]
+            batch["decoder_input_ids"] = _shifted(answer["input_ids"], folder.config)
+        elif labels is not None:
+            for index, (row, label) in enumerate(zip(rows[part], labels[part], strict=True)):
+                if words:
+                    text = texts[start + index][0]
+                    found.append(classes.of_words(row, label, text, encoded, index))
+                else:
+                    found.append(classes.of(row, label))
+    of_tokens = words or bool(makes_text)
     return {
         "batches": batches,
-        "labels": None if labels is None else _stacked(found, words),
+        "labels": _stacked(found, of_tokens) if found else None,
         "slices": dict(sorted(slices.items())),
-        "id2label": classes.names,
+        "id2label": {} if makes_text else classes.names,
     }
+
+
+def _makes_text(config: Mapping[str, Any]) -> str:
+    """Whether a model writes text, by its decoder alone or by what an encoder has read."""
+    names = config.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    if name.endswith(("ForCausalLM", "LMHeadModel")):
+        return "decoder"
+    if config.get("is_encoder_decoder") and name.endswith(("ForConditionalGeneration", "MTModel")):
+        return "both"
+    return ""
+
+
+def _with_masks(batch: Mapping[str, Array]) -> Iterator[tuple[Array, Array]]:
+    ids = batch["input_ids"]
+    yield from zip(ids, batch.get("attention_mask", np.ones_like(ids)), strict=True)
+
+
+def _shifted(ids: Array, config: Mapping[str, Any]) -> Array:
+    """What a decoder has read where it writes each of these tokens."""
+    start = config.get("decoder_start_token_id")
+    if not isinstance(start, int):
+        start = config.get("pad_token_id") or 0
+    return np.concatenate([np.full_like(ids[:, :1], start), ids[:, :-1]], axis=1)
 
 
 class _Classes:
@@ -157,14 +201,15 @@ class _Classes:
         return found
 
     def _class(self, row: _Row, label: Any) -> int:
-        if isinstance(label, str) and label in self._numbers:
-            return self._numbers[label]
-        text = label.strip() if isinstance(label, str) else label
-        whole = isinstance(text, int) and not isinstance(text, bool)
-        if isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) < 19:
-            text, whole = int(text), True
-        if whole and text >= 0 and (text in self.names or not self.names):
-            return int(text)
+        # As `ortrain train` names classes: 4 is the class of the name "4", where there is one.
+        if isinstance(label, str | int) and str(label) in self._numbers:
+            return self._numbers[str(label)]
+        number = label if isinstance(label, int) and not isinstance(label, bool) else -1
+        text = label.strip() if isinstance(label, str) else ""
+        if text.isascii() and text.isdecimal() and len(text) < 19:
+            number = int(text)
+        if number >= 0 and (number in self.names or not self.names):
+            return number
         expected = listing([f"{number} or {name!r}" for number, name in self.names.items()])
         raise self._wrong(row, label, expected or "the number of a class")
 
@@ -249,7 +294,7 @@ def _separated(file: Path, separator: str, limit: int | None) -> Iterator[_Row]:
     before = csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     try:
         # Tab-separated text is not quoted: a lone mark would swallow the rows that follow.
-        quoting = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
+        quoting: Literal[0, 3] = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
         stream = io.StringIO(text, newline="")
         reader = csv.reader(stream, delimiter=separator, quoting=quoting, strict=True)
         names: list[str] | None = None

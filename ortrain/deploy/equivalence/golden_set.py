@@ -50,15 +50,7 @@ class GoldenSet:
         expect("batches", self.batches, Sequence, "a list of dicts of arrays")
         expect("slices", self.slices, Mapping, "a dict of names and indices")
         expect("id2label", self.id2label, Mapping, "a dict of classes and their names")
-        expect("task", self.task, (str, NONE), "the name of a task")
-        expect("metric", self.metric, (str, NONE), "the name of a metric")
-        if self.task is not None and self.task not in TASKS:
-            raise ValueError(f"task={self.task!r}: expected {', '.join(TASKS)} or None")
-        known = (
-            TASKS[self.task] if self.task else sorted({m for row in TASKS.values() for m in row})
-        )
-        if self.metric is not None and self.metric not in known:
-            raise ValueError(f"metric={self.metric!r}: expected {', '.join(known) or 'None'}")
+        _expect_task(self.task, self.metric)
         batches = tuple(_batch(number, each) for number, each in enumerate(self.batches))
         object.__setattr__(self, "batches", batches)
         if not self.examples:
@@ -97,8 +89,9 @@ class GoldenSet:
                 labels are of.
             text_column: column, or key, of the text; two of them for pairs of texts. In ``.jsonl``
                 files a text may be a list of words, and the label one of labels of these words.
-            label_column: of the label: a name of a class, its number, or a number for regression.
-                A file without it has no labels.
+            label_column: of the label: a name of a class, its number, a number for regression,
+                or the text that an encoder-decoder model is to write. A file without the usual
+                one has no labels; those of a causal language model are then its texts.
             slice_columns: each value of these is a slice: ``language=de``.
             batch_size: examples in a batch; they are padded to the longest of it.
             max_length: tokens of the longest text, longer ones are cut; by default as many as the
@@ -114,6 +107,7 @@ class GoldenSet:
         """
         from ortrain.deploy.equivalence import golden_file
 
+        _expect_task(task, metric)
         return cls(
             **golden_file.read(
                 path,
@@ -174,6 +168,9 @@ class GoldenSet:
         """
         from ortrain.deploy.equivalence import drawing
 
+        _expect_task(task, metric)
+        expect("slices", slices, (Mapping, NONE), "a dict of names and indices")
+        expect("id2label", id2label, (Mapping, NONE), "a dict of classes and their names")
         drawn = drawing.draw(
             data,
             labels=labels,
@@ -227,6 +224,16 @@ class GoldenSet:
                 because=f"there are {self.examples}, from 0 to {self.examples - 1}",
                 help="correct the indices",
             )
+
+
+def _expect_task(task: str | None, metric: str | None) -> None:
+    expect("task", task, (str, NONE), "the name of a task")
+    expect("metric", metric, (str, NONE), "the name of a metric")
+    if task is not None and task not in TASKS:
+        raise ValueError(f"task={task!r}: expected {', '.join(TASKS)} or None")
+    known = TASKS[task] if task else sorted({m for row in TASKS.values() for m in row})
+    if metric is not None and metric not in known:
+        raise ValueError(f"metric={metric!r}: expected {', '.join(known) or 'None'}")
 
 
 def _batch(number: int, given: Mapping[str, Any]) -> dict[str, Array]:

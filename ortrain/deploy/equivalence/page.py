@@ -146,7 +146,7 @@ def _groups(title: str, kind: str, groups: Mapping[str, Group], worst: str | Non
     metrics = next((list(g.before) for g in groups.values() if g.before), [])
     heads = [kind, "examples", "agreement"]
     for name in metrics:
-        heads += [f"{name} before", "after"]
+        heads += [f"{name} before", f"{name} after"]
     rows = []
     for name in order:
         group = groups[name]
@@ -198,7 +198,7 @@ def _cost(report: EquivalenceReport) -> str:
         parts.append(pairs("Peak of memory", [("peak of memory", *peaks)], _bytes))
         rows.append(["peak of memory", *(size(each) for each in peaks), ratio(*reversed(peaks))])
     if after.latency:
-        bars = []
+        bars: list[tuple[str, float, float]] = []
         for batch, (median, high) in after.latency.items():
             was, was_high = before.latency[batch]
             bars += [(f"{batch}, median", was, median), (f"{batch}, 95 %", was_high, high)]

@@ -108,8 +108,9 @@ class Predictions:
         count = len(before[names[0]])
         labels = None if self.labels is None else self.labels[first : first + count]
         examples = np.arange(first, first + count)
+        keep: Array | None = None
         if self.task == "question-answering":
-            label, keep = _answer_labels(labels, before[names[0]].shape, first), None
+            label = _answer_labels(labels, before[names[0]].shape, first)
             sides = [_answers(out[names[0]], out[names[1]], mask) for out in (before, after)]
             index = (examples, np.zeros(count, np.int64), label)
         elif self.task == "regression":
@@ -117,14 +118,14 @@ class Predictions:
                 out[names[0]].reshape(count, -1).astype(np.float64) for out in (before, after)
             ]
             width = numbers[0].shape[1]
-            label, keep = _number_labels(labels, count, width, first).reshape(-1), None
+            label = _number_labels(labels, count, width, first).reshape(-1)
             none = np.full(count * width, np.nan)
             sides = [Side(each.reshape(-1), none, none) for each in numbers]
             index = (np.repeat(examples, width), np.tile(np.arange(width), count), label)
         elif self.task == "multi-label":
             logits = [out[names[0]] for out in (before, after)]
             self.classes = width = logits[0].shape[1]
-            label, keep = _flag_labels(labels, count, width, first).reshape(-1), None
+            label = _flag_labels(labels, count, width, first).reshape(-1)
             sides = [_flags(each, known) for each in logits]
             index = (np.repeat(examples, width), np.tile(np.arange(width), count), label)
         else:
@@ -135,7 +136,7 @@ class Predictions:
                 if self.task == "causal-lm":
                     logits = [each[:, :-1] for each in logits]  # each token predicts the next one
             else:
-                label, keep = _class_labels(labels, count, self.classes, first), None
+                label = _class_labels(labels, count, self.classes, first)
             shape = logits[0].shape[:-1]
             rows = np.broadcast_to(
                 examples.reshape((count,) + (1,) * (len(shape) - 1)), shape
@@ -153,10 +154,17 @@ class Predictions:
     def rows(self) -> Rows:
         """All that was added."""
         columns = [np.concatenate(each) for each in zip(*self._parts, strict=True)]
+        example, column, label, *sides = columns
+        before, after = (
+            Side(value=value, probability=probability, loss=loss)
+            for value, probability, loss in (sides[:3], sides[3:])
+        )
         return Rows(
-            *columns[:3],
-            before=Side(*columns[3:6]),
-            after=Side(*columns[6:]),
+            example=example,
+            column=column,
+            label=label,
+            before=before,
+            after=after,
             labelled=self.labels is not None,
             classes=self.classes,
         )

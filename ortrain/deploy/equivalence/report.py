@@ -324,8 +324,9 @@ def _made(kind: Any, value: Any) -> Any:
         return None if value is None else float(value)
     if dataclasses.is_dataclass(kind):
         kinds = get_type_hints(kind)
-        fields = dataclasses.fields(kind)
-        return kind(**{f.name: _made(kinds[f.name], value[f.name]) for f in fields})
+        given = {f.name: _made(kinds[f.name], value[f.name]) for f in dataclasses.fields(kind)}
+        build: Any = kind
+        return build(**given)
     if get_origin(kind) is tuple:
         each = arguments[0]
         if arguments[-1] is not Ellipsis and len(value) != len(arguments):

@@ -16,7 +16,7 @@ from ortrain.errors import ExecutionError, InputError, listing
 Array = np.ndarray
 Batch = Mapping[str, Array]
 
-_TYPES = {
+_TYPES: Mapping[str, type[np.generic]] = {
     "tensor(bool)": np.bool_,
     "tensor(double)": np.float64,
     "tensor(float)": np.float32,
@@ -238,7 +238,9 @@ def _rank(name: str) -> tuple[int, str]:
 
 
 def _feeds(file: File, batch: Batch, so_far: Batch, where: str) -> Batch:
-    found = {}
+    found: dict[str, Array] = {}
+    if "with_past" in file.role and "decoder_input_ids" not in batch:
+        batch = _one_more(batch)
     for port in file.inputs:
         array = _given(file, port, batch, so_far)
         if array is None:
@@ -263,6 +265,8 @@ def _given(file: File, port: Port, batch: Batch, so_far: Batch) -> Array | None:
     if decodes and port.name == "input_ids" and "decoder_input_ids" in batch:
         tokens = batch["decoder_input_ids"]
         return tokens[:, -1:] if "with_past" in file.role else tokens
+    if decodes and port.name == "input_ids" and "last_hidden_state" in so_far:
+        file.filled.add("decoder_input_ids")  # the encoder's own, which both models read
     if decodes and port.name == "encoder_attention_mask" and port.name not in batch:
         return batch.get("attention_mask")
     if port.name in _FROM_ENCODER and port.name not in batch:
@@ -281,9 +285,10 @@ def _filled(file: File, port: Port, known: Batch, so_far: Batch) -> Array | None
         return np.zeros(ids.shape, np.int64)
     if port.name == "position_ids":
         mask = known.get("attention_mask")
-        if mask is None or mask.shape != ids.shape:
+        if mask is None or mask.shape[1] < ids.shape[1]:
             return np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
-        return np.maximum(np.cumsum(mask, axis=1) - 1, 0)
+        # Of a mask that also covers a cache, those at its end.
+        return np.maximum(np.cumsum(mask, axis=1) - 1, 0)[:, -ids.shape[1] :]
     if port.name.startswith(_PAST):
         if "with_past" in file.role:
             return _present(port.name, so_far)
@@ -307,28 +312,41 @@ def _present(past: str, outputs: Batch) -> Array | None:
 def _continued(file: File, feeds: Batch, outputs: Batch) -> Batch | None:
     """The inputs of one more token behind those that were read with an empty cache.
 
-    The token is the last one once more: which one it is does not matter, as both models read it.
     None where the file has no cache, or not one that its outputs fill.
     """
     past = [name for name in file.filled if name.startswith(_PAST)]
-    ids = feeds.get("input_ids")
-    if not past or ids is None:
+    if not past or "input_ids" not in feeds:
         return None
-    found = {**feeds, "input_ids": ids[:, -1:]}
+    found = dict(_one_more(feeds))
     for name in past:
         present = _present(name, outputs)
         if present is None:
             return None
         found[name] = present
-    for name, array in feeds.items():
-        if name == "use_cache_branch":
-            found[name] = np.ones(1, np.bool_)
-        elif name == "attention_mask" and array.shape == ids.shape:
-            found[name] = np.concatenate([array, np.ones_like(array[:, :1])], axis=1)
-        elif name == "position_ids" and array.shape == ids.shape:
-            found[name] = array[:, -1:] + 1
-        elif name == "token_type_ids" and array.shape == ids.shape:
-            found[name] = array[:, -1:]
+    if "use_cache_branch" in feeds:
+        found["use_cache_branch"] = np.ones(1, np.bool_)
+    return found
+
+
+def _one_more(batch: Batch) -> Batch:
+    """A batch as it goes on behind what a cache has: with its last token once more.
+
+    Which token it is does not matter, as both models read it.
+    """
+    ids = batch.get("input_ids")
+    if ids is None:
+        return batch
+    found = {**batch, "input_ids": ids[:, -1:]}
+    mask = batch.get("attention_mask")
+    if mask is not None and mask.shape == ids.shape:
+        found["attention_mask"] = np.concatenate([mask, np.ones_like(mask[:, :1])], axis=1)
+        places = np.cumsum(mask, axis=1)[:, -1:]
+    else:
+        places = np.full((len(ids), 1), ids.shape[1])
+    if "position_ids" in batch:
+        found["position_ids"] = places.astype(np.int64)
+    if "token_type_ids" in batch:
+        found["token_type_ids"] = batch["token_type_ids"][:, -1:]
     return found
 
 

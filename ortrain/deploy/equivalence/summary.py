@@ -30,12 +30,12 @@ def text(report: EquivalenceReport) -> str:
         lines.append(f"metric      {name}: {number(old)} → {number(overall.after[name])}{marked}")
     if overall.before:
         lines.append(f"            * decides, and is worse by {number(overall.drop)}")
-    for kind, name, groups in (
+    for kind, worst, groups in (
         ("class", report.worst_class, report.classes),
         ("slice", report.worst_slice, report.slices),
     ):
-        if name is not None:
-            lines.append(f"worst {kind} {name}: worse by {number(groups[name].drop)}")
+        if worst is not None:
+            lines.append(f"worst {kind} {worst}: worse by {number(groups[worst].drop)}")
     for flip in report.flips:
         lines.append(
             f"threshold   {flip.threshold:g}: {flip.up} decisions up, {flip.down} down, "

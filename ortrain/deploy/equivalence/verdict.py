@@ -106,7 +106,7 @@ def _group(
     if not failed:
         return []
     worst = max(failed, key=lambda name: failed[name])
-    others = f", and {len(failed) - 1} more fall by more than that" if len(failed) > 1 else ""
+    others = f", and {len(failed) - 1} more outside" if len(failed) > 1 else ""
     changed = _changed(groups[worst], names, failed[worst])
     told = (
         f"max_{kind}_drop={bound:g}: of the {kind} {worst} ({groups[worst].count} examples) "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -207,7 +209,8 @@ class _Graphs:
     """The model with more outputs, in a temporary folder: extremes, or activations themselves."""
 
     def __init__(self, path: Path, operators: Sequence[str], provider: str, counted: bool) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="ortrain-calibration-")
+        self._folder = Path(tempfile.mkdtemp(prefix="ortrain-calibration-"))
+        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._provider = provider
         self.ends = ["/low", "/high", "/sum", *(["/size"] if counted else [])]
         model = load_model(path)
@@ -222,7 +225,7 @@ class _Graphs:
         ready(model, config, path.name)
         preparation.infer(model)
         self.taps = _taps(model, set(chosen))
-        self._base = Path(self._folder.name) / "base.onnx"
+        self._base = self._folder / "base.onnx"
         ir.save(model, self._base, external_data="weights", size_threshold_bytes=256)
         self.outputs = [value.name or "" for value in model.graph.outputs]
         self._statistics = self._session(_reduced(ir.load(self._base), self.taps, counted))
@@ -247,15 +250,15 @@ class _Graphs:
             if session is None:
                 session = self._session(_tapped(ir.load(self._base), names))
                 self._groups[index] = names, session
-            yield from zip(names, _run(session, names, feeds), strict=True)
+            own = [value.name for value in session.get_outputs()]
+            yield from zip(names, _run(session, own, feeds), strict=True)
 
     def close(self) -> None:
-        del self._statistics
         self._groups = []
-        self._folder.cleanup()
+        self._remove()
 
     def _session(self, model: ir.Model) -> Any:
-        path = Path(self._folder.name) / "taps.onnx"
+        path = self._folder / "taps.onnx"
         ir.save(model, path)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3

@@ -65,6 +65,9 @@ class Chain:
         for file in self.order:
             inputs = self._files[file]
             past = [name for name in inputs if _PAST.fullmatch(name)]
+            if inputs.keys() <= batch.keys():  # the data has all of it
+                given.update(_passed_on(run[file](batch), encoder=self._stage(file) == 0))
+                continue
             feeds = {**batch, **given}
             paired = _STATES in inputs or any(".encoder." in name for name in past)
             if paired:
@@ -73,8 +76,11 @@ class Chain:
                 feeds.pop(_POSITIONS, None)
                 self._twice(file, feeds, past, run[file])
                 continue
-            first = self._begin(file, feeds)
-            outputs = run[file](_complete(first, inputs))
+            if past and _IDS in feeds and set(past) <= given.keys():
+                feeds[_IDS] = feeds[_IDS][:, -1:]
+            elif not past:
+                feeds = self._begin(file, feeds)
+            outputs = run[file](_complete(feeds, inputs))
             given.update(_passed_on(outputs, encoder=self._stage(file) == 0))
 
     def _stage(self, file: str) -> int:
@@ -91,7 +97,8 @@ class Chain:
         ids = feeds.get(_IDS)
         if self._stage(file) != 1 or not goes_on or ids is None or ids.shape[1] < 2:
             return feeds
-        return {**feeds, _IDS: ids[:, :-1]}
+        mask = {_MASK: feeds[_MASK][:, :-1]} if _MASK in feeds else {}
+        return {**feeds, **mask, _IDS: ids[:, :-1]}
 
     def _decoder(self, feeds: Arrays) -> Arrays:
         """A batch in the names of a decoder with an encoder: its ids are those of the answer."""

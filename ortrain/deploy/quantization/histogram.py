@@ -88,7 +88,8 @@ class Histogram:
         tail = (1 - percentile / 100) / 2
         high = self._reached(self._counts, 1 - tail) - SIDE * self.width
         low = SIDE * self.width - self._reached(self._counts[::-1], 1 - tail)
-        return max(low, self.low), min(high, self.high)
+        inside = np.clip([low, high], self.low, self.high)
+        return float(inside[0]), float(inside[1])
 
     def entropy(self, levels: int, bins: int) -> tuple[float, float]:
         """The symmetric range that loses least information in so many levels.

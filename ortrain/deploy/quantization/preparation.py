@@ -50,6 +50,11 @@ WEIGHTED = {
 }
 FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
 
+# What may stand between an initializer and a product that reads it.
+_FOLDED = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+# Of an initializer that has been made of another one: that one's name.
+TRANSPOSED = "transposed_of"
+
 Wanted = Callable[[ir.Node], bool]
 
 
@@ -106,7 +111,7 @@ def expect_float(model: ir.Model, file: str) -> None:
         )
 
 
-def misnamed(model: ir.Model) -> list[str]:
+def misnamed(model: ir.Model, operators: Collection[str]) -> list[str]:
     """Nodes that have a quantizable operator's bare name and are another one.
 
     onnxruntime's quantizer does not look at domains: it took ONNX's own Attention for its.
@@ -114,8 +119,8 @@ def misnamed(model: ir.Model) -> list[str]:
     return [
         node.name or ""
         for node in nodes(model)
-        if (node.domain == MICROSOFT) != (node.op_type in _OF_MICROSOFT)
-        and (node.op_type in _OF_MICROSOFT or node.domain not in STANDARD)
+        if node.op_type in operators
+        and node.domain not in ((MICROSOFT,) if node.op_type in _OF_MICROSOFT else STANDARD)
     ]
 
 
@@ -189,7 +194,20 @@ def _fold(model: ir.Model, wanted: Wanted) -> None:
             continue
         if (array := _evaluated(value)) is not None:
             assert value.name is not None
-            node.replace_input_with(index, initializer(model, f"{value.name}_folded", array))
+            folded = initializer(model, f"{value.name}_folded", array)
+            if (source := _only_transposed(value)) is not None:
+                folded.meta[TRANSPOSED] = source
+            node.replace_input_with(index, folded)
+
+
+def _only_transposed(value: ir.Value) -> str | None:
+    """The name of the matrix that a value is the transposed of; None where it is another thing."""
+    node = value.producer()
+    if node is None or not standard(node, "Transpose") or constant(node.inputs[0]) is None:
+        return None
+    source = node.inputs[0]
+    assert source is not None
+    return source.name if len(source.shape or ()) == 2 else None
 
 
 def _evaluated(value: ir.Value | None) -> np.ndarray | None:
@@ -199,9 +217,7 @@ def _evaluated(value: ir.Value | None) -> np.ndarray | None:
     node = value.producer() if value is not None else None
     if node is None or len(node.outputs) != 1 or not node.inputs:
         return None
-    if not standard(
-        node, "Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Flatten"
-    ):
+    if not standard(node, *_FOLDED):
         return None
     read = [_evaluated(each) for each in node.inputs]
     if any(each is None for each in read):
@@ -300,11 +316,15 @@ def _replace(node: ir.Node, read: ir.Value | None, held: ir.Value, bias: ir.Valu
         last.shape = result.shape
         made.append(ir.node("Add", [last, bias], name=f"{node.name}_bias"))
         last = made[-1].outputs[0]
-    name = result.name
-    result.name = f"{name}_before"
-    last.name, last.type, last.shape = name, result.type, result.shape
+    put(node, made)
+
+
+def put(node: ir.Node, made: list[ir.Node]) -> None:
+    """Nodes in the place of one; the last one's result has its result's name, type and shape."""
     assert node.graph is not None
-    ir.convenience.replace_nodes_and_values(node.graph, node, [node], made, [result], [last])
+    ir.convenience.replace_nodes_and_values(
+        node.graph, node, [node], made, [node.outputs[0]], [made[-1].outputs[0]]
+    )
 
 
 def _separate(model: ir.Model, wanted: Wanted) -> None:
@@ -376,10 +396,32 @@ def _held(node: ir.Node) -> bool:
     if index is None or len(node.inputs) <= index:
         return False
     value = node.inputs[index]
-    while value is not None and constant(value) is None:
-        producer = value.producer()
-        if producer is None or not producer.inputs:
-            return False
-        value = producer.inputs[0]
+    if value is None or not follows_from_constants(value):
+        return False
     tensor = constant(value)
-    return tensor is not None and tensor.dtype in FLOATS
+    kind = value.dtype if tensor is None else tensor.dtype
+    return kind is None or kind in FLOATS
+
+
+def follows_from_constants(value: ir.Value | None) -> bool:
+    """Whether a value follows from initializers alone, as a transposed weight does."""
+    if constant(value) is not None:
+        return True
+    node = value.producer() if value is not None else None
+    if node is None or not standard(node, *_FOLDED):
+        return False
+    return all(follows_from_constants(each) for each in node.inputs)
+
+
+def constants(model: ir.Model) -> list[str]:
+    """Nodes that read initializers alone, or what other such nodes give."""
+    known: set[int] = set()
+    found = []
+    for node in model.graph:
+        if node.inputs and all(
+            value is None or constant(value) is not None or id(value) in known
+            for value in node.inputs
+        ):
+            known.update(id(value) for value in node.outputs)
+            found.append(node.name or "")
+    return found

@@ -180,18 +180,8 @@ class IncludeFullyConnectedNodes(PreprocessorPass):
         return {
             node.name or ""
             for node in graph
-            if node.op_type in linear and _constant(node.inputs[1])
+            if node.op_type in linear and preparation.follows_from_constants(node.inputs[1])
         }, set()
-
-
-def _constant(value: ir.Value | None) -> bool:
-    """Whether a value follows from initializers alone, as a transposed weight does."""
-    if preparation.constant(value) is not None:
-        return True
-    node = value.producer() if value is not None else None
-    if node is None or node.op_type not in ("Transpose", "Identity", "Cast", "Reshape"):
-        return False
-    return all(_constant(each) for each in node.inputs)
 
 
 def _producers(node: ir.Node) -> Iterator[ir.Node]:
@@ -236,7 +226,9 @@ def _layer_norm(mean: ir.Node) -> set[ir.Node]:
     if weighted is not None:
         found.add(weighted)
         biased = _reader(weighted, "Add")
-        if biased is not None and any(_constant(value) for value in biased.inputs):
+        if biased is not None and any(
+            preparation.follows_from_constants(value) for value in biased.inputs
+        ):
             found.add(biased)
     return {node for node in found if node is not None}
 
@@ -245,11 +237,19 @@ def _gelu(curve: ir.Node) -> set[ir.Node]:
     """The nodes of ``x * (1 + erf(x / sqrt(2))) * 0.5`` or the form with tanh, from its curve."""
     shifted = _reader(curve, "Add")
     product = None if shifted is None else _reader(shifted, "Mul")
-    if shifted is None or product is None or not any(_constant(v) for v in shifted.inputs):
+    if (
+        shifted is None
+        or product is None
+        or not any(preparation.follows_from_constants(v) for v in shifted.inputs)
+    ):
         return set()
     found = {curve, shifted, product}
-    half = _reader(product, "Mul") if not any(_constant(v) for v in product.inputs) else None
-    if half is not None and any(_constant(value) for value in half.inputs):
+    half = (
+        _reader(product, "Mul")
+        if not any(preparation.follows_from_constants(v) for v in product.inputs)
+        else None
+    )
+    if half is not None and any(preparation.follows_from_constants(value) for value in half.inputs):
         found.add(half)
     before = _producer(curve, "Div", "Mul")
     if before is not None:

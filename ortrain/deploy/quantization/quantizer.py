@@ -6,55 +6,33 @@ import copy
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx_ir as ir
-import onnxruntime
 
 from ortrain.deploy.model_folder import ModelFolder, published, save_model
 from ortrain.deploy.ort_config import ORTConfig
-from ortrain.deploy.quantization import preparation
 from ortrain.deploy.quantization.calibration_config import CalibrationConfig
 from ortrain.deploy.quantization.calibration_data import ORTCalibrationDataReader
 from ortrain.deploy.quantization.calibrator import Calibrator
-from ortrain.deploy.quantization.chain import Arrays, Chain
+from ortrain.deploy.quantization.chain import Chain
 from ortrain.deploy.quantization.configuration import QuantizationConfig
-from ortrain.deploy.quantization.half_precision import HalfPrecisionConfig, halved
-from ortrain.deploy.quantization.inputs import described, fed
+from ortrain.deploy.quantization.half_precision import HalfPrecisionConfig
 from ortrain.deploy.quantization.preprocessor import QuantizationPreprocessor
 from ortrain.deploy.quantization.recovery import Recovery
-from ortrain.deploy.quantization.rewriting import quantized
-from ortrain.deploy.quantization.sensitivity import Sensitivity, measure
-from ortrain.deploy.quantization.weight_only import WeightOnlyConfig, in_blocks
+from ortrain.deploy.quantization.rewrites import Config, Rewrites
+from ortrain.deploy.quantization.sensitivity import Sensitivity
+from ortrain.deploy.quantization.weight_only import WeightOnlyConfig
 from ortrain.errors import StateError
 from ortrain.kinds import NONE, expect, expect_flag, expect_names, expect_path, expect_whole
 
 if TYPE_CHECKING:
     from ortrain.deploy.equivalence import Budgets, GoldenSet
 
-Config = QuantizationConfig | WeightOnlyConfig | HalfPrecisionConfig
-Ranges = Mapping[str, tuple[float, float]]
 
 SENSITIVITY = "sensitivity.json"
-# Nodes that only move values about change nothing by themselves.
-_MOVING = {
-    "AveragePool",
-    "Clip",
-    "Concat",
-    "Flatten",
-    "MaxPool",
-    "Pad",
-    "Relu",
-    "Reshape",
-    "Slice",
-    "Split",
-    "Squeeze",
-    "Transpose",
-    "Unsqueeze",
-}
 
 
 class ORTQuantizer:
@@ -203,8 +181,13 @@ class ORTQuantizer:
             dataset, batch_size, names=chain.columns(), ranks=chain.ranks()
         )
         runs = {file: calibrator.run for file, calibrator in self._calibrators.items()}
-        for batch in reader:
-            chain.run(batch, runs)
+        try:
+            for batch in reader:
+                chain.run(batch, runs)
+        except BaseException:
+            for calibrator in self._calibrators.values():
+                calibrator.close()
+            raise
 
     def compute_ranges(self) -> dict[str, tuple[float, float]]:
         """The ranges of all data so far; as :meth:`fit` gives them.
@@ -272,13 +255,13 @@ class ORTQuantizer:
         expect("preprocessor", preprocessor, (QuantizationPreprocessor, NONE), "a preprocessor")
         if validate is None and (budgets is not None or on_fail == "recover"):
             raise ValueError("budgets are kept on examples: give validate=GoldenSet(...)")
-        ranges = _ranges(calibration_tensors_range)
-        configs = {file: self._chosen(file, config, preprocessor) for file in self.files}
+        rewrites = Rewrites(self._source, _ranges(calibration_tensors_range))
+        configs = {file: rewrites.chosen(file, config, preprocessor) for file in self.files}
         with published(self._source, save_dir, "quantized model") as folder:
 
             def write(current: Mapping[str, Config]) -> None:
                 for file, each in current.items():
-                    model = self._rewritten(file, each, ranges)
+                    model = rewrites.model(file, each)
                     beside = True if use_external_data_format else None
                     save_model(model, folder / _named(file, file_suffix), external=beside)
 
@@ -289,7 +272,7 @@ class ORTQuantizer:
                     validate,
                     budgets,
                     write,
-                    lambda: self._sensitivities(configs, validate.batches, ranges),
+                    lambda: rewrites.sensitivities(configs, validate.batches),
                 )
                 report, configs, sensitive = recovery.run(configs, recover=on_fail == "recover")
                 report.save(folder)
@@ -323,9 +306,9 @@ class ORTQuantizer:
         if mode not in ("alone", "excluded"):
             raise ValueError(f"mode={mode!r}: expected 'alone' or 'excluded'")
         batches = getattr(examples, "batches", examples)
-        configs = {file: self._chosen(file, config, None) for file in self.files}
-        ranges = _ranges(calibration_tensors_range)
-        return self._sensitivities(configs, batches, ranges, mode)
+        rewrites = Rewrites(self._source, _ranges(calibration_tensors_range))
+        configs = {file: rewrites.chosen(file, config) for file in self.files}
+        return rewrites.sensitivities(configs, batches, mode)
 
     def get_calibration_dataset(
         self,
@@ -403,116 +386,6 @@ class ORTQuantizer:
             )
         # What a caller holds is not changed; what was changed in it is looked at anew.
         return dataclasses.replace(copy.deepcopy(config))
-
-    def _chosen(
-        self, file: str, config: Config, preprocessor: QuantizationPreprocessor | None
-    ) -> Config:
-        """The configuration of one file: with the nodes that passes choose."""
-        model = self._source.load(file)
-        preparation.prepare(model, gemm=False, wanted=lambda _: False)
-        names = {node.name for node in preparation.nodes(model)}
-        each = copy.deepcopy(config)
-        if len(self.files) > 1:  # nodes of other files are named as well
-            for argument in ("nodes_to_quantize", "nodes_to_exclude"):
-                if hasattr(each, argument):
-                    given = getattr(each, argument)
-                    setattr(each, argument, [name for name in given if name in names])
-        if preprocessor is not None:
-            more, less = preprocessor.collect(model)
-            if hasattr(each, "nodes_to_quantize"):
-                each.nodes_to_quantize = sorted({*each.nodes_to_quantize, *more})
-            each.nodes_to_exclude = sorted({*each.nodes_to_exclude, *less})
-        return each
-
-    def _rewritten(self, file: str, config: Config, ranges: Ranges | None) -> ir.Model:
-        model = self._source.load(file)
-        if isinstance(config, WeightOnlyConfig):
-            return in_blocks(model, config, file)
-        if isinstance(config, HalfPrecisionConfig):
-            return halved(model, config, file)
-        if not config.is_static:
-            return quantized(model, config, None, file)[0]
-        own = dict(ranges or {})
-        if len(self.files) > 1:
-            prefix = f"{file}/"
-            own = {n.removeprefix(prefix): r for n, r in own.items() if n.startswith(prefix)}
-        return quantized(model, config, own, file)[0]
-
-    def _sensitivities(
-        self,
-        configs: Mapping[str, Config],
-        batches: Sequence[Mapping[str, np.ndarray]],
-        ranges: Ranges | None,
-        mode: str = "alone",
-    ) -> list[Sensitivity]:
-        found: list[Sensitivity] = []
-        feeds = self._feeds(batches)
-        for file, config in configs.items():
-            if isinstance(config, HalfPrecisionConfig):
-                continue
-            variants = self._variants(file, config, ranges, mode)
-            found += measure(self._source.path / file, variants, feeds[file])
-        return sorted(found, key=lambda each: (each.signal_to_noise, -each.largest))
-
-    def _variants(
-        self, file: str, config: Config, ranges: Ranges | None, mode: str
-    ) -> Iterator[tuple[str, str, Callable[[Path], Path]]]:
-        for node, operator in self._candidates(file, config):
-            changed = copy.deepcopy(config)
-            if mode == "alone":
-                assert not isinstance(changed, HalfPrecisionConfig)
-                changed.nodes_to_quantize = [node]
-            else:
-                changed.nodes_to_exclude = [*changed.nodes_to_exclude, node]
-
-            def write(folder: Path, changed: Config = changed) -> Path:
-                save_model(self._rewritten(file, changed, ranges), folder / file)
-                return folder / file
-
-            yield node, operator, write
-
-    def _candidates(self, file: str, config: Config) -> list[tuple[str, str]]:
-        model = self._source.load(file)
-        preparation.prepare(model, gemm=False, wanted=lambda _: False)
-        assert not isinstance(config, HalfPrecisionConfig)
-        operators = set(config.operators_to_quantize) - _MOVING
-        if "MatMul" in operators and not config.is_static:
-            operators |= {"Gemm", "FusedMatMul"}
-        chosen, excluded = set(config.nodes_to_quantize), set(config.nodes_to_exclude)
-        return [
-            (node.name or "", node.op_type)
-            for node in preparation.quantizable(model, static=config.is_static)
-            if node.op_type in operators
-            and node.name not in excluded
-            and (not chosen or node.name in chosen)
-        ]
-
-    def _feeds(self, batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, list[Arrays]]:
-        """File → its batches; what one file gives another one is computed."""
-        if len(self.files) == 1:
-            return {self.files[0]: [dict(batch) for batch in batches]}
-        sessions = {
-            file: onnxruntime.InferenceSession(
-                self._source.path / file, providers=["CPUExecutionProvider"]
-            )
-            for file in self.files
-        }
-        inputs = {file: described(session) for file, session in sessions.items()}
-        found: dict[str, list[Arrays]] = {file: [] for file in self.files}
-
-        def run(file: str) -> Callable[[Arrays], Arrays]:
-            def call(batch: Arrays) -> Arrays:
-                feeds = fed(batch, inputs[file])
-                found[file].append(feeds)
-                names = [value.name for value in sessions[file].get_outputs()]
-                return dict(zip(names, sessions[file].run(names, feeds), strict=True))
-
-            return call
-
-        chain = Chain(inputs)
-        for batch in batches:
-            chain.run(dict(batch), {file: run(file) for file in self.files})
-        return found
 
     def _pair(self, folder: Path, suffix: str | None) -> tuple[Path, Path]:
         if len(self.files) == 1:

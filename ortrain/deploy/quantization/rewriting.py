@@ -16,7 +16,7 @@ from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 from onnxruntime.quantization.quant_utils import add_infer_metadata
 
-from ortrain.deploy.quantization import preparation
+from ortrain.deploy.quantization import preparation, tied
 from ortrain.deploy.quantization.configuration import (
     QuantFormat,
     QuantizationConfig,
@@ -62,10 +62,15 @@ def quantized(
     preparation.expect_float(model, file)
     excluded = ready(model, config, file)
     preparation.infer(model)
-    wanted = _wanted(config, set(config.nodes_to_exclude) | set(excluded))
+    # What follows from constants alone is no activation: a weight that stays, transposed, stays.
+    apart = {*config.nodes_to_exclude, *preparation.constants(model)}
+    wanted = _wanted(config, apart | set(excluded))
+    shared = {} if config.is_static else tied.tables(model, wanted)
+    apart |= shared.keys()
+    wanted = _wanted(config, apart | set(excluded))
     if ranges is not None:
         excluded |= _without_range(model, ranges, wanted)
-        wanted = _wanted(config, set(config.nodes_to_exclude) | set(excluded))
+        wanted = _wanted(config, apart | set(excluded))
     if not any(wanted(node) for node in preparation.nodes(model)):
         raise InputError(
             f"nothing of {file} would be quantized",
@@ -76,13 +81,14 @@ def quantized(
     left_out: dict[str, ir.TensorProtocol] = {}
     proto = _proto(model, wanted, left_out)
     names = [node.name or "" for node in preparation.nodes(model) if wanted(node)]
-    excluded_names = sorted({*config.nodes_to_exclude, *excluded})
+    excluded_names = sorted({*apart, *excluded})
     with _quiet():
         result = _rewrite(proto, config, ranges, names, excluded_names)
     made = ir.from_proto(result)
     for name, tensor in left_out.items():
         if name in made.graph.initializers:
             made.graph.initializers[name].const_value = tensor
+    tied.share(made, shared)
     made.producer_name, made.producer_version = "ortrain", None
     _report_left(made, config, excluded, file)
     return made, excluded
@@ -142,7 +148,8 @@ def _wanted(
 def _unquantizable(model: ir.Model, config: QuantizationConfig) -> dict[str, str]:
     """Nodes on which onnxruntime's quantizer would fail or go wrong."""
     found = dict.fromkeys(
-        preparation.misnamed(model), "an operator of another domain has the same name"
+        preparation.misnamed(model, config.operators_to_quantize),
+        "an operator of another domain has the same name",
     )
     for node in preparation.nodes(model):
         name = node.name or ""
@@ -205,7 +212,12 @@ def _proto(
         if tensor.nbytes > _LEFT_OUT and not any(wanted(use.node) for use in value.uses()):
             left_out[name] = tensor
             value.const_value = ir.ExternalTensor(
-                "left_out", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.numpy().shape), name=name
+                "left_out",
+                0,
+                tensor.nbytes,
+                tensor.dtype,
+                shape=ir.Shape(tensor.numpy().shape),
+                name=name,
             )
         elif isinstance(tensor, ir.ExternalTensor):
             value.const_value = ir.Tensor(tensor.numpy(), tensor.dtype, name=name)
@@ -286,12 +298,21 @@ def tensors_data(ranges: Ranges) -> TensorsData:
 def _report_left(
     model: ir.Model, config: QuantizationConfig, excluded: Mapping[str, str], file: str
 ) -> None:
-    """Warns of products that are floating point still, and that nobody asked to stay so."""
+    """Warns of products that are floating point still, and that nobody asked to stay so.
+
+    Other nodes that have no range carry masks, and must stay; they are told where they were named.
+    """
+    named = set(config.nodes_to_quantize)
     wanted = _wanted(config, set(config.nodes_to_exclude) | set(excluded))
     left = []
     if not config.is_static:
         left = [node.name or "" for node in preparation.products(model) if wanted(node)]
-    told = [f"{name} ({reason})" for name, reason in sorted(excluded.items())]
+    kinds = {node.name or "": node.op_type for node in preparation.nodes(model)}
+    told = [
+        f"{name} ({reason})"
+        for name, reason in sorted(excluded.items())
+        if name in named or kinds.get(name) in preparation.WEIGHTED
+    ]
     if left or told:
         warnings.warn(
             f"{file}: {len(left) + len(told)} nodes were to be quantized and stay as they were: "

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ortrain.deploy.quantization import preparation
+from ortrain.deploy.quantization import preparation, tied
 from ortrain.errors import InputError, listing
 from ortrain.kinds import NONE, expect, expect_flag, expect_names, expect_whole
 
@@ -104,7 +104,7 @@ def in_blocks(model: ir.Model, config: WeightOnlyConfig, file: str) -> ir.Model:
         return not chosen or node.name in chosen
 
     preparation.prepare(model, gemm=True, wanted=wanted)
-    writer = _Blocks(model, config)
+    writer = _Blocks(model, config, tied.tables(model, wanted))
     count = 0
     for node in list(preparation.nodes(model)):
         if wanted(node):
@@ -124,11 +124,14 @@ def in_blocks(model: ir.Model, config: WeightOnlyConfig, file: str) -> ir.Model:
 class _Blocks:
     """Puts quantized nodes in the place of others; a weight of several readers is made once."""
 
-    def __init__(self, model: ir.Model, config: WeightOnlyConfig) -> None:
-        self._model, self._config = model, config
+    def __init__(
+        self, model: ir.Model, config: WeightOnlyConfig, shared: Mapping[str, str]
+    ) -> None:
+        self._model, self._config, self._shared = model, config, shared
         # The kernel is onnxruntime's; of its rewriting, nodes that share a weight give it twice.
         self._kernel = _kernel(config)
         self._made: dict[tuple[str, str], list[ir.Value]] = {}
+        self._flat: dict[str, ir.Value] = {}
 
     def product(self, node: ir.Node) -> bool:
         """``MatMul`` with a constant matrix → ``MatMulNBits``."""
@@ -155,7 +158,7 @@ class _Blocks:
             domain=preparation.MICROSOFT,
             name=node.name,
         )
-        _put(node, made)
+        preparation.put(node, [made])
         return True
 
     def table(self, node: ir.Node) -> bool:
@@ -171,13 +174,10 @@ class _Blocks:
         columns = tensor.numpy().shape[1]
         if columns % self._config.block_size:  # the last block would be padded, and given out too
             return False
+        packed, *more = self._rows(node, value)
         made = ir.node(
             "GatherBlockQuantized",
-            [
-                *self._packed(value, transposed=False)[:1],
-                node.inputs[1],
-                *self._packed(value, transposed=False)[1:],
-            ],
+            [packed, node.inputs[1], *more],
             {
                 "bits": self._config.bits,
                 "block_size": self._config.block_size,
@@ -187,8 +187,22 @@ class _Blocks:
             domain=preparation.MICROSOFT,
             name=node.name,
         )
-        _put(node, made)
+        preparation.put(node, [made])
         return True
+
+    def _rows(self, node: ir.Node, value: ir.Value) -> list[ir.Value]:
+        """The same for rows: of a table that is the output layer too, those of the product."""
+        weight = self._shared.get(node.name or "")
+        if weight is None:
+            return self._packed(value, transposed=False)
+        packed, *more = self._packed(self._model.graph.initializers[weight], transposed=True)
+        if weight not in self._flat:  # [rows, blocks, bytes] → [rows, bytes]
+            shape = preparation.initializer(self._model, "rows_of_bytes", np.array([0, -1]))
+            flat = ir.node("Reshape", [packed, shape], name=f"{weight}_by_rows")
+            self._model.graph.insert_before(next(iter(self._model.graph)), flat)
+            self._flat[weight] = flat.outputs[0]
+            flat.outputs[0].name = f"{weight}_rows"
+        return [self._flat[weight], *more]
 
     def _packed(self, value: ir.Value, *, transposed: bool) -> list[ir.Value]:
         """Bits, scales and, unless it is symmetric, zeros of a weight as initializers."""
@@ -229,13 +243,3 @@ def _kernel(config: WeightOnlyConfig) -> Any:
             block_size=config.block_size, is_symmetric=config.symmetric, bits=config.bits
         )
     )
-
-
-def _put(node: ir.Node, made: ir.Node) -> None:
-    result, output = node.outputs[0], made.outputs[0]
-    name = result.name
-    result.name = f"{name}_before"
-    output.type, output.shape = result.type, result.shape
-    assert node.graph is not None
-    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [made], [result], [output])
-    output.name = name

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ortrain.deploy.equivalence import differences
 from ortrain.deploy.equivalence.differences import Difference
 from ortrain.deploy.equivalence.report import OutputDifference
 
@@ -32,6 +34,17 @@ def test_batches_of_all_shapes_add_up() -> None:
     worst = int(np.argmax([gap.max() for gap in gaps]))
     row = int(np.unravel_index(gaps[worst].argmax(), gaps[worst].shape)[0])
     assert found.example == row + (3 if worst else 0)
+
+
+def test_large_outputs_are_compared_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(0)
+    before, after = noise.standard_normal((2, 5, 4, 3))
+    mask = noise.random((5, 4)) > 0.3
+    whole = between((before, after), mask=mask)
+    monkeypatch.setattr(differences, "_AT_ONCE", 20)
+    parts = between((before, after), mask=mask)
+    assert parts.mean == pytest.approx(whole.mean, rel=1e-12)
+    assert dataclasses.replace(parts, mean=whole.mean) == whole
 
 
 def test_each_decade_has_its_place() -> None:

@@ -104,6 +104,45 @@ def test_several_labels_are_zeros_and_ones(model: Path, tmp_path: Path) -> None:
     assert golden.labels.tolist() == [[1, 0, 1], [0, 0, 0]]
 
 
+def test_names_that_are_numbers_go_before_numbers(model: Path, tmp_path: Path) -> None:
+    # As `ortrain train` names the classes of stars from 1 to 3.
+    config(model, id2label={"0": "1", "1": "2", "2": "3"})
+    rows = '{"text": "good", "label": 3}\n{"text": "bad", "label": "1"}\n'
+    golden = GoldenSet.from_file(write(tmp_path / "golden.jsonl", rows), model)
+    assert golden.labels is not None
+    assert golden.labels.tolist() == [2, 0]
+
+
+def test_a_text_is_the_label_of_a_causal_language_model(model: Path, tmp_path: Path) -> None:
+    config(model, architectures=["GPT2LMHeadModel"])
+    golden = GoldenSet.from_file(write(tmp_path / "golden.csv", "text\ngood film\nbad\n"), model)
+    assert golden.labels is not None
+    assert golden.labels.tolist() == [[2, 5, 7, 3], [2, 6, 3, -100]]
+    assert golden.id2label == {}
+
+
+def test_a_text_is_the_label_of_a_model_that_writes_one(model: Path, tmp_path: Path) -> None:
+    config(
+        model,
+        architectures=["T5ForConditionalGeneration"],
+        is_encoder_decoder=True,
+        decoder_start_token_id=4,
+    )
+    file = write(tmp_path / "golden.csv", "text,summary\ngood film,good\nbad,bad plots\n")
+    golden = GoldenSet.from_file(file, model, label_column="summary")
+    batch = golden.batches[0]
+    assert batch["input_ids"].tolist() == [[2, 5, 7, 3], [2, 6, 3, 0]]
+    assert batch["decoder_input_ids"].tolist() == [[4, 2, 5, 3, 0], [4, 2, 6, 8, 9]]
+    assert golden.labels is not None
+    assert golden.labels.tolist() == [[2, 5, 3, -100, -100], [2, 6, 8, 9, 3]]
+
+
+def test_a_column_of_labels_that_is_named_has_to_be_there(model: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "golden.csv", "text,label\ngood,red\n")
+    with pytest.raises(InputError, match="row 2: there is no label 'colour'"):
+        GoldenSet.from_file(file, model, label_column="colour")
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

@@ -207,6 +207,8 @@ def test_arrays_of_a_file_are_cut_into_batches(tmp_path: Path) -> None:
     assert golden.slices == {"even": [0, 2, 4, 6, 8], "first": [0, 1]}
     assert GoldenSet.from_file(path, model, limit=5).examples == 5
     assert GoldenSet.from_file(path, model, limit=5).slices["even"] == [0, 2, 4]
+    with pytest.raises(InputError, match="has no columns to tell slices by"):
+        GoldenSet.from_file(path, model, slice_columns=["language"])
 
 
 def test_a_file_that_has_no_arrays_is_told(tmp_path: Path) -> None:

@@ -15,19 +15,21 @@ from ortrain.errors import InputError
 from tests.deploy import classifiers
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21]>\n'
-PAST = "float[batch, 1, past, 4] past_key_values.0.key"
+# The parser of graphs takes no dots.
+DOTTED = {"past_in": "past_key_values.0.key", "present_out": "present.0.key"}
+PAST = "float[batch, 1, past, 4] past_in"
 IDS = "int64[batch, sequence] input_ids, int64[batch, total] attention_mask"
 # A sum over all words so far, which the cache has of those before.
 DECODER = (
     f"g ({IDS}, int64[batch, sequence] position_ids, {PAST}) =>"
-    " (float[batch, sequence, 4] logits, float[batch, 1, total, 4] present.0.key) {\n"
+    " (float[batch, sequence, 4] logits, float[batch, 1, total, 4] present_out) {\n"
     "    words = Gather(table, input_ids)\n"
     "    places = Gather(place, position_ids)\n"
     "    both = Add(words, places)\n"
     "    one = Constant<value_ints: ints = [1]>()\n"
     "    own = Unsqueeze(both, one)\n"
-    "    present.0.key = Concat<axis: int = 2>(past_key_values.0.key, own)\n"
-    "    sums = ReduceSum<keepdims: int = 0>(present.0.key, axes)\n"
+    "    present_out = Concat<axis: int = 2>(past_in, own)\n"
+    "    sums = ReduceSum<keepdims: int = 0>(present_out, axes)\n"
     "    kept = Unsqueeze(sums, one)\n"
     "    logits = Add(both, kept)\n}"
 )
@@ -60,6 +62,11 @@ def model(text: str, **changes: Any) -> onnx.ModelProto:
         **changes,
     }
     used = {name for node in made.graph.node for name in node.input}
+    for value in (*made.graph.input, *made.graph.output):
+        value.name = DOTTED.get(value.name, value.name)
+    for node in made.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [DOTTED.get(name, name) for name in names]
     made.graph.initializer.extend(
         numpy_helper.from_array(np.asarray(value), name)
         for name, value in tensors.items()
@@ -144,6 +151,23 @@ def test_an_encoder_and_its_decoder_are_compared_in_one_call(tmp_path: Path) -> 
     assert report.outputs["decoder_model/logits"].largest == pytest.approx(1.5, rel=1e-5)
     assert set(report.after.files) == {"encoder_model.onnx", "decoder_model.onnx"}
     assert report.overall.count == 3
+
+
+def test_a_decoder_in_two_files_goes_on_where_the_first_one_ends(tmp_path: Path) -> None:
+    config = {"architectures": ["GPT2LMHeadModel"]}
+    first = model(DECODER)
+    del first.graph.input[3]
+    first.graph.node[5].CopyFrom(onnx.helper.make_node("Identity", ["own"], ["present.0.key"]))
+    names = {"decoder_model.onnx": first, "decoder_with_past_model.onnx": model(DECODER)}
+    folders = [tmp_path / "before", tmp_path / "after"]
+    for folder in folders:
+        for name, each in names.items():
+            classifiers.folder(folder, each, name=name, config=config)
+    report = compare(*folders, GoldenSet(texts()), **QUICK)
+    assert report.passed
+    # Three tokens before, and one more.
+    assert report.outputs["decoder_model/present.0.key"].elements == 2 * 3 * 4
+    assert report.outputs["decoder_with_past_model/present.0.key"].elements == 2 * 4 * 4
 
 
 def test_an_input_that_nothing_gives_is_told(tmp_path: Path) -> None:

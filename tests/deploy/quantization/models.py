@@ -63,7 +63,9 @@ def classifier(folder: Path, *, layers: int = 2, seed: int = 0, **more: Any) -> 
             helper.make_node(
                 "MatMul", [f"h{layer}", f"t{layer}"], [f"m{layer}"], name=f"product_{layer}"
             ),
-            helper.make_node("Add", [f"m{layer}", f"b{layer}"], [f"a{layer}"], name=f"bias_{layer}"),
+            helper.make_node(
+                "Add", [f"m{layer}", f"b{layer}"], [f"a{layer}"], name=f"bias_{layer}"
+            ),
             helper.make_node("Gelu", [f"a{layer}"], [f"h{layer + 1}"], name=f"gelu_{layer}"),
         ]
     weights["axes"] = np.array([1], np.int64)

@@ -19,7 +19,7 @@ from ortrain.deploy.quantization import (
     ORTCalibrationDataReader,
     ORTQuantizer,
 )
-from ortrain.errors import ExecutionError, InputError, StateError
+from ortrain.errors import ExecutionError, InputError, OrtrainWarning, StateError
 from tests.deploy.quantization.models import (
     WIDTH,
     WORDS,
@@ -188,9 +188,14 @@ def test_activations_are_held_in_groups_of_a_bounded_size(
         return groups
 
     monkeypatch.setattr(calibrator, "_grouped", watched)
-    monkeypatch.setattr(calibrator.Calibrator.__init__, "__kwdefaults__", {
-        **(calibrator.Calibrator.__init__.__kwdefaults__ or {}), "held": 4,
-    })
+    monkeypatch.setattr(
+        calibrator.Calibrator.__init__,
+        "__kwdefaults__",
+        {
+            **(calibrator.Calibrator.__init__.__kwdefaults__ or {}),
+            "held": 4,
+        },
+    )
     assert quantizer(tmp_path).fit(data, config) == whole
     assert len(groups) == 3
     assert all(len(group) == 1 for group in groups)
@@ -221,12 +226,14 @@ def test_masks_of_infinities_have_no_range_and_their_nodes_stay(tmp_path: Path) 
     found = one.fit(data, METHODS["minmax"])
     assert {"mask", "scores"}.isdisjoint(found)
     config = AutoQuantizationConfig.avx512_vnni(is_static=True)
-    with pytest.warns(UserWarning, match="mask .calibration has no range of mask"):
-        one.quantize(config, tmp_path / "b", calibration_tensors_range=found)
+    one.quantize(config, tmp_path / "b", calibration_tensors_range=found)
     after = tmp_path / "b" / "model_quantized.onnx"
     old, new = answers(before, data[0])[0], answers(after, data[0])[0]
     assert (new[:, 5:] == 0).all()
     assert relative(old, new) < 0.05
+    config.nodes_to_quantize = ["product", "mask"]
+    with pytest.warns(OrtrainWarning, match="mask .calibration has no range of mask"):
+        one.quantize(config, tmp_path / "c", calibration_tensors_range=found)
 
 
 class Data(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -244,7 +251,9 @@ def test_every_kind_of_data_gives_the_same_ranges(tmp_path: Path) -> None:
     import datasets
 
     classifier(tmp_path / "a")
-    lists = [{"input_ids": each["input_ids"].tolist()} for each in map(Data().__getitem__, range(6))]
+    lists = [
+        {"input_ids": each["input_ids"].tolist()} for each in map(Data().__getitem__, range(6))
+    ]
 
     def stream() -> Iterator[dict[str, list[int]]]:
         yield from lists
@@ -321,7 +330,9 @@ def test_a_wrong_configuration_is_an_error(given: dict[str, Any], message: str) 
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("preset", ["arm64", "avx2", "avx512", "avx512_vnni", "ppc64le", "tensorrt"])
+@pytest.mark.parametrize(
+    "preset", ["arm64", "avx2", "avx512", "avx512_vnni", "ppc64le", "tensorrt"]
+)
 def test_static_quantization_answers_nearly_the_same(
     tmp_path: Path, preset: str, method: str
 ) -> None:
@@ -407,3 +418,62 @@ def test_ranges_of_two_processes_can_be_merged(tmp_path: Path) -> None:
         assert one.ranges() == whole.ranges()
         for each in (whole, one, two):
             each.close()
+
+
+def test_a_transposed_weight_that_stays_is_neither_quantized_nor_complained_of(
+    tmp_path: Path,
+) -> None:
+    before = classifier(tmp_path / "a")
+    one = ORTQuantizer.from_pretrained(tmp_path / "a")
+    found = one.fit([ids()], METHODS["minmax"])
+    config = AutoQuantizationConfig.avx512_vnni(is_static=True, nodes_to_exclude=["product_0"])
+    one.quantize(config, tmp_path / "b", calibration_tensors_range=found)
+    after = tmp_path / "b" / "model_quantized.onnx"
+    kinds = {i.name: i.data_type for i in onnx.load(after).graph.initializer}
+    assert kinds["w0"] == TensorProto.FLOAT
+    assert relative(answers(before, ids())[0], answers(after, ids())[0]) < 0.1
+
+
+def test_ranges_are_those_of_onnxruntimes_calibration_where_that_is_right(tmp_path: Path) -> None:
+    """One shard of one length: what the library's own calibrators are right on."""
+    from onnxruntime.quantization.calibrate import CalibrationMethod, create_calibrator
+
+    path = product(tmp_path / "a")
+    data = rows([1, 3, 2, 5], lengths=(40,))
+    (tmp_path / "work").mkdir()
+    for method, given, close in (
+        (CalibrationMethod.MinMax, METHODS["minmax"], 1e-6),
+        (CalibrationMethod.Percentile, AutoCalibrationConfig.percentiles(percentile=99.0), 0.01),
+    ):
+        other = create_calibrator(
+            path,
+            ["MatMul", "Add"],
+            augmented_model_path=str(tmp_path / "work" / "augmented.onnx"),
+            calibrate_method=method,
+            extra_options={"num_bins": 2048, "percentile": 99.0, "symmetric": False},
+        )
+        other.collect_data(iter_reader([{"x": each["x"][None]} for each in data]))
+        theirs = {
+            name: [float(np.asarray(value).item()) for value in each.range_value]
+            for name, each in other.compute_data().data.items()
+        }
+        ours = quantizer(tmp_path).fit(data, given, operators_to_quantize=["MatMul", "Add"])
+        assert ours.keys() == theirs.keys()
+        for name, (low, high) in ours.items():
+            size = max(map(abs, theirs[name]))
+            assert low == pytest.approx(theirs[name][0], abs=close * size)
+            assert high == pytest.approx(theirs[name][1], abs=close * size)
+
+
+def iter_reader(batches: list[Arrays]) -> Any:
+    """Batches as onnxruntime's calibrators read them."""
+    from onnxruntime.quantization import CalibrationDataReader
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self._left = iter(batches)
+
+        def get_next(self) -> Arrays | None:
+            return next(self._left, None)
+
+    return Reader()

@@ -1,0 +1,190 @@
+"""Which nodes change the answers most, the gate before anything is written, and the recovery."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from ortrain.deploy import Budgets, EquivalenceError, GoldenSet
+from ortrain.deploy.ort_config import ORTConfig
+from ortrain.deploy.quantization import (
+    AutoCalibrationConfig,
+    AutoQuantizationConfig,
+    HalfPrecisionConfig,
+    ORTQuantizer,
+    QuantizationConfig,
+    WeightOnlyConfig,
+)
+from tests.deploy.quantization.models import answers, classifier, ids, operators
+
+
+def dynamic(**more: Any) -> QuantizationConfig:
+    return AutoQuantizationConfig.avx512_vnni(is_static=False, per_channel=False, **more)
+
+
+def sensitive(folder: Path, layer: int = 1) -> Path:
+    """A classifier of which one product has a weight far larger than all others of it."""
+    path = classifier(folder, layers=3)
+    model = onnx.load(path)
+    for weight in model.graph.initializer:
+        if weight.name == f"w{layer}":
+            array = numpy_helper.to_array(weight).copy()
+            array[0, 0] = 300.0
+            weight.CopyFrom(numpy_helper.from_array(array, weight.name))
+        if weight.name == f"b{layer}":
+            # The large one's output is switched off, so that the others matter.
+            array = numpy_helper.to_array(weight).copy()
+            array[0] = -3000.0
+            weight.CopyFrom(numpy_helper.from_array(array, weight.name))
+    onnx.save(model, path)
+    return path
+
+
+def golden(path: Path, rows: int = 16) -> GoldenSet:
+    batches = [ids(4, 6, seed) for seed in range(rows // 4)]
+    labels = np.concatenate([answers(path, batch)[0].argmax(-1) for batch in batches])
+    return GoldenSet(batches, labels=labels)
+
+
+def test_the_node_that_changes_most_is_the_first(tmp_path: Path) -> None:
+    path = sensitive(tmp_path / "a")
+    quantizer = ORTQuantizer.from_pretrained(tmp_path / "a")
+    found = quantizer.sensitivity(dynamic(), golden(path))
+    assert {each.node for each in found} == {
+        "embedding",
+        "product_0",
+        "product_1",
+        "product_2",
+        "classes",
+    }
+    assert found[0].node == "product_1"
+    assert found[0].operator == "MatMul"
+    assert found[0].signal_to_noise < found[1].signal_to_noise - 10
+    ratios = [each.signal_to_noise for each in found]
+    assert ratios == sorted(ratios)
+    assert all(each.largest >= each.mean > 0 for each in found)
+
+
+def test_leaving_the_node_out_that_changes_most_leaves_the_least_change(tmp_path: Path) -> None:
+    path = sensitive(tmp_path / "a")
+    quantizer = ORTQuantizer.from_pretrained(tmp_path / "a")
+    found = quantizer.sensitivity(dynamic(), golden(path), mode="excluded")
+    assert found[-1].node == "product_1"
+    with pytest.raises(ValueError, match="mode='both'"):
+        quantizer.sensitivity(dynamic(), golden(path), mode="both")
+
+
+def test_weights_in_few_bits_are_measured_as_well(tmp_path: Path) -> None:
+    path = sensitive(tmp_path / "a")
+    quantizer = ORTQuantizer.from_pretrained(tmp_path / "a")
+    few = quantizer.sensitivity(WeightOnlyConfig(block_size=32), golden(path).batches)
+    more = quantizer.sensitivity(WeightOnlyConfig(bits=8), golden(path).batches)
+    assert len(few) == len(more) == 5
+    by_node = {each.node: each.signal_to_noise for each in more}
+    # Each bit halves a step: four bits are 24 dB.
+    assert all(15 < by_node[each.node] - each.signal_to_noise < 35 for each in few)
+
+
+def test_inside_the_budgets_the_model_and_its_report_are_published(tmp_path: Path) -> None:
+    path = classifier(tmp_path / "a")
+    quantizer = ORTQuantizer.from_pretrained(tmp_path / "a")
+    quantizer.quantize(
+        dynamic(), tmp_path / "b", validate=golden(path), budgets=Budgets(max_abs_diff=2.0)
+    )
+    names = {each.name for each in (tmp_path / "b").iterdir()}
+    assert names == {
+        "config.json",
+        "equivalence.html",
+        "equivalence.json",
+        "model_quantized.onnx",
+        "ort_config.json",
+    }
+
+
+def test_outside_the_budgets_nothing_is_written_and_the_nodes_are_named(tmp_path: Path) -> None:
+    path = sensitive(tmp_path / "a")
+    quantizer = ORTQuantizer.from_pretrained(tmp_path / "a")
+    with pytest.raises(EquivalenceError) as caught:
+        quantizer.quantize(
+            dynamic(), tmp_path / "b", validate=golden(path), budgets=Budgets(max_abs_diff=0.2)
+        )
+    assert "most sensitive: product_1 (MatMul, " in str(caught.value)
+    assert "on_fail='recover'" in str(caught.value)
+    assert caught.value.sensitivity[0].node == "product_1"  # type: ignore[attr-defined]
+    assert not caught.value.report.passed
+    assert not (tmp_path / "b").exists()
+
+
+def test_recovery_leaves_out_no_more_than_the_nodes_that_are_to_blame(tmp_path: Path) -> None:
+    path = sensitive(tmp_path / "a")
+    quantizer = ORTQuantizer.from_pretrained(tmp_path / "a")
+    config = dynamic()
+    before = config.to_dict()
+    quantizer.quantize(
+        config,
+        tmp_path / "b",
+        validate=golden(path),
+        budgets=Budgets(max_abs_diff=0.3),
+        on_fail="recover",
+    )
+    after = tmp_path / "b" / "model_quantized.onnx"
+    assert (operators(after)["MatMul"], operators(after)["MatMulInteger"]) == (1, 3)
+    written = ORTConfig.from_pretrained(tmp_path / "b").quantization
+    assert written["nodes_to_exclude"] == ["product_1"]
+    ranked = json.loads((tmp_path / "b" / "sensitivity.json").read_text())
+    assert ranked[0]["node"] == "product_1"
+    report = json.loads((tmp_path / "b" / "equivalence.json").read_text())
+    assert any("product_1" in note for note in report["notes"])
+    assert config.to_dict() == before
+
+
+def test_recovery_that_nothing_helps_is_refused(tmp_path: Path) -> None:
+    path = classifier(tmp_path / "a")
+    quantizer = ORTQuantizer.from_pretrained(tmp_path / "a")
+    with pytest.raises(EquivalenceError, match="excluding them was not enough"):
+        quantizer.quantize(
+            dynamic(),
+            tmp_path / "b",
+            validate=golden(path),
+            budgets=Budgets(max_abs_diff=1e-9),
+            on_fail="recover",
+        )
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_static_configuration_recovers_with_the_same_ranges(tmp_path: Path) -> None:
+    path = sensitive(tmp_path / "a")
+    quantizer = ORTQuantizer.from_pretrained(tmp_path / "a")
+    examples = golden(path)
+    found = quantizer.fit(examples.batches, AutoCalibrationConfig.minmax())
+    config = AutoQuantizationConfig.avx512_vnni(is_static=True, per_channel=False)
+    quantizer.quantize(
+        config,
+        tmp_path / "b",
+        calibration_tensors_range=found,
+        validate=examples,
+        budgets=Budgets(max_abs_diff=1.0),
+        on_fail="recover",
+    )
+    written = ORTConfig.from_pretrained(tmp_path / "b").quantization
+    assert "product_1" in written["nodes_to_exclude"]
+
+
+def test_sixteen_bits_are_held_to_budgets_too(tmp_path: Path) -> None:
+    path = classifier(tmp_path / "a")
+    quantizer = ORTQuantizer.from_pretrained(tmp_path / "a")
+    config = HalfPrecisionConfig(dtype="bfloat16")
+    with pytest.raises(EquivalenceError):
+        quantizer.quantize(
+            config, tmp_path / "b", validate=golden(path), budgets=Budgets(max_abs_diff=1e-6)
+        )
+    assert not (tmp_path / "b").exists()
+    budgets = Budgets(max_abs_diff=0.1, max_metric_drop=0.0)
+    quantizer.quantize(config, tmp_path / "b", validate=golden(path), budgets=budgets)
+    assert (tmp_path / "b" / "equivalence.json").exists()
