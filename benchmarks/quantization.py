@@ -53,9 +53,9 @@ WAYS: dict[str, Any] = {
     "static-avx512_vnni": partial(_preset, "avx512_vnni", is_static=True),
     "static-s8-per-tensor": partial(_preset, "avx512_vnni", is_static=True, per_channel=False),
     "weights-8": partial(WeightOnlyConfig, bits=8),
-    "weights-8-integers": partial(WeightOnlyConfig, bits=8, accuracy_level=4),
+    "weights-8-float32": partial(WeightOnlyConfig, bits=8, accuracy_level=1),
     "weights-4": WeightOnlyConfig,
-    "weights-4-integers": partial(WeightOnlyConfig, accuracy_level=4),
+    "weights-4-float32": partial(WeightOnlyConfig, accuracy_level=1),
     "float16-stored": HalfPrecisionConfig,
 }
 

@@ -7,16 +7,16 @@ import tempfile
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
 from onnx_ir.passes import common
+from onnxruntime.quantization.calibrate import CalibrationMethod
 
 from ortrain.deploy.model_folder import load_model
 from ortrain.deploy.quantization import preparation
-from ortrain.deploy.quantization.calibration_config import CalibrationConfig, CalibrationMethod
 from ortrain.deploy.quantization.configuration import (
     QuantFormat,
     QuantizationConfig,
@@ -27,6 +27,9 @@ from ortrain.deploy.quantization.histogram import MASK, SIDE, Histogram
 from ortrain.deploy.quantization.inputs import Inputs, described, fed
 from ortrain.deploy.quantization.rewriting import ready
 from ortrain.errors import ExecutionError, StateError, listing
+
+if TYPE_CHECKING:
+    from ortrain.deploy.quantization.calibration_config import CalibrationConfig
 
 # Bytes of activations that are held at a time where each value is counted.
 HELD = 256 << 20

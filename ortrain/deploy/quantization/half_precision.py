@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -141,7 +140,7 @@ def _computed(model: ir.Model, config: HalfPrecisionConfig) -> ir.Model:
 def _narrow(tensor: ir.TensorProtocol, kind: ir.DataType) -> np.ndarray:
     array = tensor.numpy()
     if kind == ir.DataType.BFLOAT16:
-        return array.astype(ml_dtypes.bfloat16)
+        return array.astype(kind.numpy())
     # Infinities are meant, as in masks, and stay what they are; others have been looked at.
     with np.errstate(over="ignore"):
         return array.astype(np.float16)

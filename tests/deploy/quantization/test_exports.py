@@ -149,16 +149,16 @@ def exported(name: str, exporter: str, folder: Path) -> tuple[Path, Arrays]:
 
 
 CASES = [
-    pytest.param("bert", "torch"),
+    pytest.param("bert", "torch", marks=pytest.mark.breadth),
     pytest.param("gpt2", "torch"),
-    pytest.param("bert", "ortrain", marks=pytest.mark.breadth),
+    pytest.param("bert", "ortrain"),
     pytest.param("roberta", "torch", marks=pytest.mark.breadth),
     pytest.param("distilbert", "torch", marks=pytest.mark.breadth),
     pytest.param("gpt2", "ortrain", marks=pytest.mark.breadth),
     pytest.param("llama", "torch", marks=pytest.mark.breadth),
     pytest.param("llama", "ortrain"),
     pytest.param("vit", "torch", marks=pytest.mark.breadth),
-    pytest.param("vit", "ortrain"),
+    pytest.param("vit", "ortrain", marks=pytest.mark.breadth),
 ]
 
 

@@ -29,7 +29,7 @@ from tests.deploy.quantization.models import (
 from tests.deploy.quantization.test_dynamic import branches
 
 # By bits: the largest relative error of answers.
-ERRORS = {4: 0.2, 8: 0.012}
+ERRORS = {4: 0.2, 8: 0.02}
 
 
 def quantized(source: Path, target: Path, config: WeightOnlyConfig) -> Path:
@@ -65,7 +65,7 @@ def test_each_number_is_the_one_of_its_block_to_half_a_step(tmp_path: Path) -> N
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], name="product")]
     saved(tmp_path / "a", nodes, inputs, {"y": TensorProto.FLOAT}, {"w": weight})
     for bits in (4, 8):
-        config = WeightOnlyConfig(bits=bits, block_size=32)
+        config = WeightOnlyConfig(bits=bits, block_size=32, accuracy_level=None)
         after = quantized(tmp_path / "a", tmp_path / f"b{bits}", config)
         # Each row of the identity reads one row of the weight.
         found = answers(after, {"x": np.eye(64, dtype=np.float32)})[0]
@@ -84,7 +84,7 @@ def test_sizes_that_blocks_do_not_divide_are_right(tmp_path: Path) -> None:
     before = saved(tmp_path / "a", nodes, inputs, {"y": TensorProto.FLOAT}, {"w": weight})
     after = quantized(tmp_path / "a", tmp_path / "b", WeightOnlyConfig(bits=8))
     feeds = {"x": rng.standard_normal((2, 3, 50), dtype=np.float32)}
-    assert relative(answers(before, feeds)[0], answers(after, feeds)[0]) < 0.012
+    assert relative(answers(before, feeds)[0], answers(after, feeds)[0]) < ERRORS[8]
 
 
 def test_a_weight_of_two_products_is_stored_once(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_weight_of_two_products_is_stored_once(tmp_path: Path) -> None:
     names = sorted(i.name for i in onnx.load(after).graph.initializer)
     assert names == ["w_Q8", "w_scales", "w_zero_points"]
     feeds = {"x": rng.standard_normal((2, WIDTH), dtype=np.float32)}
-    assert relative(answers(before, feeds)[0], answers(after, feeds)[0]) < 0.012
+    assert relative(answers(before, feeds)[0], answers(after, feeds)[0]) < ERRORS[8]
 
 
 @pytest.mark.parametrize("outside", [True, False])
@@ -113,7 +113,7 @@ def test_products_in_branches_are_in_few_bits(tmp_path: Path, outside: bool) -> 
             "x": generator(3).standard_normal((3, WIDTH), dtype=np.float32),
             "switch": np.array(switch),
         }
-        assert relative(answers(before, feeds)[0], answers(after, feeds)[0]) < 0.012
+        assert relative(answers(before, feeds)[0], answers(after, feeds)[0]) < ERRORS[8]
 
 
 def test_an_excluded_node_stays(tmp_path: Path) -> None:
@@ -130,13 +130,16 @@ def test_products_alone_can_be_chosen(tmp_path: Path) -> None:
     assert (counts["Gather"], counts["MatMulNBits"]) == (1, 3)
 
 
-def test_the_level_of_accuracy_stands_in_the_nodes(tmp_path: Path) -> None:
-    classifier(tmp_path / "a")
-    config = WeightOnlyConfig(accuracy_level=4, block_size=16)
+@pytest.mark.parametrize(("level", "wanted"), [(4, [4, 4, 4]), (1, [1, 1, 1]), (None, [])])
+def test_the_level_of_accuracy_stands_in_the_nodes(
+    tmp_path: Path, level: int | None, wanted: list[int]
+) -> None:
+    before = classifier(tmp_path / "a")
+    config = WeightOnlyConfig(bits=8, accuracy_level=level, block_size=16)
     after = quantized(tmp_path / "a", tmp_path / "b", config)
     nodes = [n for n in onnx.load(after).graph.node if n.op_type == "MatMulNBits"]
-    levels = [a.i for n in nodes for a in n.attribute if a.name == "accuracy_level"]
-    assert levels == [4, 4, 4]
+    assert [a.i for n in nodes for a in n.attribute if a.name == "accuracy_level"] == wanted
+    assert relative(answers(before, ids())[0], answers(after, ids())[0]) < 0.02
 
 
 def test_four_bits_are_an_eighth_of_the_size(tmp_path: Path) -> None:
