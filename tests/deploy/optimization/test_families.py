@@ -52,19 +52,26 @@ def session(path: Path, level: str = "ORT_ENABLE_ALL") -> onnxruntime.InferenceS
 
 
 def assert_alike(
-    module: torch.nn.Module, before: Path, after: Path, batches: list[dict[str, torch.Tensor]]
+    module: torch.nn.Module,
+    before: Path,
+    after: Path,
+    batches: list[dict[str, torch.Tensor]],
+    runs: bool = True,
 ) -> None:
     """Both files answer as the module does, for batches of every size and padding.
 
-    Of padding on the left, an exporter and PyTorch make different things; the files do not.
+    Of padding on the left, an exporter and PyTorch make different things; the files do not. Where
+    onnxruntime refuses the first one, as the rotary embeddings of opset 23 for several rows, that
+    is left out.
     """
     for batch in batches:
         feeds = arrays(batch)
         found = session(after).run(None, feeds)[0]
         with torch.no_grad():
             answer = module(*batch.values()).numpy()
-        expected = session(before, "ORT_DISABLE_ALL").run(None, feeds)[0]
-        np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
+        if runs:
+            expected = session(before, "ORT_DISABLE_ALL").run(None, feeds)[0]
+            np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
         mask = feeds.get("attention_mask")
         if mask is not None and mask.shape == answer.shape[:-1]:
             found, answer = found[mask == 1], answer[mask == 1]
@@ -91,7 +98,8 @@ def test_each_layer_has_one_attention(tmp_path: Path, case: str) -> None:
     names = ["input_ids"] if form.get("masked") is False else ["input_ids", "attention_mask"]
     batches = [{name: batch[name] for name in names} for batch in BATCHES]
     layers = 0 if name in STAYS else LAYERS
-    assert_alike(module, path, optimized(path, layers), batches)
+    rotates = operators(ir.load(path))["RotaryEmbedding"] > 0
+    assert_alike(module, path, optimized(path, layers), batches, runs=not rotates)
 
 
 @pytest.mark.parametrize("case", sampled(OTHERS, ["t5, ortrain", "vit, dynamo, sdpa"]))
@@ -99,7 +107,8 @@ def test_encoders_with_decoders_and_models_of_pictures_too(tmp_path: Path, case:
     name, how = OTHERS[case]
     module, path, batches = exports.exported_other(name, tmp_path / "model.onnx", **EXPORTS[how])
     layers = LAYERS if name in exports.VISION else 3 * LAYERS
-    assert_alike(module, path, optimized(path, layers), batches)
+    rotates = operators(ir.load(path))["RotaryEmbedding"] > 0
+    assert_alike(module, path, optimized(path, layers), batches, runs=not rotates)
 
 
 @pytest.fixture(scope="module")
