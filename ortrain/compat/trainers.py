@@ -162,8 +162,8 @@ def _default(name: str) -> Any:
 class ORTTrainingArguments(_OldFields, _TrainingArguments):
     """The arguments of ORTTrainer, also by names that transformers no longer has.
 
-    ``inference_with_ort`` is an attribute and no argument here: old scripts have one of their own on
-    their command line, and give it to ``evaluate`` and ``predict``.
+    ``inference_with_ort`` is an attribute and no argument here: old scripts have one of their own
+    on their command line, and give it to ``evaluate`` and ``predict``.
 
     Raises:
         ValueError: as ortrain's own, and of a field that stands against another.
