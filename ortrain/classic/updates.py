@@ -16,8 +16,9 @@ from ortrain.kinds import expect
 from ortrain.optim import SGD, AdamWMode, FusedAdam, Lamb
 from ortrain.optim.clip import total_norm
 
-# The attributes of the operators, with their defaults: for parameters of which a script says
-# nothing. Where the second generation has other ones, its configurations say so.
+# The attributes with their defaults: for parameters of which a script says nothing. What built
+# the original's LAMB node wrote 0 for a correction that nobody asked for, where the operator's own
+# schema has 1: so both generations have the same default.
 _MOMENTS: dict[str, float] = {
     "alpha": 0.9,
     "beta": 0.999,
@@ -27,7 +28,13 @@ _MOMENTS: dict[str, float] = {
 }
 ATTRIBUTES: dict[str, dict[str, float]] = {
     "AdamOptimizer": {**_MOMENTS, "epsilon": 1e-8, "weight_decay_mode": 0},
-    "LambOptimizer": {**_MOMENTS, "epsilon": 1e-6, "ratio_min": -math.inf, "ratio_max": math.inf},
+    "LambOptimizer": {
+        **_MOMENTS,
+        "do_bias_correction": 0,
+        "epsilon": 1e-6,
+        "ratio_min": -math.inf,
+        "ratio_max": math.inf,
+    },
     "SGDOptimizer": {},
 }
 # Of the second generation, in which the first one's is a word of Python.

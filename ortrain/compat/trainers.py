@@ -162,11 +162,15 @@ def _default(name: str) -> Any:
 class ORTTrainingArguments(_OldFields, _TrainingArguments):
     """The arguments of ORTTrainer, also by names that transformers no longer has.
 
+    ``inference_with_ort`` is an attribute and no argument here: old scripts have one of their own
+    on their command line, and give it to ``evaluate`` and ``predict``.
+
     Raises:
         ValueError: as ortrain's own, and of a field that stands against another.
     """
 
     output_dir: str | None = None
+    inference_with_ort: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._translate()
@@ -178,6 +182,7 @@ class ORTSeq2SeqTrainingArguments(_OldFields, _Seq2SeqTrainingArguments):
     """The arguments of ORTSeq2SeqTrainer, also by names that transformers no longer has."""
 
     output_dir: str | None = None
+    inference_with_ort: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._translate()

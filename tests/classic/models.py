@@ -146,7 +146,9 @@ def train_plain(
     return losses
 
 
-def plain_optimizer(name: str, model: nn.Module, decay: float = 0.01) -> torch.optim.Optimizer:
+def plain_optimizer(
+    name: str, model: nn.Module, decay: float = 0.01, corrects: bool = False
+) -> torch.optim.Optimizer:
     """Adam, LAMB or SGD with a decay of all but biases and normalizations."""
     if name == "SGDOptimizer":
         return torch.optim.SGD(model.parameters(), lr=0.0)
@@ -159,7 +161,7 @@ def plain_optimizer(name: str, model: nn.Module, decay: float = 0.01) -> torch.o
         for which in (True, False)
     ]
     if name == "LambOptimizer":
-        return PlainLamb(groups, (0.9, 0.999), 1e-6, corrects=True)
+        return PlainLamb(groups, (0.9, 0.999), 1e-6, corrects=corrects)
     return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.999), eps=1e-8)
 
 
@@ -174,7 +176,7 @@ def config_of(name: str, model: nn.Module, decay: float = 0.01) -> Any:
     names = [n for n, _ in model.named_parameters() if not decays(n)]
     kind = optim.LambConfig if name == "LambOptimizer" else optim.AdamConfig
     groups = [{"params": names, "lambda_coef": 0.0}]
-    return kind(groups, lr=RATE, lambda_coef=decay, do_bias_correction=True)
+    return kind(groups, lr=RATE, lambda_coef=decay)
 
 
 RATE = 0.02

@@ -356,6 +356,31 @@ def test_mixed_precision_of_the_first_generation_tells_whether_gradients_are_fin
     assert trainer.global_step_ == 1
 
 
+@pytest.mark.parametrize("asked", [None, False, True])
+@pytest.mark.parametrize("generation", [1, 2])
+def test_lamb_corrects_its_moments_only_if_asked(generation: int, asked: bool | None) -> None:
+    model, plain, data = models.classifier(), models.classifier(), list(models.batches(12))
+    given = {} if asked is None else {"do_bias_correction": asked}
+    if generation == 1:
+        trainer = models.of_first(model, "LambOptimizer", lambda _: given)
+        losses = [trainer.train_step(x, y, models.RATE)[0].item() for x, y in data]
+    else:
+        ours = models.second(model, optim.LambConfig(lr=models.RATE, **given))
+        losses = [ours.train_step(x, y)[0].item() for x, y in data]
+    optimizer = models.plain_optimizer("LambOptimizer", plain, 0.0, corrects=bool(asked))
+    expected = models.train_plain(plain, optimizer, data, 1, lambda _: models.RATE)
+    assert losses == pytest.approx(expected, abs=1e-5)
+    other = models.classifier()
+    optimizer = models.plain_optimizer("LambOptimizer", other, 0.0, corrects=not asked)
+    models.train_plain(other, optimizer, data, 1, lambda _: models.RATE)
+    expect_equal(model, plain)
+    apart = [
+        float((p - q).abs().max())
+        for p, q in zip(plain.parameters(), other.parameters(), strict=True)
+    ]
+    assert max(apart) > 1e-3
+
+
 @pytest.mark.parametrize("name", ["AdamOptimizer", "LambOptimizer"])
 def test_mixed_precision_is_near_float32_and_not_equal_to_it(name: str) -> None:
     model, plain = models.classifier(), models.classifier()

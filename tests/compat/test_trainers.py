@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +110,18 @@ def test_a_command_line_of_old_examples_is_read(kind: type, tmp_path: Path) -> N
     assert arguments.overwrite_output_dir
     assert arguments.eval_strategy == "steps"
     assert arguments.optim == ORTOptimizerNames.ADAMW_ORT_FUSED
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_script_has_its_own_argument_for_inference(kind: type, tmp_path: Path) -> None:
+    @dataclass
+    class InferenceArguments:
+        inference_with_ort: bool = False
+
+    parser = HfArgumentParser((kind, InferenceArguments))  # type: ignore[arg-type]
+    line = f"--output_dir {tmp_path} --report_to none --inference_with_ort"
+    arguments, own = parser.parse_args_into_dataclasses(line.split())
+    assert own.inference_with_ort
+    assert not arguments.inference_with_ort
+    arguments.inference_with_ort = True
+    assert arguments.inference_with_ort
