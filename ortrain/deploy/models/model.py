@@ -371,6 +371,10 @@ class ORTModel:
         names = ", ".join(session.path.name for session in self.sessions.values())
         return f"{type(self).__name__}({names}, {self.providers[0]})"
 
+    def __fspath__(self) -> str:
+        """The folder of its files, which what takes a folder may be given the model for."""
+        return os.fspath(self.folder)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise StateError(
             f"{type(self).__name__} cannot be pickled or copied",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -234,3 +235,4 @@ def test_what_a_model_says_of_itself() -> None:
     assert ort_model("letters").main_input_name == "input_values"
     assert ours.config.model_type == "bert"
     assert ours.folder == folder("classes")
+    assert os.fspath(ours) == str(folder("classes"))
