@@ -28,7 +28,8 @@ def test_sizes_that_are_known_become_constants() -> None:
 def test_the_one_unknown_size_of_a_reshape_follows_from_the_others() -> None:
     # As older exporters write heads: [batch, seq, -1, 4] of [batch, seq, 16].
     body = """n = Shape<start=0,end=2>(x) r = Constant<value_ints=[-1, 4]>()
-              t = Concat<axis=0>(n, r) a = Reshape(x, t) b = Shape(a) i = Constant<value_int=2>() h = Gather(b, i)
+              t = Concat<axis=0>(n, r) a = Reshape(x, t) b = Shape(a)
+              i = Constant<value_int=2>() h = Gather(b, i)
               f = Cast<to=1>(h) y = Div(x, f)"""
     before = graph(SIGNATURE, body)
     after, _ = fused(before)
