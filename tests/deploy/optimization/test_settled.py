@@ -25,6 +25,18 @@ def test_sizes_that_are_known_become_constants() -> None:
     assert_same(before, after, {"x": draw(2, 3, 16)})
 
 
+def test_the_one_unknown_size_of_a_reshape_follows_from_the_others() -> None:
+    # As older exporters write heads: [batch, seq, -1, 4] of [batch, seq, 16].
+    body = """n = Shape<start=0,end=2>(x) r = Constant<value_ints=[-1, 4]>()
+              t = Concat<axis=0>(n, r) a = Reshape(x, t) b = Shape(a)
+              i = Constant<value_int=2>() h = Gather(b, i)
+              f = Cast<to=1>(h) y = Div(x, f)"""
+    before = graph(SIGNATURE, body)
+    after, _ = fused(before)
+    assert operators(after) == {"Div": 1}
+    assert_same(before, after, {"x": draw(2, 3, 16)})
+
+
 def test_sizes_that_are_open_stay() -> None:
     body = """s = Shape(x) i = Constant<value_int=1>() n = Gather(s, i) f = Cast<to=1>(n)
               y = Div(x, f)"""

@@ -15,6 +15,7 @@ constants of a few elements are computed, in their own dtype.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 
@@ -28,6 +29,7 @@ from ortrain.graph import shapes
 
 # Elements of the largest constant that is computed here.
 LIMIT = 64
+_ROUNDS = 4
 _UNKNOWN = re.compile(r"unk__\d+$")
 
 
@@ -44,10 +46,12 @@ def settle(model: ir.Model, *, infer: bool = True) -> None:
     if infer:
         _bring_in_constants(model)
         shapes.infer_all(model)
-        if _sweep(model):
+        # What is found out leads to more, a layer's merge of heads by way of their split.
+        for _ in range(_ROUNDS):
+            if not _sweep(model) | _complete_reshapes(model):
+                break
             _forget_unknown_sizes(model)
             shapes.infer_all(model)
-            _sweep(model)
     common.CommonSubexpressionEliminationPass()(model)
     for graph in graphs(model):
         remove_unread(graph)
@@ -87,6 +91,34 @@ def _bring_in_constants(model: ir.Model) -> None:
                     )
                     graph.register_initializer(own[value])
                 node.replace_input_with(place, own[value])
+
+
+def _complete_reshapes(model: ir.Model) -> bool:
+    """Finds the one unknown size of a reshape, where all symbols stay: [b, n, 64] to [b, n, ?, 16].
+
+    Returns:
+        Whether any was found.
+    """
+    found = False
+    for graph in graphs(model):
+        for node in graph:
+            before, after = shapes.dims(node.inputs[0] if node.inputs else None), None
+            if node.op_type == "Reshape" and not node.domain:
+                after = shapes.dims(node.outputs[0])
+            if before is None or after is None or None in before:
+                continue
+            known = [d for d in after if d is not None and (isinstance(d, int) or d in before)]
+            symbols = [sorted(d for d in dims if isinstance(d, str)) for dims in (before, known)]
+            if len(known) != len(after) - 1 or symbols[0] != symbols[1]:
+                continue
+            whole, rest = (
+                math.prod(d for d in dims if isinstance(d, int)) for dims in (before, known)
+            )
+            if rest and whole % rest == 0:
+                size = whole // rest
+                node.outputs[0].shape = ir.Shape([d if d in known else size for d in after])
+                found = True
+    return found
 
 
 def _forget_unknown_sizes(model: ir.Model) -> None:
