@@ -59,7 +59,7 @@ def exported(folder: Path, exporter: str) -> Path:
 
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
     torch.onnx.export(
-        Classifier(),
+        Classifier().eval(),
         (ids, mask),
         path,
         dynamo=True,

@@ -196,3 +196,25 @@ def test_nothing_is_left_of_a_model_that_could_not_be_written(
     if there:
         assert (output / "config.json").read_text() == "old"
     assert checksums(trained) == before
+
+
+@pytest.mark.slow
+def test_static_ranges_come_from_examples_and_sensitive_nodes_stay_as_they_are(
+    trained: Path, examples: Path, tmp_path: Path, capsys: Said
+) -> None:
+    preset = ["--preset", "avx512_vnni", "--static", "--calibrate", str(examples)]
+    command = ["quantize", str(trained), *preset, "--calibration-method", "percentiles"]
+    free = [*command, "-o", str(tmp_path / "free"), "--validate", str(examples)]
+    assert main(free) == 0
+    found = EquivalenceReport.load(tmp_path / "free")
+    assert found.after.operators["QuantizeLinear"] > 0
+    bound = found.max_abs_diff / 2
+    budget = ["--budget", f"max_abs_diff={bound:.8f}", "--on-fail", "recover"]
+    capsys.readouterr()
+    assert main([*command, "-o", str(tmp_path / "strict"), *budget]) == 0
+    assert capsys.readouterr().err == f"comparing on {examples}, which also calibrates\n"
+    report = EquivalenceReport.load(tmp_path / "strict")
+    assert report.max_abs_diff <= bound
+    assert any("stayed as they were" in note for note in report.notes), report.notes
+    assert 0 < report.after.operators["QuantizeLinear"] < found.after.operators["QuantizeLinear"]
+    assert (tmp_path / "strict" / "sensitivity.json").is_file()

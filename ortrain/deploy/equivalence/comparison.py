@@ -203,7 +203,13 @@ def _mask(file: File, name: str, output: Array, feeds: Mapping[str, Array]) -> A
         length, own = ports[each].shape[1], shape[1] if len(shape) > 1 else None
         if isinstance(own, int) and not isinstance(length, int):
             continue
-        if isinstance(own, str) and isinstance(length, str) and own != length:
+        # Where there is a cache, the mask covers it too, and is as long as the words where it is
+        # empty.
+        words = ports.get("input_ids")
+        named = [length]
+        if words is not None and feeds[words.name].shape == mask.shape:
+            named.append(words.shape[1])
+        if isinstance(own, str) and isinstance(length, str) and own not in named:
             continue  # positions of something else, as of a decoder
         if length is None and own is None and "encoder_hidden_states" in feeds:
             continue
@@ -266,6 +272,8 @@ def _notes(seen: _Seen, sides: tuple[Runnable, Runnable]) -> list[str]:
             found.append(f"output {name} is {old} before and {new} after")
     if seen.task is None or not TASKS[seen.task]:
         found.append("the model predicts nothing that is known; outputs alone were compared")
+        if seen.golden.slices:
+            found.append(f"nothing is measured of {listing([*seen.golden.slices])}: no predictions")
     elif seen.golden.labels is None:
         found.append("without labels, predictions were compared with each other alone")
     return found

@@ -7,7 +7,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from ortrain.deploy.equivalence.plots import columns, pairs, text
-from ortrain.deploy.equivalence.summary import number, ratio, share, size
+from ortrain.deploy.equivalence.summary import most_different, number, ratio, share, size
 
 if TYPE_CHECKING:
     from ortrain.deploy.equivalence.report import EquivalenceReport, Group
@@ -84,10 +84,10 @@ def _outputs(report: EquivalenceReport) -> str:
             str(each.new_nonfinite),
             str(each.example),
         ]
-        for name, each in report.outputs.items()
+        for name, each in most_different(report)
     ]
     heads = ["output", "largest", "mean", "largest / scale", "elements", "new NaN or infinite"]
-    shown = list(report.outputs.items())[:4]
+    shown = most_different(report)[:4]
     plots = "".join(
         f"<h3>{text(name)}</h3>"
         + columns(

@@ -6,8 +6,10 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ortrain.deploy.equivalence.report import EquivalenceReport
+    from ortrain.deploy.equivalence.report import EquivalenceReport, OutputDifference
 
+# Of the list of outputs; a cache has two for each layer.
+_MOST_OUTPUTS = 6
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -16,11 +18,13 @@ def text(report: EquivalenceReport) -> str:
     lines = ["passed" if report.passed else "not passed"]
     lines += [f"  {reason}" for reason in report.reasons]
     lines.append(f"examples    {report.examples}")
-    for name, each in report.outputs.items():
+    for name, each in most_different(report)[:_MOST_OUTPUTS]:
         bad = f", {each.new_nonfinite} NaN or infinite on one side" if each.new_nonfinite else ""
         lines.append(
             f"difference  {name}: largest {number(each.largest)}, mean {number(each.mean)}{bad}"
         )
+    if len(report.outputs) > _MOST_OUTPUTS:
+        lines.append(f"            {len(report.outputs) - _MOST_OUTPUTS} more outputs differ less")
     overall = report.overall
     if overall.agreement is not None:
         changed = f"{report.changed} of {overall.count} changed"
@@ -57,6 +61,13 @@ def text(report: EquivalenceReport) -> str:
     lines.append(f"operators   {nodes}" + (f"; {new}" if new else ""))
     lines += [f"note        {note}" for note in report.notes]
     return "\n".join(lines)
+
+
+def most_different(report: EquivalenceReport) -> list[tuple[str, OutputDifference]]:
+    """The outputs, those that are not finite on one side first, then by their difference."""
+    return sorted(
+        report.outputs.items(), key=lambda each: (-each[1].new_nonfinite, -each[1].largest)
+    )
 
 
 def number(value: float | None) -> str:

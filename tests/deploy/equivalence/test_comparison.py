@@ -145,11 +145,12 @@ def test_features_have_differences_and_no_predictions(tmp_path: Path) -> None:
     report = compared(
         tmp_path,
         classifiers.graph("features", changed),
-        GoldenSet(classifiers.batches()[0]),
+        GoldenSet(classifiers.batches()[0], slices={"first": [0]}),
         before=classifiers.graph("features"),
         config=config,
     )
     assert report.task is None
+    assert "nothing is measured of first: no predictions" in report.notes
     assert report.overall.agreement is None
     assert report.max_abs_diff == pytest.approx(0.5, rel=1e-6)
     with pytest.raises(InputError, match="min_agreement cannot be judged"):

@@ -138,6 +138,21 @@ def test_the_summary_has_each_figure_once(failed: EquivalenceReport) -> None:
         assert told in text
 
 
+def test_outputs_that_differ_most_come_first_and_others_are_counted(
+    failed: EquivalenceReport,
+) -> None:
+    one = failed.outputs["logits"]
+    outputs = {
+        f"present.{n}": dataclasses.replace(one, largest=float(n), new_nonfinite=n == 2)
+        for n in range(10)
+    }
+    many = dataclasses.replace(failed, outputs=outputs)
+    lines = [row for row in many.summary().splitlines() if row.startswith("difference")]
+    assert [row.split()[1] for row in lines] == [f"present.{n}:" for n in (2, 9, 8, 7, 6, 5)]
+    assert "4 more outputs differ less" in many.summary()
+    assert all(f"present.{n}" in page.html(many) for n in range(10))
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [

@@ -112,6 +112,15 @@ def test_what_only_a_full_cache_shows_is_found(tmp_path: Path) -> None:
     assert "output logits with its cache differs by" in reason
 
 
+def test_padding_of_a_decoder_is_left_out_though_its_mask_covers_a_cache_too(
+    tmp_path: Path,
+) -> None:
+    report = decoders(tmp_path, model(DECODER), GoldenSet(texts()))
+    assert report.outputs["logits"].elements == 5 * 4
+    assert report.overall.count == 3  # tokens behind which there is another one
+    assert report.outputs["logits with its cache"].elements == 2 * 4
+
+
 def test_positions_follow_from_the_mask(tmp_path: Path) -> None:
     # The position of a text that is padded at its beginning counts from its first word.
     ids = np.array([[0, 0, 1]])

@@ -107,6 +107,8 @@ VISION: dict[str, Any] = {
 
 def _drawn(made: tuple[Any, Any], attention: str) -> nn.Module:
     kind, config = made
+    if not getattr(kind, "_supports_sdpa", True):
+        attention = "eager"
     config._attn_implementation = attention
     config.use_cache = False
     torch.manual_seed(0)

@@ -29,7 +29,7 @@ from ortrain.deploy.optimization.fusions.matching import (
 from ortrain.graph import shapes
 
 _UNARY = frozenset(
-    {"Cast", "Erf", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Neg", "QuickGelu",
+    {"Cast", "Erf", "FastGelu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Neg", "QuickGelu",
      "Reciprocal", "Relu", "Sigmoid", "Sqrt", "Tanh"}
 )  # fmt: skip
 _SUMS = frozenset({"Add", "Sub", "Mul", "Div", "Sum"})

@@ -14,6 +14,8 @@ and a reshape on each side, and what of them is double falls away here.
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
 
 from ortrain.deploy.optimization.fusions.fusion import Place
@@ -78,7 +80,7 @@ def _reshaped(place: Place, node: ir.Node) -> bool:
             or not shapes.same(mine[axis], middle[axis])
         ):
             return False
-    attributes = {"allowzero": 1} if as_it_is else {}
+    attributes: dict[str, Any] = {"allowzero": 1} if as_it_is else {}
     op = place.builder(node)
     place.replace(result, op.node("Reshape", [first, node.inputs[1]], **attributes))
     return True

@@ -90,10 +90,7 @@ def _operator(place: Place, node: ir.Node) -> bool:
         positions, caches = given, [cosine, sine]
     elif len(c) == 3 and (c[0] == 1 or shapes.same(c[0], known[0])):
         positions = _positions(place, op, cosine)
-        caches = [
-            place.once(("rows", part), lambda part=part: op.Reshape(part, [-1, size // 2]))
-            for part in (cosine, sine)
-        ]
+        caches = [_rows(place, op, part, size // 2) for part in (cosine, sine)]
     else:
         raise Refused("cos and sin may have another batch")
     _put(place, op, node, x, [positions, *caches], interleaved=integer(node, "interleaved", 0))
@@ -245,6 +242,12 @@ def _again(op: Builder, node: ir.Node, operands: list[ir.Value | None]) -> ir.Va
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     result: ir.Value = op.node(node.op_type, operands, **attributes)
     return result
+
+
+def _rows(place: Place, op: Builder, value: ir.Value, size: int) -> ir.Value:
+    """The angles of all rows below each other, [positions, size]."""
+    made: ir.Value = place.once(("rows", value), lambda: op.Reshape(value, [-1, size]))
+    return made
 
 
 def _positions(place: Place, op: Builder, cosine: ir.Value) -> ir.Value:
