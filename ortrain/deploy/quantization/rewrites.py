@@ -146,8 +146,9 @@ class Rewrites:
         preparation.prepare(model, gemm=False, wanted=lambda _: False)
         assert not isinstance(config, HalfPrecisionConfig)
         operators = set(config.operators_to_quantize) - _MOVING
-        if "MatMul" in operators and not config.is_static:
-            operators |= {"Gemm", "FusedMatMul"}
+        if "MatMul" in operators:
+            operators |= {"Attention", "FusedGemm", "FusedMatMul"}
+            operators |= set() if config.is_static else {"Gemm"}
         chosen, excluded = set(config.nodes_to_quantize), set(config.nodes_to_exclude)
         return [
             (node.name or "", node.op_type)

@@ -16,7 +16,7 @@ from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 from onnxruntime.quantization.quant_utils import add_infer_metadata
 
-from ortrain.deploy.quantization import preparation, tied
+from ortrain.deploy.quantization import fused, preparation, tied
 from ortrain.deploy.quantization.configuration import (
     QuantFormat,
     QuantizationConfig,
@@ -30,14 +30,6 @@ Ranges = Mapping[str, tuple[float, float]]
 OLDEST = 13
 # Weights of other nodes above this many bytes do not enter the quantizer at all.
 _LEFT_OUT = 1 << 20
-# Attributes of Attention that its quantized form has as well.
-_QATTENTION = {
-    "mask_filter_value",
-    "num_heads",
-    "past_present_share_buffer",
-    "scale",
-    "unidirectional",
-}
 
 
 def quantized(
@@ -115,6 +107,11 @@ def ready(model: ir.Model, config: QuantizationConfig, file: str) -> dict[str, s
     preparation.prepare(model, gemm=False, wanted=lambda node: False)
     for argument in ("nodes_to_quantize", "nodes_to_exclude"):
         preparation.expect_known(model, getattr(config, argument), argument)
+    fused.take_apart(
+        model,
+        _wanted(config, set(config.nodes_to_exclude), gemm=True),
+        dynamic=not config.is_static,
+    )
     excluded = _unquantizable(model, config)
     preparation.prepare(
         model,
@@ -131,11 +128,11 @@ def _wanted(
 ) -> preparation.Wanted:
     operators, chosen = set(config.operators_to_quantize), set(config.nodes_to_quantize)
     if "MatMul" in operators:
-        operators.add("FusedMatMul")
+        operators |= {"FusedMatMul", "Attention"}
         if gemm and not config.is_static:
-            operators.add("Gemm")
-    if "Gemm" in operators and not config.is_static:
-        operators.add("MatMul")
+            operators |= {"Gemm", "FusedGemm"}
+    if "Gemm" in operators:
+        operators |= {"FusedGemm"} if config.is_static else {"FusedGemm", "MatMul"}
 
     def wanted(node: ir.Node) -> bool:
         if node.op_type not in operators or node.name in excluded:
@@ -154,11 +151,10 @@ def _unquantizable(model: ir.Model, config: QuantizationConfig) -> dict[str, str
     for node in preparation.nodes(model):
         name = node.name or ""
         if node.op_type == "Attention" and node.domain == preparation.MICROSOFT:
-            other = set(node.attributes) - _QATTENTION
-            if other or any(node.inputs[5:]):
+            if not fused.has_quantized_form(node):
                 found[name] = "QAttention has not all of its attributes and inputs"
-            elif preparation.weight(node) is None or config.is_static:
-                found[name] = "only its dynamic form with a constant weight is quantized"
+            elif config.is_static:
+                found[name] = "it has a cache, and only its dynamic form is quantized then"
         elif (
             node.op_type in ("Conv", "ConvTranspose", "LSTM")
             and not config.is_static

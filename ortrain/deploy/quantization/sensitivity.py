@@ -73,7 +73,11 @@ def measure(
     found = []
     for node, operator, write in variants:
         with tempfile.TemporaryDirectory(prefix="ortrain-sensitivity-") as folder:
-            after = _outputs(write(Path(folder)), batches, provider)
+            try:
+                path = write(Path(folder))
+            except InputError:  # it cannot be quantized alone, as where a mask has no range
+                continue
+            after = _outputs(path, batches, provider)
         largest, mean, ratio = _difference(reference, after)
         found.append(
             Sensitivity(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ortrain.deploy.quantization import preparation, tied
+from ortrain.deploy.quantization import fused, preparation, tied
 from ortrain.errors import InputError, listing
 from ortrain.kinds import NONE, expect, expect_flag, expect_names, expect_whole
 
@@ -97,19 +97,20 @@ def in_blocks(model: ir.Model, config: WeightOnlyConfig, file: str) -> ir.Model:
     chosen, excluded = set(config.nodes_to_quantize), set(config.nodes_to_exclude)
     operators = set(config.operators_to_quantize)
     if operators & {"MatMul", "Gemm"}:
-        operators |= {"MatMul", "Gemm", "FusedMatMul"}
+        operators |= {"MatMul", "Gemm", "FusedMatMul", "FusedGemm", "Attention"}
 
     def wanted(node: ir.Node) -> bool:
         if node.op_type not in operators or node.name in excluded:
             return False
         return not chosen or node.name in chosen
 
+    fused.take_apart(model, wanted, dynamic=False)
     preparation.prepare(model, gemm=True, wanted=wanted)
     writer = _Blocks(model, config, tied.tables(model, wanted))
     count = 0
     for node in list(preparation.nodes(model)):
         if wanted(node):
-            count += writer.product(node) if node.op_type == "MatMul" else writer.table(node)
+            count += writer.table(node) if node.op_type == "Gather" else writer.product(node)
     if not count:
         raise InputError(
             f"nothing of {file} would be quantized",
@@ -137,7 +138,7 @@ class _Blocks:
     def product(self, node: ir.Node) -> bool:
         """``MatMul`` with a constant matrix → ``MatMulNBits``."""
         tensor = preparation.weight(node)
-        if tensor is None or len(tensor.shape) != 2:
+        if tensor is None or len(tensor.shape) != 2 or not preparation.standard(node, "MatMul"):
             return False
         if tensor.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
             return False

@@ -479,12 +479,41 @@ def test_fused_attention_is_quantized_with_its_mask(tmp_path: Path, per_channel:
     assert relative(answers(before, masked())[0], answers(after, masked())[0]) < 0.03
 
 
-def test_fused_attention_that_has_no_quantized_form_stays_and_is_said(tmp_path: Path) -> None:
-    before = attention(tmp_path / "a", inputs=6)
-    config = dynamic()
-    with pytest.raises(InputError, match=r"nothing of .* would be quantized"):
-        quantized(tmp_path / "a", tmp_path / "b", config)
-    assert np.isfinite(answers(before, masked())[0]).all()
+@pytest.mark.parametrize("unidirectional", [0, 1])
+def test_fused_attention_without_a_quantized_form_has_its_product_quantized(
+    tmp_path: Path, unidirectional: int
+) -> None:
+    before = attention(tmp_path / "a", inputs=6, unidirectional=unidirectional)
+    after = quantized(tmp_path / "a", tmp_path / "b")
+    counts = operators(after)
+    assert (counts["MatMulInteger"], counts["MultiHeadAttention"]) == (1, 1)
+    assert relative(answers(before, masked())[0], answers(after, masked())[0]) < 0.03
+
+
+@pytest.mark.parametrize("activation", ["Tanh", "Relu"])
+def test_a_fused_gemm_is_quantized_with_its_activation_behind_it(
+    tmp_path: Path, activation: str
+) -> None:
+    rng = generator()
+    weights = {
+        "w": rng.standard_normal((8, WIDTH), dtype=np.float32) / np.float32(8),
+        "b": rng.standard_normal(8, dtype=np.float32),
+    }
+    node = helper.make_node(
+        "FusedGemm",
+        ["x", "w", "b"],
+        ["y"],
+        name="f",
+        domain="com.microsoft",
+        transB=1,
+        activation=activation,
+    )
+    inputs = {"x": (TensorProto.FLOAT, ["n", WIDTH])}
+    before = saved(tmp_path / "a", [node], inputs, {"y": TensorProto.FLOAT}, weights)
+    after = quantized(tmp_path / "a", tmp_path / "b")
+    assert (operators(after)["MatMulInteger"], operators(after)[activation]) == (1, 1)
+    feeds = {"x": rng.standard_normal((3, WIDTH), dtype=np.float32)}
+    assert relative(answers(before, feeds)[0], answers(after, feeds)[0]) < 0.02
 
 
 def test_a_recurrent_layer_is_quantized(tmp_path: Path) -> None:

@@ -237,3 +237,28 @@ def test_a_weight_that_is_shared_with_a_padded_table_keeps_its_answers(tmp_path:
     assert {each.dtype for each in tables} == {ir.DataType.UINT8}
     assert np.isfinite(answers(after, feeds)[0]).all()
     assert relative(answers(path, feeds)[0], answers(after, feeds)[0]) < 0.05
+
+
+@pytest.mark.parametrize("name", ["bert", pytest.param("gpt2", marks=pytest.mark.breadth)])
+def test_every_product_of_an_optimized_export_is_quantized(tmp_path: Path, name: str) -> None:
+    from ortrain.deploy import AutoOptimizationConfig, ORTOptimizer
+
+    before, feeds = exported(name, "ortrain", tmp_path / "a")
+    ORTOptimizer.from_pretrained(tmp_path / "a").optimize(
+        AutoOptimizationConfig.O2(), tmp_path / "o"
+    )
+    old = answers(before, feeds)[0]
+    quantizer = ORTQuantizer.from_pretrained(tmp_path / "o")
+    ranges = quantizer.fit([feeds], AutoCalibrationConfig.minmax())
+    for index, (config, limit) in enumerate(
+        (
+            (AutoQuantizationConfig.avx512_vnni(is_static=False), 0.05),
+            (AutoQuantizationConfig.avx512_vnni(is_static=True), 0.15),
+            (WeightOnlyConfig(bits=8, block_size=16), 0.02),
+        )
+    ):
+        target = tmp_path / str(index)
+        quantizer.quantize(config, target, calibration_tensors_range=ranges)
+        after = next(target.glob("*.onnx"))
+        assert not left(after)
+        assert 0 < relative(old, answers(after, feeds)[0]) < limit

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from ortrain.deploy import Budgets, EquivalenceError, GoldenSet
 from ortrain.deploy.ort_config import ORTConfig
@@ -21,7 +21,7 @@ from ortrain.deploy.quantization import (
     QuantizationConfig,
     WeightOnlyConfig,
 )
-from tests.deploy.quantization.models import answers, classifier, ids, operators
+from tests.deploy.quantization.models import answers, classifier, ids, operators, saved
 
 
 def dynamic(**more: Any) -> QuantizationConfig:
@@ -188,3 +188,29 @@ def test_sixteen_bits_are_held_to_budgets_too(tmp_path: Path) -> None:
     budgets = Budgets(max_abs_diff=0.1, max_metric_drop=0.0)
     quantizer.quantize(config, tmp_path / "b", validate=golden(path), budgets=budgets)
     assert (tmp_path / "b" / "equivalence.json").exists()
+
+
+def test_nodes_that_cannot_be_quantized_alone_are_left_out(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    weights = {
+        "w": rng.standard_normal((8, 8), dtype=np.float32),
+        "zero": np.float32(0).reshape(()),
+        "lowest": np.float32(-np.inf).reshape(()),
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"], name="product"),
+        helper.make_node("Where", ["keep", "zero", "lowest"], ["mask"], name="mask"),
+        helper.make_node("Add", ["m", "mask"], ["scores"], name="add"),
+        helper.make_node("Softmax", ["scores"], ["y"], name="softmax"),
+    ]
+    inputs = {"x": (TensorProto.FLOAT, ["n", 8]), "keep": (TensorProto.BOOL, ["n", 8])}
+    saved(tmp_path / "a", nodes, inputs, {"y": TensorProto.FLOAT}, weights)
+    keep = np.ones((3, 8), bool)
+    keep[:, 5:] = False
+    batch = {"x": rng.standard_normal((3, 8), dtype=np.float32), "keep": keep}
+    quantizer = ORTQuantizer.from_pretrained(tmp_path / "a")
+    ranges = quantizer.fit([batch], AutoCalibrationConfig.minmax())
+    config = AutoQuantizationConfig.avx512_vnni(is_static=True)
+    found = quantizer.sensitivity(config, [batch], ranges)
+    assert "product" in {each.node for each in found}
+    assert "mask" not in {each.node for each in found}
