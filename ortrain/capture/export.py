@@ -40,6 +40,7 @@ from ortrain.capture.trace.keeping import Keeper, keeper, keeping, recorded_exam
 from ortrain.capture.trace.layers import traceable_layers
 from ortrain.capture.trace.refusal import first_line, located, named
 from ortrain.capture.trace.returned import Source, sources_of
+from ortrain.capture.trace.routines import seen_routines
 from ortrain.errors import CaptureError, UnsupportedOutput
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.graph.shapes import FLOATING
@@ -210,6 +211,8 @@ def capture(
         failed: list[str] = []
         if keep is not None and keep.modules:
             recorded_examples(keep, module, call.args, call.kwargs)
+        if keep is not None and keep.routines:
+            seen_routines(keep, module, call.args, call.kwargs)
         # Fewer, where a translation needs a size that was of use as a symbol.
         for axes in [a for a in Axes if a is not (Axes.ALL if still else Axes.STILL)]:
             try:

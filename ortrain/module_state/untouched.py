@@ -23,7 +23,7 @@ from ortrain.module_state.value import ABSENT, MIXED, frozen, same
 
 # torch's own registries, which a trace fills with stand-ins, and recurrent modules' lists of them;
 # and where transformers notes that it has installed hooks that collect hidden states.
-_FREE = {
+FREE = {
     *torch.nn.Module().__dict__,
     "_flat_weights",
     "_flat_weight_refs",
@@ -117,6 +117,7 @@ class Effects:
         recast: paths of the buffers that are now of another shape or dtype.
         drawn: names of the generators, Python's and numpy's, that it drew random numbers from.
         unwatched: paths of what its code names and nothing can watch, each with the reason.
+        generators: that it drew from.
     """
 
     assigned: list[str] = field(default_factory=list)
@@ -126,6 +127,7 @@ class Effects:
     recast: list[str] = field(default_factory=list)
     drawn: list[str] = field(default_factory=list)
     unwatched: dict[str, str] = field(default_factory=dict)
+    generators: list[Any] = field(default_factory=list)
 
     @property
     def lasting(self) -> list[Filling]:
@@ -184,6 +186,7 @@ def watched(
         for name, generator in generators.items():
             if pickle.dumps(generator_state(generator)) != states[name]:
                 effects.drawn.append(_shown(name))
+                effects.generators.append(generator)
         if not traced:
             look()
 
@@ -213,7 +216,7 @@ def _compare(holder: Holder, before: Any, effects: Effects) -> None:
     for name in sorted(before.keys() | now.keys()):
         old, new = before.get(name, ABSENT), now.get(name, ABSENT)
         owner = holder.object if isinstance(holder, Attributes) else None
-        free = isinstance(owner, torch.nn.Module) and name in _FREE
+        free = isinstance(owner, torch.nn.Module) and name in FREE
         if free or same(old, new):
             continue
         path = _shown(f"{holder.path}.{name}" if holder.path else name)
@@ -312,7 +315,7 @@ def _random_states(generators: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         for generator, state in zip(generators.values(), states, strict=True):
-            _set_state(generator, state)
+            set_state(generator, state)
         torch.set_rng_state(cpu)
         if cuda:
             torch.cuda.set_rng_state_all(devices)
@@ -325,7 +328,8 @@ def generator_state(generator: Any) -> Any:
     return generator.get_state() if hasattr(generator, "get_state") else generator.getstate()
 
 
-def _set_state(generator: Any, state: Any) -> None:
+def set_state(generator: Any, state: Any) -> None:
+    """Puts such a state back."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif hasattr(generator, "set_state"):

@@ -23,6 +23,7 @@ from ortrain.graph import shapes
 from ortrain.graph.walk import dependencies
 from ortrain.kept.call import Kept, kept
 from ortrain.kept.effects import remembered
+from ortrain.kept.routine import Routine
 from ortrain.ops.kept import keys_of
 from ortrain.passes import PIPELINES, rewrite
 from ortrain.program import Check, Program, Role, checks_of, role_of, set_role, target_of, width_of
@@ -137,7 +138,8 @@ class Checked:
         compiled: the program.
         exchange: of tensors with it.
         checks: by their bits.
-        position: of that output.
+        position: of that output; None where there is none, and calls alone may find out that the
+            module goes another way.
         seed: where the seed is among the feeds; None where the output does not depend on it.
         kept: calls of the program that change something besides: undone where PyTorch runs it all.
     """
@@ -145,7 +147,7 @@ class Checked:
     compiled: Compiled
     exchange: Exchange
     checks: tuple[Check, ...]
-    position: int
+    position: int | None
     seed: int | None
     kept: tuple[Kept, ...] = ()
 
@@ -167,7 +169,7 @@ class Checked:
         undo = remembered(self.kept)
         try:
             return self._run(feeds, seed)
-        except CheckFailed:
+        except Exception:
             undo()
             raise
 
@@ -176,6 +178,8 @@ class Checked:
             fetches = self.compiled.run_values(feeds)
         except ExecutionError as error:
             raise self._failed(seed, error.where, f"{error.what}: {error.because}") from error
+        if self.position is None:
+            return fetches
         if bits := int(self.exchange.at(fetches, self.position, False)):
             failed = [check for bit, check in enumerate(self.checks) if bits >> bit & 1]
             places = dict.fromkeys(check.where for check in failed if check.where)
@@ -420,16 +424,25 @@ def _plan(
 
 
 def _checked(compiled: Compiled, exchange: Exchange, graph: ir.Graph) -> Any:
-    """A forward program that raises where its check does not hold, if it has one."""
+    """A forward program that raises where its check does not hold, if it has one.
+
+    Or where a function in it that stays PyTorch's does something else than in its example.
+    """
+    calls = [kept(key) for key in keys_of(graph)]
+    effects = tuple([call for call in calls if _has_effects(call)])
+    seeds = [i for i, v in enumerate(graph.inputs) if role_of(v) is Role.SEED]
     for position, value in enumerate(graph.outputs):
         if role_of(value) is Role.CHECK:
             depends = dependencies(graph, [value])
-            seeds = (i for i, v in enumerate(graph.inputs) if role_of(v) is Role.SEED)
             seed = next((i for i in seeds if graph.inputs[i] in depends), None)
-            calls = [kept(key) for key in keys_of(graph)]
-            effects = tuple([call for call in calls if not call.repeatable])
             return Checked(compiled, exchange, checks_of(value), position, seed, effects)
+    if any(isinstance(call, Routine) for call in calls):
+        return Checked(compiled, exchange, (), None, next(iter(seeds), None), effects)
     return compiled
+
+
+def _has_effects(call: Kept) -> bool:
+    return not call.repeatable or (isinstance(call, Routine) and bool(call.returned))
 
 
 def likely_upstream(program: Program) -> list[str]:

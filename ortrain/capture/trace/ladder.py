@@ -13,6 +13,7 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from ortrain.capture.trace import exporter
 from ortrain.capture.trace.assigned_buffers import assignments, assignments_as_writes
 from ortrain.capture.trace.call import Axes, Call, explicit_signature
+from ortrain.capture.trace.candidates import drawing_codes
 from ortrain.capture.trace.decisions import Asked, asked, decided, strided_inputs
 from ortrain.capture.trace.keeping import live_modules
 from ortrain.capture.trace.outcomes import constraints_of
@@ -30,6 +31,7 @@ from ortrain.capture.trace.refusal import (
     unseen,
 )
 from ortrain.capture.trace.rehearsal import rehearsed
+from ortrain.capture.trace.routines import kept_routines
 from ortrain.capture.trace.seeding import seeding_watched
 from ortrain.capture.trace.value_checks import Ways
 from ortrain.errors import CaptureError
@@ -238,6 +240,8 @@ def _trace(
     written = assignments_as_writes(module) if not rung.strict else contextlib.nullcontext()
     try:
         with (
+            # First, so that what they name is no part of what a graph has frozen.
+            kept_routines(module) if not rung.strict else contextlib.nullcontext(),
             watching as effects,
             asked() as questions,
             seeding as seeds,
@@ -265,6 +269,8 @@ def _trace(
     except Exception as error:
         raise refusal(module, error) from error
     if found := side_effects(effects, module):
+        if effects.drawn:
+            found.codes = drawing_codes(module, example.args, example.kwargs, effects.generators)
         raise found
     if seeds:
         raise seeding_itself()
