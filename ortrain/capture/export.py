@@ -200,6 +200,9 @@ def capture(
         parts = parts_of(exported, state, opset, branches, autocast)
         return (cache or Cache(None)).programs(parts, make)[0]
 
+    if keep is not None and keep.routines:  # in whose code all of PyTorch's layers are as always
+        with EXCLUSIVE, located(module), uncollected(), untouched(module):
+            seen_routines(keep, module, call.args, call.kwargs)
     with (
         EXCLUSIVE,
         located(module),
@@ -211,8 +214,6 @@ def capture(
         failed: list[str] = []
         if keep is not None and keep.modules:
             recorded_examples(keep, module, call.args, call.kwargs)
-        if keep is not None and keep.routines:
-            seen_routines(keep, module, call.args, call.kwargs)
         # Fewer, where a translation needs a size that was of use as a symbol.
         for axes in [a for a in Axes if a is not (Axes.ALL if still else Axes.STILL)]:
             try:
