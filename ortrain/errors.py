@@ -49,6 +49,7 @@ class OrtrainError(Exception):
     def at(self, where: str) -> Self:
         """The same error with a place."""
         other = copy.copy(self)
+        vars(other).update(vars(self))
         OrtrainError.__init__(other, self.what, where=where, because=self.because, help=self.help)
         return other
 

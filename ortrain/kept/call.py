@@ -112,6 +112,7 @@ class Kept:
         module: whose forward the function is; None where it is none's.
 
     Attributes:
+        number: of the call, in the order in which traces came to them.
         key: by which a node of a graph names it, in this process alone.
         result: how its tensors make up what it returns.
         connected: of each tensor it is given, whether a gradient may reach it.
@@ -132,7 +133,8 @@ class Kept:
         autocast: Autocast = (),
         module: nn.Module | None = None,
     ) -> None:
-        self.key = f"{_process}.{next(_numbers)}"
+        self.number = next(_numbers)
+        self.key = f"{_process}.{self.number}"
         self.function, self.arguments, self.site = function, arguments, site
         self.grad, self.autocast, self.module = grad, autocast, module
         self.result: Result | None = None

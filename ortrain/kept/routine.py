@@ -38,6 +38,7 @@ class Routine(Kept):
         guarded: places of those that it is given as copies: the same, and those in memory of
             others than the graph, which a call that fails must find as they were.
         returned: places of those of the written ones that the caller of the module owns.
+        unreached: places of arguments that no gradient reaches and that may have one.
         own: of each tensor of the result the place of the argument that it is; None where it is
             a new one.
         differentiable: of each output whether it may have a gradient.
@@ -60,6 +61,7 @@ class Routine(Kept):
         self.written: list[int] = []
         self.guarded: list[int] = []
         self.returned: list[int] = []
+        self.unreached: list[int] = []
         self.own: list[int | None] = []
         self.differentiable: list[bool] = []
         self.generators: list[Any] = []
@@ -93,8 +95,10 @@ class Routine(Kept):
         first = len(self.arguments.plain)
         count = first + len(self.parameters)
         passed = [*given]
+        for i in self.unreached:
+            passed[i] = given[i].detach().requires_grad_()
         for i in self.guarded:
-            passed[i] = given[i].clone()
+            passed[i] = passed[i].clone()
         copies = {i: passed[i] for i in self.guarded}
         watched = [*passed[:count], *[p.tensor for p in self.parameters]]
         versions = _versions(watched)
@@ -109,6 +113,7 @@ class Routine(Kept):
         ]
         if not {*changed} <= {*self.written}:
             raise self._differs("it changes another one of its arguments in place")
+        asked = {i for i in range(count) if given[i] is not inputs[i]}
         for i in range(first, count):
             if i not in copies:  # the module's own, where that is the same
                 given[i] = passed[i]
@@ -116,7 +121,8 @@ class Routine(Kept):
         self._compare_sizes(inputs, found)
         outputs = [*found, *[copies[i] for i in self.written]]
         if torch.is_grad_enabled():
-            self._compare_gradients(outputs, (*given[:count], *passed[:count]))
+            known = [t for i, t in enumerate(given[:count]) if i not in self.unreached]
+            self._compare_gradients(outputs, known, [given[i] for i in sorted(asked)])
         for i in self.returned:
             _write(inputs[i], copies[i])
         return outputs
@@ -153,14 +159,24 @@ class Routine(Kept):
         except ExecutionError as error:
             raise self._differs(error.because) from None
 
-    def _compare_gradients(self, outputs: Sequence[Tensor], given: Sequence[Tensor]) -> None:
-        """Raises where gradients would reach what the graph does not know of."""
+    def _compare_gradients(
+        self, outputs: Sequence[Tensor], known: Sequence[Tensor], asked: Sequence[Tensor]
+    ) -> None:
+        """Raises where gradients would reach something else than in the example.
+
+        Args:
+            outputs: of the call.
+            known: what gradients may reach.
+            asked: of these what they have to reach: in PyTorch the others get none, not zeros.
+        """
         for tensor, may in zip(outputs, self.differentiable, strict=True):
             if tensor.requires_grad and not may:
                 raise self._differs("a result has a gradient that had none before")
-        known = {id(tensor) for tensor in given}
-        if any(id(leaf) not in known for leaf in leaves_of(outputs)):
+        reached = {id(leaf) for leaf in leaves_of(outputs)}
+        if not reached <= {id(tensor) for tensor in known}:
             raise self._differs("it reads another parameter, or a tensor that requires a gradient")
+        if not reached.issuperset(map(id, asked)):
+            raise self._differs("no gradient reaches what one has reached before")
 
     def _differs(self, because: str) -> CheckFailed:
         return CheckFailed(

@@ -18,7 +18,7 @@ from ortrain.autodiff.partition import partition
 from ortrain.autodiff.registry import foreign_rules
 from ortrain.cache import Cache
 from ortrain.config import Budget
-from ortrain.errors import CheckFailed, ExecutionError, listing
+from ortrain.errors import CaptureError, CheckFailed, ExecutionError, listing
 from ortrain.graph import shapes
 from ortrain.graph.walk import dependencies
 from ortrain.kept.call import Kept, kept
@@ -128,6 +128,11 @@ class Plan:
     lowered: tuple[Program, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     kept: tuple[Kept, ...] = ()
+
+    @cached_property
+    def writes(self) -> bool:
+        """Whether calls in the forward write to tensors of its caller."""
+        return any(isinstance(call, Routine) and call.returned for call in self.kept)
 
 
 @dataclass(frozen=True)
@@ -430,6 +435,12 @@ def _checked(compiled: Compiled, exchange: Exchange, graph: ir.Graph) -> Any:
     """
     calls = [kept(key) for key in keys_of(graph)]
     effects = tuple([call for call in calls if _has_effects(call)])
+    if list(effects) != sorted(effects, key=lambda call: call.number):
+        raise CaptureError(
+            "calls that stay PyTorch's would run in another order than in the module",
+            because="they draw random numbers or change something",
+            help="leave this module to PyTorch",
+        )
     seeds = [i for i, v in enumerate(graph.inputs) if role_of(v) is Role.SEED]
     for position, value in enumerate(graph.outputs):
         if role_of(value) is Role.CHECK:

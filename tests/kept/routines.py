@@ -12,6 +12,11 @@ import torch
 from torch import Tensor, nn
 
 
+def number(tensor: Tensor) -> float:
+    """One that a trace does not know."""
+    return float(tensor.detach().double().numpy().sum())
+
+
 class Around(nn.Module):
     """A linear layer, something below a module, and another linear layer."""
 
@@ -109,7 +114,7 @@ class DrawsTwice(Around):
 
 class DrawsWithTorch(Around):
     def piece(self, h: Tensor) -> Any:
-        return h * 2 if torch.rand(()).item() < 0.5 else h * torch.rand(8)
+        return h * 2 if int(torch.rand(()).item() * 2) else h * torch.rand(8)
 
 
 # -- in place --------------------------------------------------------------------------------------
@@ -165,16 +170,18 @@ class MasksAnArgument(Around):
 class WritesABuffer(Around):
     def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(8)
+        self.register_buffer("mean", torch.zeros(8))
         self.register_buffer("seen", torch.zeros(8))
 
     def note(self, h: Tensor) -> Any:
         self.seen[: int(h.detach().abs().sum().item()) % 8] += 1  # type: ignore[index]
-        return h * self.norm.running_mean + self.seen
+        return h * self.mean + self.seen
 
     def piece(self, h: Tensor) -> Any:
-        h = self.norm(h)
-        return self.note(h) + self.seen
+        self.mean.mul_(0.9).add_(h.detach().mean(0))  # type: ignore[operator]
+        h = self.note(h) + self.seen
+        self.mean.mul_(2)  # type: ignore[operator]
+        return h + self.mean
 
 
 # -- arguments and results -------------------------------------------------------------------------
@@ -182,7 +189,7 @@ class WritesABuffer(Around):
 
 class Structured(Around):
     def found(self, h: Tensor, *, more: Any, times: int, nothing: None = None) -> Any:
-        scale = more["scale"] * times + h.detach().max().item()
+        scale = more["scale"] * times + number(h.max())
         return {"y": h * scale, "none": nothing, "places": (h.argmax(-1), h.detach() * 0.5)}
 
     def piece(self, h: Tensor) -> Any:
@@ -193,7 +200,7 @@ class Structured(Around):
 class WithoutGradients(Around):
     @torch.no_grad()
     def scale(self, h: Tensor) -> Any:
-        return h / max(h.abs().max().item(), 1e-3)
+        return h / max(number(h.abs().max()), 1e-3)
 
     def piece(self, h: Tensor) -> Any:
         return h * self.scale(h)
@@ -202,11 +209,11 @@ class WithoutGradients(Around):
 class OfTheClass(Around):
     @classmethod
     def shifted(cls, h: Tensor, by: float = 2.0) -> Any:
-        return h * by + h.detach().sum().item()
+        return h * by + number(h)
 
     @staticmethod
     def scaled(h: Tensor) -> Any:
-        return h * h.detach().mean().item()
+        return h * number(h.mean())
 
     def piece(self, h: Tensor) -> Any:
         return self.shifted(self.scaled(h)) + self.shifted(h, by=3.0)
@@ -223,7 +230,7 @@ def _noted(function: Callable[..., Any]) -> Callable[..., Any]:
 @_noted
 def normalized(h: Tensor, power: int = 2) -> Tensor:
     """Decorated, and known under two names."""
-    return h / (1 + h.detach().abs().pow(power).sum().item())
+    return h / (1 + number(h.abs().pow(power)))
 
 
 same = normalized
@@ -236,7 +243,7 @@ class OfTheFile(Around):
 
 class WithSuper(Around):
     def piece(self, h: Tensor) -> Any:
-        return h * len(super().__repr__()) * 1e-3 * h.detach().mean().item()
+        return h * len(super().__repr__()) * 1e-3 * number(h.mean())
 
 
 class FrozenWeight(Around):
@@ -245,7 +252,7 @@ class FrozenWeight(Around):
         self.weight = nn.Parameter(torch.randn(8, 8), requires_grad=False)
 
     def piece(self, h: Tensor) -> Any:
-        return (h @ self.weight) * h.detach().mean().item()
+        return (h @ self.weight) * number(h.mean())
 
 
 class Ends(Around):
@@ -374,7 +381,7 @@ ALTERNATING: dict[str, type[Alternating]] = {
 
 class ReturnsANumber(Around):
     def factor(self, h: Tensor) -> float:
-        return float(h.detach().abs().max())
+        return number(h.abs().max())
 
     def forward(self, x: Tensor) -> Any:
         return self.last(self.first(x) * self.factor(x))
@@ -390,7 +397,7 @@ class ReturnsAnArray(Around):
 
 class TakesAnObject(Around):
     def scaled(self, h: Tensor, held: Any) -> Any:
-        return h * held.factor * h.detach().max().item()
+        return h * held.factor * number(h.max())
 
     def forward(self, x: Tensor) -> Any:
         held = type("Held", (), {})()
@@ -405,7 +412,7 @@ class Counts(Around):
 
     def counted(self, h: Tensor) -> Any:
         self.calls += 1
-        return h * h.detach().max().item()
+        return h * number(h.max())
 
     def forward(self, x: Tensor) -> Any:
         return self.last(self.counted(self.first(x)))
@@ -415,7 +422,7 @@ class WritesAParameter(Around):
     def scaled(self, h: Tensor) -> Any:
         with torch.no_grad():
             self.last.weight.mul_(0.9)
-        return h * h.detach().max().item()
+        return h * number(h.max())
 
     def forward(self, x: Tensor) -> Any:
         return self.scaled(self.first(x)) @ self.last.weight.T
@@ -423,7 +430,7 @@ class WritesAParameter(Around):
 
 class GivesAView(Around):
     def part(self, h: Tensor) -> Any:
-        return h[: int(h.detach().abs().sum().item() * 0) + 2]
+        return h[: int(number(h) * 0) + 2]
 
     def forward(self, x: Tensor) -> Any:
         return self.last(self.part(self.first(x)))
@@ -431,10 +438,10 @@ class GivesAView(Around):
 
 # Each with a word of the reason.
 REFUSED: dict[str, tuple[type[Around], str]] = {
-    "a number": (ReturnsANumber, "number out of a tensor"),
+    "a number": (ReturnsANumber, "numpy"),
     "an array": (ReturnsAnArray, "numpy"),
-    "an object": (TakesAnObject, "number out of a tensor"),
-    "an attribute": (Counts, "number out of a tensor"),
-    "a parameter": (WritesAParameter, "parameter"),
-    "a view": (GivesAView, "number out of a tensor"),
+    "an object": (TakesAnObject, "numpy"),
+    "an attribute": (Counts, "numpy"),
+    "a parameter": (WritesAParameter, "numpy"),
+    "a view": (GivesAView, "numpy"),
 }

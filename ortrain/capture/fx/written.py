@@ -1,7 +1,7 @@
 """Arguments of the module that a call which stays PyTorch's changes in place, as its code does.
 
-The graph has a ``copy_`` of what the call leaves there. It writes nothing: the call does that itself
-when it runs, and whoever reads the argument behind it reads the call's result::
+The graph has a ``copy_`` of what the call leaves there. It writes nothing: the call does that
+itself when it runs, and whoever reads the argument behind it reads the call's result::
 
     %kept = ortrain.kept([%features], [], 0);  %new = getitem(%kept, 0)
     %features.copy_(%new);  %y = relu(%features)      →      %y = relu(%new)

@@ -74,7 +74,7 @@ def _codes_at(lines: Sequence[tuple[str, int]]) -> list[CodeType]:
     codes = {
         f.__code__
         for f in gc.get_objects()
-        if isinstance(f, FunctionType) and f.__code__.co_filename in files
+        if type(f) is FunctionType and f.__code__.co_filename in files
     }
     found: dict[CodeType, None] = {}
     for file, line in reversed(lines):

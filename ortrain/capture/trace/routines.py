@@ -95,10 +95,13 @@ def seen_routines(known: Keeper, module: nn.Module, args: Any, kwargs: Any) -> N
             site = site_of(function, known.routines[function])
             try:
                 known.seen[function].append(_seen(site, own, args, kwargs, state))
-                return own(*args, **kwargs)
-            except CaptureError as error:
-                known.refused[function] = error.because
+            except Exception as error:
+                own_words = isinstance(error, CaptureError)
+                because = error.because if own_words else f"{type(error).__name__}: {error}"
+                known.refused[function] = because
                 raise
+            else:
+                return own(*args, **kwargs)
             finally:
                 inside.pop()
 
@@ -222,13 +225,15 @@ def _seen(site: Site, own: FunctionType, args: Any, kwargs: Any, state: _State) 
     new = [t for t, i in zip(result.tensors, own_places, strict=True) if i is None]
     _check_new(site, new, everything, reads)
     stands = {id(t): i for i, t in enumerate(stand_ins)}
-    reached = set()
+    reached, arguments_reached = set(), set()
     finals = [everything[i] for i in written]
-    leaf_ids = {id(leaf) for leaf in leaves}
+    leaf_of = {id(leaf): i for i, leaf in enumerate(leaves)}
     for leaf in leaves_of([*new, *finals]):
         if id(leaf) in stands:
             reached.add(stands[id(leaf)])
-        elif id(leaf) not in leaf_ids:
+        elif id(leaf) in leaf_of:
+            arguments_reached.add(leaf_of[id(leaf)])
+        else:
             raise refused(site, "it reads a tensor that requires a gradient and is no parameter")
     buffers = {
         i
@@ -244,8 +249,8 @@ def _seen(site: Site, own: FunctionType, args: Any, kwargs: Any, state: _State) 
             [t.detach() for t in outputs],
             [t.requires_grad for t in outputs],
             [
-                *[grad and (t.is_floating_point() or t.is_complex()) for t in tensors],
-                *[grad and i in reached for i in chosen],
+                *[i in arguments_reached for i in range(count)],
+                *[i in reached for i in chosen],
             ],
             not drawn and not torch_drew,
             [tuple(t.shape) for t in tensors],
@@ -393,8 +398,9 @@ def _keep(known: Keeper, function: FunctionType, own: FunctionType, args: Any, k
         CaptureError: the call cannot be a node of a graph.
     """
     site = site_of(function, known.routines[function])
-    number = known.counts[site.name]
-    known.counts[site.name] += 1
+    name = f"{site.name} {id(function)}"
+    number = known.counts[name]
+    known.counts[name] += 1
     if number >= len(known.seen.get(function, ())):
         raise refused(site, "the trace calls it, and the module itself does not")
     seen = known.seen[function][number]
@@ -424,8 +430,13 @@ def _keep(known: Keeper, function: FunctionType, own: FunctionType, args: Any, k
     written = [_empty_like(tensors[i]) for i in seen.written]
     call.result, call.differentiable = seen.result, seen.found.differentiable
     call.connected, call.repeatable = seen.found.connected, seen.found.repeatable
-    name = known.called(call, [*found.tensors, *written])
-    given = torch.ops.ortrain.kept(tensors, arguments.sizes, name)
+    call.unreached = [
+        i
+        for i, (t, reached) in enumerate(zip(arguments.tensors, call.connected, strict=False))
+        if call.grad and not reached and (t.is_floating_point() or t.is_complex())
+    ]
+    which = known.called(call, [*found.tensors, *written])
+    given = torch.ops.ortrain.kept(tensors, arguments.sizes, which)
     outputs = [
         t if reached or not t.is_floating_point() else t.detach()
         for t, reached in zip(given, seen.found.differentiable, strict=True)
