@@ -59,9 +59,21 @@ def _refill(registry: dict[Any, Any], entries: dict[Any, Any]) -> None:
 
 
 def call_aside(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a module returns, from a call after which it and the random states are as before."""
+    """What a module returns, from a call after which it and the random states are as before.
+
+    So are the arguments, of which it gets copies.
+    """
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    copies: dict[int, torch.Tensor] = {}
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in copies:
+            own = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            copies[id(tensor)] = own if tensor.is_leaf else own.view_as(own)
+        return copies[id(tensor)]
+
     with untouched(module):
+        args, kwargs = pytree.tree_map_only(torch.Tensor, copied, (args, kwargs))
         return torch.func.functional_call(module, buffers, args, kwargs)
 
 

@@ -181,6 +181,9 @@ class Checked:
     def _run(self, feeds: Any, seed: int | None) -> Any:
         try:
             fetches = self.compiled.run_values(feeds)
+        except CheckFailed as error:  # of a call that stays PyTorch's
+            error.seed = seed
+            raise
         except ExecutionError as error:
             raise self._failed(seed, error.where, f"{error.what}: {error.because}") from error
         if self.position is None:

@@ -175,7 +175,7 @@ class WritesABuffer(Around):
 
     def note(self, h: Tensor) -> Any:
         self.seen[: int(h.detach().abs().sum().item()) % 8] += 1  # type: ignore[index]
-        return h * self.mean + self.seen
+        return h * self.mean.clone() + self.seen.clone()  # type: ignore[operator]
 
     def piece(self, h: Tensor) -> Any:
         self.mean.mul_(0.9).add_(h.detach().mean(0))  # type: ignore[operator]

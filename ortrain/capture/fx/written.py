@@ -45,4 +45,12 @@ def is_written_by_call(node: fx.Node, argument: fx.Node) -> bool:
         return False
     readers = [user for user in argument.users if user is not node and user is not source]
     order = {each: i for i, each in enumerate(node.graph.nodes)}
-    return all(user.target in _SIZES or order[user] > order[node] for user in readers)
+    return all(
+        user.target in _SIZES or order[user] > order[node] or _replaces(user, argument)
+        for user in readers
+    )
+
+
+def _replaces(node: fx.Node, argument: fx.Node) -> bool:
+    """Whether a node gives another value in the place of an argument's, and reads none of it."""
+    return node.target is aten.copy.default and node.args[1] is not argument

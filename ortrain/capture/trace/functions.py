@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
 # Keyword of a replaced function under which it finds what is called instead.
 _INSTEAD = "_ortrain_called_instead"
+# Functions of ours with the user's code.
+_twins: weakref.WeakSet[FunctionType] = weakref.WeakSet()
 _ODD = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -22,9 +25,8 @@ def function_of(code: CodeType) -> FunctionType | None:
     """The function that runs a code; None where several do, or one that yields."""
     if code.co_flags & _ODD:
         return None
-    found = [
-        f for f in gc.get_referrers(code) if isinstance(f, FunctionType) and f.__code__ is code
-    ]
+    functions = (f for f in gc.get_referrers(code) if type(f) is FunctionType)
+    found = [f for f in functions if f.__code__ is code and f not in _twins]
     return found[0] if len(found) == 1 else None
 
 
@@ -39,6 +41,7 @@ def twin_of(function: FunctionType) -> FunctionType:
     )
     twin.__kwdefaults__ = function.__kwdefaults__
     twin.__qualname__, twin.__module__ = function.__qualname__, function.__module__
+    _twins.add(twin)
     return twin
 
 
