@@ -63,7 +63,25 @@ def call_aside(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
 
     So are the arguments, of which it gets copies.
     """
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    return _call_aside(module, {n: b.clone() for n, b in module.named_buffers()}, args, kwargs)
+
+
+def call_apart(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The same on copies of the parameters, too, for code that may write to them."""
+    state = {
+        name: tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        for name, tensor in module.named_parameters()
+    }
+    state.update((name, buffer.clone()) for name, buffer in module.named_buffers())
+    return _call_aside(module, state, args, kwargs)
+
+
+def _call_aside(
+    module: torch.nn.Module,
+    state: dict[str, torch.Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
     copies: dict[int, torch.Tensor] = {}
 
     def copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -74,7 +92,7 @@ def call_aside(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
 
     with untouched(module):
         args, kwargs = pytree.tree_map_only(torch.Tensor, copied, (args, kwargs))
-        return torch.func.functional_call(module, buffers, args, kwargs)
+        return torch.func.functional_call(module, state, args, kwargs)
 
 
 def call_without_contents(

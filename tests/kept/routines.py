@@ -327,6 +327,9 @@ class WritesSometimes(Alternating):
         h *= 2
         return h * self.one
 
+    def forward(self, x: Tensor) -> Any:
+        return self.last(self.way(self.first(x), x.detach()))
+
 
 class WritesTheArgumentSometimes(Alternating):
     def way(self, h: Tensor, x: Tensor) -> Any:
@@ -336,7 +339,8 @@ class WritesTheArgumentSometimes(Alternating):
         return h * self.one
 
     def forward(self, x: Tensor) -> Any:
-        return self.last(self.way(torch.relu(self.first(x)), x))
+        scale = self.way(torch.relu(self.other), x)
+        return self.last(torch.relu(self.first(x)) * scale)
 
 
 class ReturnsItsArgument(Alternating):
