@@ -55,14 +55,14 @@ def called_instead(calls: Mapping[FunctionType, Callable[..., Any]]) -> Iterator
     for function, call in calls.items():
         function.__code__ = _handing_on(function.__code__)
         # Arguments that a call leaves out are the other callable's own to find.
-        function.__defaults__ = None  # type: ignore[assignment]
+        function.__defaults__ = None
         function.__kwdefaults__ = {_INSTEAD: call}
     try:
         yield
     finally:
         for function, code, defaults, keywords in before:
             function.__code__ = code
-            function.__defaults__, function.__kwdefaults__ = defaults, keywords  # type: ignore[assignment]
+            function.__defaults__, function.__kwdefaults__ = defaults, keywords
 
 
 def _handing_on(code: CodeType) -> CodeType:

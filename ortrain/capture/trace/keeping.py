@@ -322,7 +322,7 @@ def _connected(results: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[bool
         return [False] * len(leaves)
     try:
         found: Any = torch.autograd.grad(
-            roots, wanted, [torch.oneslike(t) for t in roots], allow_unused=True
+            roots, wanted, [torch.ones_like(t) for t in roots], allow_unused=True
         )
     except Exception:  # its backward needs values
         return [leaf.requires_grad for leaf in leaves]

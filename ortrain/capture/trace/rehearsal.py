@@ -90,10 +90,10 @@ def foretold(
         # One that was raised on purpose; not for what a custom function could not be tried on.
         meant = isinstance(error, CaptureError) and error.__context__ is None
         return found if (found.by_value or meant) and not ways.missed else None
-    found = None if ways.missed else side_effects(effects, module)
-    if found is not None and effects.drawn:
-        found.codes = drawing_codes(module, args, kwargs, effects.generators)
-    return found
+    refused = None if ways.missed else side_effects(effects, module)
+    if refused is not None and effects.drawn:
+        refused.codes = drawing_codes(module, args, kwargs, effects.generators)
+    return refused
 
 
 def _effects(

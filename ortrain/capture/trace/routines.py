@@ -96,9 +96,8 @@ def seen_routines(known: Keeper, module: nn.Module, args: Any, kwargs: Any) -> N
             try:
                 known.seen[function].append(_seen(site, own, args, kwargs, state))
             except Exception as error:
-                own_words = isinstance(error, CaptureError)
-                because = error.because if own_words else f"{type(error).__name__}: {error}"
-                known.refused[function] = because
+                because = f"beside the trace it raises {type(error).__name__}: {error}"
+                known.refused[function] = getattr(error, "because", because)
                 raise
             else:
                 return own(*args, **kwargs)
