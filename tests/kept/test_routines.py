@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ortrain import Options, ORTModule
 from ortrain.kept.routine import Routine
+from tests.breadth import crossed, sampled
 from tests.kept.routines import (
     ALTERNATING,
     KINDS,
@@ -36,8 +37,7 @@ def routines(twins: Twins) -> list[Any]:
     return [call for call in twins.kept if isinstance(call, Routine)]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("name", "engine"), crossed(KINDS, ENGINES, one_in=2))
 def test_losses_gradients_and_draws_are_those_of_pytorch(name: str, engine: str) -> None:
     twins = Twins(KINDS[name](), engine)
     times = 10 if name == "Experts" else 1  # each of which has rows then
@@ -47,7 +47,10 @@ def test_losses_gradients_and_draws_are_those_of_pytorch(name: str, engine: str)
     assert twins.graph.report.graph_calls == 4
 
 
-@pytest.mark.parametrize("name", [n for n in KINDS if n != "MasksAnArgument"])
+@pytest.mark.parametrize(
+    "name",
+    sampled([n for n in KINDS if n != "MasksAnArgument"], ["Masks", "MasksAView", "Structured"]),
+)
 def test_arguments_have_their_gradients(name: str) -> None:
     twins = Twins(KINDS[name](), "aten")
     for step in range(2):
@@ -70,8 +73,7 @@ def test_without_gradients_and_in_evaluation(name: str) -> None:
     assert twins.graph.report.eager_calls == 0
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", ALTERNATING)
+@pytest.mark.parametrize(("name", "engine"), crossed(ALTERNATING, ENGINES, one_in=2))
 @pytest.mark.filterwarnings("ignore:ORTModule runs:ortrain.errors.OrtrainWarning")
 def test_a_call_that_does_something_else_runs_in_pytorch(name: str, engine: str) -> None:
     twins = Twins(ALTERNATING[name](), engine, fallback="torch")
