@@ -437,7 +437,7 @@ def _checked(compiled: Compiled, exchange: Exchange, graph: ir.Graph) -> Any:
     Or where a function in it that stays PyTorch's does something else than in its example.
     """
     calls = [kept(key) for key in keys_of(graph)]
-    effects = tuple([call for call in calls if _has_effects(call)])
+    effects = tuple([call for call in calls if not call.repeatable])
     if list(effects) != sorted(effects, key=lambda call: call.number):
         raise CaptureError(
             "calls that stay PyTorch's would run in another order than in the module",
@@ -453,10 +453,6 @@ def _checked(compiled: Compiled, exchange: Exchange, graph: ir.Graph) -> Any:
     if any(isinstance(call, Routine) for call in calls):
         return Checked(compiled, exchange, (), None, next(iter(seeds), None), effects)
     return compiled
-
-
-def _has_effects(call: Kept) -> bool:
-    return not call.repeatable or (isinstance(call, Routine) and bool(call.returned))
 
 
 def likely_upstream(program: Program) -> list[str]:

@@ -19,6 +19,7 @@ from tests.kept.routines import (
     KINDS,
     REFUSED,
     DrawsWithNumpy,
+    DrawsWithTorch,
     LoopsByValue,
     Masks,
     MasksAnArgument,
@@ -215,3 +216,29 @@ def test_the_contest_runs_each_call_once() -> None:
     twins = Twins(DrawsWithNumpy(), "auto", fallback="torch")
     for step in range(12):
         twins.step(an_input(5, step), seed=step)
+
+
+@pytest.mark.parametrize("name", ["LoopsByValue", "Masks", "Structured"])
+def test_a_batch_of_one_row(name: str) -> None:
+    twins = Twins(KINDS[name](), "aten")
+    for step, rows in enumerate((1, 4, 1, 7)):
+        twins.step(an_input(rows, step), seed=step)
+    assert routines(twins)
+
+
+@pytest.mark.parametrize("kind", [Masks, DrawsWithTorch])
+def test_dropout_beside_it_is_drawn_from_the_seed(kind: type[Masks]) -> None:
+    class Dropping(kind):  # type: ignore[valid-type, misc]
+        def piece(self, h: Tensor) -> Any:
+            return super().piece(nn.functional.dropout(h, 0.5, self.training))
+
+    model = ORTModule(Dropping(), options=Options(engine="aten", fallback="raise"))
+    x, found = an_input(5), []
+    for _ in range(3):
+        torch.manual_seed(7)
+        np.random.seed(7)  # noqa: NPY002
+        found.append(model(x))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    assert [call.site.name for call in model.report.kept]
+    assert model.report.graph_calls == 3

@@ -428,7 +428,8 @@ def _keep(known: Keeper, function: FunctionType, own: FunctionType, args: Any, k
     found = like(_new_ones(seen), call, arguments.tensors)
     written = [_empty_like(tensors[i]) for i in seen.written]
     call.result, call.differentiable = seen.result, seen.found.differentiable
-    call.connected, call.repeatable = seen.found.connected, seen.found.repeatable
+    call.connected = seen.found.connected
+    call.repeatable = seen.found.repeatable and not call.returned
     call.unreached = [
         i
         for i, (t, reached) in enumerate(zip(arguments.tensors, call.connected, strict=False))
