@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from types import CodeType
 from typing import Self
 
 
@@ -48,12 +49,14 @@ class OrtrainError(Exception):
     def at(self, where: str) -> Self:
         """The same error with a place."""
         other = copy.copy(self)
+        vars(other).update(vars(self))
         OrtrainError.__init__(other, self.what, where=where, because=self.because, help=self.help)
         return other
 
     def __reduce__(self) -> tuple[object, ...]:
         parts = (type(self), self.what, self.where, self.because, self.help)
-        return (_rebuild, parts, vars(self))  # with what a kind of error adds
+        held = {name: value for name, value in vars(self).items() if name != "codes"}
+        return (_rebuild, parts, held)  # with what a kind of error adds
 
 
 def _rebuild(
@@ -63,7 +66,15 @@ def _rebuild(
 
 
 class CaptureError(OrtrainError):
-    """The module cannot become one ONNX graph. Remedy: as the message says, or run it eagerly."""
+    """The module cannot become one ONNX graph. Remedy: as the message says, or run it eagerly.
+
+    Attributes:
+        codes: of the functions around the place, the innermost first, as far as they are known.
+        lines: ``(file, line)`` of the place and of the calls around it, the innermost last.
+    """
+
+    codes: tuple[CodeType, ...] = ()
+    lines: tuple[tuple[str, int], ...] = ()
 
 
 class NotServed(CaptureError):

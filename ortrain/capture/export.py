@@ -40,6 +40,7 @@ from ortrain.capture.trace.keeping import Keeper, keeper, keeping, recorded_exam
 from ortrain.capture.trace.layers import traceable_layers
 from ortrain.capture.trace.refusal import first_line, located, named
 from ortrain.capture.trace.returned import Source, sources_of
+from ortrain.capture.trace.routines import seen_routines
 from ortrain.errors import CaptureError, UnsupportedOutput
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.graph.shapes import FLOATING
@@ -199,6 +200,9 @@ def capture(
         parts = parts_of(exported, state, opset, branches, autocast)
         return (cache or Cache(None)).programs(parts, make)[0]
 
+    if keep is not None and keep.routines:  # in whose code all of PyTorch's layers are as always
+        with EXCLUSIVE, located(module), uncollected(), untouched(module):
+            seen_routines(keep, module, call.args, call.kwargs)
     with (
         EXCLUSIVE,
         located(module),

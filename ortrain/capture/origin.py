@@ -85,4 +85,12 @@ def captured_error(
     help: str = BESIDE,
 ) -> CaptureError:
     """An error that names the node's place in the user's code."""
-    return CaptureError(what, where=origin(node, full=True), because=because, help=help)
+    error = CaptureError(what, where=origin(node, full=True), because=because, help=help)
+    error.lines = source_lines(node)
+    return error
+
+
+def source_lines(node: fx.Node) -> tuple[tuple[str, int], ...]:
+    """``(file, line)`` of where a node was made and of the calls around it, the innermost last."""
+    found = FRAME.findall(node.meta.get("stack_trace") or "")
+    return tuple((file, int(line)) for file, line in found)

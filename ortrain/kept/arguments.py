@@ -47,6 +47,11 @@ class Arguments:
         for i in self._holes:
             self._leaves[i] = None
 
+    @property
+    def objects(self) -> list[Any]:
+        """What is neither tensor nor size."""
+        return [leaf for i, leaf in enumerate(self._leaves) if i not in self._holes]
+
     def release(self) -> None:
         """Forgets the tensors of the trace."""
         self.tensors, self.sizes = [], []
@@ -102,6 +107,21 @@ class Result:
         for place, tensor in zip(self._places, tensors, strict=True):
             leaves[place] = tensor
         return pytree.tree_unflatten(leaves, self._spec)
+
+    def is_like(self, output: Any) -> bool:
+        """Whether tensors, None and numbers stand in an output where they did in the call."""
+        if type(output) is torch.Tensor:
+            return self._spec.is_leaf()
+        leaves, spec = pytree.tree_flatten(output)
+        return spec == self._spec and all(
+            isinstance(leaf, torch.Tensor) if i in self._places else leaf == known
+            for i, (leaf, known) in enumerate(zip(leaves, self._leaves, strict=True))
+        )
+
+    @property
+    def constants(self) -> list[Any]:
+        """What is no tensor in it, None left out."""
+        return [leaf for leaf in self._leaves if leaf is not None]
 
     def taken_apart(self, output: Any) -> list[torch.Tensor]:
         """The tensors of an output of a later call.

@@ -112,6 +112,7 @@ class Kept:
         module: whose forward the function is; None where it is none's.
 
     Attributes:
+        number: of the call, in the order in which traces came to them.
         key: by which a node of a graph names it, in this process alone.
         result: how its tensors make up what it returns.
         connected: of each tensor it is given, whether a gradient may reach it.
@@ -132,7 +133,8 @@ class Kept:
         autocast: Autocast = (),
         module: nn.Module | None = None,
     ) -> None:
-        self.key = f"{_process}.{next(_numbers)}"
+        self.number = next(_numbers)
+        self.key = f"{_process}.{self.number}"
         self.function, self.arguments, self.site = function, arguments, site
         self.grad, self.autocast, self.module = grad, autocast, module
         self.result: Result | None = None
@@ -308,7 +310,7 @@ class Kept:
             if own and all(map(Parameter.is_given, held, given[first : first + count])):
                 given[first : first + count] = [p.tensor for p in held]
                 return self.function(*args, **kwargs)
-            with _instead(held, given[first : first + count]):
+            with instead(held, given[first : first + count]):
                 return self.function(*args, **kwargs)
 
     def _own(
@@ -336,27 +338,35 @@ class Kept:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a module whose forward is a kept call.
+    """A parameter, or a buffer, that a kept call reads of a module.
 
     Attributes:
         tensor: the parameter.
         places: modules that hold it, with its name there.
+        registry: of theirs in which it is: ``_parameters`` or ``_buffers``.
     """
 
     tensor: Tensor
     places: tuple[tuple[nn.Module, str], ...]
+    registry: str = "_parameters"
 
     @classmethod
-    def all_of(cls, module: nn.Module) -> list[Parameter]:
+    def all_of(cls, module: nn.Module, registry: str = "_parameters") -> list[Parameter]:
         """Those of a module, in the order of ``named_parameters()``."""
         places: dict[int, list[tuple[nn.Module, str]]] = {}
         tensors: dict[int, Tensor] = {}
         for owner in module.modules():
-            for name, tensor in owner._parameters.items():
+            for name, tensor in owner.__dict__[registry].items():
                 if tensor is not None:
                     tensors[id(tensor)] = tensor
                     places.setdefault(id(tensor), []).append((owner, name))
-        return [cls(tensor, tuple(places[key])) for key, tensor in tensors.items()]
+        return [cls(tensor, tuple(places[key]), registry) for key, tensor in tensors.items()]
+
+    def now(self) -> Tensor:
+        """What stands in its places."""
+        owner, name = self.places[0]
+        found: Tensor = owner.__dict__[self.registry][name]
+        return found
 
     def is_given(self, tensor: Tensor) -> bool:
         """Whether a tensor is the parameter to autograd and to the code: the same memory.
@@ -373,12 +383,12 @@ class Parameter:
 
 
 @contextlib.contextmanager
-def _instead(parameters: Sequence[Parameter], tensors: Sequence[Tensor]) -> Iterator[None]:
+def instead(parameters: Sequence[Parameter], tensors: Sequence[Tensor]) -> Iterator[None]:
     """Other tensors in the places of a module's parameters."""
     owners: dict[nn.Module, None] = {}
     for parameter, tensor in zip(parameters, tensors, strict=True):
         for owner, name in parameter.places:
-            owner._parameters[name] = tensor  # type: ignore[assignment]
+            owner.__dict__[parameter.registry][name] = tensor
             owners[owner] = None
     recurrent = [owner for owner in owners if isinstance(owner, nn.RNNBase)]
     for owner in recurrent:  # which reads a list of its own
@@ -388,14 +398,17 @@ def _instead(parameters: Sequence[Parameter], tensors: Sequence[Tensor]) -> Iter
     finally:
         for parameter in parameters:
             for owner, name in parameter.places:
-                owner._parameters[name] = parameter.tensor  # type: ignore[assignment]
+                owner.__dict__[parameter.registry][name] = parameter.tensor
         for owner in recurrent:
             owner._init_flat_weights()
 
 
-def _memory(tensor: Tensor) -> int:
+def memory_of(tensor: Tensor) -> int:
     """The address of the memory that a tensor shows; one of its own where it has none."""
     return tensor.untyped_storage().data_ptr() or id(tensor)
+
+
+_memory = memory_of
 
 
 # -- the table -------------------------------------------------------------------------------------

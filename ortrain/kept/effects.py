@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ortrain.kept.call import Kept
+from ortrain.kept.routine import Routine, noting_writes, undo_writes
 from ortrain.module_state.survey import Survey
-from ortrain.module_state.untouched import generator_state, untouched
+from ortrain.module_state.untouched import generator_state, set_state, untouched
 
 
 class Watch:
@@ -60,7 +63,9 @@ def modules_of(calls: Sequence[Kept]) -> list[nn.Module]:
 
 def remembered(calls: Sequence[Kept]) -> Callable[[], None]:
     """Gives what undoes the effects of calls that are about to run, random numbers included."""
-    modules, random = modules_of(calls), torch.get_rng_state()
+    modules, own = modules_of(calls), torch.get_rng_state()
+    generators = _states(_generators(calls))
+    written = noting_writes() if any(_returned(call) for call in calls) else []
     buffers = [remember_buffers(module) for module in modules]
     surveys = [Survey(module) for module in modules]
     held = [(each, each.read()) for survey in surveys for each in survey.holders]
@@ -71,18 +76,45 @@ def remembered(calls: Sequence[Kept]) -> Callable[[], None]:
             put_back()
         for holder, before in held:
             holder.write(before)
-        torch.set_rng_state(random)
+        undo_writes(written)
+        for generator, state in generators:
+            set_state(generator, state)
+        torch.set_rng_state(own)
         if devices:
             torch.cuda.set_rng_state_all(devices)
 
     return undo
 
 
+def _generators(calls: Sequence[Kept]) -> list[Any]:
+    """Those that calls may have drawn from, Python's and numpy's, beside PyTorch's own."""
+    found: dict[int, Any] = {}
+    for call in calls:
+        if isinstance(call, Routine):
+            found.update((id(each), each) for each in call.generators)
+        elif call.module is not None:
+            found.update((id(each), each) for each in (random, np.random))
+    return list(found.values())
+
+
+def _states(generators: Sequence[Any]) -> list[tuple[Any, Any]]:
+    return [(each, generator_state(each)) for each in generators]
+
+
+def _returned(call: Kept) -> bool:
+    return isinstance(call, Routine) and bool(call.returned)
+
+
 @contextlib.contextmanager
 def undone(calls: Sequence[Kept]) -> Iterator[None]:
-    """Whatever the modules of some calls change inside is as before, buffers included."""
-    modules = modules_of(calls)
+    """Whatever the modules of some calls change inside is as before, buffers included.
+
+    So are the generators of random numbers that routines draw from.
+    """
+    modules, generators = modules_of(calls), _states(_generators(calls))
     with contextlib.ExitStack() as stack:
+        for generator, state in generators:
+            stack.callback(set_state, generator, state)
         for module in modules:
             stack.callback(remember_buffers(module))
             stack.enter_context(untouched(module))

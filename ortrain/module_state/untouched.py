@@ -23,7 +23,7 @@ from ortrain.module_state.value import ABSENT, MIXED, frozen, same
 
 # torch's own registries, which a trace fills with stand-ins, and recurrent modules' lists of them;
 # and where transformers notes that it has installed hooks that collect hidden states.
-_FREE = {
+FREE = {
     *torch.nn.Module().__dict__,
     "_flat_weights",
     "_flat_weight_refs",
@@ -59,10 +59,40 @@ def _refill(registry: dict[Any, Any], entries: dict[Any, Any]) -> None:
 
 
 def call_aside(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a module returns, from a call after which it and the random states are as before."""
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    """What a module returns, from a call after which it and the random states are as before.
+
+    So are the arguments, of which it gets copies.
+    """
+    return _call_aside(module, {n: b.clone() for n, b in module.named_buffers()}, args, kwargs)
+
+
+def call_apart(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The same on copies of the parameters, too, for code that may write to them."""
+    state = {
+        name: tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        for name, tensor in module.named_parameters()
+    }
+    state.update((name, buffer.clone()) for name, buffer in module.named_buffers())
+    return _call_aside(module, state, args, kwargs)
+
+
+def _call_aside(
+    module: torch.nn.Module,
+    state: dict[str, torch.Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    copies: dict[int, torch.Tensor] = {}
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in copies:
+            own = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            copies[id(tensor)] = own if tensor.is_leaf else own.view_as(own)
+        return copies[id(tensor)]
+
     with untouched(module):
-        return torch.func.functional_call(module, buffers, args, kwargs)
+        args, kwargs = pytree.tree_map_only(torch.Tensor, copied, (args, kwargs))
+        return torch.func.functional_call(module, state, args, kwargs)
 
 
 def call_without_contents(
@@ -117,6 +147,7 @@ class Effects:
         recast: paths of the buffers that are now of another shape or dtype.
         drawn: names of the generators, Python's and numpy's, that it drew random numbers from.
         unwatched: paths of what its code names and nothing can watch, each with the reason.
+        generators: that it drew from.
     """
 
     assigned: list[str] = field(default_factory=list)
@@ -126,6 +157,7 @@ class Effects:
     recast: list[str] = field(default_factory=list)
     drawn: list[str] = field(default_factory=list)
     unwatched: dict[str, str] = field(default_factory=dict)
+    generators: list[Any] = field(default_factory=list)
 
     @property
     def lasting(self) -> list[Filling]:
@@ -184,6 +216,7 @@ def watched(
         for name, generator in generators.items():
             if pickle.dumps(generator_state(generator)) != states[name]:
                 effects.drawn.append(_shown(name))
+                effects.generators.append(generator)
         if not traced:
             look()
 
@@ -213,7 +246,7 @@ def _compare(holder: Holder, before: Any, effects: Effects) -> None:
     for name in sorted(before.keys() | now.keys()):
         old, new = before.get(name, ABSENT), now.get(name, ABSENT)
         owner = holder.object if isinstance(holder, Attributes) else None
-        free = isinstance(owner, torch.nn.Module) and name in _FREE
+        free = isinstance(owner, torch.nn.Module) and name in FREE
         if free or same(old, new):
             continue
         path = _shown(f"{holder.path}.{name}" if holder.path else name)
@@ -312,7 +345,7 @@ def _random_states(generators: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         for generator, state in zip(generators.values(), states, strict=True):
-            _set_state(generator, state)
+            set_state(generator, state)
         torch.set_rng_state(cpu)
         if cuda:
             torch.cuda.set_rng_state_all(devices)
@@ -325,7 +358,8 @@ def generator_state(generator: Any) -> Any:
     return generator.get_state() if hasattr(generator, "get_state") else generator.getstate()
 
 
-def _set_state(generator: Any, state: Any) -> None:
+def set_state(generator: Any, state: Any) -> None:
+    """Puts such a state back."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif hasattr(generator, "set_state"):

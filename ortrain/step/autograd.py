@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ortrain.errors import StateError
+from ortrain.errors import CheckFailed, StateError
 from ortrain.guards.structure import FlatCall
 from ortrain.step.backward import Backward, Group, groups_of
 from ortrain.step.build import Plan
@@ -82,6 +82,7 @@ class Step:
 
     def infer(self, users: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Runs the forward alone."""
+        self._check_shared(users)
         fetches = self.plan.forward.run_values(self.feeds(users))
         tensors = self.plan.exchange.all(fetches, self.plan.bools)
         self.write_back(tensors)
@@ -100,6 +101,7 @@ class Step:
             call: the arguments as they came; None where PyTorch need not run them again.
             caller: hears what the backward needs.
         """
+        self._check_shared(users)
         kept, inputs = SavedForward(self, users, call, caller), [users[i] for i in self.inputs]
         if len(self.groups) == 1:
             result = _Function.apply(kept, None, *inputs, *self.parameters)
@@ -110,6 +112,15 @@ class Step:
                 token = _Later.apply(kept, group, token, *tensors)
             result = _Function.apply(kept, token, *first[1])
         return result if isinstance(result, tuple) else (result,)
+
+    def _check_shared(self, users: Sequence[torch.Tensor]) -> None:
+        """Raises where a call in the graph would write to copies of the caller's tensors."""
+        if self.plan.writes and not all(map(self.plan.exchange.shares, users)):
+            raise CheckFailed(
+                "an argument is written to, and the runtime takes a copy of it",
+                because="it does not lie in memory row by row",
+                help="none is needed: such calls run in PyTorch",
+            )
 
     def write_back(self, tensors: list[torch.Tensor]) -> None:
         """Updates the buffers in place."""

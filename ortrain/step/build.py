@@ -18,11 +18,12 @@ from ortrain.autodiff.partition import partition
 from ortrain.autodiff.registry import foreign_rules
 from ortrain.cache import Cache
 from ortrain.config import Budget
-from ortrain.errors import CheckFailed, ExecutionError, listing
+from ortrain.errors import CaptureError, CheckFailed, ExecutionError, listing
 from ortrain.graph import shapes
 from ortrain.graph.walk import dependencies
 from ortrain.kept.call import Kept, kept
 from ortrain.kept.effects import remembered
+from ortrain.kept.routine import Routine
 from ortrain.ops.kept import keys_of
 from ortrain.passes import PIPELINES, rewrite
 from ortrain.program import Check, Program, Role, checks_of, role_of, set_role, target_of, width_of
@@ -128,6 +129,11 @@ class Plan:
     seconds: dict[str, float] = field(default_factory=dict)
     kept: tuple[Kept, ...] = ()
 
+    @cached_property
+    def writes(self) -> bool:
+        """Whether calls in the forward write to tensors of its caller."""
+        return any(isinstance(call, Routine) and call.returned for call in self.kept)
+
 
 @dataclass(frozen=True)
 class Checked:
@@ -137,7 +143,8 @@ class Checked:
         compiled: the program.
         exchange: of tensors with it.
         checks: by their bits.
-        position: of that output.
+        position: of that output; None where there is none, and calls alone may find out that the
+            module goes another way.
         seed: where the seed is among the feeds; None where the output does not depend on it.
         kept: calls of the program that change something besides: undone where PyTorch runs it all.
     """
@@ -145,7 +152,7 @@ class Checked:
     compiled: Compiled
     exchange: Exchange
     checks: tuple[Check, ...]
-    position: int
+    position: int | None
     seed: int | None
     kept: tuple[Kept, ...] = ()
 
@@ -167,15 +174,20 @@ class Checked:
         undo = remembered(self.kept)
         try:
             return self._run(feeds, seed)
-        except CheckFailed:
+        except Exception:
             undo()
             raise
 
     def _run(self, feeds: Any, seed: int | None) -> Any:
         try:
             fetches = self.compiled.run_values(feeds)
+        except CheckFailed as error:  # of a call that stays PyTorch's
+            error.seed = seed
+            raise
         except ExecutionError as error:
             raise self._failed(seed, error.where, f"{error.what}: {error.because}") from error
+        if self.position is None:
+            return fetches
         if bits := int(self.exchange.at(fetches, self.position, False)):
             failed = [check for bit, check in enumerate(self.checks) if bits >> bit & 1]
             places = dict.fromkeys(check.where for check in failed if check.where)
@@ -420,15 +432,26 @@ def _plan(
 
 
 def _checked(compiled: Compiled, exchange: Exchange, graph: ir.Graph) -> Any:
-    """A forward program that raises where its check does not hold, if it has one."""
+    """A forward program that raises where its check does not hold, if it has one.
+
+    Or where a function in it that stays PyTorch's does something else than in its example.
+    """
+    calls = [kept(key) for key in keys_of(graph)]
+    effects = tuple([call for call in calls if not call.repeatable])
+    if list(effects) != sorted(effects, key=lambda call: call.number):
+        raise CaptureError(
+            "calls that stay PyTorch's would run in another order than in the module",
+            because="they draw random numbers or change something",
+            help="leave this module to PyTorch",
+        )
+    seeds = [i for i, v in enumerate(graph.inputs) if role_of(v) is Role.SEED]
     for position, value in enumerate(graph.outputs):
         if role_of(value) is Role.CHECK:
             depends = dependencies(graph, [value])
-            seeds = (i for i, v in enumerate(graph.inputs) if role_of(v) is Role.SEED)
             seed = next((i for i in seeds if graph.inputs[i] in depends), None)
-            calls = [kept(key) for key in keys_of(graph)]
-            effects = tuple([call for call in calls if not call.repeatable])
             return Checked(compiled, exchange, checks_of(value), position, seed, effects)
+    if any(isinstance(call, Routine) for call in calls):
+        return Checked(compiled, exchange, (), None, next(iter(seeds), None), effects)
     return compiled
 
 

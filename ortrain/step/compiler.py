@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -66,6 +67,7 @@ from ortrain.step.forms import (
 from ortrain.step.kept import (
     ASKED,
     MOST_REFUSED,
+    Search,
     named_modules,
     still_there,
     with_refused,
@@ -105,11 +107,13 @@ class StepCompiler:
         trains: whether calls with gradients were seen.
         certificate: the last one.
         kept: sub-modules that stay PyTorch's in graphs, by name, each with the reason.
+        routines: functions and methods that do, each with the reason.
     """
 
     def __init__(self, module: nn.Module, options: Options, debug_options: DebugOptions) -> None:
         self.module = module
         self.debug_options = debug_options
+        self.routines: dict[FunctionType, str] = {}
         self.use(options)
         self.report = Report()
         self.plan: Plan | None = None
@@ -124,6 +128,7 @@ class StepCompiler:
         self.options = options
         self.cache = Cache(options.cache_dir, options.cache_bytes)
         self._keep(named_modules(self.module, options.keep_in_torch))
+        self.routines.clear()
 
     def find(
         self, state: ModuleState, form: CallForm, flat: FlatCall, sizes: Sizes
@@ -240,7 +245,9 @@ class StepCompiler:
     def _captured(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, exact: bool, still: bool
     ) -> Captured:
-        """A capture, in which what it refuses stays PyTorch's: the innermost sub-modules around it.
+        """A capture, in which what it refuses stays PyTorch's: the innermost functions around it.
+
+        Where there are none that can be nodes, the innermost sub-modules are.
 
         A graph that leaves all products to PyTorch saves nothing: unless they were asked for, it is
         as if nothing could be kept.
@@ -265,33 +272,56 @@ class StepCompiler:
 
         there = still_there(self.module, self.kept, self._kept_objects)
         self._keep({name: why for name, why in self.kept.items() if name in there})
-        first, before = None, self.kept
+        before, routines = self.kept, dict(self.routines)
+        search = Search()
         while True:
+            keep = self.keeper()
             try:
-                captured = attempt(self.keeper())
+                captured = attempt(keep)
                 break
             except CaptureError as error:
-                first = first or error
-                refused = sum(why is not ASKED for why in self.kept.values())
-                if refused == MOST_REFUSED or not self.may_keep(error):
+                search.failed(self.module, error, keep)
+                for function in search.useless:
+                    self.routines.pop(function, None)
+                if not self._keeps_more(search):
                     self._keep(before)
+                    self.routines = routines
+                    first = search.first
                     raise first from first.__cause__
-                self._keep(with_refused(self.module, self.kept, error))
         if all(call.site.because is ASKED for call in captured.kept):
             return captured
         if any(node.op_type in PRODUCTS for node in captured.program.graph):
             return captured
         self._keep({name: why for name, why in before.items() if why is ASKED})
+        self.routines = {}
         return attempt(Keeper(functions=False, operators=False, modules=dict(self.kept)))
 
-    def may_keep(self, error: OrtrainError) -> bool:
+    def _keeps_more(self, search: Search) -> bool:
+        """Takes it that something more stays PyTorch's: a function, else a sub-module."""
+        error = search.last
+        refused = sum(why is not ASKED for why in self.kept.values()) + len(self.routines)
+        if refused == MOST_REFUSED or not self.may_keep(error, search):
+            return False
+        function = search.next(self.routines)
+        if function is not None:
+            self.routines[function] = error.what
+        else:
+            self._keep(with_refused(self.module, self.kept, error))
+        return True
+
+    def may_keep(self, error: OrtrainError, search: Search | None = None) -> bool:
         """Whether what an error is about may stay PyTorch's, and the rest become a graph."""
-        return (
-            self.keeper() is not None
-            and isinstance(error, CaptureError)
-            and not isinstance(error, NotServed | UnsupportedInput | SymbolicSize)
-            and with_refused(self.module, self.kept, error) != self.kept
-        )
+        if (
+            self.keeper() is None
+            or not isinstance(error, CaptureError)
+            or isinstance(error, NotServed | UnsupportedInput | SymbolicSize)
+        ):
+            return False
+        if search is None:
+            search = Search()
+            search.failed(self.module, error, None)
+        found = search.next(self.routines) is not None
+        return found or with_refused(self.module, self.kept, error) != self.kept
 
     def keeper(self) -> Keeper | None:
         """What stays PyTorch's in a graph; None where no engine has a place for it."""
@@ -299,7 +329,9 @@ class StepCompiler:
             return None
         there = still_there(self.module, self.kept, self._kept_objects)
         modules = {name: why for name, why in self.kept.items() if name in there}
-        return Keeper(functions=self.options.custom_autograd, modules=modules)
+        return Keeper(
+            functions=self.options.custom_autograd, modules=modules, routines=dict(self.routines)
+        )
 
     def live(self) -> tuple[nn.Module, ...]:
         """The sub-modules that stay PyTorch's."""

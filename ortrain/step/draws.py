@@ -24,11 +24,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.capture.onnx.replay import replay
 from ortrain.capture.trace.checkpointing import without_checkpoints
+from ortrain.capture.trace.functions import called_instead
 from ortrain.capture.trace.patched import replaced
 from ortrain.errors import CaptureError
 from ortrain.exclusive import this_thread
 from ortrain.kept.call import Kept
 from ortrain.kept.effects import modules_of
+from ortrain.kept.routine import Routine
 
 _without_modes: Any = _python_dispatch._disable_current_modes
 
@@ -63,10 +65,14 @@ def unreplayed(calls: Sequence[Kept]) -> Iterator[None]:
 
         return forward
 
+    routines = {
+        call.original: forward_of(call.function) for call in calls if isinstance(call, Routine)
+    }
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(_SingleLevelFunction, "apply", classmethod(apply)))
         for module in modules:
             stack.enter_context(replaced(module, "forward", forward_of(module.forward)))
+        stack.enter_context(called_instead(routines))
         yield
 
 

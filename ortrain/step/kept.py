@@ -4,15 +4,49 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from types import FunctionType
 
 from torch import nn
 
+from ortrain.capture.trace.candidates import candidates
+from ortrain.capture.trace.keeping import Keeper
 from ortrain.errors import CaptureError, InputError
 
 # Sub-modules whose code a capture refuses that may stay PyTorch's, before the whole does.
 MOST_REFUSED = 8
 ASKED = "keep_in_torch names it"
+
+
+class Search:
+    """What was tried to make a graph of a module by leaving functions of it to PyTorch.
+
+    Attributes:
+        first: error of the first capture.
+        last: of the last one that told where it fails, rather than which function cannot be kept.
+        useless: functions that can be no nodes, or with which the same fails.
+    """
+
+    def __init__(self) -> None:
+        self.first = self.last = CaptureError("nothing was captured")
+        self.useless: set[FunctionType] = set()
+        self._waiting: list[FunctionType] = []
+        self._begun = False
+
+    def failed(self, module: nn.Module, error: CaptureError, keep: Keeper | None) -> None:
+        """Notes that a capture has failed, with what stayed PyTorch's in it."""
+        if not self._begun:
+            self.first, self._begun = error, True
+        refused = {} if keep is None else keep.refused
+        self.useless.update(refused)
+        if not refused:
+            self.last = error
+            self._waiting = candidates(module, error)
+
+    def next(self, kept: Collection[FunctionType]) -> FunctionType | None:
+        """The innermost function around the place of the error that may be kept besides others."""
+        left = (f for f in self._waiting if f not in self.useless and f not in kept)
+        return next(left, None)
 
 
 def named_modules(module: nn.Module, patterns: Sequence[str]) -> dict[str, str]:

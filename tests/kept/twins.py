@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +15,7 @@ from ortrain import Options, ORTModule
 from ortrain.kept.call import kept
 from ortrain.ops.kept import keys_of
 
-TOLERANCES = {"aten": 1e-6, "onnxruntime": 1e-5}
+TOLERANCES = {"aten": 1e-6, "onnxruntime": 1e-5, "auto": 1e-5}
 
 
 class Twins:
@@ -31,7 +33,7 @@ class Twins:
         self.graph = ORTModule(module, options=Options(**settings))
         self.tolerance = TOLERANCES[engine]
 
-    def step(self, *args: Tensor, grad: bool = True, precision: Any = None) -> None:
+    def step(self, *args: Tensor, grad: bool = True, precision: Any = None, seed: int = 3) -> None:
         """One call of each, and its gradients where there are any; compared."""
         found = []
         for model in (self.eager, self.graph):
@@ -39,7 +41,9 @@ class Twins:
             autocast: Any = contextlib.nullcontext()
             if precision is not None:
                 autocast = torch.autocast("cpu", precision)
-            torch.manual_seed(3)
+            torch.manual_seed(seed)
+            np.random.seed(seed)  # noqa: NPY002
+            random.seed(seed)
             with torch.set_grad_enabled(grad), autocast:
                 output = model(*given)
             outputs = [output] if isinstance(output, Tensor) else [*output]
@@ -52,6 +56,8 @@ class Twins:
             rows |= {f"gradient of {n}": p.grad for n, p in inner.named_parameters()}
             rows |= {f"buffer {n}": b.clone() for n, b in inner.named_buffers()}
             inner.zero_grad()
+            rows |= {f"argument {i} afterwards": a.detach() for i, a in enumerate(given)}
+            rows["numbers drawn next"] = torch.tensor([np.random.rand(), random.random()])  # noqa: NPY002
             found.append(rows)
         eager, graph = found
         assert eager.keys() == graph.keys()

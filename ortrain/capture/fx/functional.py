@@ -13,6 +13,7 @@ from torch.export.graph_signature import InputKind, InputSpec
 
 from ortrain.capture.fx.memory import FRESH, layout, memory, viewed
 from ortrain.capture.fx.regions import without_gradient
+from ortrain.capture.fx.written import is_written_by_call
 from ortrain.capture.origin import captured_error, operator_name
 from ortrain.errors import CaptureError
 
@@ -81,6 +82,7 @@ class _Functional:
         self.connected: dict[fx.Node, bool] = {}  # whether a node may have a gradient
         self.order = {node: i for i, node in enumerate(self.graph.nodes)}
         self.other_names: set[fx.Node] = set()
+        self.arguments: set[fx.Node] = set()  # that calls which stay PyTorch's write to
 
     def one_name_each(self) -> None:
         """Reads a buffer that is registered under several names by the first of them alone."""
@@ -99,7 +101,8 @@ class _Functional:
                 continue
             if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
                 self.in_place(node)
-        return {str(self.inputs[k.name].target): v for k, v in self.current.items()}
+        buffers = {k: v for k, v in self.current.items() if k not in self.arguments}
+        return {str(self.inputs[k.name].target): v for k, v in buffers.items()}
 
     # -- in-place operators ------------------------------------------------------------------
 
@@ -381,6 +384,9 @@ class _Functional:
             return
         spec = self.inputs.get(base.name)
         if spec is not None and spec.kind is InputKind.BUFFER:
+            return
+        if is_written_by_call(at, base):
+            self.arguments.add(base)
             return
         kind = "a parameter" if spec and spec.kind is InputKind.PARAMETER else "an argument"
         raise captured_error(

@@ -25,7 +25,7 @@ from torch.utils import checkpoint
 from ortrain.capture.origin import TORCH
 from ortrain.capture.trace.aside import is_aside
 from ortrain.capture.trace.custom_function import checked_custom_functions
-from ortrain.capture.trace.keeping import kept_modules
+from ortrain.capture.trace.keeping import keeper, kept_modules
 from ortrain.capture.trace.patched import replaced
 from ortrain.errors import CaptureError
 from ortrain.exclusive import this_thread
@@ -71,6 +71,8 @@ def checked_autograd_calls(module: nn.Module) -> Iterator[None]:
 
     @functools.wraps(forward)
     def watched(*args: Any, **kwargs: Any) -> Any:
+        if (known := keeper()) is not None:
+            known.given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         given = [*pytree.tree_leaves((args, kwargs)), *module.parameters(), *module.buffers()]
         with _Refusing(given), _no_backward(), _saving_watched():
             return forward(*args, **kwargs)

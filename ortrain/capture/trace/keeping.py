@@ -14,6 +14,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -67,6 +68,11 @@ class Keeper:
         operators: whether operators do that a graph has not.
         modules: names of sub-modules that do, each with the reason.
         examples: what calls of these have given for the example's own tensors.
+        routines: functions and methods that do, each with the reason.
+        seen: what calls of these have done beside the trace.
+        refused: those of them that can be no nodes, each with the reason.
+        generators: of random numbers that the module may draw from, besides PyTorch's.
+        given: tensors that the forward is given in the trace.
         counts: of the calls of each in the trace.
         calls: of the trace that is under way or was the last, by their numbers.
         results: of each call, tensors without contents.
@@ -76,6 +82,11 @@ class Keeper:
     operators: bool = True
     modules: dict[str, str] = field(default_factory=dict)
     examples: dict[str, list[Found]] = field(default_factory=dict)
+    routines: dict[FunctionType, str] = field(default_factory=dict)
+    seen: dict[FunctionType, list[Any]] = field(default_factory=dict)
+    refused: dict[FunctionType, str] = field(default_factory=dict)
+    generators: list[Any] = field(default_factory=list)
+    given: list[Tensor] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     calls: list[Kept] = field(default_factory=list)
     results: list[list[Tensor]] = field(default_factory=list)
@@ -101,7 +112,7 @@ class Keeper:
         by_key = {call.key: call for call in self.calls}
         for call in self.calls:
             if call.key not in keys and not call.repeatable:
-                raise _refused(call.site, "nothing reads what it returns, and it does more")
+                raise refused(call.site, "nothing reads what it returns, and it does more")
         self.release()
         return tuple(by_key[key] for key in keys)
 
@@ -180,10 +191,10 @@ def keep(
     )  # fmt: skip
     tensors, sizes = _inputs(call), arguments.sizes
     if not tensors:
-        raise _refused(site, "it is given no tensor, so that nothing says when it is to run")
+        raise refused(site, "it is given no tensor, so that nothing says when it is to run")
     found = _found_in_trace(keeper, call, tensors, sizes)
     if not found.tensors:
-        raise _refused(site, "it returns no tensor")
+        raise refused(site, "it returns no tensor")
     call.result, call.connected, call.repeatable = found.result, found.connected, found.repeatable
     number = keeper.called(call, found.tensors)
     given = torch.ops.ortrain.kept(tensors, sizes, number)
@@ -227,9 +238,9 @@ def _found_in_trace(
         why = f"on tensors without contents it raises {type(error).__name__}: {first_line(error)}"
     examples = keeper.examples.get(name, [])
     if number >= len(examples):
-        raise _refused(call.site, why)
+        raise refused(call.site, why)
     with aside(), mode:
-        return _like(examples[number], call, tensors)
+        return like(examples[number], call, tensors)
 
 
 def _is_of_a_value(size: Any) -> bool:
@@ -239,7 +250,7 @@ def _is_of_a_value(size: Any) -> bool:
     )
 
 
-def _like(example: Found, call: Kept, tensors: Sequence[Tensor]) -> Found:
+def like(example: Found, call: Kept, tensors: Sequence[Tensor]) -> Found:
     """What a call gives where its example gave something: sizes are those of inputs, or numbers.
 
     A result of an input's shape has that; else an axis has the size of the first axis that had as
@@ -289,7 +300,7 @@ def find(call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> Found:
         versions = [t._version for t in given]
         output = call.call([*given, *sizes], own=False)
         if dirty or versions != [t._version for t in given]:
-            raise _refused(call.site, "it changes one of its arguments in place")
+            raise refused(call.site, "it changes one of its arguments in place")
         result = Result(output)
         repeatable = not draws.seen and (watch is None or not watch.changed())
         connected = _connected(result.tensors, leaves)
@@ -422,7 +433,8 @@ def _marked_dirty() -> Iterator[list[Tensor]]:
         context.mark_dirty = own
 
 
-def _refused(site: Site, because: str) -> CaptureError:
+def refused(site: Site, because: str) -> CaptureError:
+    """The refusal of a call that can be no node."""
     return CaptureError(
         f"{site.name} can be no node of a graph that PyTorch runs",
         where=site.where,

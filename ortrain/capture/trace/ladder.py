@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +14,9 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from ortrain.capture.trace import exporter
 from ortrain.capture.trace.assigned_buffers import assignments, assignments_as_writes
 from ortrain.capture.trace.call import Axes, Call, explicit_signature
+from ortrain.capture.trace.candidates import drawing_codes
 from ortrain.capture.trace.decisions import Asked, asked, decided, strided_inputs
-from ortrain.capture.trace.keeping import live_modules
+from ortrain.capture.trace.keeping import keeper, live_modules
 from ortrain.capture.trace.outcomes import constraints_of
 from ortrain.capture.trace.recurrent import no_packed_sequences
 from ortrain.capture.trace.refusal import (
@@ -30,6 +32,7 @@ from ortrain.capture.trace.refusal import (
     unseen,
 )
 from ortrain.capture.trace.rehearsal import rehearsed
+from ortrain.capture.trace.routines import kept_routines
 from ortrain.capture.trace.seeding import seeding_watched
 from ortrain.capture.trace.value_checks import Ways
 from ortrain.errors import CaptureError
@@ -141,11 +144,12 @@ def export(
             continue
         if found.fixes_batch and not rung.strict:
             # Python such as int(size) makes it a number; Dynamo sees through it.
-            with contextlib.suppress(Refusal):
+            with contextlib.suppress(Refusal), _calls_of_the_chosen() as chosen:
                 other = _attempt(module, call, replace(rung, name="strict", strict=True), branches)
                 if other.refused_shape == "" and not other.fixes_batch:
                     failed.append(f"{rung.name}: it would fix {found.fixes_batch}")
                     found = other
+                    chosen.append(other)
         if found.refused_shape:  # the example had been repeated, and the graph needs it so
             failed.append(f"{rung.name}: {found.refused_shape}")
             continue
@@ -154,6 +158,18 @@ def export(
         return found
     first, *others = refusals
     raise first.after(others, failed) from first.__cause__
+
+
+@contextlib.contextmanager
+def _calls_of_the_chosen() -> Iterator[list[Exported]]:
+    """Puts the kept calls of the trace before back, unless another trace is chosen inside."""
+    known, chosen = keeper(), list[Exported]()
+    held = None if known is None else (known.calls, known.results)
+    try:
+        yield chosen
+    finally:
+        if known is not None and held is not None and not chosen:
+            known.calls, known.results = held
 
 
 def _attempt(module: torch.nn.Module, call: Call, rung: Rung, branches: bool) -> Exported:
@@ -238,6 +254,8 @@ def _trace(
     written = assignments_as_writes(module) if not rung.strict else contextlib.nullcontext()
     try:
         with (
+            # First, so that what they name is no part of what a graph has frozen.
+            kept_routines(module) if not rung.strict else contextlib.nullcontext(),
             watching as effects,
             asked() as questions,
             seeding as seeds,
@@ -265,6 +283,8 @@ def _trace(
     except Exception as error:
         raise refusal(module, error) from error
     if found := side_effects(effects, module):
+        if effects.drawn:
+            found.codes = drawing_codes(module, example.args, example.kwargs, effects.generators)
         raise found
     if seeds:
         raise seeding_itself()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ortrain.capture.origin import BESIDE, FRAME, TORCH, is_users, place
+from ortrain.capture.trace.candidates import codes_of
 from ortrain.errors import CaptureError, OrtrainError, UnsupportedOutput, listing
 from ortrain.module_state.untouched import Effects
 
@@ -40,6 +41,8 @@ class Refusal(CaptureError):
         places = (error.where for error in (self, *others) if error.where)
         result = type(self)(self.what, where=next(places, ""), because=self.because, help=self.help)
         result.failed, result.final = tuple(failed), self.final
+        codes = [code for error in (self, *others) for code in error.codes]
+        result.codes, result.lines = tuple(dict.fromkeys(codes)), self.lines
         return result
 
 
@@ -176,6 +179,14 @@ _KNOWN = (
 def refusal(module: torch.nn.Module, error: BaseException) -> Refusal:
     """The reason for which an export failed, and where in the user's code."""
     chain = _chain(error)
+    result = _refusal(module, error, chain)
+    result.codes = codes_of(chain)
+    if isinstance(error, CaptureError):
+        result.codes, result.lines = error.codes or result.codes, error.lines
+    return result
+
+
+def _refusal(module: torch.nn.Module, error: BaseException, chain: list[BaseException]) -> Refusal:
     where = _where(module, chain)
     if isinstance(error, CaptureError):  # raised on purpose inside the trace
         result = Refusal(

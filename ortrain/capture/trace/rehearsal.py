@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.capture.trace.autograd_calls import checked_autograd_calls
+from ortrain.capture.trace.candidates import drawing_codes
 from ortrain.capture.trace.keeping import live_modules
 from ortrain.capture.trace.layers import traceable_layers
 from ortrain.capture.trace.recurrent import no_packed_sequences
@@ -89,7 +90,10 @@ def foretold(
         # One that was raised on purpose; not for what a custom function could not be tried on.
         meant = isinstance(error, CaptureError) and error.__context__ is None
         return found if (found.by_value or meant) and not ways.missed else None
-    return None if ways.missed else side_effects(effects, module)
+    refused = None if ways.missed else side_effects(effects, module)
+    if refused is not None and effects.drawn:
+        refused.codes = drawing_codes(module, args, kwargs, effects.generators)
+    return refused
 
 
 def _effects(

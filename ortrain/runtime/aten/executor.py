@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 
 from ortrain.autodiff.partition import is_cheap
-from ortrain.errors import ExecutionError
+from ortrain.errors import CheckFailed, ExecutionError
 from ortrain.graph import shapes
 from ortrain.ops.kept import keys_of
 from ortrain.program import Program, Role
@@ -114,6 +114,8 @@ class AtenCompiled:
                 else:
                     with reduced_products():
                         results = self.function(values)
+        except CheckFailed:
+            raise
         except Exception as error:
             raise ExecutionError(
                 "PyTorch failed to run the graph",
