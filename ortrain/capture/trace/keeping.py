@@ -122,6 +122,19 @@ def keeper() -> Keeper | None:
     return _current.get()
 
 
+def noted_calls() -> Callable[[], None]:
+    """What the last trace has noted; the function has it again, whatever was traced since."""
+    known = keeper()
+    if known is None:
+        return lambda: None
+    calls, results, counts = known.calls, known.results, Counter(known.counts)
+
+    def again() -> None:
+        known.calls, known.results, known.counts = calls, results, Counter(counts)
+
+    return again
+
+
 @contextlib.contextmanager
 def keeping(wanted: Keeper | None) -> Iterator[None]:
     """Inside, traces keep what is wanted."""

@@ -14,7 +14,7 @@ from ortrain.capture.trace import exporter
 from ortrain.capture.trace.assigned_buffers import assignments, assignments_as_writes
 from ortrain.capture.trace.call import Axes, Call, explicit_signature
 from ortrain.capture.trace.decisions import Asked, asked, decided, strided_inputs
-from ortrain.capture.trace.keeping import live_modules
+from ortrain.capture.trace.keeping import live_modules, noted_calls
 from ortrain.capture.trace.outcomes import constraints_of
 from ortrain.capture.trace.recurrent import no_packed_sequences
 from ortrain.capture.trace.refusal import (
@@ -141,11 +141,13 @@ def export(
             continue
         if found.fixes_batch and not rung.strict:
             # Python such as int(size) makes it a number; Dynamo sees through it.
+            noted = noted_calls()
             with contextlib.suppress(Refusal):
                 other = _attempt(module, call, replace(rung, name="strict", strict=True), branches)
                 if other.refused_shape == "" and not other.fixes_batch:
                     failed.append(f"{rung.name}: it would fix {found.fixes_batch}")
-                    found = other
+                    found, noted = other, noted_calls()
+            noted()
         if found.refused_shape:  # the example had been repeated, and the graph needs it so
             failed.append(f"{rung.name}: {found.refused_shape}")
             continue
