@@ -229,3 +229,44 @@ def test_what_is_drawn_is_not_drawn_again_for_another_output() -> None:
         (model(x)[1] ** 2).sum().backward()
     y = model(x)[1]  # from now on the graph is made for it, or PyTorch runs
     (y**2).sum().backward()
+
+
+class _Half(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, bias)
+        return torch.tanh(x + bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x, bias = ctx.saved_tensors
+        given = 0.5 * gradients[0] * (1 - torch.tanh(x + bias) ** 2)
+        return given, given
+
+
+class _OneRow(nn.Module):
+    """The input has as many elements as a parameter, which fixes what would be the batch."""
+
+    def __init__(self, product: bool) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(8))
+        self.last = nn.Linear(8, 3) if product else nn.Identity()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(_Half.apply(x, self.bias))
+
+
+def test_a_function_of_an_input_without_rows_is_a_node() -> None:
+    module = _OneRow(product=True)
+    wrapped = ORTModule(module, options=Options(engine="aten", fallback="raise"))
+    x = torch.randn(8)
+    expected = torch.autograd.grad(module(x).sum(), module.bias)[0]
+    wrapped(x).sum().backward()
+    torch.testing.assert_close(module.bias.grad, expected)
+    assert wrapped.report.mode == "graph"
+
+
+def test_without_products_it_is_refused_with_the_reason() -> None:
+    wrapped = ORTModule(_OneRow(product=False), options=Options(engine="aten", fallback="raise"))
+    with pytest.raises(CaptureError, match="its backward is not the derivative"):
+        wrapped(torch.randn(8))
