@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from typing import Any
 
@@ -197,6 +198,17 @@ def test_functions_are_as_before() -> None:
     twins.step(an_input(5))
     assert function.__code__ is code
     assert function.__defaults__ is defaults
+
+
+def test_functions_are_found_where_garbage_collection_was_told_to_forget_them() -> None:
+    """As scripts do before they fork."""
+    gc.collect()
+    gc.freeze()
+    for kind in (LoopsByValue, DrawsWithNumpy):
+        twins = Twins(kind(), "aten")
+        twins.step(an_input(5), seed=1)
+        (kept,) = twins.graph.report.kept
+        assert kept.site.name.endswith(".piece()")
 
 
 def test_a_weight_that_is_frozen_later_on_and_trained_again() -> None:

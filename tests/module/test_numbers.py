@@ -29,6 +29,15 @@ class Weighted(nn.Module):
         return self.use(self.layer(value), number)
 
 
+def looped(hidden: Tensor, number: int) -> Any:
+    """Stays PyTorch's: a trace would have as many rounds as its example."""
+    return sum(hidden * i for i in range(1, number))
+
+
+def summed(hidden: Tensor, number: int) -> Tensor:
+    return hidden.sum(number)
+
+
 USES: dict[str, tuple[Any, list[Any], bool]] = {
     "factor": (lambda h, n: h * n, [0.1, 0.2, 0.3, 1e-9], True),
     "summand": (lambda h, n: h.tanh() + n, [1, 2, 3, 4], True),
@@ -41,8 +50,8 @@ USES: dict[str, tuple[Any, list[Any], bool]] = {
     ),
     "branch": (lambda h, n: h * n if n > 0.05 else -h, [0.1, 0.2, 0.3, 0.4], True),
     "size": (lambda h, n: h[:, :n], [1, 2, 3, 2], True),
-    "loop": (lambda h, n: sum(h * i for i in range(1, n)), [2, 3, 4, 5], False),
-    "dimension": (lambda h, n: h.sum(n), [0, 1, 0, 1], False),
+    "loop": (looped, [2, 3, 4, 5], True),
+    "dimension": (summed, [0, 1, 0, 1], True),
     "dropout": (
         lambda h, n: nn.functional.dropout(h, n, h.requires_grad and n > 1), [0.1, 0.2] * 2, False
     ),
@@ -85,8 +94,19 @@ def test_a_number_that_stays_is_a_constant() -> None:
     assert model.report.captures == 1
 
 
+class Exponential(nn.Module):
+    """Computes with a number in Python, in no function that could stay PyTorch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, value: Tensor, number: float) -> Tensor:
+        return self.layer(value) * math.exp(number)
+
+
 def test_a_number_that_the_code_computes_with_in_python_is_captured_for_few_values() -> None:
-    eager = Weighted(lambda h, n: h * math.exp(n))
+    eager = Exponential()
     model = ORTModule(copy.deepcopy(eager), options=FALLBACK)
     value = torch.randn(5, 4)
     for i in range(30):
@@ -95,6 +115,17 @@ def test_a_number_that_the_code_computes_with_in_python_is_captured_for_few_valu
     assert "needs a number among the arguments" in model.report.reason
     (state,) = model._runner.states
     assert len(state.forms) < 12
+
+
+def test_a_function_that_computes_with_a_number_in_python_stays_pytorchs() -> None:
+    eager = Weighted(lambda h, n: h * math.exp(n))
+    model = ORTModule(copy.deepcopy(eager), options=GRAPH)
+    value = torch.randn(5, 4)
+    for i in range(9):
+        torch.testing.assert_close(model(value, i / 7), eager(value, i / 7))
+    (kept,) = model.report.kept
+    assert kept.site.name.endswith("<lambda>()")
+    assert model.report.captures <= 2
 
 
 def test_by_default_a_curriculum_is_one_contest() -> None:

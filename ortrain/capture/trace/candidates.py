@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from ortrain.capture.origin import is_users
-from ortrain.capture.trace.functions import function_of
+from ortrain.capture.trace.functions import function_of, named_functions
 from ortrain.errors import CaptureError
 from ortrain.module_state.untouched import call_apart, generator_state
 
@@ -71,11 +71,9 @@ def _codes_at(lines: Sequence[tuple[str, int]]) -> list[CodeType]:
     files = {file for file, _ in lines if is_users(file)}
     if not files:
         return []
-    codes = {
-        f.__code__
-        for f in gc.get_objects()
-        if type(f) is FunctionType and f.__code__.co_filename in files
-    }
+    named = {f.__code__ for file in files for f in named_functions(file)}
+    known = (f for f in gc.get_objects() if type(f) is FunctionType)
+    codes = named | {f.__code__ for f in known if f.__code__.co_filename in files}
     found: dict[CodeType, None] = {}
     for file, line in reversed(lines):
         for code in codes:

@@ -7,8 +7,10 @@ of a decorator. Its code is one, so that what is put in the place of the code is
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType
@@ -25,9 +27,44 @@ def function_of(code: CodeType) -> FunctionType | None:
     """The function that runs a code; None where several do, or one that yields."""
     if code.co_flags & _ODD:
         return None
-    functions = (f for f in gc.get_referrers(code) if type(f) is FunctionType)
-    found = [f for f in functions if f.__code__ is code and f not in _twins]
-    return found[0] if len(found) == 1 else None
+    found = {f for f in named_functions(code.co_filename) if f.__code__ is code}
+    if not found:  # it has no name: garbage collection knows it, unless it was told to forget it
+        functions = (f for f in gc.get_referrers(code) if type(f) is FunctionType)
+        found = {f for f in functions if f.__code__ is code}
+    found -= {*_twins}
+    return found.pop() if len(found) == 1 else None
+
+
+def named_functions(file: str) -> Iterator[FunctionType]:
+    """The functions of a file that have a name in it or in one of its classes."""
+    for module in [*sys.modules.values()]:
+        if getattr(module, "__file__", None) == file:
+            yield from _functions_of(vars(module), module.__name__, file)
+
+
+def _functions_of(namespace: Mapping[str, Any], module: str, file: str) -> Iterator[FunctionType]:
+    for value in [*namespace.values()]:
+        if isinstance(value, type):
+            if value.__module__ == module and value.__dict__ is not namespace:
+                yield from _functions_of(vars(value), module, file)
+            continue
+        seen = set[int]()
+        while value is not None and id(value) not in seen:
+            seen.add(id(value))
+            if type(value) is FunctionType and value.__code__.co_filename == file:
+                yield value
+            value = _inside(value)
+
+
+def _inside(value: Any) -> Any:
+    """What a decorator has around it; None without one."""
+    if isinstance(value, staticmethod | classmethod):
+        return value.__func__
+    if isinstance(value, property):
+        return value.fget
+    if isinstance(value, functools.cached_property | functools.partial):
+        return value.func
+    return vars(value).get("__wrapped__") if type(value) is FunctionType else None
 
 
 def twin_of(function: FunctionType) -> FunctionType:

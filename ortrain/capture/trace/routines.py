@@ -13,6 +13,7 @@ import contextlib
 import functools
 import inspect
 import pickle
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
@@ -197,7 +198,8 @@ def _seen(site: Site, own: FunctionType, args: Any, kwargs: Any, state: _State) 
     with instead(registered, stand_ins), torch.set_grad_enabled(grad), autocast_as(active()):
         before = state.holders()
         filled, named = arguments.filled(given)
-        with reads:
+        with reads, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the call itself says it again
             output = own(*filled, **named)
         changed = _changed(before, registered, stand_ins)
     drawn = [g for g, s in zip(state.generators, states, strict=True) if _differ(g, s)]
