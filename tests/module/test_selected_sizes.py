@@ -60,15 +60,36 @@ def _more_than_five(y: Tensor, m: Tensor) -> Tensor:
     return rows * 2 if rows.shape[0] > 5 else rows
 
 
-@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
-def test_a_question_on_which_sizes_do_not_agree_is_eagers() -> None:
-    eager = Selects(_more_than_five)
-    model = ORTModule(copy.deepcopy(eager))
+class Asks(Selects):
+    """The question is its own, and not that of a function which could stay PyTorch's."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        rows = self.layer(x)[mask]
+        return rows * 2 if rows.shape[0] > 5 else rows
+
+
+def _agrees(model: nn.Module, eager: nn.Module) -> None:
     for mask in MASKS[:3]:
         x = torch.randn(6, 3, dtype=torch.float64)
         selected = torch.tensor([c == "1" for c in mask])
         torch.testing.assert_close(model(x, selected), eager(x, selected))
+
+
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+def test_a_question_on_which_sizes_do_not_agree_is_eagers() -> None:
+    eager = Asks(_more_than_five)
+    model = ORTModule(copy.deepcopy(eager))
+    _agrees(model, eager)
     assert "branches on the values" in model.report.reason
+
+
+def test_a_function_with_such_a_question_stays_pytorchs() -> None:
+    eager = Selects(_more_than_five)
+    model = ORTModule(copy.deepcopy(eager), options=Options(engine="aten"))
+    _agrees(model, eager)
+    (kept,) = model.report.kept
+    assert kept.site.name == "_more_than_five()"
+    assert "test_selected_sizes.py" in kept.site.where
 
 
 class Recurrent(Selects):
