@@ -696,17 +696,21 @@ def _calibrate(module: Any, hidden: Tensor) -> Tensor:
     return hidden / module.calls
 
 
+# What returns a number is no function that could stay PyTorch's.
 FORETOLD: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
-    "a number": (lambda m, h: h * float(h.detach().sum()), "needs a number out of a tensor"),
+    "a number": (lambda m, h: (h, float(h.detach().sum())), "needs a number out of a tensor"),
     "a size": (
         lambda m, h: h[: int(h.detach().abs().sum())],
         "needs a number|sizes of the inputs alone",
     ),
-    "numpy": (lambda m, h: h + h.detach().numpy().sum(), "turns a tensor into a numpy array"),
+    "numpy": (
+        lambda m, h: (h, float(h.detach().numpy().sum())),
+        "turns a tensor into a numpy array",
+    ),
     "a gradient": (lambda m, h: torch.autograd.grad(h.sum(), m.layer.weight)[0], "gradients"),
     "an object": (lambda m, h: (h, object()), "is of type object"),
     "a counter": (_count, "assigns 'calls'"),
-    "Python's generator": (lambda m, h: h * random.random(), "draws random numbers"),
+    "Python's generator": (lambda m, h: (h, random.random()), "draws random numbers"),
 }
 
 
