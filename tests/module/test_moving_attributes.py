@@ -34,6 +34,11 @@ class Held(nn.Module):
         return self.use(self.child(self.layer(x)), self)
 
 
+def in_python(hidden: Tensor, module: Any) -> Tensor:
+    """It has a name, by which it is found where it might stay PyTorch's."""
+    return hidden * math.exp(module.number)
+
+
 # Each use, values of both numbers for eight calls, and how many of these a graph serves at least.
 USES: dict[str, tuple[Callable[[Tensor, Any], Any], Callable[[int], tuple[Any, Any]], int]] = {
     "factor": (lambda h, m: h * m.number, lambda i: (i / 7, 1.0), 8),
@@ -45,6 +50,7 @@ USES: dict[str, tuple[Callable[[Tensor, Any], Any], Callable[[int], tuple[Any, A
     "alternating": (lambda h, m: h * m.number, lambda i: (i % 2, 1.0), 8),
     "branch": (lambda h, m: h if m.number > 0.4 else -h, lambda i: (i / 7, 1.0), 4),
     "in Python": (lambda h, m: h * math.exp(m.number), lambda i: (i / 7, 1.0), 0),
+    "in a function's Python": (in_python, lambda i: (i / 7, 1.0), 0),
     "size": (lambda h, m: h[: m.number + 1], lambda i: (i % 3, 1.0), 0),
     "loop": (lambda h, m: sum(h * i for i in range(1, m.number + 2)), lambda i: (i % 4, 1.0), 0),
     "of dropout": (
