@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +14,10 @@ from types import FrameType
 ENDING = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
+
+
+# Seconds after which a lost exception is raised again: more than what lost it still runs.
+_AGAIN = 0.01
 
 
 class Ended(KeyboardInterrupt):
@@ -45,10 +51,38 @@ def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
     try:
         for number in taken:
             signal.signal(number, handler)
-        yield
+        with _raised_again():
+            yield
     finally:
         for number, old in taken.items():
             signal.signal(number, old)
+
+
+@contextmanager
+def _raised_again() -> Iterator[None]:
+    """Has an `Ended` that Python swallows come once more.
+
+    A signal may come while a destructor, a weak reference's callback or a hook of the garbage
+    collector runs. What is raised there ends nowhere: Python prints it, and the command goes on.
+    """
+    before = sys.unraisablehook
+    timers: list[threading.Timer] = []
+
+    def note(lost: sys.UnraisableHookArgs) -> None:
+        if not isinstance(lost.exc_value, Ended):
+            before(lost)
+            return
+        # Not from here: it would be raised in this very function, and lost with it.
+        timers.append(threading.Timer(_AGAIN, _thread.interrupt_main, (lost.exc_value.number,)))
+        timers[-1].start()
+
+    sys.unraisablehook = note
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        for timer in timers:
+            timer.join()
 
 
 @contextmanager

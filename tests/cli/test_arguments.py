@@ -160,3 +160,10 @@ def test_a_process_ends_with_status_2_and_one_line(options: list[str]) -> None:
     assert ended.stdout == ""
     assert len(ended.stderr.splitlines()) == 1
     assert options[0] in ended.stderr
+
+
+def test_the_package_is_the_command_too() -> None:
+    command = [sys.executable, "-m", "ortrain", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: ortrain ")

@@ -1,0 +1,7 @@
+"""``python -m ortrain``: the command ``ortrain``, by the interpreter of one's choice."""
+
+import sys
+
+from ortrain.cli import main
+
+sys.exit(main())
