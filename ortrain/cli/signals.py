@@ -38,6 +38,52 @@ def number_of(interrupt: KeyboardInterrupt) -> int:
     return interrupt.number if isinstance(interrupt, Ended) else signal.SIGINT
 
 
+class _Again:
+    """Has an `Ended` that Python swallows come once more.
+
+    A signal may come while a destructor, a weak reference's callback or a hook of the garbage
+    collector runs. What is raised there ends nowhere: Python prints it, and the command goes on.
+
+    Args:
+        handler: is called for each signal.
+    """
+
+    def __init__(self, handler: Callable[[int, FrameType | None], None]) -> None:
+        self._handler, self._before = handler, sys.unraisablehook
+        self._timers: list[threading.Timer] = []
+        self._is_told = False
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Handles a signal, but not where Python tells of a lost exception: it were lost there."""
+        if self._is_told:
+            self._later(number)
+        else:
+            self._handler(number, frame)
+
+    def _later(self, number: int) -> None:
+        self._timers.append(threading.Timer(_AGAIN, _thread.interrupt_main, (number,)))
+        self._timers[-1].start()
+
+    def _tell(self, lost: sys.UnraisableHookArgs) -> None:
+        if not isinstance(lost.exc_value, Ended):
+            self._before(lost)
+            return
+        self._is_told = True
+        try:
+            self._later(lost.exc_value.number)
+        finally:
+            self._is_told = False
+
+    def __enter__(self) -> _Again:
+        sys.unraisablehook = self._tell
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.unraisablehook = self._before
+        while self._timers:
+            self._timers.pop().join()
+
+
 @contextmanager
 def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Has a function called for each signal that asks to end, unless it is ignored (``nohup``)."""
@@ -49,40 +95,13 @@ def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
     before = {number: signal.getsignal(number) for number in ENDING}
     taken = {n: old for n, old in before.items() if old not in (signal.SIG_IGN, None)}
     try:
-        for number in taken:
-            signal.signal(number, handler)
-        with _raised_again():
+        with _Again(handler) as again:
+            for number in taken:
+                signal.signal(number, again.handle)
             yield
     finally:
         for number, old in taken.items():
             signal.signal(number, old)
-
-
-@contextmanager
-def _raised_again() -> Iterator[None]:
-    """Has an `Ended` that Python swallows come once more.
-
-    A signal may come while a destructor, a weak reference's callback or a hook of the garbage
-    collector runs. What is raised there ends nowhere: Python prints it, and the command goes on.
-    """
-    before = sys.unraisablehook
-    timers: list[threading.Timer] = []
-
-    def note(lost: sys.UnraisableHookArgs) -> None:
-        if not isinstance(lost.exc_value, Ended):
-            before(lost)
-            return
-        # Not from here: it would be raised in this very function, and lost with it.
-        timers.append(threading.Timer(_AGAIN, _thread.interrupt_main, (lost.exc_value.number,)))
-        timers[-1].start()
-
-    sys.unraisablehook = note
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
-        for timer in timers:
-            timer.join()
 
 
 @contextmanager
