@@ -116,3 +116,39 @@ def test_a_transposed_operand_is_copied_in_blocks(
     assert len(seen) == (-(-rows // max(copied // (4 * inner), 1)) if copied < a.nbytes / 2 else 1)
     assert found.is_contiguous()
     torch.testing.assert_close(found, a.t() @ b)
+
+
+class Clock:
+    """Products that take given seconds, one after another; the last time goes on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.runs = 0.0, []
+        monkeypatch.setattr(blas.time, "perf_counter", lambda: self.now)
+
+    def product(self, name: str, *seconds: float) -> blas.Product:
+        left = list(seconds)
+
+        def run() -> torch.Tensor:
+            self.runs.append(name)
+            self.now += left.pop(0) if len(left) > 1 else left[0]
+            return torch.empty(0)
+
+        return run
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "is_faster", "runs"),
+    [
+        ((40,), (10,), True, 3),  # a second run of mine, and it is clear
+        ((10,), (40,), False, 4),
+        ((40, 12), (30, 9), True, 8),  # both cold at first
+        ((40, 10), (10,), False, 8),  # only its first run was slow
+        ((10,), (60, 9), True, 8),  # its first run made the kernel
+        ((10,), (9.8,), False, 8),  # within the scatter
+        ((10, 50, 10), (9,), True, 8),  # a neighbour's burst
+    ],
+)
+def test_libraries_run_until_one_is_clearly_slower(monkeypatch, mine, other, is_faster, runs):
+    clock = Clock(monkeypatch)
+    found = blas._is_faster(clock.product("other", *other), clock.product("mine", *mine))
+    assert (found, len(clock.runs)) == (is_faster, runs)
