@@ -11,6 +11,7 @@ import onnx_ir as ir
 from ortrain.deploy.optimization.configuration import OptimizationConfig
 from ortrain.deploy.optimization.fusions import (
     attention,
+    batched,
     demanded,
     gelu,
     layout,
@@ -19,6 +20,7 @@ from ortrain.deploy.optimization.fusions import (
     rotary,
     skip_norms,
 )
+from ortrain.deploy.optimization.fusions.extents import forget
 from ortrain.deploy.optimization.fusions.fusion import Fusion, Report, run
 from ortrain.deploy.optimization.fusions.settled import settle
 
@@ -30,6 +32,7 @@ FUSIONS = (
     norms.FUSION,
     gelu.FUSION,
     rotary.FUSION,
+    batched.FUSION,
     attention.FUSION,
     _LAYOUT,
     demanded.FUSION,
@@ -57,7 +60,9 @@ def fuse(model: ir.Model, config: OptimizationConfig) -> Report:
     if opset < OLDEST:
         return Report(refused=[("all", "", f"opset {opset} is older than {OLDEST}")])
     settle(model, infer=not config.disable_shape_inference)
-    return run(model, FUSIONS, config)
+    report = run(model, FUSIONS, config)
+    forget(model)
+    return report
 
 
 __all__ = ["FUSIONS", "OLDEST", "Report", "fuse"]
