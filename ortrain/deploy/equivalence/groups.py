@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from ortrain.deploy.equivalence.entities import Tags, in_rows, scores
 from ortrain.deploy.equivalence.metrics import OF_A_CLASS, fall, measured, measured_of_class
 from ortrain.deploy.equivalence.predictions import Rows, spans
 from ortrain.deploy.equivalence.report import Change, Flips, Group
@@ -37,6 +38,9 @@ def by_slice(
 def by_class(task: str, rows: Rows, names: Mapping[int, str]) -> dict[str, Group]:
     """Each class: the rows that have it as their label, or as the prediction before.
 
+    Where all classes of tokens are tags of entities, each kind of entity instead, by whole entities
+    (:mod:`.entities`).
+
     Args:
         task: one of ``TASKS``.
         rows: of the predictions.
@@ -47,6 +51,8 @@ def by_class(task: str, rows: Rows, names: Mapping[int, str]) -> dict[str, Group
     """
     if task not in _OF_CLASSES or rows.classes > _MOST_CLASSES:
         return {}
+    if task == "token-classification" and (tags := Tags.of(names, rows.classes)) is not None:
+        return _by_kind(rows, tags)
     found: dict[str, Group] = {}
     for number in range(rows.classes):
         if task == "multi-label":
@@ -69,6 +75,29 @@ def by_class(task: str, rows: Rows, names: Mapping[int, str]) -> dict[str, Group
                 drop=fall(before, after, OF_A_CLASS),
             )
         found[name_of(number, names, found)] = group
+    return found
+
+
+def _by_kind(rows: Rows, tags: Tags) -> dict[str, Group]:
+    """Each kind of entity; ``agreement`` is over the tokens of its tags."""
+    label, before, after = in_rows(rows, tags)
+    counted = label if rows.labelled else before
+    found: dict[str, Group] = {}
+    for kind, name in enumerate(tags.kinds):
+        tokens = tags.kind[(rows.label if rows.labelled else rows.before.value)] == kind
+        if not tokens.any():
+            continue
+        group = Group(count=counted.count(kind), agreement=float(rows.same[tokens].mean()))
+        if rows.labelled:
+            was, now = (scores(side, label, kind) for side in (before, after))
+            group = Group(
+                count=group.count,
+                agreement=group.agreement,
+                before=was,
+                after=now,
+                drop=fall(was, now, OF_A_CLASS),
+            )
+        found[name] = group
     return found
 
 

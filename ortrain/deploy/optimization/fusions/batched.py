@@ -163,8 +163,8 @@ class _Lift:
             return split
 
         # Positions are the same for all layers.
-        made = self.place.once(("apart", value, *self.split), make)
-        return made
+        parted: ir.Value = self.place.once(("apart", value, *self.split), make)
+        return parted
 
     def _again(self, op: Builder, node: ir.Node, attributes: dict[str, int]) -> ir.Value:
         """The operator of a node on what its operands are with heads apart."""
