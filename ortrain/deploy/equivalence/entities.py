@@ -1,10 +1,10 @@
 """Entities of tagged texts, each right as a whole or not at all.
 
 A model of tokens tags each one: ``B-PER`` begins a person, ``I-PER`` goes on with it, ``O`` is
-outside; in BIOES, ``E-PER`` ends one and ``S-PER`` is one by itself (``L`` and ``U`` in BILOU, ``M``
-for ``I`` in BMES). Where one tag of four is wrong the entity is, which the share of right tags does
-not tell. Counted as by conlleval (Tjong Kim Sang and Buchholz 2000), which seqeval follows
-(Nakayama 2018): tags out of order, such as an ``I`` behind an ``O``, begin an entity, too.
+outside; in BIOES, ``E-PER`` ends one and ``S-PER`` is one by itself (``L`` and ``U`` in BILOU,
+``M`` for ``I`` in BMES). Where one tag of four is wrong the entity is, which the share of right
+tags does not tell. Counted as by conlleval (Tjong Kim Sang and Buchholz 2000), which seqeval
+follows (Nakayama 2018): tags out of order, as an ``I`` behind an ``O``, begin an entity, too.
 """
 
 from __future__ import annotations
@@ -140,10 +140,19 @@ def scores(found: Entities, right: Entities, kind: int | None = None) -> dict[st
     }
 
 
-def in_rows(rows: Rows, tags: Tags) -> tuple[Entities, Entities, Entities]:
-    """The entities of the labels, and those that the models before and after say."""
+def in_rows(
+    rows: Rows, tags: Tags, chosen: Array | None = None
+) -> tuple[Entities, Entities, Entities]:
+    """The entities of the labels, and those that the models before and after say.
+
+    Args:
+        rows: of the predictions.
+        tags: of the classes.
+        chosen: which rows, of type bool, of whole examples; by default all.
+    """
+    part = np.ones(len(rows.label), np.bool_) if chosen is None else chosen
     label, before, after = (
-        Entities.of(classes.astype(np.int64), rows.example, tags)
+        Entities.of(classes[part].astype(np.int64), rows.example[part], tags)
         for classes in (rows.label, rows.before.value, rows.after.value)
     )
     return label, before, after

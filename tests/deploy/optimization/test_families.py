@@ -28,17 +28,36 @@ EXPORTS: dict[str, dict[str, Any]] = {
     "dynamo, eager": {"exporter": "dynamo", "attention": "eager"},
     "dynamo, sdpa, opset 23": {"exporter": "dynamo", "opset": 23},
     "dynamo, sdpa, no mask": {"exporter": "dynamo", "masked": False},
+    "torchscript, sdpa, opset 14": {"exporter": "torchscript", "opset": 14},
+    "torchscript, sdpa": {"exporter": "torchscript"},
+    "torchscript, eager": {"exporter": "torchscript", "attention": "eager"},
+    "torchscript, eager, opset 14": {
+        "exporter": "torchscript",
+        "attention": "eager",
+        "opset": 14,
+    },
+    "torchscript, sdpa, no mask": {"exporter": "torchscript", "masked": False},
     "ortrain": OURS,
     "ortrain, no mask": {**OURS, "masked": False},
 }
 CASES = {f"{name}, {how}": (name, how) for name in TEXT for how in EXPORTS}
-SAMPLE = ["bert, dynamo, sdpa", "gpt2, dynamo, eager", "llama, dynamo, sdpa", "bert, ortrain"]
-# Its heads are part of the batch where positions are added, and apart where the mask is.
-STAYS = {"bloom"}
+SAMPLE = [
+    "bert, dynamo, sdpa", "gpt2, dynamo, eager", "llama, dynamo, sdpa", "bert, ortrain",
+    "bert, torchscript, sdpa", "gpt2, torchscript, eager, opset 14", "llama, torchscript, sdpa",
+    "bloom, torchscript, eager",
+]  # fmt: skip
 OTHERS = {
     f"{name}, {how}": (name, how)
     for name in (*exports.PAIRS, *exports.VISION)
-    for how in ("dynamo, sdpa", "dynamo, eager", "ortrain")
+    for how in (
+        "dynamo, sdpa",
+        "dynamo, eager",
+        "ortrain",
+        "torchscript, sdpa",
+        "torchscript, eager",
+        "torchscript, sdpa, opset 14",
+        "torchscript, eager, opset 14",
+    )
     if (name, how) != ("t5", "dynamo, sdpa")  # which torch 2.13 does not decompose
 }
 
@@ -97,7 +116,7 @@ def test_each_layer_has_one_attention(tmp_path: Path, case: str) -> None:
     module, path = exports.exported(name, tmp_path / "model.onnx", **form)
     names = ["input_ids"] if form.get("masked") is False else ["input_ids", "attention_mask"]
     batches = [{name: batch[name] for name in names} for batch in BATCHES]
-    layers = 0 if name in STAYS else LAYERS
+    layers = LAYERS
     rotates = operators(ir.load(path))["RotaryEmbedding"] > 0
     assert_alike(module, path, optimized(path, layers), batches, runs=not rotates)
 
