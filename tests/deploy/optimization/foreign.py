@@ -423,11 +423,9 @@ def drawn(seed: int) -> Foreign:
         "mask": (kind, [b, 1, 1, n]), "bias": (kind, [1, HEADS, n, n]),
         "seen": (TensorProto.BOOL, [b, 1, n, n]), "condition": (TensorProto.BOOL, []),
     }  # fmt: skip
-    for name in self.masks:
-        inputs.append(helper.make_tensor_value_info(name, *shapes[name]))
-    outputs = [
-        helper.make_tensor_value_info(v, kind, None) for v in dict.fromkeys([final, *middle])
-    ]
+    inputs += [helper.make_tensor_value_info(name, *shapes[name]) for name in self.masks]
+    shown = dict.fromkeys([final, *middle])
+    outputs = [helper.make_tensor_value_info(name, kind, None) for name in shown]
     weights, ir_version = self.main.weights, self.pick([3, 7, 8, 9, 10])
     if self.functions:
         ir_version = max(ir_version, 8)
