@@ -156,6 +156,7 @@ class Named(nn.Module):
     def __init__(self, model: nn.Module, names: tuple[str, ...], output: str = "logits") -> None:
         super().__init__()
         self.model, self.names, self.output = model, names, output
+        self.eval()  # an exporter puts back the mode in which it has found the whole
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return getattr(self.model(**dict(zip(self.names, inputs, strict=True))), self.output)

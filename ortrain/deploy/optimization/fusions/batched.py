@@ -26,6 +26,7 @@ from ortrain.deploy.optimization.fusions.matching import (
     integer,
     is_last_axis,
     made_by,
+    only_reader,
     scalar,
 )
 from ortrain.graph import shapes
@@ -49,6 +50,8 @@ def _apply(place: Place, node: ir.Node) -> bool:
     # Of an attention that is in the batch throughout, a kernel takes each head as a row.
     if not lift.mixed(left):
         return False
+    if only_reader(left) is not node:
+        raise Refused("its weights are read elsewhere")
     op = place.builder(node)
     weights = lift.value(op, left)
     product = op.MatMul(weights, values)
