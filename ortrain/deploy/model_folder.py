@@ -277,9 +277,8 @@ def save_model(
             if not data.is_file() or not data.stat().st_size:  # all weights are small
                 data.unlink(missing_ok=True)
                 del metadata[seal.DATA_KEY]
-                ir.save(model, path)
-                data = None
-        else:
+                data, beside = None, False
+        if data is None:
             for index, value in enumerate(_initializers(model)):
                 tensor = value.const_value
                 assert tensor is not None

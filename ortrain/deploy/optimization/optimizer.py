@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from ortrain.deploy.equivalence.budgets import Budgets
 from ortrain.deploy.equivalence.golden_set import GoldenSet
@@ -22,7 +23,7 @@ from ortrain.deploy.model_folder import (
 )
 from ortrain.deploy.optimization import counts, offline
 from ortrain.deploy.optimization.configuration import OptimizationConfig
-from ortrain.deploy.optimization.fusions import Report, fuse
+from ortrain.deploy.optimization.fusions import Report, forget_shapes, fuse
 from ortrain.deploy.optimization.half import to_half
 from ortrain.deploy.ort_config import ORTConfig
 from ortrain.kinds import NONE, expect, expect_flag, expect_names, expect_path
@@ -213,12 +214,18 @@ def _optimized(
     report = Report()
     if config.enable_transformers_specific_optimizations:
         report = fuse(model, config)
+    elif level > 0:
+        # Onnxruntime believes what a file says of them, also where its inputs were made open since,
+        # and infers them by itself.
+        forget_shapes(model)
     if level > 0:
         before, after = work / "before.onnx", work / "after.onnx"
         ir.save(model, before, external_data="before.onnx_data")
         on = offline.providers(config)
         offline.rewrite(before, after, level, on, offline.disabled(config))
         model = load_model(after)
+        # Casts that it has put into two bodies for what it has no kernel for have one name.
+        common.NameFixPass()(model)
     if config.fp16:
         to_half(model, infer=not config.disable_shape_inference)
     return model, report

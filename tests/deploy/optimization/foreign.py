@@ -70,7 +70,7 @@ class _Drawing:
         self.dtype = self.pick([np.float32] * 6 + [np.float16, np.float64])
         self.scope = _Scope()
         self.main = self.scope
-        self.count = 0
+        self.count = self.weights = 0
         self.told: list[str] = [f"opset {self.opset}", np.dtype(self.dtype).name]
         self.functions: list[onnx.FunctionProto] = []
         self.seen: list[str] = []  # values of the main graph that may be outputs
@@ -95,7 +95,7 @@ class _Drawing:
 
     def node(self, op: str, *inputs: str, outputs: int = 1, domain: str = "", **given: Any) -> Any:
         names = [self.fresh() for _ in range(outputs)]
-        name = self.pick(["", op, f"{op}_{self.count}"]) if self.named else ""
+        name = self.pick(["", f"{op}_{self.count}"]) if self.named else ""
         self.scope.nodes.append(
             helper.make_node(op, list(inputs), names, name=name, domain=domain, **given)
         )
@@ -105,7 +105,8 @@ class _Drawing:
         """A weight of this graph or, in a body, one outside."""
         scope = self.main if self.draw() < 0.5 else self.scope
         numbers = self.random.standard_normal(shape) * scale if array is None else array
-        name = self.fresh("w")
+        self.weights += 1
+        name = f"w{self.weights}"
         scope.weights[name] = np.asarray(numbers, self.dtype if array is None else None)
         return name
 
@@ -426,7 +427,9 @@ def drawn(seed: int) -> Foreign:
     inputs += [helper.make_tensor_value_info(name, *shapes[name]) for name in self.masks]
     shown = dict.fromkeys([final, *middle])
     outputs = [helper.make_tensor_value_info(name, kind, None) for name in shown]
-    weights, ir_version = self.main.weights, self.pick([3, 7, 8, 9, 10])
+    bodies = {"branch", "loop"} & set(self.told)
+    # Before IR 4, a weight is an input too, which those of a body cannot be.
+    weights, ir_version = self.main.weights, self.pick([7, 8, 9, 10] if bodies else [3, 7, 8, 10])
     if self.functions:
         ir_version = max(ir_version, 8)
     if self.opset >= 19:

@@ -22,7 +22,7 @@ from ortrain.deploy.optimization.fusions import (
 )
 from ortrain.deploy.optimization.fusions.extents import forget
 from ortrain.deploy.optimization.fusions.fusion import Fusion, Report, run
-from ortrain.deploy.optimization.fusions.settled import settle
+from ortrain.deploy.optimization.fusions.settled import forget_shapes, settle
 
 _LAYOUT = Fusion(
     "layout", frozenset({("", "Transpose"), ("", "Reshape")}), layout.simplify, lambda _: True
@@ -58,6 +58,7 @@ def fuse(model: ir.Model, config: OptimizationConfig) -> Report:
     """
     opset = model.opset_imports.get("", 1)
     if opset < OLDEST:
+        forget_shapes(model)  # which onnxruntime's own rewrites would believe
         return Report(refused=[("all", "", f"opset {opset} is older than {OLDEST}")])
     settle(model, infer=not config.disable_shape_inference)
     report = run(model, FUSIONS, config)
@@ -65,4 +66,4 @@ def fuse(model: ir.Model, config: OptimizationConfig) -> Report:
     return report
 
 
-__all__ = ["FUSIONS", "OLDEST", "Report", "fuse"]
+__all__ = ["FUSIONS", "OLDEST", "Report", "forget_shapes", "fuse"]

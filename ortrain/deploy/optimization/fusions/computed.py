@@ -33,8 +33,11 @@ def result_of(node: ir.Node) -> np.ndarray | None:
         if array is None or array.size > LIMIT or array.dtype.kind not in "fiub":
             return None
         known.append(array)
-    with np.errstate(all="ignore"):
-        result = rule(node, *known)
+    try:
+        with np.errstate(all="ignore"):
+            result = rule(node, *known)
+    except (ValueError, IndexError):  # the graph is wrong, which onnxruntime tells better
+        return None
     return None if result is None or result.size > LIMIT else np.asarray(result)
 
 
@@ -106,6 +109,55 @@ def _concat(node: ir.Node, *parts: np.ndarray) -> np.ndarray | None:
     return np.concatenate(parts, integer(node, "axis", 0))
 
 
+def _reshape(node: ir.Node, x: np.ndarray, target: np.ndarray) -> np.ndarray | None:
+    sizes = target.tolist()
+    if not integer(node, "allowzero", 0):
+        if any(size == 0 and i >= x.ndim for i, size in enumerate(sizes)):
+            return None
+        sizes = [x.shape[i] if size == 0 else size for i, size in enumerate(sizes)]
+    return x.reshape(sizes)
+
+
+def _transpose(node: ir.Node, x: np.ndarray) -> np.ndarray | None:
+    perm = node.attributes.get("perm")
+    return np.transpose(x, None if perm is None else tuple(perm.as_ints()))
+
+
+def _gather(node: ir.Node, x: np.ndarray, index: np.ndarray) -> np.ndarray | None:
+    return np.take(x, index, integer(node, "axis", 0))
+
+
+def _slice(
+    node: ir.Node,
+    x: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    axes: np.ndarray | None = None,
+    steps: np.ndarray | None = None,
+) -> np.ndarray | None:
+    chosen = [slice(None)] * x.ndim
+    axes = np.arange(len(starts)) if axes is None else axes
+    for i, axis in enumerate(axes.tolist()):
+        start, end, step = int(starts[i]), int(ends[i]), 1 if steps is None else int(steps[i])
+        size = x.shape[axis]
+        # Before the first element, where a reverse slice ends, is no place of Python's.
+        low = None if step < 0 and end < -size else end
+        chosen[axis] = slice(start, low, step)
+    return x[tuple(chosen)]
+
+
+def _constant_of_shape(node: ir.Node, shape: np.ndarray) -> np.ndarray | None:
+    filled = node.attributes.get("value")
+    if shape.size and np.prod(shape.astype(np.float64)) > LIMIT:
+        return None
+    value = np.zeros(1, np.float32) if filled is None else filled.as_tensor().numpy()
+    return np.full(shape.tolist(), np.asarray(value).reshape(-1)[0])
+
+
+def _remainder(node: ir.Node, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
+    return None if integer(node, "fmod", 0) or a.dtype.kind == "f" or not b.all() else np.mod(a, b)
+
+
 def _divided(node: ir.Node, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
     if a.dtype.kind == "f":
         return np.asarray(a / b)
@@ -128,4 +180,14 @@ _RULES: dict[str, Callable[..., np.ndarray | None]] = {
     "Unsqueeze": _unsqueeze,
     "Squeeze": _squeeze,
     "Concat": _concat,
+    # Of pads, windows and masks of pictures of a fixed size.
+    "Reshape": _reshape,
+    "Transpose": _transpose,
+    "Gather": _gather,
+    "Slice": _slice,
+    "ConstantOfShape": _constant_of_shape,
+    "Mod": _remainder,
+    "Equal": lambda _, a, b: np.equal(a, b),
+    "Not": lambda _, x: np.logical_not(x),
+    "Where": lambda _, condition, a, b: np.where(condition, a, b),
 }

@@ -89,39 +89,67 @@ def _sweep(model: ir.Model, held: Callable[[ir.Node], np.ndarray | None]) -> boo
 
 
 def _infer(model: ir.Model) -> None:
-    """Infers shapes of the inputs' alone, and takes what the file says where that finds nothing."""
-    told = {}
-    for graph in graphs(model):
-        for value in (value for node in graph for value in node.outputs):
-            if value.shape is not None:
-                told[value], value.shape = value.shape, None
+    """Infers shapes from the inputs' alone, and takes what the file says where that finds nothing.
+
+    A file whose inputs were made open by hand says of its values what was true before. Where it has
+    a number for what follows from an open size, nothing else is taken of it either.
+    """
+    told = forget_shapes(model)
     shapes.infer_all(model)
     _forget_unknown_sizes(model)
+    given = {d for graph in graphs(model) for v in graph.inputs for d in shapes.dims(v) or ()}
+    both = [(v, shapes.dims(v), said) for v, said in told.items()]
+    if any(
+        isinstance(y, int) and isinstance(x, str) and x in given
+        for _, known, said in both
+        if known is not None and len(known) == len(said)
+        for x, y in zip(known, said, strict=True)
+    ):
+        return
     more = False
-    for value, shape in told.items():
-        known, said = shapes.dims(value), [d if isinstance(d, int) else d.value for d in shape]
+    for value, known, said in both:
         if known is None or (len(known) == len(said) and None in known):
             known = known or (None,) * len(said)
-            both = [a if a is not None else b for a, b in zip(known, said, strict=True)]
-            more |= tuple(both) != known
-            value.shape = ir.Shape(both)
+            merged = [a if a is not None else b for a, b in zip(known, said, strict=True)]
+            more |= tuple(merged) != known
+            value.shape = ir.Shape(merged)
     if more:
         shapes.infer_all(model)
         _forget_unknown_sizes(model)
 
 
+def forget_shapes(model: ir.Model) -> dict[ir.Value, tuple[shapes.Dim, ...]]:
+    """Takes away what a file says of the shapes of values that are computed, in place.
+
+    Returns:
+        What it has said of each.
+    """
+    told = {}
+    for graph in graphs(model):
+        for value in (value for node in graph for value in node.outputs):
+            if (known := shapes.dims(value)) is not None:
+                told[value], value.shape = known, None
+    return told
+
+
 def _bypass_unchanged(model: ir.Model) -> bool:
-    """Passes by what expands a value to the shape that it has, or keeps all of it in its order."""
+    """Passes by what expands a value to its own shape, pads nothing, or keeps all in its order."""
     found = False
     for graph in graphs(model):
         for node in graph:
             source = node.inputs[0] if node.inputs else None
-            if node.domain or node.op_type not in ("Expand", "Slice") or source is None:
+            if node.domain or node.op_type not in ("Expand", "Slice", "Pad") or source is None:
                 continue
             result = node.outputs[0]
-            steps = operand(node, 4) if node.op_type == "Slice" else None
-            forward = steps is None or set(integers(steps) or [0]) == {1}
-            if forward and same_shape(source, result) and not result.is_graph_output():
+            if node.op_type == "Expand":
+                kept = same_shape(source, result)
+            elif node.op_type == "Pad":
+                kept = set(integers(operand(node, 1)) or [1]) == {0}
+            else:
+                steps = operand(node, 4)
+                forward = steps is None or set(integers(steps) or [0]) == {1}
+                kept = forward and same_shape(source, result)
+            if kept and not result.is_graph_output():
                 found |= bool(result.uses())
                 _bypass(result, source)
         remove_unread(graph)
@@ -152,11 +180,16 @@ def _bring_in_constants(model: ir.Model) -> None:
 
 def _forget_unknown_sizes(model: ir.Model) -> None:
     """Takes back the names that onnx has given to sizes which it could not infer."""
+    given = {d for graph in graphs(model) for v in graph.inputs for d in shapes.dims(v) or ()}
+
+    def unknown(dim: shapes.Dim) -> bool:
+        return isinstance(dim, str) and dim not in given and bool(_UNKNOWN.match(dim))
+
     for graph in graphs(model):
         for value in (value for node in graph for value in node.outputs):
             known = shapes.dims(value)
-            if known is not None and any(_UNKNOWN.match(str(size)) for size in known):
-                value.shape = ir.Shape([None if _UNKNOWN.match(str(d)) else d for d in known])
+            if known is not None and any(map(unknown, known)):
+                value.shape = ir.Shape([None if unknown(d) else d for d in known])
 
 
 def _passed_on(node: ir.Node) -> ir.Value | None:
