@@ -6,9 +6,11 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+import onnx_ir as ir
 import onnxruntime
 
 from ortrain.deploy.optimization.configuration import OptimizationConfig
+from ortrain.deploy.optimization.fusions.matching import integer
 from ortrain.errors import ExecutionError, OrtrainWarning
 
 _LEVELS = {
@@ -61,12 +63,34 @@ def level_of(config: OptimizationConfig) -> int:
     return level
 
 
-def disabled(config: OptimizationConfig) -> list[str]:
-    """Names of the rewrites that a configuration turns off."""
+def disabled(config: OptimizationConfig, model: ir.Model) -> list[str]:
+    """Names of the rewrites that a configuration turns off, or that would make a model another.
+
+    Args:
+        config: what is asked for.
+        model: to be rewritten.
+    """
     off = {option for option in _REWRITES if getattr(config, option)}
     if config.enable_transformers_specific_optimizations and not config.optimize_for_gpu:
         off |= _SLOW
+    if _has_doubles(model):
+        # It takes 1e-5 for the epsilon of a norm in float64, whatever that is (onnxruntime 1.31).
+        off.add("disable_layer_norm_fusion")
     return [name for option in sorted(off) for name in _REWRITES[option]]
+
+
+def _has_doubles(model: ir.Model) -> bool:
+    double = ir.DataType.DOUBLE
+    for graph in model.graphs():
+        known = [*graph.inputs, *graph.outputs, *graph.initializers.values()]
+        if any(value.dtype == double for value in known):
+            return True
+        for node in graph:
+            if any(value.dtype == double for value in node.outputs):
+                return True
+            if node.op_type == "Cast" and integer(node, "to", 0) == int(double):
+                return True
+    return False
 
 
 def rewrite(

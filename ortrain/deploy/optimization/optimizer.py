@@ -222,7 +222,7 @@ def _optimized(
         before, after = work / "before.onnx", work / "after.onnx"
         ir.save(model, before, external_data="before.onnx_data")
         on = offline.providers(config)
-        offline.rewrite(before, after, level, on, offline.disabled(config))
+        offline.rewrite(before, after, level, on, offline.disabled(config, model))
         model = load_model(after)
         # Casts that it has put into two bodies for what it has no kernel for have one name.
         common.NameFixPass()(model)

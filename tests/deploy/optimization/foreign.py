@@ -460,7 +460,7 @@ def drawn(seed: int) -> Foreign:
         feeds = [_feeds(self, seed, size, size) for size in (3, 1)]
     if names == ("b", "2*b"):
         feeds = [_feeds(self, seed, size, 2 * size) for size in (2, 3)]
-    if (fed and ir_version >= 4) or ir_version < 4:
+    if fed and ir_version >= 4:  # before, onnxruntime takes them for constants
         floats = [n for n, a in weights.items() if a.dtype == self.dtype and a.size > 1]
         if floats:  # another number for one of them
             name = self.pick(floats)

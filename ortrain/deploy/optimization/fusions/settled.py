@@ -89,31 +89,30 @@ def _sweep(model: ir.Model, held: Callable[[ir.Node], np.ndarray | None]) -> boo
 
 
 def _infer(model: ir.Model) -> None:
-    """Infers shapes from the inputs' alone, and takes what the file says where that finds nothing.
+    """Infers shapes from the inputs' alone.
 
-    A file whose inputs were made open by hand says of its values what was true before. Where it has
-    a number for what follows from an open size, nothing else is taken of it either.
+    What the file says is taken of operators that onnx has no inference for, onnxruntime's own. Of
+    all others it may be old: in a file whose inputs were made open by hand, it is of before. Where
+    a number stands for what follows from an open size, it is old of all.
     """
     told = forget_shapes(model)
     shapes.infer_all(model)
     _forget_unknown_sizes(model)
     given = {d for graph in graphs(model) for v in graph.inputs for d in shapes.dims(v) or ()}
-    both = [(v, shapes.dims(v), said) for v, said in told.items()]
-    if any(
-        isinstance(y, int) and isinstance(x, str) and x in given
-        for _, known, said in both
-        if known is not None and len(known) == len(said)
-        for x, y in zip(known, said, strict=True)
-    ):
-        return
-    more = False
-    for value, known, said in both:
-        if known is None or (len(known) == len(said) and None in known):
-            known = known or (None,) * len(said)
-            merged = [a if a is not None else b for a, b in zip(known, said, strict=True)]
-            more |= tuple(merged) != known
-            value.shape = ir.Shape(merged)
-    if more:
+    own: dict[ir.Value, tuple[shapes.Dim, ...]] = {}
+    for value, said in told.items():
+        known, node = shapes.dims(value), value.producer()
+        if known is None:
+            if node is not None and node.domain:
+                own[value] = said
+        elif len(known) == len(said) and any(
+            isinstance(y, int) and (x is None or (isinstance(x, str) and x in given))
+            for x, y in zip(known, said, strict=True)
+        ):
+            return
+    for value, said in own.items():
+        value.shape = ir.Shape(said)
+    if own:
         shapes.infer_all(model)
         _forget_unknown_sizes(model)
 
