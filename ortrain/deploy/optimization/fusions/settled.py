@@ -47,6 +47,7 @@ def settle(model: ir.Model, *, infer: bool = True) -> None:
     """
     common.InlinePass()(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    _name_apart(model)
     # Before inference, a file whose inputs were made open says of its values what was true before.
     _sweep(model, (lambda _: None) if infer else sizes_of_file)
     if infer:
@@ -63,6 +64,24 @@ def settle(model: ir.Model, *, infer: bool = True) -> None:
     common.CommonSubexpressionEliminationPass()(model)
     for graph in graphs(model):
         remove_unread(graph)
+
+
+def _name_apart(model: ir.Model) -> None:
+    """Gives values of bodies names that no other graph has.
+
+    Two branches may use one name for two things, and onnx's inference takes the numbers that one
+    computes of sizes for those of the other.
+    """
+    taken: set[str] = set()
+    for graph in graphs(model):
+        values = [*graph.inputs, *graph.initializers.values()]
+        values += [value for node in graph for value in node.outputs]
+        for value in dict.fromkeys(values):
+            name, count = value.name, 0
+            while value.name and value.name in taken:
+                count += 1
+                value.name = f"{name}.{count}"
+            taken.add(value.name or "")
 
 
 def _sweep(model: ir.Model, held: Callable[[ir.Node], np.ndarray | None]) -> bool:
