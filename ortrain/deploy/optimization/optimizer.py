@@ -26,6 +26,7 @@ from ortrain.deploy.optimization.configuration import OptimizationConfig
 from ortrain.deploy.optimization.fusions import Report, forget_shapes, fuse
 from ortrain.deploy.optimization.half import to_half
 from ortrain.deploy.ort_config import ORTConfig
+from ortrain.graph import shapes
 from ortrain.kinds import NONE, expect, expect_flag, expect_names, expect_path
 
 
@@ -211,7 +212,7 @@ def _optimized(
     model: ir.Model, config: OptimizationConfig, level: int, work: Path
 ) -> tuple[ir.Model, Report]:
     """The rewritten model, whose weights may lie in the folder given for work."""
-    report = Report()
+    report, declared = Report(), [shapes.dims(value) for value in model.graph.outputs]
     if config.enable_transformers_specific_optimizations:
         report = fuse(model, config)
     elif level > 0:
@@ -228,4 +229,17 @@ def _optimized(
         common.NameFixPass()(model)
     if config.fp16:
         to_half(model, infer=not config.disable_shape_inference)
+    _declare(model, declared)
     return model, report
+
+
+def _declare(model: ir.Model, declared: Sequence[tuple[shapes.Dim, ...] | None]) -> None:
+    """Gives outputs the names of sizes that they had, and numbers where nothing else is known."""
+    for value, said in zip(model.graph.outputs, declared, strict=True):
+        known = shapes.dims(value)
+        if said is None or (known is not None and len(known) != len(said)):
+            continue
+        pairs = zip(said, known or (None,) * len(said), strict=True)
+        value.shape = ir.Shape(
+            [y if x is None or (y and isinstance(x, int)) else x for x, y in pairs]
+        )

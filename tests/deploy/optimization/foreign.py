@@ -426,7 +426,13 @@ def drawn(seed: int) -> Foreign:
     }  # fmt: skip
     inputs += [helper.make_tensor_value_info(name, *shapes[name]) for name in self.masks]
     shown = dict.fromkeys([final, *middle])
-    outputs = [helper.make_tensor_value_info(name, kind, None) for name in shown]
+    # Of the sizes of outputs, a file may say nothing, or what is not so.
+    ranks = self.draw() < 0.3
+    said = [1, 3, WIDTH] if self.draw() < 0.3 else ["a", "seq", "c"]
+    outputs = [
+        helper.make_tensor_value_info(name, kind, said if ranks and name in whole else None)
+        for name in shown
+    ]
     bodies = {"branch", "loop"} & set(self.told)
     # Before IR 4, a weight is an input too, which those of a body cannot be.
     weights, ir_version = self.main.weights, self.pick([7, 8, 9, 10] if bodies else [3, 7, 8, 10])

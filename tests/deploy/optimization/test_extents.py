@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ortrain.deploy.optimization.fusions.extents import Extents, forget
+from ortrain.deploy.optimization.fusions.extents import Extents
 from ortrain.graph import shapes
 from tests.deploy.optimization.graphs import answers, assert_same, draw, fused, graph, operators
 
@@ -119,11 +119,29 @@ def test_axes_without_a_name_differ() -> None:
     model = graph("(float[?,?,16] x, float[?,?,16] z) => (float[?,?,16] y)", "y = Add(x, z)")
     for value in (*model.graph.inputs, *model.graph.outputs):
         value.shape = ir.Shape([None, None, 16])
-    Extents(model).follow()
+    extents = Extents(model)
+    extents.follow()
     names = [d for value in model.graph.inputs for d in shapes.dims(value) or () if d != 16]
     assert len(set(names)) == 4
-    forget(model)
+    extents.forget()
     assert [shapes.dims(value) for value in model.graph.inputs] == [(None, None, 16)] * 2
+
+
+def test_a_file_may_use_the_names_that_are_ours() -> None:
+    model = graph(
+        "(float[batch,seq,16] x, float[past,seq,16] z, float[?,seq,16] u) => (float[a,b,c] y)",
+        "y = Concat<axis=0>(x, z, u)",
+    )
+    wanted = ["ortrain: #1", "ortrain: past + seq", None]
+    for value, name in zip(model.graph.inputs, wanted, strict=True):
+        value.shape = ir.Shape([name, "seq", 16])
+    extents = Extents(model)
+    extents.follow()
+    first = [(shapes.dims(value) or (None,))[0] for value in model.graph.inputs]
+    assert len(set(first)) == 3
+    extents.forget()
+    first = [(shapes.dims(value) or (None,))[0] for value in model.graph.inputs]
+    assert first == wanted
 
 
 def test_no_name_of_ours_is_left_in_a_file() -> None:

@@ -20,7 +20,6 @@ from ortrain.deploy.optimization.fusions import (
     rotary,
     skip_norms,
 )
-from ortrain.deploy.optimization.fusions.extents import forget
 from ortrain.deploy.optimization.fusions.fusion import Fusion, Report, run
 from ortrain.deploy.optimization.fusions.settled import forget_shapes, settle
 
@@ -60,9 +59,9 @@ def fuse(model: ir.Model, config: OptimizationConfig) -> Report:
     if opset < OLDEST:
         forget_shapes(model)  # which onnxruntime's own rewrites would believe
         return Report(refused=[("all", "", f"opset {opset} is older than {OLDEST}")])
-    settle(model, infer=not config.disable_shape_inference)
+    extents = settle(model, infer=not config.disable_shape_inference)
     report = run(model, FUSIONS, config)
-    forget(model)
+    extents.forget()
     return report
 
 

@@ -13,7 +13,7 @@ onnx's own inference keeps neither sums and products of sizes nor what a ``Resha
 found, and older exporters name each size of each value anew. Here every size is a
 :class:`~ortrain.deploy.optimization.fusions.sizes.Size` of the names that the inputs have; a size
 that does not follow is a name of its own. They are written into the values' shapes, where equal
-sizes have equal names, and are taken back when all is done (:func:`forget`).
+sizes have equal names, and are taken back when all is done.
 """
 
 from __future__ import annotations
@@ -56,6 +56,14 @@ class Extents:
         self._given: set[str] = set()  # of inputs
         self._met: set[ir.Value] = set()
         self._count = 0
+        # Whatever a file calls its sizes, ours are called otherwise.
+        self._taken = {
+            dim
+            for graph in graphs(model)
+            for value in (*graph.inputs, *(v for node in graph for v in node.outputs))
+            for dim in shapes.dims(value) or ()
+            if isinstance(dim, str)
+        }
 
     def follow(self) -> None:
         """Visits every node in order, again where names have turned out to be others."""
@@ -102,6 +110,21 @@ class Extents:
             return None
         return np.asarray(known, kind.numpy()).reshape(content.shape)
 
+    def forget(self) -> None:
+        """Takes back the names that are given here."""
+        for graph in graphs(self._model):
+            for value in (*graph.inputs, *(value for node in graph for value in node.outputs)):
+                self._clear(value)
+
+    def _clear(self, value: ir.Value) -> None:
+        known = shapes.dims(value)
+
+        def ours(dim: Dim) -> bool:
+            return isinstance(dim, str) and dim.startswith(_OURS) and dim not in self._taken
+
+        if known is not None and any(map(ours, known)):
+            value.shape = ir.Shape([None if ours(d) else d for d in known])
+
     # -- names and sizes -------------------------------------------------------------------------
 
     def _size(self, dim: Dim) -> Size | None:
@@ -118,20 +141,22 @@ class Extents:
         if (name := size.name or self._names.get(size)) is not None:
             return name
         text = f"{_OURS}{size}"
-        while self._written.setdefault(text, size) != size:
+        while text in self._taken or self._written.setdefault(text, size) != size:
             text += "'"
         return text
 
     def _fresh(self) -> Size:
         self._count += 1
-        return Size.symbol(f"{_OURS}#{self._count}")
+        while (name := f"{_OURS}#{self._count}") in self._taken:
+            self._count += 1
+        return Size.symbol(name)
 
     def _quotient(self, op_type: str, a: Size, b: Size) -> Size:
         name = f"{_OURS}{op_type}({a}, {b})"
         within = frozenset().union(
             *(self._within.get(part, frozenset({part})) for part in a.symbols | b.symbols)
         )
-        if self._within.setdefault(name, within) != within:
+        if name in self._taken or self._within.setdefault(name, within) != within:
             return self._fresh()
         return Size.symbol(name)
 
@@ -164,7 +189,7 @@ class Extents:
         found = sizes_after(node, Sources(inputs, contents))
         for value, sizes in zip(node.outputs, found, strict=True):
             if bodies and value not in self._met:
-                _without_ours(value)  # what is known within a body holds for one run of it
+                self._clear(value)  # what is known within a body holds for one run of it
             self._met.add(value)
             self._put(value, sizes)
 
@@ -189,13 +214,11 @@ class Extents:
         follows = self._symbols(new) <= self._given
         if old.number is not None and follows:
             return new  # a file whose inputs were made open says what was true before
-        declared = value.is_graph_output()
-        for name, size in ((old.name, new), (new.name, old)):
-            if name is None or name in self._given or name in self._symbols(size):
-                continue
-            if not declared or name.startswith(_OURS):
-                self._solved[name] = size
-                return size
+        if not value.is_graph_output():
+            for name, size in ((old.name, new), (new.name, old)):
+                if name and name not in self._given and name not in self._symbols(size):
+                    self._solved[name] = size
+                    return size
         # The names of outputs are a user's, who may be wrong; a sum he gives a name to is his too.
         name = old.name
         if (
@@ -207,23 +230,8 @@ class Extents:
         ):
             self._solved[name] = new
             self._names[new] = name
-        return new if follows or old.number is None else old
+        return new if follows or old.number is None or value.is_graph_output() else old
 
 
 def _limits(dtype: np.dtype) -> tuple[int, int]:
     return np.iinfo(dtype).min, np.iinfo(dtype).max
-
-
-def _without_ours(value: ir.Value) -> None:
-    known = shapes.dims(value)
-    if known is not None and any(isinstance(d, str) and d.startswith(_OURS) for d in known):
-        value.shape = ir.Shape(
-            [None if isinstance(d, str) and d.startswith(_OURS) else d for d in known]
-        )
-
-
-def forget(model: ir.Model) -> None:
-    """Takes back the names that are given here, in place."""
-    for graph in graphs(model):
-        for value in (*graph.inputs, *(value for node in graph for value in node.outputs)):
-            _without_ours(value)

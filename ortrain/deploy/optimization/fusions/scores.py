@@ -137,7 +137,7 @@ def _chosen(node: ir.Node, found: _Found) -> ir.Node | None:
 
 def stands_between(value: ir.Value | None) -> str | None:
     """The operator for which a value is no scores, although a product of two values is below it."""
-    wanted, strange = [(value, "")], ""
+    wanted = [(value, "")]
     for _ in range(_FAR):
         if not wanted:
             return None
@@ -146,11 +146,22 @@ def stands_between(value: ir.Value | None) -> str | None:
         if node is None:
             continue
         if node.op_type == "MatMul" and all(v is None or weight(v) is None for v in node.inputs):
-            return strange or node.op_type
-        if node.op_type not in ("Add", "Mul", "Div", "Where") or node.domain:
-            strange = strange or node.op_type
+            return strange or "a key that is not transposed"
+        if not strange and not _is_passed(node):
+            strange = node.op_type
         wanted += [(each, strange) for each in node.inputs]
     return None
+
+
+def _is_passed(node: ir.Node) -> bool:
+    """Whether scores are looked for behind a node."""
+    if node.domain:
+        return False
+    if node.op_type in ("Mul", "Div"):
+        return times_scalar(node.outputs[0]) is not None
+    if node.op_type == "Where":
+        return any(scalar(v) is not None for v in node.inputs[1:])
+    return node.op_type == "Add"
 
 
 def check_fills(scores: Scores) -> None:

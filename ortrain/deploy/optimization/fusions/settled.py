@@ -38,22 +38,26 @@ _ROUNDS = 4
 _UNKNOWN = re.compile(r"unk__\d+$")
 
 
-def settle(model: ir.Model, *, infer: bool = True) -> None:
+def settle(model: ir.Model, *, infer: bool = True) -> Extents:
     """Brings a model into the form that the patterns are written for, in place.
 
     Args:
         model: of any opset and exporter.
         infer: whether shapes that the file does not have are inferred.
+
+    Returns:
+        What is known of sizes, whose names are to be taken back when all is done.
     """
     common.InlinePass()(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _name_apart(model)
+    _read_sizes(model)
     # Before inference, a file whose inputs were made open says of its values what was true before.
     _sweep(model, (lambda _: None) if infer else sizes_of_file)
+    extents = Extents(model)
     if infer:
         _bring_in_constants(model)
         _infer(model)
-        extents = Extents(model)
         # Constants that are found out tell onnx's inference more, of a convolution or a window.
         for _ in range(_ROUNDS):
             extents.follow()
@@ -64,6 +68,7 @@ def settle(model: ir.Model, *, infer: bool = True) -> None:
     common.CommonSubexpressionEliminationPass()(model)
     for graph in graphs(model):
         remove_unread(graph)
+    return extents
 
 
 def _name_apart(model: ir.Model) -> None:
@@ -82,6 +87,18 @@ def _name_apart(model: ir.Model) -> None:
                 count += 1
                 value.name = f"{name}.{count}"
             taken.add(value.name or "")
+
+
+def _read_sizes(model: ir.Model) -> None:
+    """Takes constants of a few elements into the model, where all of them are kept beside it.
+
+    onnx infers nothing from axes and sizes that are in another file.
+    """
+    for graph in graphs(model):
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor) and tensor.size <= LIMIT:
+                value.const_value = ir.tensor(tensor.numpy().copy(), tensor.dtype, name=value.name)
 
 
 def _sweep(model: ir.Model, held: Callable[[ir.Node], np.ndarray | None]) -> bool:
