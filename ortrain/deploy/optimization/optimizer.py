@@ -240,6 +240,5 @@ def _declare(model: ir.Model, declared: Sequence[tuple[shapes.Dim, ...] | None])
         if said is None or (known is not None and len(known) != len(said)):
             continue
         pairs = zip(said, known or (None,) * len(said), strict=True)
-        value.shape = ir.Shape(
-            [y if x is None or (y and isinstance(x, int)) else x for x, y in pairs]
-        )
+        told = [x if isinstance(x, str) or y is None else y for x, y in pairs]
+        value.shape = ir.Shape(told)

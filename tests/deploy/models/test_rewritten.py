@@ -44,8 +44,8 @@ SAMPLE = ["gpt2 O1", "gpt2 O2", "gpt2 O3", "llama O2", "t5 O2", "bart O2"]
 
 
 @functools.cache
-def _folder(factory: pytest.TempPathFactory, name: str, level: str) -> Path:
-    target = factory.mktemp(f"{name}-{level}") / "model"
+def _folder(name: str, level: str) -> Path:
+    target = folder(name).parent / f"{name}-{level}"
     config = AutoOptimizationConfig.with_optimization_level(level)
     ORTOptimizer.from_pretrained(folder(name)).optimize(config, target, file_suffix=None)
     return target
@@ -57,11 +57,9 @@ def tokens(model: Any, search: str, **given: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("case", sampled(CASES, SAMPLE))
-def test_an_optimized_model_writes_the_tokens_that_it_did(
-    tmp_path_factory: pytest.TempPathFactory, case: str
-) -> None:
+def test_an_optimized_model_writes_the_tokens_that_it_did(case: str) -> None:
     name, level = case.split()
-    path = _folder(tmp_path_factory, name, level)
+    path = _folder(name, level)
     optimized = ort_class(name).from_pretrained(path)
     for search in SEARCHES:
         for rows, length in ((4, 6), (1, 3)):
@@ -75,10 +73,8 @@ def test_an_optimized_model_writes_the_tokens_that_it_did(
 
 
 @pytest.mark.parametrize("name", sampled(FILES, ["gpt2", "t5"]))
-def test_each_attention_of_each_file_is_one_node(
-    tmp_path_factory: pytest.TempPathFactory, name: str
-) -> None:
-    path = _folder(tmp_path_factory, name, "O2")
+def test_each_attention_of_each_file_is_one_node(name: str) -> None:
+    path = _folder(name, "O2")
     for file, expected in FILES[name].items():
         counts = operators(ir.load(path / file))
         assert (file, sum(counts[kind] for kind in ATTENTION)) == (file, expected)

@@ -125,30 +125,34 @@ def _sweep(model: ir.Model, held: Callable[[ir.Node], np.ndarray | None]) -> boo
 
 
 def _infer(model: ir.Model) -> None:
-    """Infers shapes from the inputs' alone.
+    """Infers shapes from the inputs' alone; the file is asked where that finds nothing.
 
-    What the file says is taken of operators that onnx has no inference for, onnxruntime's own. Of
-    all others it may be old: in a file whose inputs were made open by hand, it is of before. Where
-    a number stands for what follows from an open size, it is old of all.
+    In a file whose inputs were made open by hand, what it says of all else is of before. It is
+    believed where it contradicts nothing that follows, and knows of the inputs' open sizes.
     """
     told = forget_shapes(model)
     shapes.infer_all(model)
     _forget_unknown_sizes(model)
-    given = {d for graph in graphs(model) for v in graph.inputs for d in shapes.dims(v) or ()}
-    own: dict[ir.Value, tuple[shapes.Dim, ...]] = {}
+    given = [d for graph in graphs(model) for v in graph.inputs for d in shapes.dims(v) or ()]
+    open_sizes = {d for d in given if isinstance(d, str)}
+    is_open = any(not isinstance(d, int) for d in given) or any(
+        shapes.dims(value) is None for value in model.graph.inputs
+    )
+    if is_open and not any(d in open_sizes for said in told.values() for d in said):
+        return
+    merged: dict[ir.Value, list[shapes.Dim]] = {}
     for value, said in told.items():
-        known, node = shapes.dims(value), value.producer()
-        if known is None:
-            if node is not None and node.domain:
-                own[value] = said
-        elif len(known) == len(said) and any(
-            isinstance(y, int) and (x is None or (isinstance(x, str) and x in given))
-            for x, y in zip(known, said, strict=True)
-        ):
+        known = shapes.dims(value) or (None,) * len(said)
+        if len(known) != len(said):
             return
-    for value, said in own.items():
-        value.shape = ir.Shape(said)
-    if own:
+        pairs = [*zip(known, said, strict=True)]
+        if any(isinstance(y, int) and x not in (None, y) for x, y in pairs):
+            return
+        if shapes.dims(value) is None or None in known:
+            merged[value] = [y if x is None else x for x, y in pairs]
+    for value, both in merged.items():
+        value.shape = ir.Shape(both)
+    if merged:
         shapes.infer_all(model)
         _forget_unknown_sizes(model)
 
