@@ -60,8 +60,7 @@ class Tags:
             if found is None:
                 return None
             prefix = _ALONE.get(found[1], found[1])
-            kind = kinds.setdefault(found[2], len(kinds))
-            columns.append((kind, prefix in "IE", prefix in "ES"))
+            columns.append((kinds.setdefault(found[2], len(kinds)), prefix in "IE", prefix in "ES"))
         if not kinds:
             return None
         kind, goes_on, ends = (np.asarray(column) for column in zip(*columns, strict=True))

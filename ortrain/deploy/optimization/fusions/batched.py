@@ -16,6 +16,8 @@ Made only where the sizes are known to be the same name by name.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 
@@ -169,7 +171,7 @@ class _Lift:
         parted: ir.Value = self.place.once(("apart", value, *self.split), make)
         return parted
 
-    def _again(self, op: Builder, node: ir.Node, attributes: dict[str, int]) -> ir.Value:
+    def _again(self, op: Builder, node: ir.Node, attributes: dict[str, Any]) -> ir.Value:
         """The operator of a node on what its operands are with heads apart."""
         operands = []
         for each in node.inputs:

@@ -158,6 +158,10 @@ def _remainder(node: ir.Node, a: np.ndarray, b: np.ndarray) -> np.ndarray | None
     return None if integer(node, "fmod", 0) or a.dtype.kind == "f" or not b.all() else np.mod(a, b)
 
 
+def _where(node: ir.Node, condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
+    return np.asarray(np.where(condition, a, b))
+
+
 def _divided(node: ir.Node, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
     if a.dtype.kind == "f":
         return np.asarray(a / b)
@@ -189,5 +193,5 @@ _RULES: dict[str, Callable[..., np.ndarray | None]] = {
     "Mod": _remainder,
     "Equal": lambda _, a, b: np.equal(a, b),
     "Not": lambda _, x: np.logical_not(x),
-    "Where": lambda _, condition, a, b: np.where(condition, a, b),
+    "Where": _where,
 }

@@ -64,9 +64,9 @@ def broadcast(*parts: Sizes) -> Sizes:
     if not parts or any(part is None for part in parts):
         return None
     present = [part for part in parts if part is not None]
-    length = max(map(len, present))
+    length, one = max(map(len, present)), list[Size | None]([_ONE])
     result: list[Size | None] = []
-    for column in zip(*([_ONE] * (length - len(p)) + p for p in present), strict=True):
+    for column in zip(*(one * (length - len(p)) + p for p in present), strict=True):
         wide = [size for size in column if size != _ONE]
         fixed = [size for size in wide if size is not None and size.number is not None]
         if not wide:
