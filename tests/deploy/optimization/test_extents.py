@@ -194,3 +194,27 @@ def test_an_expand_or_a_slice_that_changes_nothing_goes() -> None:
     after, _ = fused(before)
     assert operators(after) == {"Slice": 1, "Relu": 1}  # what turns it round stays
     assert_same(before, after, {"x": draw(2, 3, 16)})
+
+
+def test_what_a_loop_carries_has_no_name() -> None:
+    # Its length grows by two with each run, whatever the file calls it.
+    body = """t = Constant<value_int=3>() on = Constant<value_int=1>() going = Cast<to=9>(on)
+        y = Loop(t, going, x) <body = b (int64 i, bool g, float[batch,seq,16] v)
+            => (bool h, float[batch,seq,16] u) {
+                h = Identity(g) n = Shape<start=1,end=2>(x) k = Shape<start=1,end=2>(v)
+                e = Equal(n, k) s = Squeeze(e) f = Cast<to=1>(s)
+                p = Mul(v, f) u = Concat<axis=1>(v, p)
+            }>"""
+    before = graph(f"{X} => (float[batch,long,16] y)", body)
+    after, _ = fused(before)
+    assert_same(before, after, {"x": draw(2, 3, 16)})
+
+
+def test_numbers_beyond_64_bits_are_not_followed() -> None:
+    body = """n = Shape<start=1,end=2>(x) far = Constant<value_ints=[9223372036854775807]>()
+        one = Constant<value_ints=[1]>() round = Add(far, one) zero = Constant<value_ints=[0]>()
+        c = Slice(x, zero, round, one) y = Relu(c)"""
+    before = graph(f"{X} => (float[batch,some,16] y)", body)
+    after, _ = fused(before)
+    found, expected = (answers(each, {"x": draw(2, 3, 16)})[0] for each in (after, before))
+    assert found.shape == expected.shape

@@ -168,7 +168,12 @@ def _cast(node: ir.Node, known: Sequence[Content | None]) -> Content | None:
     kind, source = integer(node, "to", 0), node.inputs[0]
     if kind == int(ir.DataType.BOOL) or source is None or source.dtype not in WHOLE:
         return None
-    return known[0] if kind in (int(ir.DataType.INT64), int(ir.DataType.INT32)) else None
+    data = known[0]
+    if data is None or kind not in (int(ir.DataType.INT64), int(ir.DataType.INT32)):
+        return None
+    if kind == int(ir.DataType.INT32) and any(_is_far(size, 31) for size in data.reshape(-1)):
+        return None  # cut off
+    return data
 
 
 def _where(node: ir.Node, known: Sequence[Content | None]) -> Content | None:
@@ -210,10 +215,21 @@ def _product(node: ir.Node, known: Sequence[Content | None]) -> Content | None:
 def _each(
     of: Callable[[Size, Size], Size | None],
 ) -> Callable[[ir.Node, Sequence[Content | None]], Content | None]:
+    def each(a: Size | None, b: Size | None) -> Size | None:
+        found = None if a is None or b is None else of(a, b)
+        return None if _is_far(found, 63) else found  # which goes round to the other end
+
     def rule(node: ir.Node, known: Sequence[Content | None]) -> Content | None:
-        return _broadcast(lambda a, b: None if a is None or b is None else of(a, b), *known[:2])
+        return _broadcast(each, *known[:2])
 
     return rule
+
+
+def _is_far(size: Size | None, bits: int) -> bool:
+    """Whether a number in a size is beyond what so many bits hold beside a sign."""
+    return size is not None and any(
+        not -(1 << bits) <= factor < 1 << bits for _, factor in size.terms
+    )
 
 
 def _equal(a: Size, b: Size) -> Size | None:

@@ -52,6 +52,7 @@ def settle(model: ir.Model, *, infer: bool = True) -> Extents:
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _name_apart(model)
     _read_sizes(model)
+    _open_bodies(model)
     # Before inference, a file whose inputs were made open says of its values what was true before.
     _sweep(model, (lambda _: None) if infer else sizes_of_file)
     extents = Extents(model)
@@ -87,6 +88,17 @@ def _name_apart(model: ir.Model) -> None:
                 count += 1
                 value.name = f"{name}.{count}"
             taken.add(value.name or "")
+
+
+def _open_bodies(model: ir.Model) -> None:
+    """Takes names of sizes from what goes into a body again and again: they may be others then."""
+    for node in model.graph.all_nodes():
+        if node.op_type not in ("Loop", "Scan") or node.domain:
+            continue
+        for value in node.attributes["body"].as_graph().inputs:
+            known = shapes.dims(value)
+            if known is not None:
+                value.shape = ir.Shape([d if isinstance(d, int) else None for d in known])
 
 
 def _read_sizes(model: ir.Model) -> None:
