@@ -218,3 +218,34 @@ def test_numbers_beyond_64_bits_are_not_followed() -> None:
     after, _ = fused(before)
     found, expected = (answers(each, {"x": draw(2, 3, 16)})[0] for each in (after, before))
     assert found.shape == expected.shape
+
+
+def test_a_table_of_positions_is_as_long_as_the_text() -> None:
+    # Of 512 positions the first are taken; of a longer text, the sum below would fail.
+    body = """n = Shape<start=1,end=2>(x) zero = Constant<value_ints=[0]>()
+        one = Constant<value_ints=[1]>() p = Slice(table, zero, n, one) h = Add(x, p)
+        other = Slice(short, zero, n, one) g = Add(h, other)"""
+    weights = "float[1,512,16] table, float[1,8,16] short"
+    assert known(X, body, "p", "h", "g", weights=weights) == [
+        (1, "Min(512, seq)", 16),
+        ("batch", "seq", 16),
+        ("batch", "seq", 16),
+    ]
+
+
+def test_a_size_without_a_name_is_asked_of_the_first_value_that_has_it() -> None:
+    body = """k = NonZero(flags) r = Transpose(k) i = Squeeze(r, one) s = Gather<axis=1>(x, i)
+        q0 = MatMul(s, w) q1 = Reshape(q0, split) q = Transpose<perm=[0,2,1,3]>(q1)
+        kt = Transpose<perm=[0,2,3,1]>(q1) t = MatMul(q, kt) u = Add(t, m)
+        p = Softmax<axis=-1>(u) o = MatMul(p, q) o1 = Transpose<perm=[0,2,1,3]>(o)
+        y = Reshape(o1, join)"""
+    signature = "(float[batch,seq,16] x, float[batch,1,1,1] m, bool[seq] flags) => (float[a,b,c] y)"
+    weights = (
+        "float[16,16] w, int64[4] split = {0,0,4,4}, int64[3] join = {0,0,16}, int64[1] one = {1}"
+    )
+    before = graph(signature, body, weights)
+    after, report = fused(before)
+    assert report.fused == {"Attention": 1}
+    assert operators(after)["MatMul"] == 0  # none is made for its size alone
+    feeds = {"x": draw(2, 5, 16), "m": draw(2, 1, 1, 1), "flags": np.array([1, 0, 1, 1, 0], bool)}
+    assert_same(before, after, feeds)

@@ -54,6 +54,7 @@ class Extents:
         self._names: dict[Size, str] = {}  # of sums and products that a file has a name for
         self._within: dict[str, frozenset[str]] = {}  # of quotients
         self._given: set[str] = set()  # of inputs
+        self._least: dict[str, Size] = {}  # of a number and another size
         self._met: set[ir.Value] = set()
         self._count = 0
         # Whatever a file calls its sizes, ours are called otherwise.
@@ -160,6 +161,13 @@ class Extents:
             return self._fresh()
         return Size.symbol(name)
 
+    def _smaller(self, a: Size, b: Size) -> Size:
+        size = self._quotient("Min", *sorted((a, b), key=str))
+        for number, other in ((a.number, b), (b.number, a)):
+            if number is not None and number > 1 and size.name is not None:
+                self._least[size.name] = other
+        return size
+
     def _symbols(self, size: Size) -> frozenset[str]:
         """All names that a size depends on."""
         own = size.symbols
@@ -186,7 +194,7 @@ class Extents:
             a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
             for a in node.attributes.values()
         )
-        found = sizes_after(node, Sources(inputs, contents))
+        found = sizes_after(node, Sources(inputs, contents, self._smaller, self._least))
         for value, sizes in zip(node.outputs, found, strict=True):
             if bodies and value not in self._met:
                 self._clear(value)  # what is known within a body holds for one run of it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -25,10 +25,19 @@ _SAME = frozenset(
 
 @dataclass(frozen=True)
 class Sources:
-    """Of each input of a node its sizes, and what it holds where it is a vector of sizes."""
+    """What is known of the inputs of a node.
+
+    Attributes:
+        sizes: of each.
+        contents: what each holds where it is a vector of sizes.
+        smaller: names the smaller one of two sizes.
+        least: name of such a smaller size → the other one, where the first is a number above 1.
+    """
 
     sizes: Sequence[Sizes]
     contents: Sequence[Content | None]
+    smaller: Callable[[Size, Size], Size]
+    least: Mapping[str, Size]
 
     def content(self, place: int) -> Content | None:
         """What an input holds."""
@@ -52,15 +61,21 @@ def sizes_after(node: ir.Node, given: Sources) -> list[Sizes]:
     if node.op_type in shapes.SAME_SHAPE or node.op_type == "SimplifiedLayerNormalization":
         return [given.sizes[0], *nothing[1:]]
     if node.op_type in shapes.ELEMENTWISE:
-        return [broadcast(*given.sizes)]
+        return [broadcast(*given.sizes, least=given.least)]
     if node.op_type.startswith("Reduce"):
         return [_reduce(node, given)]
     rule = _RULES.get(node.op_type)
     return nothing if rule is None else [rule(node, given), *nothing[1:]]
 
 
-def broadcast(*parts: Sizes) -> Sizes:
-    """The sizes of values that are broadcast together."""
+def broadcast(*parts: Sizes, least: Mapping[str, Size] | None = None) -> Sizes:
+    """The sizes of values that are broadcast together.
+
+    Args:
+        parts: the sizes of each.
+        least: as :class:`Sources` has it. A length and the smaller one of it and 512 are equal
+            where they are broadcast together, or nothing comes of it.
+    """
     if not parts or any(part is None for part in parts):
         return None
     present = [part for part in parts if part is not None]
@@ -73,6 +88,13 @@ def broadcast(*parts: Sizes) -> Sizes:
             result.append(_ONE)
         elif fixed:
             result.append(fixed[0])  # the others are as large, or 1
+        elif None not in wide and least:
+            known = [size for size in wide if size is not None]
+            full = [size for size in known if size.name not in least]
+            full = full or [least[size.name or ""] for size in known[:1]]
+            same = all(size == full[0] or least.get(size.name or "") == full[0] for size in known)
+            whole = full[0] if full[0] in known else known[0]
+            result.append(whole if same else None)
         else:
             result.append(wide[0] if all(size == wide[0] for size in wide) else None)
     return result
@@ -225,12 +247,16 @@ def _slice(node: ir.Node, given: Sources) -> Sizes:
         size = source[axis]
         first, last = (None if part is None else part.reshape(-1)[i] for part in (start, end))
         step = 1 if operand(node, 4) is None else None if steps is None else steps[i]
-        result[axis] = _kept(size, first, last, step)
+        result[axis] = _kept(size, first, last, step, given.smaller)
     return result
 
 
 def _kept(
-    size: Size | None, first: Size | None, last: Size | None, step: int | None
+    size: Size | None,
+    first: Size | None,
+    last: Size | None,
+    step: int | None,
+    smaller: Callable[[Size, Size], Size],
 ) -> Size | None:
     """How many of an axis a slice keeps."""
     if size is None or first is None or last is None or step is None:
@@ -243,6 +269,8 @@ def _kept(
     if step != 1:
         return None
     low_, high_ = _from_start(size, first), _from_start(size, last)
+    if high_ is None and low_ == Size(()) and last.certain and size.certain:
+        return smaller(size, last)
     if low_ is None or high_ is None:
         return None
     return high_ - low_ if (high_ - low_).certain else None
