@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ortrain.deploy.model_names import MODELS
 from ortrain.extras import require
 from ortrain.lazy import attributes
 
@@ -20,17 +21,18 @@ if TYPE_CHECKING:
     from ortrain.deploy.equivalence.report import EquivalenceError, EquivalenceReport
     from ortrain.deploy.export import export_onnx
     from ortrain.deploy.model_folder import ModelFolder
-    from ortrain.deploy.models.causal import ORTModelForCausalLM
-    from ortrain.deploy.models.seq2seq import ORTModelForSeq2SeqLM, ORTModelForSpeechSeq2Seq
-    from ortrain.deploy.models.tasks import (
+    from ortrain.deploy.models import (
         ORTModelForAudioClassification,
+        ORTModelForCausalLM,
         ORTModelForCTC,
         ORTModelForFeatureExtraction,
         ORTModelForImageClassification,
         ORTModelForMaskedLM,
         ORTModelForMultipleChoice,
         ORTModelForQuestionAnswering,
+        ORTModelForSeq2SeqLM,
         ORTModelForSequenceClassification,
+        ORTModelForSpeechSeq2Seq,
         ORTModelForTokenClassification,
     )
     from ortrain.deploy.optimization import AutoOptimizationConfig, OptimizationConfig, ORTOptimizer
@@ -58,18 +60,6 @@ _HOME = {
     "HalfPrecisionConfig": "ortrain.deploy.quantization",
     "ModelFolder": "ortrain.deploy.model_folder",
     "ORTConfig": "ortrain.deploy.ort_config",
-    "ORTModelForAudioClassification": "ortrain.deploy.models.tasks",
-    "ORTModelForCTC": "ortrain.deploy.models.tasks",
-    "ORTModelForCausalLM": "ortrain.deploy.models.causal",
-    "ORTModelForFeatureExtraction": "ortrain.deploy.models.tasks",
-    "ORTModelForImageClassification": "ortrain.deploy.models.tasks",
-    "ORTModelForMaskedLM": "ortrain.deploy.models.tasks",
-    "ORTModelForMultipleChoice": "ortrain.deploy.models.tasks",
-    "ORTModelForQuestionAnswering": "ortrain.deploy.models.tasks",
-    "ORTModelForSeq2SeqLM": "ortrain.deploy.models.seq2seq",
-    "ORTModelForSequenceClassification": "ortrain.deploy.models.tasks",
-    "ORTModelForSpeechSeq2Seq": "ortrain.deploy.models.seq2seq",
-    "ORTModelForTokenClassification": "ortrain.deploy.models.tasks",
     "ORTOptimizer": "ortrain.deploy.optimization",
     "ORTQuantizer": "ortrain.deploy.quantization",
     "OptimizationConfig": "ortrain.deploy.optimization",
@@ -78,6 +68,7 @@ _HOME = {
     "WeightOnlyConfig": "ortrain.deploy.quantization",
     "compare": "ortrain.deploy.equivalence.comparison",
     "export_onnx": "ortrain.deploy.export",
+    **MODELS,
 }
 
 __all__ = [

@@ -28,6 +28,9 @@ INSIDE_AT_MOST = (1 << 31) - (1 << 24)
 # Smaller tensors stay in the file, as shapes and axes that onnxruntime wants to read early.
 _SMALL = 1024
 
+# The version of the format in which a weight need not be an input.
+_WEIGHTS_ALONE = 4
+
 _STAGING = re.compile(r"\.model\.[0-9a-f]{8}\.tmp")
 _COMPANIONS = {".json", ".txt", ".model", ".spm", ".jinja", ".tiktoken", ".codes", ".vocab", ".py"}
 # What a tool has written about the files that are there, not about those that it is going to write.
@@ -174,6 +177,12 @@ def load_model(path: Path) -> ir.Model:
             _expect_there(path, tensor, sizes)
     for key in (seal.KEY, seal.DATA_KEY):
         model.metadata_props.pop(key, None)
+    if model.ir_version < _WEIGHTS_ALONE:
+        # Weights were inputs as well, and onnxruntime takes them for constants all the same; of
+        # those that it rewrites, it leaves inputs without a weight.
+        for value in [v for v in model.graph.inputs if v.is_initializer()]:
+            model.graph.inputs.remove(value)
+        model.ir_version = _WEIGHTS_ALONE
     return model
 
 
@@ -277,9 +286,8 @@ def save_model(
             if not data.is_file() or not data.stat().st_size:  # all weights are small
                 data.unlink(missing_ok=True)
                 del metadata[seal.DATA_KEY]
-                ir.save(model, path)
-                data = None
-        else:
+                data, beside = None, False
+        if data is None:
             for index, value in enumerate(_initializers(model)):
                 tensor = value.const_value
                 assert tensor is not None

@@ -27,12 +27,12 @@ _BOOL = {
     "IsNaN", "IsInf",
 }  # fmt: skip
 _INT64 = {"Shape", "Size", "ArgMax", "ArgMin", "NonZero"}
-_ELEMENTWISE = {
+ELEMENTWISE = {
     "Add", "Sub", "Mul", "Div", "Pow", "Where", "And", "Or", "Xor", "Equal", "Greater",
     "GreaterOrEqual", "Less", "LessOrEqual", "BitwiseXor", "BitwiseAnd", "BitwiseOr", "BitShift",
     "Min", "Max", "Sum", "Mean", "Mod", "PRelu",
 }  # fmt: skip
-_SAME_SHAPE = {
+SAME_SHAPE = {
     "Abs", "Ceil", "Cos", "Erf", "Exp", "Floor", "Identity", "Log", "Neg", "Not", "Reciprocal",
     "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sqrt", "Tanh", "Cast", "Softmax", "LogSoftmax",
     "HardSigmoid", "IsNaN", "IsInf", "Gelu", "Clip", "CumSum", "Trilu", "BitwiseNot",
@@ -180,9 +180,9 @@ def infer(node: ir.Node) -> None:
 
 def _shape(node: ir.Node, op: str) -> tuple[Dim, ...] | None:
     inputs = node.inputs
-    if op in _SAME_SHAPE:
+    if op in SAME_SHAPE:
         return dims(inputs[0])
-    if op in _ELEMENTWISE:
+    if op in ELEMENTWISE:
         return broadcast(*(dims(v) for v in inputs))
     rule = _RULES.get(op)
     return rule(node) if rule else None

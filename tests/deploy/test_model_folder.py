@@ -219,6 +219,36 @@ def test_small_weights_alone_make_no_file_beside(tmp_path: Path) -> None:
     assert seal.is_model_whole(tmp_path / "model.onnx", "model")
 
 
+def test_small_weights_that_were_beside_another_file_come_along(tmp_path: Path) -> None:
+    model = large()
+    small = np.arange(64, dtype=np.float32)
+    model.graph.initializers["table"].const_value = ir.tensor(small[None])
+    (tmp_path / "a").mkdir()
+    ir.save(model, tmp_path / "a" / "model.onnx", external_data="weights", size_threshold_bytes=0)
+    loaded = load_model(tmp_path / "a" / "model.onnx")
+    assert external_files_of(loaded)
+    (tmp_path / "b").mkdir()
+    save_model(loaded, tmp_path / "b" / "model.onnx", external=True)
+    again = load_model(tmp_path / "b" / "model.onnx")
+    assert not external_files_of(again)
+    tensor = again.graph.initializers["table"].const_value
+    assert tensor is not None
+    assert tensor.numpy().tolist() == [small.tolist()]
+
+
+def test_weights_of_an_old_format_are_no_inputs(tmp_path: Path) -> None:
+    model = large()
+    model.graph.inputs.append(model.graph.initializers["table"])
+    model.ir_version = 3
+    ir.save(model, tmp_path / "model.onnx")
+    loaded = load_model(tmp_path / "model.onnx")
+    assert "table" not in [value.name for value in loaded.graph.inputs]
+    assert loaded.ir_version == 4
+    model.ir_version = 4  # from here on it may be fed
+    ir.save(model, tmp_path / "model.onnx")
+    assert "table" in [value.name for value in load_model(tmp_path / "model.onnx").graph.inputs]
+
+
 # --- published ----------------------------------------------------------------------------------
 
 

@@ -82,9 +82,9 @@ def compare(
     changed = 0
     if rows is not None:
         assert task is not None
-        overall = groups.overall(task, rows, chosen)
+        overall = groups.overall(task, rows, names, chosen)
         classes = groups.by_class(task, rows, names)
-        slices = groups.by_slice(task, rows, golden.slices, chosen)
+        slices = groups.by_slice(task, rows, names, golden.slices, chosen)
         flips = groups.flips(task, rows, thresholds)
         changed, changes = groups.changes(task, rows, names)
     outputs = {name: each.found() for name, each in seen.differences.items()}

@@ -5,19 +5,17 @@ The row in a message counts the rows of the file from 1, the header line include
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from ortrain.deploy.equivalence.label_classes import Classes
 from ortrain.deploy.equivalence.predictions import IGNORED
+from ortrain.deploy.equivalence.table import Row, json_lines, separated, value_of
 from ortrain.deploy.model_folder import ModelFolder
 from ortrain.errors import InputError, listing
 from ortrain.extras import require
@@ -28,14 +26,6 @@ Array = np.ndarray
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _SLICE = "slice:"
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A row of a file with its number, from 1."""
-
-    number: int
-    values: Mapping[str, Any]
 
 
 def read(
@@ -75,9 +65,9 @@ def read(
             )
         return _arrays(file, batch_size, limit)
     if suffix in _SEPARATORS:
-        rows = list(_separated(file, _SEPARATORS[suffix], limit))
+        rows = list(separated(file, _SEPARATORS[suffix], limit))
     elif suffix in _JSON_LINES:
-        rows = list(_json_lines(file, limit))
+        rows = list(json_lines(file, limit))
     else:
         raise InputError(
             f"{file} has the unknown format {suffix!r}",
@@ -89,16 +79,16 @@ def read(
     texts = [[_text(file, row, column) for column in columns] for row in rows]
     # A name that was given has to be there; without the usual one there are no labels.
     has_labels = label_column != "label" or any(label_column in row.values for row in rows)
-    labels = [_value(file, row, label_column, "label") for row in rows] if has_labels else None
+    labels = [value_of(file, row, label_column, "label") for row in rows] if has_labels else None
     slices: dict[str, list[int]] = {}
     for column in slice_columns:
         for index, row in enumerate(rows):
-            value = _value(file, row, column, "slice")
+            value = value_of(file, row, column, "slice")
             slices.setdefault(f"{column}={value}", []).append(index)
     tokenizer = _tokenizer(folder)
     words = isinstance(texts[0][0], list)
     makes_text = _makes_text(folder.config)
-    classes = _Classes(file, folder.config)
+    classes = Classes(file, folder.config)
     batches: list[dict[str, Array]] = []
     found: list[Any] = []
     for start in range(0, len(rows), batch_size):
@@ -154,84 +144,6 @@ def _shifted(ids: Array, config: Mapping[str, Any]) -> Array:
     return np.concatenate([np.full_like(ids[:, :1], start), ids[:, :-1]], axis=1)
 
 
-class _Classes:
-    """The classes that labels of a file are of.
-
-    Args:
-        file: for errors.
-        config: of the model.
-    """
-
-    def __init__(self, file: Path, config: Mapping[str, Any]) -> None:
-        self.file = file
-        known = config.get("id2label")
-        known = known if isinstance(known, Mapping) else {}
-        self.names = {int(key): str(name) for key, name in known.items() if str(key).isdecimal()}
-        self._numbers = {name: number for number, name in self.names.items()}
-        problem = config.get("problem_type")
-        self._are_numbers = problem == "regression" or (problem is None and len(known) == 1)
-        self._are_several = problem == "multi_label_classification"
-
-    def of(self, row: _Row, label: Any) -> Any:
-        """A label as a number, or as zeros and ones where an example may have several."""
-        if self._are_numbers:
-            return self._number(row, label)
-        if self._are_several:
-            given = label.split("|") if isinstance(label, str) else label
-            if not isinstance(given, list):
-                raise self._wrong(row, label, "a list of classes, or a text with | between them")
-            flags = [0] * len(self.names)
-            for each in given:
-                if each != "":
-                    flags[self._class(row, each)] = 1
-            return flags
-        return self._class(row, label)
-
-    def of_words(
-        self, row: _Row, label: Any, words: Sequence[str], encoded: Any, index: int
-    ) -> list[int]:
-        """Labels of tokens: that of a word for its first one, -100 for all others."""
-        if not isinstance(label, list) or len(label) != len(words):
-            raise self._wrong(row, label, f"a list of {len(words)} labels, one for each word")
-        numbers = [self._class(row, each) for each in label]
-        found, last = [], None
-        for word in encoded.word_ids(index):
-            found.append(IGNORED if word is None or word == last else numbers[word])
-            last = word
-        return found
-
-    def _class(self, row: _Row, label: Any) -> int:
-        # As `ortrain train` names classes: 4 is the class of the name "4", where there is one.
-        if isinstance(label, str | int) and str(label) in self._numbers:
-            return self._numbers[str(label)]
-        number = label if isinstance(label, int) and not isinstance(label, bool) else -1
-        text = label.strip() if isinstance(label, str) else ""
-        if text.isascii() and text.isdecimal() and len(text) < 19:
-            number = int(text)
-        if number >= 0 and (number in self.names or not self.names):
-            return number
-        expected = listing([f"{number} or {name!r}" for number, name in self.names.items()])
-        raise self._wrong(row, label, expected or "the number of a class")
-
-    def _number(self, row: _Row, label: Any) -> float:
-        try:
-            found = float(label)
-            if not np.isfinite(found) or isinstance(label, bool):
-                raise ValueError
-        except (TypeError, ValueError):
-            raise self._wrong(
-                row, label, "a finite number: the model is one of regression"
-            ) from None
-        return found
-
-    def _wrong(self, row: _Row, label: Any, expected: str) -> InputError:
-        return InputError(
-            f"{self.file}, row {row.number}: the label {shown(label)} is none of the model's",
-            because=f"expected {expected}",
-            help="correct the row, or give the model that the labels are of",
-        )
-
-
 def _arrays(file: Path, batch_size: int, limit: int | None) -> dict[str, Any]:
     try:
         with np.load(file, allow_pickle=False) as archive:
@@ -278,89 +190,8 @@ def _arrays(file: Path, batch_size: int, limit: int | None) -> dict[str, Any]:
     }
 
 
-def _decoded(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{file} is not text in UTF-8", because=str(error), help="convert the file to UTF-8"
-        ) from error
-    except OSError as error:
-        raise InputError(f"{file} cannot be read", because=str(error)) from error
-
-
-def _separated(file: Path, separator: str, limit: int | None) -> Iterator[_Row]:
-    text = _decoded(file)
-    before = csv.field_size_limit(max(csv.field_size_limit(), len(text)))
-    try:
-        # Tab-separated text is not quoted: a lone mark would swallow the rows that follow.
-        quoting: Literal[0, 3] = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
-        stream = io.StringIO(text, newline="")
-        reader = csv.reader(stream, delimiter=separator, quoting=quoting, strict=True)
-        names: list[str] | None = None
-        given = 0
-        for number, fields in enumerate(reader, start=1):
-            if not fields:
-                continue
-            if names is None:
-                names = [field.strip() for field in fields]
-                if len(set(names)) < len(names):
-                    raise InputError(
-                        f"{file}: two columns have one name", because=f"they are {listing(names)}"
-                    )
-                continue
-            if len(fields) != len(names):
-                raise InputError(
-                    f"{file}, row {number}: has {len(fields)} fields where there are {len(names)} "
-                    "columns",
-                    help="put text that holds a comma in quotation marks"
-                    if separator == ","
-                    else "separate the fields by one tab each",
-                )
-            yield _Row(number, dict(zip(names, fields, strict=True)))
-            given += 1
-            if given == limit:
-                return
-    except csv.Error as error:
-        raise InputError(
-            f"{file}: {error}", help="a quotation mark inside quoted text is written twice"
-        ) from error
-    finally:
-        csv.field_size_limit(before)
-
-
-def _json_lines(file: Path, limit: int | None) -> Iterator[_Row]:
-    given = 0
-    for number, line in enumerate(_decoded(file).split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InputError(
-                f"{file}, row {number}: is no JSON ({error})",
-                help="write one object a row, as json.dumps gives it",
-            ) from error
-        if not isinstance(values, dict):
-            raise InputError(f"{file}, row {number}: is no JSON object", help='write {"text": …}')
-        yield _Row(number, values)
-        given += 1
-        if given == limit:
-            return
-
-
-def _value(file: Path, row: _Row, column: str, what: str) -> Any:
-    if column not in row.values:
-        raise InputError(
-            f"{file}, row {row.number}: there is no {what} {column!r}",
-            because=f"it has {listing([*row.values])}",
-            help=f"name the column of the {what}, or complete the row",
-        )
-    return row.values[column]
-
-
-def _text(file: Path, row: _Row, column: str) -> Any:
-    value = _value(file, row, column, "text")
+def _text(file: Path, row: Row, column: str) -> Any:
+    value = value_of(file, row, column, "text")
     words = isinstance(value, list) and value and all(isinstance(each, str) for each in value)
     if not isinstance(value, str) and not words:
         raise InputError(

@@ -6,9 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from ortrain.deploy.equivalence.entities import Tags, in_rows, scores
 from ortrain.deploy.equivalence.metrics import OF_A_CLASS, fall, measured, measured_of_class
 from ortrain.deploy.equivalence.predictions import Rows, spans
 from ortrain.deploy.equivalence.report import Change, Flips, Group
+from ortrain.deploy.equivalence.tasks import OF_ENTITIES
+from ortrain.errors import InputError, listing
 
 Array = np.ndarray
 
@@ -19,23 +22,34 @@ _MOST_CLASSES = 1000
 _MOST_CHANGES = 50
 
 
-def overall(task: str, rows: Rows, deciding: Sequence[str]) -> Group:
-    """All rows as one group."""
-    return _group(task, rows, np.ones(len(rows.label), np.bool_), deciding)
+def overall(task: str, rows: Rows, names: Mapping[int, str], deciding: Sequence[str]) -> Group:
+    """All rows as one group.
+
+    Raises:
+        InputError: what decides needs tags of entities, and the classes are none.
+    """
+    return _group(task, rows, names, np.ones(len(rows.label), np.bool_), deciding)
 
 
 def by_slice(
-    task: str, rows: Rows, slices: Mapping[str, Sequence[int]], deciding: Sequence[str]
+    task: str,
+    rows: Rows,
+    names: Mapping[int, str],
+    slices: Mapping[str, Sequence[int]],
+    deciding: Sequence[str],
 ) -> dict[str, Group]:
     """The rows of the examples of each slice."""
     return {
-        name: _group(task, rows, np.isin(rows.example, np.asarray(members)), deciding)
+        name: _group(task, rows, names, np.isin(rows.example, np.asarray(members)), deciding)
         for name, members in slices.items()
     }
 
 
 def by_class(task: str, rows: Rows, names: Mapping[int, str]) -> dict[str, Group]:
     """Each class: the rows that have it as their label, or as the prediction before.
+
+    Where all classes of tokens are tags of entities, each kind of entity instead, by whole entities
+    (:mod:`.entities`).
 
     Args:
         task: one of ``TASKS``.
@@ -47,6 +61,8 @@ def by_class(task: str, rows: Rows, names: Mapping[int, str]) -> dict[str, Group
     """
     if task not in _OF_CLASSES or rows.classes > _MOST_CLASSES:
         return {}
+    if task == "token-classification" and (tags := Tags.of(names, rows.classes)) is not None:
+        return _by_kind(rows, tags)
     found: dict[str, Group] = {}
     for number in range(rows.classes):
         if task == "multi-label":
@@ -69,6 +85,29 @@ def by_class(task: str, rows: Rows, names: Mapping[int, str]) -> dict[str, Group
                 drop=fall(before, after, OF_A_CLASS),
             )
         found[name_of(number, names, found)] = group
+    return found
+
+
+def _by_kind(rows: Rows, tags: Tags) -> dict[str, Group]:
+    """Each kind of entity; ``agreement`` is over the tokens of its tags."""
+    label, before, after = in_rows(rows, tags)
+    counted = label if rows.labelled else before
+    found: dict[str, Group] = {}
+    for kind, name in enumerate(tags.kinds):
+        tokens = tags.kind[(rows.label if rows.labelled else rows.before.value)] == kind
+        if not tokens.any():
+            continue
+        group = Group(count=counted.count(kind), agreement=float(rows.same[tokens].mean()))
+        if rows.labelled:
+            was, now = (scores(side, label, kind) for side in (before, after))
+            group = Group(
+                count=group.count,
+                agreement=group.agreement,
+                before=was,
+                after=now,
+                drop=fall(was, now, OF_A_CLASS),
+            )
+        found[name] = group
     return found
 
 
@@ -131,7 +170,9 @@ def changes(task: str, rows: Rows, names: Mapping[int, str]) -> tuple[int, tuple
     )
 
 
-def _group(task: str, rows: Rows, chosen: Array, deciding: Sequence[str]) -> Group:
+def _group(
+    task: str, rows: Rows, names: Mapping[int, str], chosen: Array, deciding: Sequence[str]
+) -> Group:
     count = int(chosen.sum())
     agreement = None
     if task != "regression" and count:
@@ -139,6 +180,18 @@ def _group(task: str, rows: Rows, chosen: Array, deciding: Sequence[str]) -> Gro
     if not rows.labelled or not count:
         return Group(count=count, agreement=agreement)
     before, after = (measured(task, rows, side, chosen) for side in (rows.before, rows.after))
+    tags = Tags.of(names, rows.classes) if task == "token-classification" else None
+    if tags is not None:
+        label, *sides = in_rows(rows, tags, chosen)
+        for metrics, side in zip((before, after), sides, strict=True):
+            metrics[OF_ENTITIES] = scores(side, label)["f1"]
+    elif OF_ENTITIES in deciding:
+        told = listing([str(names.get(number, number)) for number in range(rows.classes)])
+        raise InputError(
+            f"the metric {OF_ENTITIES} is for tags of entities, which the classes are not",
+            because=f"they are {told}; expected O, B-… and I-…",
+            help="give id2label, GoldenSet(…, id2label=…), or another metric",
+        )
     return Group(
         count=count,
         agreement=agreement,

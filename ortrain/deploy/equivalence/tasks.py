@@ -11,11 +11,14 @@ from ortrain.errors import InputError, listing
 
 Array = np.ndarray
 
+OF_ENTITIES = "entity_f1"
+"""The metric of whole entities, where all classes are tags of them."""
+
 TASKS: Mapping[str, tuple[str, ...]] = {
     "classification": ("accuracy", "f1"),
     "multi-label": ("f1", "accuracy"),
     "regression": ("mse", "correlation"),
-    "token-classification": ("accuracy", "f1"),
+    "token-classification": ("accuracy", "f1", OF_ENTITIES),
     "question-answering": ("exact", "f1"),
     "fill-mask": ("accuracy", "loss"),
     "causal-lm": ("accuracy", "loss"),
@@ -50,10 +53,20 @@ _ARCHITECTURES = {
 
 
 def deciding(task: str | None, metric: str | None) -> tuple[str, ...]:
-    """The metrics that budgets are for."""
+    """The metrics that budgets are for.
+
+    Raises:
+        InputError: the one that is asked for is none of the task's.
+    """
     if task is None or not TASKS[task]:
         return ()
     if metric is not None:
+        if metric not in TASKS[task]:
+            raise InputError(
+                f"the metric {metric} is none of {task}",
+                because=f"its metrics are {listing(list(TASKS[task]))}",
+                help="name one of these, or another task: GoldenSet(…, task=…, metric=…)",
+            )
         return (metric,)
     return TASKS[task] if task == "regression" else TASKS[task][:1]
 

@@ -8,6 +8,7 @@ require("hf", __name__)
 
 from typing import TYPE_CHECKING
 
+from ortrain.deploy.model_names import MODELS
 from ortrain.lazy import attributes
 
 if TYPE_CHECKING:
@@ -29,19 +30,8 @@ if TYPE_CHECKING:
 
 _HOME = {
     "ORTModel": "ortrain.deploy.models.model",
-    "ORTModelForAudioClassification": "ortrain.deploy.models.tasks",
-    "ORTModelForCTC": "ortrain.deploy.models.tasks",
-    "ORTModelForCausalLM": "ortrain.deploy.models.causal",
-    "ORTModelForFeatureExtraction": "ortrain.deploy.models.tasks",
-    "ORTModelForImageClassification": "ortrain.deploy.models.tasks",
-    "ORTModelForMaskedLM": "ortrain.deploy.models.tasks",
-    "ORTModelForMultipleChoice": "ortrain.deploy.models.tasks",
-    "ORTModelForQuestionAnswering": "ortrain.deploy.models.tasks",
-    "ORTModelForSeq2SeqLM": "ortrain.deploy.models.seq2seq",
-    "ORTModelForSequenceClassification": "ortrain.deploy.models.tasks",
-    "ORTModelForSpeechSeq2Seq": "ortrain.deploy.models.seq2seq",
-    "ORTModelForTokenClassification": "ortrain.deploy.models.tasks",
     "export_folder": "ortrain.deploy.models.exporting",
+    **MODELS,
 }
 
 __all__ = [

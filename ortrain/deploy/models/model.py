@@ -13,21 +13,22 @@ from typing import Any, ClassVar, Self
 import torch
 import transformers
 from torch import nn
-from transformers import AutoConfig, GenerationConfig
+from transformers import GenerationConfig
 
+from ortrain.deploy.models.configuration import config_of
 from ortrain.deploy.models.exporting import export_folder
 from ortrain.deploy.models.files import HUB, external_files, located
+from ortrain.deploy.models.frozen import Frozen
 from ortrain.deploy.models.session import CPU, Session, described, expect_session_options
-from ortrain.errors import InputError, NotServed, StateError, UnsupportedInput, listing
+from ortrain.errors import InputError, NotServed, UnsupportedInput, listing
 from ortrain.files.replacing import staged
 from ortrain.kinds import NONE, expect, expect_flag, expect_path
 
-_TRAIN = "wrap the PyTorch model in ortrain.ORTModule, and export it again when it is trained"
 # Arguments of a call that ask for more than an exported file may give.
 _RETURNED = ("output_attentions", "output_hidden_states", "use_cache", "interpolate_pos_encoding")
 
 
-class ORTModel:
+class ORTModel(Frozen):
     """An exported model of transformers, in onnxruntime.
 
     Made by `from_pretrained`. It is called as the model of transformers is, with torch tensors or
@@ -128,7 +129,7 @@ class ORTModel:
                 if folder.is_file():
                     folder, names = folder.parent, cls._file_names(folder.name, {})
             files = cls._files(folder, names)
-            loaded = _config_of(folder, config)
+            loaded = config_of(folder, config)
             sessions = {
                 role: Session(
                     path,
@@ -323,45 +324,6 @@ class ORTModel:
         """Moves it to a GPU."""
         return self.to(torch.device("cuda", device or 0))
 
-    def eval(self) -> Self:
-        """Itself: it is in evaluation mode always."""
-        return self
-
-    def train(self, mode: bool = True) -> Self:
-        """Itself, if the mode is False.
-
-        Raises:
-            StateError: the mode is True.
-        """
-        return self._no_training("has no training mode") if mode else self
-
-    def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Itself, if no gradient is asked for.
-
-        Raises:
-            StateError: one is.
-        """
-        return self._no_training("computes no gradients") if requires_grad else self
-
-    def parameters(self, recurse: bool = True) -> Any:
-        """Raises StateError: the weights are constants of the file."""
-        self._no_training("has no parameters")
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises StateError: the weights are constants of the file."""
-        self._no_training("has no parameters")
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises StateError: the weights are constants of the file."""
-        self._no_training("has no state")
-
-    def _no_training(self, what: str) -> Any:
-        raise StateError(
-            f"{type(self).__name__} {what}",
-            because="it runs an exported file, whose weights are constants",
-            help=f"to train, {_TRAIN}",
-        )
-
     @classmethod
     def can_generate(cls) -> bool:
         """Whether it has a method ``generate``."""
@@ -374,41 +336,6 @@ class ORTModel:
     def __fspath__(self) -> str:
         """The folder of its files, which what takes a folder may be given the model for."""
         return os.fspath(self.folder)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise StateError(
-            f"{type(self).__name__} cannot be pickled or copied",
-            because="a session of onnxruntime belongs to its process",
-            help="save_pretrained writes it; from_pretrained loads it in the other process",
-        )
-
-
-def _config_of(folder: Path, given: dict[str, Any]) -> Any:
-    """The configuration of a folder, with some attributes replaced."""
-    config = given.pop("config", None)
-    if config is None:
-        place = next((p for p in (folder, folder.parent) if (p / "config.json").is_file()), None)
-        if place is None:
-            raise InputError(
-                f"there is no config.json in {folder}",
-                because="without it nobody knows which model this is",
-                help="copy it from the checkpoint, or pass config=…",
-            )
-        try:
-            config = AutoConfig.from_pretrained(place)
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(
-                f"transformers cannot read {place / 'config.json'}",
-                because=str(error).strip().splitlines()[0],
-            ) from error
-    for name, value in given.items():
-        if not hasattr(config, name):
-            raise TypeError(
-                f"from_pretrained has no argument {name!r}, and {type(config).__name__} no "
-                "attribute of that name"
-            )
-        setattr(config, name, value)
-    return config
 
 
 def _register(kind: type[ORTModel]) -> None:

@@ -1,4 +1,4 @@
-"""A model in float16 whose inputs and outputs keep their types.
+"""A model in float16, whose inputs and outputs keep their types where that is asked for.
 
 What float16 cannot hold stays float32, with casts around it: angles of sines and cosines with all
 that they are computed from, sums and powers of norms that are spelled out, numbers beyond 65504 or
@@ -10,7 +10,7 @@ to it a score above 16 still counts, in rows that are masked as a whole.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,21 +34,33 @@ _EXACT = frozenset(
 _ANGLES = frozenset({"Sin", "Cos", "Tan"})
 
 
-def to_half(model: ir.Model, *, infer: bool = True) -> None:
+def to_half(
+    model: ir.Model,
+    *,
+    infer: bool = True,
+    keep_io_types: bool = True,
+    stays: Callable[[ir.Node], bool] = lambda node: False,
+) -> None:
     """Makes a model compute in float16, in place.
 
     Args:
-        model: inputs and outputs of it, and of bodies in it, keep their types.
+        model: inputs and outputs of bodies in it keep their types.
         infer: whether types that the file does not have are inferred.
+        keep_io_types: whether its own inputs and outputs keep theirs, too.
+        stays: whether a node stays float32 in any case.
     """
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     if infer:
         shapes.infer_all(model)
     conversion = _Conversion(model)
     for graph in graphs(model):
-        conversion.note_exact(graph)
+        conversion.note_exact(graph, stays)
+    if not keep_io_types:
+        for value in model.graph.inputs:
+            if value.dtype == _FLOAT and not value.is_initializer():
+                value.type = ir.TensorType(_HALF)
     for graph in list(graphs(model)):
-        conversion.convert(graph)
+        conversion.convert(graph, keep=keep_io_types or graph is not model.graph)
     for graph in graphs(model):
         remove_unread(graph)
 
@@ -61,22 +73,23 @@ class _Conversion:
         self.halves: dict[tuple[ir.Graph, ir.Value], ir.Value] = {}
         self.floats: dict[tuple[ir.Graph, ir.Value], ir.Value] = {}
 
-    def note_exact(self, graph: ir.Graph) -> None:
+    def note_exact(self, graph: ir.Graph, stays: Callable[[ir.Node], bool]) -> None:
         """Nodes that stay float32."""
         wanted: set[ir.Value] = set()
         for node in reversed(list(graph)):
             of_angle = any(v in wanted for v in node.outputs)
-            if of_angle or node.op_type in _EXACT or any(map(_beyond, node.inputs)):
+            if of_angle or node.op_type in _EXACT or any(map(_beyond, node.inputs)) or stays(node):
                 self.exact.add(node)
             if of_angle or node.op_type in _ANGLES:
                 wanted.update(v for v in reads(node) if v.dtype in (_FLOAT, None))
 
-    def convert(self, graph: ir.Graph) -> None:
+    def convert(self, graph: ir.Graph, *, keep: bool) -> None:
+        """Converts the nodes of a graph; ``keep`` leaves its outputs float32, else none is."""
         for node in list(graph):
             self._node(graph, node)
         for index, output in enumerate(list(graph.outputs)):
-            if output.dtype == _HALF:
-                self._restore_output(graph, index, output)
+            if output.dtype == (_HALF if keep else _FLOAT):
+                self._cast_output(graph, index, output, _FLOAT if keep else _HALF)
 
     def _node(self, graph: ir.Graph, node: ir.Node) -> None:
         schema = _schema(node, self.model)
@@ -120,7 +133,7 @@ class _Conversion:
             tensor = ir.tensor(np.zeros(1, np.float32)) if filled is None else filled.as_tensor()
             array = np.asarray(tensor.numpy())
             if array.dtype == np.float32:
-                node.attributes["value"] = ir.AttrTensor("value", ir.tensor(_rounded(array)))
+                node.attributes["value"] = ir.AttrTensor("value", ir.tensor(rounded(array)))
 
     def _as(self, graph: ir.Graph, node: ir.Node, value: ir.Value, dtype: ir.DataType) -> ir.Value:
         """A value in a dtype, by a cast or as a constant of it, made once in each graph."""
@@ -149,14 +162,16 @@ class _Conversion:
         known[graph, value] = made
         return made
 
-    def _restore_output(self, graph: ir.Graph, index: int, output: ir.Value) -> None:
-        """An output in float32 under its own name."""
+    def _cast_output(
+        self, graph: ir.Graph, index: int, output: ir.Value, dtype: ir.DataType
+    ) -> None:
+        """An output in another dtype under its own name."""
         name = output.name
-        output.name = f"{name}.half"
-        cast = ir.Node("", "Cast", [output], [ir.AttrInt64("to", int(_FLOAT))], num_outputs=1)
+        output.name = f"{name}.{'half' if dtype == _FLOAT else 'float'}"
+        cast = ir.Node("", "Cast", [output], [ir.AttrInt64("to", int(dtype))], num_outputs=1)
         made = cast.outputs[0]
         made.name, made.shape = name, output.shape
-        made.type = ir.TensorType(_FLOAT)
+        made.type = ir.TensorType(dtype)
         graph.append(cast)
         graph.outputs[index] = made
 
@@ -175,7 +190,8 @@ def _beyond(value: ir.Value | None) -> bool:
     return tensor.size == 1 and bool(((sizes > 0) & (sizes < _SMALLEST)).any())
 
 
-def _rounded(array: np.ndarray) -> np.ndarray:
+def rounded(array: np.ndarray) -> np.ndarray:
+    """Numbers in float16, those beyond its range as its largest; infinities stay what they are."""
     finite = np.isfinite(array)
     with np.errstate(over="ignore"):
         return np.where(finite, np.clip(array, -_LARGEST, _LARGEST), array).astype(np.float16)
@@ -184,7 +200,7 @@ def _rounded(array: np.ndarray) -> np.ndarray:
 def _constant(value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
     name = f"{value.name}.half"
     lazy = ir.LazyTensor(
-        lambda: ir.tensor(_rounded(np.asarray(tensor.numpy()))),
+        lambda: ir.tensor(rounded(np.asarray(tensor.numpy()))),
         dtype=_HALF,
         shape=ir.Shape(tensor.shape.numpy()),
         name=name,

@@ -6,9 +6,11 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+import onnx_ir as ir
 import onnxruntime
 
 from ortrain.deploy.optimization.configuration import OptimizationConfig
+from ortrain.deploy.optimization.fusions.matching import integer
 from ortrain.errors import ExecutionError, OrtrainWarning
 
 _LEVELS = {
@@ -61,12 +63,40 @@ def level_of(config: OptimizationConfig) -> int:
     return level
 
 
-def disabled(config: OptimizationConfig) -> list[str]:
-    """Names of the rewrites that a configuration turns off."""
+def disabled(config: OptimizationConfig, model: ir.Model) -> list[str]:
+    """Names of the rewrites that a configuration turns off, or that would make a model another.
+
+    Args:
+        config: what is asked for.
+        model: to be rewritten.
+    """
     off = {option for option in _REWRITES if getattr(config, option)}
     if config.enable_transformers_specific_optimizations and not config.optimize_for_gpu:
         off |= _SLOW
+    if _misreads_norms(model):
+        off.add("disable_layer_norm_fusion")
     return [name for option in sorted(off) for name in _REWRITES[option]]
+
+
+def _misreads_norms(model: ir.Model) -> bool:
+    """Whether a norm of a model may have an epsilon that onnxruntime does not read.
+
+    It then takes 1e-5, whatever it is: of an RMS norm in float64, and of any that may be fed (1.31;
+    with 0.5 in its place, results differ by 1.2).
+    """
+    if any(value.is_initializer() for value in model.graph.inputs):
+        return True
+    double = ir.DataType.DOUBLE
+    for graph in model.graphs():
+        known = [*graph.inputs, *graph.outputs, *graph.initializers.values()]
+        if any(value.dtype == double for value in known):
+            return True
+        for node in graph:
+            if any(value.dtype == double for value in node.outputs):
+                return True
+            if node.op_type == "Cast" and integer(node, "to", 0) == int(double):
+                return True
+    return False
 
 
 def rewrite(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from ortrain.deploy.equivalence.budgets import Budgets
 from ortrain.deploy.equivalence.golden_set import GoldenSet
@@ -22,9 +23,10 @@ from ortrain.deploy.model_folder import (
 )
 from ortrain.deploy.optimization import counts, offline
 from ortrain.deploy.optimization.configuration import OptimizationConfig
-from ortrain.deploy.optimization.fusions import Report, fuse
+from ortrain.deploy.optimization.fusions import Report, forget_shapes, fuse
 from ortrain.deploy.optimization.half import to_half
 from ortrain.deploy.ort_config import ORTConfig
+from ortrain.graph import shapes
 from ortrain.kinds import NONE, expect, expect_flag, expect_names, expect_path
 
 
@@ -210,15 +212,33 @@ def _optimized(
     model: ir.Model, config: OptimizationConfig, level: int, work: Path
 ) -> tuple[ir.Model, Report]:
     """The rewritten model, whose weights may lie in the folder given for work."""
-    report = Report()
+    report, declared = Report(), [shapes.dims(value) for value in model.graph.outputs]
     if config.enable_transformers_specific_optimizations:
         report = fuse(model, config)
+    elif level > 0:
+        # Onnxruntime believes what a file says of them, also where its inputs were made open since,
+        # and infers them by itself.
+        forget_shapes(model)
     if level > 0:
         before, after = work / "before.onnx", work / "after.onnx"
         ir.save(model, before, external_data="before.onnx_data")
         on = offline.providers(config)
-        offline.rewrite(before, after, level, on, offline.disabled(config))
+        offline.rewrite(before, after, level, on, offline.disabled(config, model))
         model = load_model(after)
+        # Casts that it has put into two bodies for what it has no kernel for have one name.
+        common.NameFixPass()(model)
     if config.fp16:
         to_half(model, infer=not config.disable_shape_inference)
+    _declare(model, declared)
     return model, report
+
+
+def _declare(model: ir.Model, declared: Sequence[tuple[shapes.Dim, ...] | None]) -> None:
+    """Gives outputs the names of sizes that they had, and numbers where nothing else is known."""
+    for value, said in zip(model.graph.outputs, declared, strict=True):
+        known = shapes.dims(value)
+        if said is None or (known is not None and len(known) != len(said)):
+            continue
+        pairs = zip(said, known or (None,) * len(said), strict=True)
+        told = [x if isinstance(x, str) or y is None else y for x, y in pairs]
+        value.shape = ir.Shape(told)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ortrain.deploy.optimization.half import rounded, to_half
 from ortrain.deploy.quantization import preparation
 from ortrain.errors import InputError, listing
 from ortrain.kinds import NONE, expect, expect_flag, expect_names
@@ -116,34 +117,22 @@ def _stored(model: ir.Model, config: HalfPrecisionConfig, file: str) -> ir.Model
 
 
 def _computed(model: ir.Model, config: HalfPrecisionConfig) -> ir.Model:
-    from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
-
+    names, operators = set(config.nodes_to_exclude), set(config.operators_to_exclude)
     preparation.infer(model)
-    for value in model.graph.initializers.values():
-        if isinstance(value.const_value, ir.ExternalTensor):
-            tensor = value.const_value
-            value.const_value = ir.Tensor(tensor.numpy(), tensor.dtype, name=value.name)
-    proto = convert_float_to_float16(
-        ir.to_proto(model),
+    to_half(
+        model,
+        infer=False,
         keep_io_types=config.keep_io_types,
-        # It would write the whole model into one message, of which 2 GiB is the most.
-        disable_shape_infer=True,
-        op_block_list=sorted({*DEFAULT_OP_BLOCK_LIST, *config.operators_to_exclude}),
-        node_block_list=list(config.nodes_to_exclude),
-        force_fp16_initializers=False,
+        stays=lambda node: node.name in names or node.op_type in operators,
     )
-    made = ir.from_proto(proto)
-    made.producer_name, made.producer_version = "ortrain", None
-    return made
+    return model
 
 
 def _narrow(tensor: ir.TensorProtocol, kind: ir.DataType) -> np.ndarray:
     array = tensor.numpy()
-    if kind == ir.DataType.BFLOAT16:
-        return array.astype(kind.numpy())
-    # Infinities are meant, as in masks, and stay what they are; others have been looked at.
-    with np.errstate(over="ignore"):
-        return array.astype(np.float16)
+    # What is beyond float16 here masks what it is added to; with minus infinity in its place, a row
+    # that is masked as a whole would be NaN. All others have been looked at.
+    return rounded(array) if kind == ir.DataType.FLOAT16 else array.astype(kind.numpy())
 
 
 def _expect_in_range(model: ir.Model, config: HalfPrecisionConfig, file: str) -> None:
@@ -158,7 +147,7 @@ def _expect_in_range(model: ir.Model, config: HalfPrecisionConfig, file: str) ->
             continue
         array = tensor.numpy()
         highest = float(np.max(np.abs(array), initial=0.0, where=np.isfinite(array)))
-        # The lowest number of float32 masks what is added to it; minus infinity does that too.
+        # The lowest number of float32 masks what it is added to; that of float16 does that too.
         if top < highest < 1e30 and any(use.node.name not in excluded for use in value.uses()):
             large.append(f"{name} ({highest:.3g})")
     if large:

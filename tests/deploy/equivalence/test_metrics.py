@@ -80,7 +80,7 @@ def test_metrics_of_numbers_are_those_of_numpy() -> None:
 
 def test_a_correlation_that_is_lost_is_an_infinite_fall() -> None:
     rows = rows_of("regression", [[1.0], [2.0]], [[1.5], [1.5]], [1.0, 2.0])
-    group = groups.overall("regression", rows, tasks.deciding("regression", None))
+    group = groups.overall("regression", rows, {}, tasks.deciding("regression", None))
     assert math.isnan(group.after["correlation"])
     assert group.drop == math.inf
     assert group.agreement is None
@@ -89,7 +89,7 @@ def test_a_correlation_that_is_lost_is_an_infinite_fall() -> None:
 def test_a_scale_that_is_lost_is_seen_though_the_correlation_stays() -> None:
     labels = np.arange(4.0)
     rows = rows_of("regression", labels[:, None], labels[:, None] * 3, labels)
-    group = groups.overall("regression", rows, tasks.deciding("regression", None))
+    group = groups.overall("regression", rows, {}, tasks.deciding("regression", None))
     assert group.after["correlation"] == pytest.approx(1)
     assert group.drop == pytest.approx(np.mean((2 * labels) ** 2))
 

@@ -63,6 +63,21 @@ TEXT: dict[str, Any] = {
         hf.BloomForCausalLM,
         hf.BloomConfig(vocab_size=WORDS, hidden_size=WIDTH, n_layer=LAYERS, n_head=HEADS),
     ),
+    "mpt": lambda: (
+        hf.MptForCausalLM,
+        hf.MptConfig(
+            vocab_size=WORDS, d_model=WIDTH, n_heads=HEADS, n_layers=LAYERS, max_seq_len=40,
+            expansion_ratio=2,
+        ),
+    ),
+    "falcon whose positions are added": lambda: (
+        hf.FalconForCausalLM,
+        hf.FalconConfig(
+            vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS, alibi=True, multi_query=False, parallel_attn=False,
+            new_decoder_architecture=False,
+        ),
+    ),
     "llama": lambda: (hf.LlamaForCausalLM, hf.LlamaConfig(**_LLAMA)),
     "llama whose heads share nothing": lambda: (hf.LlamaForCausalLM, hf.LlamaConfig(**_BERT)),
     "mistral": lambda: (
@@ -102,6 +117,19 @@ VISION: dict[str, Any] = {
     "vit": lambda: (hf.ViTForImageClassification, hf.ViTConfig(**_VISION)),
     "deit": lambda: (hf.DeiTForImageClassification, hf.DeiTConfig(**_VISION)),
     "dinov2": lambda: (hf.Dinov2ForImageClassification, hf.Dinov2Config(**_VISION)),
+    # One stage, whose windows are shifted in its second layer: four axes in the first, five there.
+    "swin": lambda: (
+        hf.SwinForImageClassification,
+        hf.SwinConfig(
+            image_size=16,
+            patch_size=2,
+            embed_dim=WIDTH,
+            depths=[LAYERS],
+            num_heads=[HEADS],
+            window_size=4,
+            num_labels=3,
+        ),
+    ),
 }
 
 
@@ -128,6 +156,7 @@ class Named(nn.Module):
     def __init__(self, model: nn.Module, names: tuple[str, ...], output: str = "logits") -> None:
         super().__init__()
         self.model, self.names, self.output = model, names, output
+        self.eval()  # an exporter puts back the mode in which it has found the whole
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return getattr(self.model(**dict(zip(self.names, inputs, strict=True))), self.output)
@@ -181,6 +210,32 @@ def dynamo(
     return path
 
 
+def torchscript(
+    module: nn.Module,
+    inputs: dict[str, Tensor],
+    path: Path,
+    opset: int,
+    dimensions: dict[str, dict[int, str]] | None = None,
+) -> Path:
+    """What ``torch.onnx.export`` wrote for years, by running the module once."""
+    usual = {0: "batch", 1: "length"}
+    axes = {name: (dimensions or {}).get(name, usual) for name in inputs}
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        # That it is deprecated, and that Python's own numbers become constants.
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module,
+            tuple(inputs.values()),
+            path,
+            dynamo=False,
+            opset_version=opset,
+            input_names=list(inputs),
+            output_names=["logits"],
+            dynamic_axes={**axes, "logits": {0: "batch"}},
+        )
+    return path
+
+
 def exported(name: str, path: Path, *, exporter: str, attention: str = "sdpa", opset: int = 18,
              masked: bool = True) -> tuple[nn.Module, Path]:  # fmt: skip
     """A model of a family in a file, and the model as a module of its inputs in order."""
@@ -189,6 +244,8 @@ def exported(name: str, path: Path, *, exporter: str, attention: str = "sdpa", o
     module, sample = Named(model, chosen), {n: BATCHES[0][n] for n in chosen}
     if exporter == "dynamo":
         return module, dynamo(module, sample, path, opset)
+    if exporter == "torchscript":
+        return module, torchscript(module, sample, path, opset)
     samples = [{n: batch[n] for n in chosen} for batch in BATCHES]
     export_onnx(model, samples, path, opset=opset, outputs=["logits"])
     return module, path
@@ -232,6 +289,15 @@ def exported_other(
             n: {0: batch, 1: torch.export.Dim("source")} for n in ("input_ids", "attention_mask")
         }
         return module, dynamo(module, batches[0], path, opset, dimensions=own), batches
+    if exporter == "torchscript":
+        named = {
+            "decoder_input_ids": {0: "batch", 1: "target"},
+            "pixel_values": {0: "batch"},
+            "input_features": {0: "batch"},
+            "input_ids": {0: "batch", 1: "source"},
+            "attention_mask": {0: "batch", 1: "source"},
+        }
+        return module, torchscript(module, batches[0], path, opset, dimensions=named), batches
     export_onnx(model, batches, path, opset=opset, outputs=["logits"])
     return module, path, batches
 

@@ -67,6 +67,42 @@ def test_an_excluded_node_keeps_its_weight(tmp_path: Path) -> None:
     assert operators(after)["Cast"] == 3
 
 
+@pytest.mark.parametrize("how", ["nodes_to_exclude", "operators_to_exclude"])
+def test_what_is_excluded_computes_in_float32(tmp_path: Path, how: str) -> None:
+    before = classifier(tmp_path / "a")
+    given = {"nodes_to_exclude": ["classes"], "operators_to_exclude": ["MatMul", "Gemm"]}[how]
+    after = converted(tmp_path / "a", tmp_path / "b", compute=True, **{how: given})
+    kinds = {i.name: i.data_type for i in onnx.load(after).graph.initializer}
+    assert kinds["head"] == TensorProto.FLOAT
+    assert TensorProto.FLOAT16 in kinds.values()
+    assert relative(answers(before, ids())[0], answers(after, ids())[0]) < 5e-3
+
+
+def test_outputs_are_float16_where_float32_made_them(tmp_path: Path) -> None:
+    # A sum of squares stays float32, being beyond float16 for ordinary numbers.
+    nodes = [helper.make_node("ReduceSumSquare", ["x"], ["y"], keepdims=1)]
+    saved(tmp_path / "a", nodes, {"x": (TensorProto.FLOAT, ["n", 8])}, {"y": TensorProto.FLOAT}, {})
+    after = converted(tmp_path / "a", tmp_path / "b", compute=True, keep_io_types=False)
+    found = answers(after, {"x": np.full((2, 8), 3, np.float16)})[0]
+    assert found.dtype == np.float16
+    assert found.reshape(-1).tolist() == [144.0]
+
+
+def test_a_row_that_is_masked_as_a_whole_is_no_nan(tmp_path: Path) -> None:
+    mask = np.full((8, 8), np.finfo(np.float32).min, np.float32)
+    nodes = [
+        helper.make_node("Add", ["x", "mask"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["y"]),
+    ]
+    saved(
+        tmp_path / "a", nodes, {"x": (TensorProto.FLOAT, [8, 8])}, {"y": TensorProto.FLOAT},
+        {"mask": mask},
+    )  # fmt: skip
+    after = converted(tmp_path / "a", tmp_path / "b")
+    found = answers(after, {"x": generator().standard_normal((8, 8), dtype=np.float32)})[0]
+    assert np.isfinite(found).all()
+
+
 def test_a_weight_that_does_not_fit_is_named(tmp_path: Path) -> None:
     rng = generator()
     weights = {"w": rng.standard_normal((16, 16), dtype=np.float32) * np.float32(1e6)}

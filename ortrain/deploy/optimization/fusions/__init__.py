@@ -11,6 +11,7 @@ import onnx_ir as ir
 from ortrain.deploy.optimization.configuration import OptimizationConfig
 from ortrain.deploy.optimization.fusions import (
     attention,
+    batched,
     demanded,
     gelu,
     layout,
@@ -20,7 +21,7 @@ from ortrain.deploy.optimization.fusions import (
     skip_norms,
 )
 from ortrain.deploy.optimization.fusions.fusion import Fusion, Report, run
-from ortrain.deploy.optimization.fusions.settled import settle
+from ortrain.deploy.optimization.fusions.settled import forget_shapes, settle
 
 _LAYOUT = Fusion(
     "layout", frozenset({("", "Transpose"), ("", "Reshape")}), layout.simplify, lambda _: True
@@ -30,6 +31,7 @@ FUSIONS = (
     norms.FUSION,
     gelu.FUSION,
     rotary.FUSION,
+    batched.FUSION,
     attention.FUSION,
     _LAYOUT,
     demanded.FUSION,
@@ -55,9 +57,12 @@ def fuse(model: ir.Model, config: OptimizationConfig) -> Report:
     """
     opset = model.opset_imports.get("", 1)
     if opset < OLDEST:
+        forget_shapes(model)  # which onnxruntime's own rewrites would believe
         return Report(refused=[("all", "", f"opset {opset} is older than {OLDEST}")])
-    settle(model, infer=not config.disable_shape_inference)
-    return run(model, FUSIONS, config)
+    extents = settle(model, infer=not config.disable_shape_inference)
+    report = run(model, FUSIONS, config)
+    extents.forget()
+    return report
 
 
-__all__ = ["FUSIONS", "OLDEST", "Report", "fuse"]
+__all__ = ["FUSIONS", "OLDEST", "Report", "forget_shapes", "fuse"]

@@ -46,6 +46,7 @@ from ortrain.deploy.optimization.fusions.scores import (
     check_fills,
     scores_of,
     softmax_of,
+    stands_between,
 )
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
@@ -66,7 +67,11 @@ def _spelled_out(place: Place, node: ir.Node) -> Attention | None:
     softmax = softmax_of(node.inputs[0])
     scores = None if softmax is None else scores_of(softmax[0].inputs[0])
     value = node.inputs[1]
-    if softmax is None or scores is None or value is None:
+    if softmax is None or value is None:
+        return None
+    if scores is None:
+        if (between := stands_between(softmax[0].inputs[0])) is not None:
+            raise Refused(f"{between} stands between the product with the keys and the softmax")
         return None
     rank = shapes.rank(scores.query)
     if rank not in (3, 4) or rank != shapes.rank(scores.key) or rank != shapes.rank(value):

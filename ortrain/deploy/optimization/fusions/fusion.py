@@ -155,7 +155,9 @@ def run(model: ir.Model, fusions: Sequence[Fusion], config: OptimizationConfig) 
                         stacklevel=3,
                     )
             report.fused += place.fused
-            remove_unread(graph)
+            # What stood before a body may have been read there alone.
+            for each in reversed(list(graphs(model))):
+                remove_unread(each)
             # What is shared by several stands before the first that was found, wherever that is.
             graph.sort()
     for node in model.graph.all_nodes():

@@ -63,13 +63,15 @@ def _reshaped(place: Place, node: ir.Node) -> bool:
         return _pass_on(node, source)
     before = made_by(source, "Reshape")
     first = None if before is None else before.inputs[0]
-    as_it_is = integer(node, "allowzero", 0)
-    # Where a zero is a zero, a target is the same for whatever is reshaped.
-    target = [1] if as_it_is else integers(node.inputs[1])
-    if before is None or first is None or target is None or node.inputs[1] is None:
+    if before is None or first is None or node.inputs[1] is None:
         return False
     if _same_size_by_size(first, result):
         return _pass_on(node, first)
+    as_it_is = integer(node, "allowzero", 0)
+    # Where a zero is a zero, a target is the same for whatever is reshaped.
+    target = [1] if as_it_is else integers(node.inputs[1])
+    if target is None:
+        return False
     mine, middle = shapes.dims(first), shapes.dims(source)
     for axis, size in enumerate(target):
         # A zero is the size of what is reshaped, which is another value from now on.

@@ -129,25 +129,30 @@ def spread(
     return made
 
 
-def size_of(place: Place, op: Builder, value: ir.Value, axis: int) -> ir.Value:
-    """The size of an axis, int64 [1]: of an input of the graph that has it too, where there is one.
+def _first(place: Place) -> dict[Dim, tuple[ir.Value, int]]:
+    """Each name of a size, and the first axis in the graph that has it."""
+    found: dict[Dim, tuple[ir.Value, int]] = {}
+    values = [*place.graph.inputs, *(value for node in place.graph for value in node.outputs)]
+    for value in values:
+        for axis, dim in enumerate(shapes.dims(value) or ()):
+            if isinstance(dim, str):
+                found.setdefault(dim, (value, axis))
+    return found
 
-    A value in the middle would have to be computed for its size alone.
+
+def size_of(place: Place, op: Builder, value: ir.Value, axis: int) -> ir.Value:
+    """The size of an axis, int64 [1]: of the first value of the graph that has it too.
+
+    A value in the middle, a key that is part of a fused operator, would have to be computed for its
+    size alone: of MiniLM in older files, 12 of 30 products.
     """
     known = shapes.dims(value)
     assert known is not None
     size = known[axis]
     if isinstance(size, int):
         return op.constant([size], np.dtype(np.int64))
-    source, axis = next(
-        (
-            (given, i)
-            for given in place.graph.inputs
-            for i, dim in enumerate(shapes.dims(given) or ())
-            if shapes.same(dim, size)
-        ),
-        (value, axis % len(known)),
-    )
+    first = None if size is None else place.once(("sizes",), lambda: _first(place)).get(size)
+    source, axis = first or (value, axis % len(known))
 
     def make() -> ir.Value:
         if op.opset >= 15:

@@ -26,12 +26,15 @@ from ortrain.deploy.optimization.fusions.matching import (
     operand,
     scalar,
     times_scalar,
+    weight,
 )
 from ortrain.graph import shapes
 
 # A number beside which no score counts: half a unit in the last place of 1e30 is 4e22 in float32.
 # What is masked with -1e4 still competes where a whole row is masked, and the scores decide.
 ABSORBING = -1e30
+# Nodes before a softmax that are looked through for the reason why it is none of an attention.
+_FAR = 16
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,35 @@ def _chosen(node: ir.Node, found: _Found) -> ir.Node | None:
             return product
         found.chosen.pop()
     return None
+
+
+def stands_between(value: ir.Value | None) -> str | None:
+    """The operator for which a value is no scores, although a product of two values is below it."""
+    wanted = [(value, "")]
+    for _ in range(_FAR):
+        if not wanted:
+            return None
+        each, strange = wanted.pop(0)
+        node = None if each is None else each.producer()
+        if node is None:
+            continue
+        if node.op_type == "MatMul" and all(v is None or weight(v) is None for v in node.inputs):
+            return strange or "a key that is not transposed"
+        if not strange and not _is_passed(node):
+            strange = node.op_type
+        wanted += [(each, strange) for each in node.inputs]
+    return None
+
+
+def _is_passed(node: ir.Node) -> bool:
+    """Whether scores are looked for behind a node."""
+    if node.domain:
+        return False
+    if node.op_type in ("Mul", "Div"):
+        return times_scalar(node.outputs[0]) is not None
+    if node.op_type == "Where":
+        return any(scalar(v) is not None for v in node.inputs[1:])
+    return node.op_type == "Add"
 
 
 def check_fills(scores: Scores) -> None:

@@ -15,7 +15,6 @@ constants of a few elements are computed, in their own dtype.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 
@@ -23,52 +22,189 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ortrain.deploy.optimization.fusions.computed import result_of, sizes_of_file
+from ortrain.deploy.optimization.fusions.contents import LIMIT
+from ortrain.deploy.optimization.fusions.extents import Extents
 from ortrain.deploy.optimization.fusions.fusion import graphs, remove_unread
-from ortrain.deploy.optimization.fusions.matching import axes_of, integer, integers, operand
+from ortrain.deploy.optimization.fusions.matching import (
+    integer,
+    integers,
+    operand,
+    same_shape,
+)
 from ortrain.graph import shapes
 
-# Elements of the largest constant that is computed here.
-LIMIT = 64
 _ROUNDS = 4
 _UNKNOWN = re.compile(r"unk__\d+$")
 
 
-def settle(model: ir.Model, *, infer: bool = True) -> None:
+def settle(model: ir.Model, *, infer: bool = True) -> Extents:
     """Brings a model into the form that the patterns are written for, in place.
 
     Args:
         model: of any opset and exporter.
         infer: whether shapes that the file does not have are inferred.
+
+    Returns:
+        What is known of sizes, whose names are to be taken back when all is done.
     """
     common.InlinePass()(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    _sweep(model)
+    _name_apart(model)
+    _read_sizes(model)
+    _open_bodies(model)
+    # Before inference, a file whose inputs were made open says of its values what was true before.
+    _sweep(model, (lambda _: None) if infer else sizes_of_file)
+    extents = Extents(model)
     if infer:
         _bring_in_constants(model)
-        shapes.infer_all(model)
-        # What is found out leads to more, a layer's merge of heads by way of their split.
+        _infer(model)
+        # Constants that are found out tell onnx's inference more, of a convolution or a window.
         for _ in range(_ROUNDS):
-            if not _sweep(model) | _complete_reshapes(model):
+            extents.follow()
+            if not _sweep(model, extents.numbers) | _bypass_unchanged(model) | _fix_targets(model):
                 break
-            _forget_unknown_sizes(model)
             shapes.infer_all(model)
+            _forget_unknown_sizes(model)
     common.CommonSubexpressionEliminationPass()(model)
     for graph in graphs(model):
         remove_unread(graph)
+    return extents
 
 
-def _sweep(model: ir.Model) -> bool:
-    """Visits every node once, in order; whether anything was computed."""
+def _name_apart(model: ir.Model) -> None:
+    """Gives values of bodies names that no other graph has.
+
+    Two branches may use one name for two things, and onnx's inference takes the numbers that one
+    computes of sizes for those of the other.
+    """
+    taken: set[str] = set()
+    for graph in graphs(model):
+        values = [*graph.inputs, *graph.initializers.values()]
+        values += [value for node in graph for value in node.outputs]
+        for value in dict.fromkeys(values):
+            name, count = value.name, 0
+            while value.name and value.name in taken:
+                count += 1
+                value.name = f"{name}.{count}"
+            taken.add(value.name or "")
+
+
+def _open_bodies(model: ir.Model) -> None:
+    """Takes names of sizes from what goes into a body again and again: they may be others then."""
+    for node in model.graph.all_nodes():
+        if node.op_type not in ("Loop", "Scan") or node.domain:
+            continue
+        for value in node.attributes["body"].as_graph().inputs:
+            known = shapes.dims(value)
+            if known is not None:
+                value.shape = ir.Shape([d if isinstance(d, int) else None for d in known])
+
+
+def _read_sizes(model: ir.Model) -> None:
+    """Takes constants of a few elements into the model, where all of them are kept beside it.
+
+    onnx infers nothing from axes and sizes that are in another file.
+    """
+    for graph in graphs(model):
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor) and tensor.size <= LIMIT:
+                value.const_value = ir.tensor(tensor.numpy().copy(), tensor.dtype, name=value.name)
+
+
+def _sweep(model: ir.Model, held: Callable[[ir.Node], np.ndarray | None]) -> bool:
+    """Visits every node once, in order; whether anything was computed.
+
+    Args:
+        model: whose nodes they are.
+        held: what is known of the sizes that a node computes.
+    """
     computed = False
     for graph in list(graphs(model)):
         taken = set(graph.initializers)
         for node in list(graph):
             if (source := _passed_on(node)) is not None:
                 _bypass(node.outputs[0], source)
-            elif (found := _computed(node)) is not None:
+                continue
+            found = result_of(node)
+            if found is None and node.op_type != "Constant" and len(node.outputs) == 1:
+                found = held(node)
+            if found is not None:
                 computed |= _write(graph, node.outputs[0], found, taken)
         remove_unread(graph)
     return computed
+
+
+def _infer(model: ir.Model) -> None:
+    """Infers shapes from the inputs' alone; the file is asked where that finds nothing.
+
+    In a file whose inputs were made open by hand, what it says of all else is of before. It is
+    believed where it contradicts nothing that follows, and knows of the inputs' open sizes.
+    """
+    told = forget_shapes(model)
+    shapes.infer_all(model)
+    _forget_unknown_sizes(model)
+    given = [d for graph in graphs(model) for v in graph.inputs for d in shapes.dims(v) or ()]
+    open_sizes = {d for d in given if isinstance(d, str)}
+    is_open = any(not isinstance(d, int) for d in given) or any(
+        shapes.dims(value) is None for value in model.graph.inputs
+    )
+    if is_open and not any(d in open_sizes for said in told.values() for d in said):
+        return
+    merged: dict[ir.Value, list[shapes.Dim]] = {}
+    for value, said in told.items():
+        known = shapes.dims(value) or (None,) * len(said)
+        if len(known) != len(said):
+            return
+        pairs = [*zip(known, said, strict=True)]
+        if any(isinstance(y, int) and x not in (None, y) for x, y in pairs):
+            return
+        if shapes.dims(value) is None or None in known:
+            merged[value] = [y if x is None else x for x, y in pairs]
+    for value, both in merged.items():
+        value.shape = ir.Shape(both)
+    if merged:
+        shapes.infer_all(model)
+        _forget_unknown_sizes(model)
+
+
+def forget_shapes(model: ir.Model) -> dict[ir.Value, tuple[shapes.Dim, ...]]:
+    """Takes away what a file says of the shapes of values that are computed, in place.
+
+    Returns:
+        What it has said of each.
+    """
+    told = {}
+    for graph in graphs(model):
+        for value in (value for node in graph for value in node.outputs):
+            if (known := shapes.dims(value)) is not None:
+                told[value], value.shape = known, None
+    return told
+
+
+def _bypass_unchanged(model: ir.Model) -> bool:
+    """Passes by what expands a value to its own shape, pads nothing, or keeps all in its order."""
+    found = False
+    for graph in graphs(model):
+        for node in graph:
+            source = node.inputs[0] if node.inputs else None
+            if node.domain or node.op_type not in ("Expand", "Slice", "Pad") or source is None:
+                continue
+            result = node.outputs[0]
+            if node.op_type == "Expand":
+                kept = same_shape(source, result)
+            elif node.op_type == "Pad":
+                kept = set(integers(operand(node, 1)) or [1]) == {0}
+            else:
+                steps = operand(node, 4)
+                forward = steps is None or set(integers(steps) or [0]) == {1}
+                kept = forward and same_shape(source, result)
+            if kept and not result.is_graph_output():
+                found |= bool(result.uses())
+                _bypass(result, source)
+        remove_unread(graph)
+    return found
 
 
 def _bring_in_constants(model: ir.Model) -> None:
@@ -93,41 +229,18 @@ def _bring_in_constants(model: ir.Model) -> None:
                 node.replace_input_with(place, own[value])
 
 
-def _complete_reshapes(model: ir.Model) -> bool:
-    """Finds the one unknown size of a reshape, where all symbols stay: [b, n, 64] to [b, n, ?, 16].
-
-    Returns:
-        Whether any was found.
-    """
-    found = False
-    for graph in graphs(model):
-        for node in graph:
-            before, after = shapes.dims(node.inputs[0] if node.inputs else None), None
-            if node.op_type == "Reshape" and not node.domain:
-                after = shapes.dims(node.outputs[0])
-            if before is None or after is None or None in before:
-                continue
-            known = [d for d in after if d is not None and (isinstance(d, int) or d in before)]
-            symbols = [sorted(d for d in dims if isinstance(d, str)) for dims in (before, known)]
-            if len(known) != len(after) - 1 or symbols[0] != symbols[1]:
-                continue
-            whole, rest = (
-                math.prod(d for d in dims if isinstance(d, int)) for dims in (before, known)
-            )
-            if rest and whole % rest == 0:
-                size = whole // rest
-                node.outputs[0].shape = ir.Shape([d if d in known else size for d in after])
-                found = True
-    return found
-
-
 def _forget_unknown_sizes(model: ir.Model) -> None:
     """Takes back the names that onnx has given to sizes which it could not infer."""
+    given = {d for graph in graphs(model) for v in graph.inputs for d in shapes.dims(v) or ()}
+
+    def unknown(dim: shapes.Dim) -> bool:
+        return isinstance(dim, str) and dim not in given and bool(_UNKNOWN.match(dim))
+
     for graph in graphs(model):
         for value in (value for node in graph for value in node.outputs):
             known = shapes.dims(value)
-            if known is not None and any(_UNKNOWN.match(str(size)) for size in known):
-                value.shape = ir.Shape([None if _UNKNOWN.match(str(d)) else d for d in known])
+            if known is not None and any(map(unknown, known)):
+                value.shape = ir.Shape([None if unknown(d) else d for d in known])
 
 
 def _passed_on(node: ir.Node) -> ir.Value | None:
@@ -180,114 +293,45 @@ def _write(graph: ir.Graph, old: ir.Value, found: np.ndarray, taken: set[str]) -
     return True
 
 
-def _computed(node: ir.Node) -> np.ndarray | None:
-    """The value of a node that is known before a run."""
-    if node.domain or len(node.outputs) != 1:
-        return None
-    if (found := _sizes(node)) is not None:
-        return found
-    rule = _RULES.get(node.op_type)
-    if rule is None or not node.inputs:
-        return None
-    known = []
-    for value in node.inputs:
-        if value is None or (shapes.size(value) or 0) > LIMIT:
-            return None
-        array = shapes.constant(value)
-        if array is None or array.size > LIMIT or array.dtype.kind not in "fiub":
-            return None
-        known.append(array)
-    with np.errstate(all="ignore"):
-        result = rule(node, *known)
-    return None if result is None or result.size > LIMIT else np.asarray(result)
+def _fix_targets(model: ir.Model) -> bool:
+    """Targets of reshapes become constants, where each size is a number or stays in its place.
 
+    The computation of sizes goes with them: in a BERT of an older exporter, 40 nodes a layer.
 
-def _sizes(node: ir.Node) -> np.ndarray | None:
-    """A shape, or what is picked out of one, where these sizes are numbers."""
-    if node.op_type == "Shape":
-        picked = _axes_of_shape(node)
-    elif node.op_type in ("Gather", "Slice") and node.inputs[0] is not None:
-        source = node.inputs[0].producer()
-        if source is None or source.op_type != "Shape" or source.domain:
-            return None
-        picked = _axes_of_shape(source)
-        if picked is not None:
-            picked = _gathered(node, picked) if node.op_type == "Gather" else _sliced(node, picked)
-    else:
-        return None
-    if picked is None or any(not isinstance(d, int) for d in np.asarray(picked, object).flat):
-        return None
-    return np.asarray(picked, dtype=np.int64)
-
-
-def _axes_of_shape(node: ir.Node) -> np.ndarray | None:
-    known = shapes.dims(node.inputs[0])
-    if known is None:
-        return None
-    part = slice(integer(node, "start", 0), integer(node, "end", len(known)))
-    result = np.empty(len(known[part]), object)
-    result[:] = known[part]
-    return result
-
-
-def _gathered(node: ir.Node, sizes: np.ndarray) -> np.ndarray | None:
-    index = shapes.constant(node.inputs[1])
-    if index is None or (index.size and not -len(sizes) <= index.min() <= index.max() < len(sizes)):
-        return None
-    return np.asarray(sizes[index], object)
-
-
-def _sliced(node: ir.Node, sizes: np.ndarray) -> np.ndarray | None:
-    if len(node.inputs) < 3:
-        return None
-    start, end = integers(node.inputs[1]), integers(node.inputs[2])
-    axes, steps = operand(node, 3), operand(node, 4)
-    if start is None or end is None or len(start) != 1:
-        return None
-    if axes is not None and integers(axes) not in ([0], [-1]):
-        return None
-    step = [1] if steps is None else integers(steps)
-    return None if step is None else sizes[start[0] : end[0] : step[0]]
-
-
-def _cast(node: ir.Node, x: np.ndarray) -> np.ndarray | None:
-    return x.astype(ir.DataType(integer(node, "to", 1)).numpy())
-
-
-def _unsqueeze(node: ir.Node, x: np.ndarray, *_: np.ndarray) -> np.ndarray | None:
-    axes = axes_of(node)
-    return None if axes is None else np.expand_dims(x, tuple(axes))
-
-
-def _squeeze(node: ir.Node, x: np.ndarray, *_: np.ndarray) -> np.ndarray | None:
-    axes = axes_of(node) if len(node.inputs) > 1 or "axes" in node.attributes else None
-    return np.squeeze(x, None if axes is None else tuple(axes))
-
-
-def _concat(node: ir.Node, *parts: np.ndarray) -> np.ndarray | None:
-    return np.concatenate(parts, integer(node, "axis", 0))
-
-
-def _divided(node: ir.Node, a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
-    if a.dtype.kind == "f":
-        return np.asarray(a / b)
-    if not b.all():
-        return None
-    quotient = np.abs(a) // np.abs(b)  # towards zero, as ONNX divides
-    return np.asarray(quotient * np.sign(a) * np.sign(b), a.dtype)
-
-
-_RULES: dict[str, Callable[..., np.ndarray | None]] = {
-    "Cast": _cast,
-    "CastLike": lambda _, x, like: x.astype(like.dtype),
-    "Sqrt": lambda _, x: np.sqrt(x) if x.dtype.kind == "f" else None,
-    "Reciprocal": lambda _, x: np.reciprocal(x) if x.dtype.kind == "f" else None,
-    "Neg": lambda _, x: np.negative(x),
-    "Mul": lambda _, a, b: a * b,
-    "Add": lambda _, a, b: a + b,
-    "Sub": lambda _, a, b: a - b,
-    "Div": _divided,
-    "Unsqueeze": _unsqueeze,
-    "Squeeze": _squeeze,
-    "Concat": _concat,
-}
+    Returns:
+        Whether there was any.
+    """
+    fixed = False
+    for graph in graphs(model):
+        own: dict[tuple[int, ...], ir.Value] = {}
+        for node in graph:
+            if node.op_type != "Reshape" or node.domain or node.inputs[1] is None:
+                continue
+            before, after = shapes.dims(node.inputs[0]), shapes.dims(node.outputs[0])
+            if before is None or after is None or node.inputs[1].const_value is not None:
+                continue
+            target = tuple(
+                size if isinstance(size, int) else 0 if before[i : i + 1] == (size,) else -1
+                for i, size in enumerate(after)
+            )
+            # A -1 would refuse a value without elements; a 0 that is meant, stand for another size.
+            if -1 in target or 0 in [size for size in after if isinstance(size, int)]:
+                continue
+            if target not in own:
+                name, count = f"shape/{'_'.join(map(str, target)) or 'scalar'}", 0
+                while name in graph.initializers:
+                    count += 1
+                    name = f"shape/{'_'.join(map(str, target)) or 'scalar'}.{count}"
+                tensor = ir.tensor(np.asarray(target, np.int64), name=name)
+                own[target] = ir.Value(
+                    name=name,
+                    shape=ir.Shape(tensor.shape.numpy()),
+                    type=ir.TensorType(tensor.dtype),
+                    const_value=tensor,
+                )
+                graph.register_initializer(own[target])
+            node.replace_input_with(1, own[target])
+            node.attributes.pop("allowzero", None)
+            fixed = True
+        remove_unread(graph)
+    return fixed
