@@ -10,14 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ortrain.deploy.model_folder import ModelFolder, published, save_model
 from ortrain.deploy.ort_config import ORTConfig
+from ortrain.deploy.quantization import calibration_dataset
+from ortrain.deploy.quantization.calibration import Calibration, as_pairs
 from ortrain.deploy.quantization.calibration_config import CalibrationConfig
-from ortrain.deploy.quantization.calibration_data import ORTCalibrationDataReader
-from ortrain.deploy.quantization.calibrator import Calibrator
-from ortrain.deploy.quantization.chain import Chain
 from ortrain.deploy.quantization.configuration import QuantizationConfig
 from ortrain.deploy.quantization.half_precision import HalfPrecisionConfig
 from ortrain.deploy.quantization.preprocessor import QuantizationPreprocessor
@@ -25,8 +22,7 @@ from ortrain.deploy.quantization.recovery import Recovery
 from ortrain.deploy.quantization.rewrites import Config, Rewrites
 from ortrain.deploy.quantization.sensitivity import Sensitivity
 from ortrain.deploy.quantization.weight_only import WeightOnlyConfig
-from ortrain.errors import StateError
-from ortrain.kinds import NONE, expect, expect_flag, expect_names, expect_path, expect_whole
+from ortrain.kinds import NONE, expect, expect_flag, expect_names, expect_path
 
 if TYPE_CHECKING:
     from ortrain.deploy.equivalence import Budgets, GoldenSet
@@ -60,8 +56,7 @@ class ORTQuantizer:
             expect_path("onnx_model_path", onnx_model_path)
             self._source = ModelFolder.open(onnx_model_path)
         self.config = self._source.config if config is None else config
-        self._calibrators: dict[str, Calibrator] = {}
-        self._calibrated_by: tuple[Any, ...] | None = None
+        self._calibration = Calibration(self._source)
 
     @property
     def onnx_model_path(self) -> Path:
@@ -129,7 +124,7 @@ class ORTQuantizer:
             InputError: the data does not fit the model.
             ExecutionError: onnxruntime cannot run the model on it.
         """
-        self._forget()
+        self._calibration.forget()
         self.partial_fit(
             dataset,
             calibration_config,
@@ -173,21 +168,14 @@ class ORTQuantizer:
         expect_names("operators_to_quantize", operators_to_quantize, NONE)
         expect_flag("use_gpu", use_gpu)
         expect_flag("force_symmetric_range", force_symmetric_range)
-        self._calibrate_by(
-            calibration_config, operators_to_quantize, bool(use_gpu), bool(force_symmetric_range)
+        self._calibration.add(
+            dataset,
+            calibration_config,
+            operators_to_quantize,
+            batch_size,
+            use_gpu=bool(use_gpu),
+            symmetric=bool(force_symmetric_range),
         )
-        chain = Chain({file: each.inputs for file, each in self._calibrators.items()})
-        reader = ORTCalibrationDataReader(
-            dataset, batch_size, names=chain.columns(), ranks=chain.ranks()
-        )
-        runs = {file: calibrator.run for file, calibrator in self._calibrators.items()}
-        try:
-            for batch in reader:
-                chain.run(batch, runs)
-        except BaseException:
-            for calibrator in self._calibrators.values():
-                calibrator.close()
-            raise
 
     def compute_ranges(self) -> dict[str, tuple[float, float]]:
         """The ranges of all data so far; as :meth:`fit` gives them.
@@ -195,18 +183,7 @@ class ORTQuantizer:
         Raises:
             ValueError: nothing has been collected.
         """
-        if not any(calibrator.batches for calibrator in self._calibrators.values()):
-            raise ValueError(
-                "nothing has been collected: call fit or partial_fit first, with data that is not "
-                "empty"
-            )
-        found: dict[str, tuple[float, float]] = {}
-        several = len(self._calibrators) > 1
-        for file, calibrator in self._calibrators.items():
-            ranges = calibrator.ranges()
-            found.update({f"{file}/{n}" if several else n: r for n, r in ranges.items()})
-            calibrator.close()
-        return found
+        return self._calibration.ranges()
 
     def quantize(
         self,
@@ -255,7 +232,7 @@ class ORTQuantizer:
         expect("preprocessor", preprocessor, (QuantizationPreprocessor, NONE), "a preprocessor")
         if validate is None and (budgets is not None or on_fail == "recover"):
             raise ValueError("budgets are kept on examples: give validate=GoldenSet(...)")
-        rewrites = Rewrites(self._source, _ranges(calibration_tensors_range))
+        rewrites = Rewrites(self._source, as_pairs(calibration_tensors_range))
         configs = {file: rewrites.chosen(file, config, preprocessor) for file in self.files}
         with published(self._source, save_dir, "quantized model") as folder:
 
@@ -306,7 +283,7 @@ class ORTQuantizer:
         if mode not in ("alone", "excluded"):
             raise ValueError(f"mode={mode!r}: expected 'alone' or 'excluded'")
         batches = getattr(examples, "batches", examples)
-        rewrites = Rewrites(self._source, _ranges(calibration_tensors_range))
+        rewrites = Rewrites(self._source, as_pairs(calibration_tensors_range))
         configs = {file: rewrites.chosen(file, config) for file in self.files}
         return rewrites.sensitivities(configs, batches, mode)
 
@@ -340,23 +317,16 @@ class ORTQuantizer:
             TypeError: an argument is of another type.
             ValueError: there is more than one split, and none is named.
         """
-        from datasets import Dataset, load_dataset
-
-        expect("dataset_name", dataset_name, (str, os.PathLike), "a name or a folder")
-        expect_whole("num_samples", num_samples)
-        if num_samples < 1:
-            raise ValueError(f"num_samples={num_samples}: expected 1 or more")
-        found = load_dataset(
-            os.fspath(dataset_name), name=dataset_config_name, split=dataset_split, token=token
+        found = calibration_dataset.drawn(
+            dataset_name,
+            num_samples,
+            dataset_config_name,
+            dataset_split,
+            preprocess_function,
+            preprocess_batch,
+            seed,
+            token,
         )
-        if not isinstance(found, Dataset):
-            raise ValueError(
-                f"{dataset_name} has the splits {', '.join(found)}: give one as dataset_split"
-            )
-        chosen = min(num_samples, len(found))
-        found = found.shuffle(seed=seed).select(range(chosen))
-        if preprocess_function is not None:
-            found = found.map(preprocess_function, batched=preprocess_batch)
         return self.clean_calibration_dataset(found)
 
     def clean_calibration_dataset(self, dataset: Any) -> Any:
@@ -365,14 +335,12 @@ class ORTQuantizer:
         Raises:
             TypeError: it is no ``datasets.Dataset``.
         """
-        if not hasattr(dataset, "remove_columns"):
-            expect("dataset", dataset, (), "a datasets.Dataset")
         taken = {
             value.name for file in self.files for value in self._source.load(file).graph.inputs
         }
         if len(self.files) > 1:
             taken |= {"decoder_input_ids", "labels"}
-        return dataset.remove_columns([n for n in dataset.column_names if n not in taken])
+        return calibration_dataset.cleaned(dataset, taken)
 
     def _checked(self, config: Config, ranges: Any, on_fail: str) -> Config:
         kinds = (QuantizationConfig, WeightOnlyConfig, HalfPrecisionConfig)
@@ -403,59 +371,7 @@ class ORTQuantizer:
         external = beside or any(path.suffix == ".onnx_data" for path in folder.iterdir())
         ORTConfig(use_external_data_format=external, quantization=written).save_pretrained(folder)
 
-    def _calibrate_by(
-        self,
-        config: CalibrationConfig,
-        operators: Sequence[str] | None,
-        use_gpu: bool,
-        symmetric: bool,
-    ) -> None:
-        described_by = (
-            dataclasses.astuple(config)[4:],  # what it says of the data may differ by shard
-            tuple(operators or ()),
-            use_gpu,
-            symmetric,
-        )
-        if self._calibrated_by is None:
-            provider = "CUDAExecutionProvider" if use_gpu else "CPUExecutionProvider"
-            self._calibrators = {
-                file: Calibrator(
-                    self._source.path / file,
-                    copy.deepcopy(config),
-                    operators,
-                    symmetric=symmetric,
-                    provider=provider,
-                )
-                for file in self.files
-            }
-            self._calibrated_by = described_by
-        elif self._calibrated_by != described_by:
-            raise StateError(
-                "partial_fit with another method, other operators or another device than before",
-                because="shards add up to one set of ranges",
-                help="give the same arguments, or begin anew with fit",
-            )
-
-    def _forget(self) -> None:
-        for calibrator in self._calibrators.values():
-            calibrator.close()
-        self._calibrators, self._calibrated_by = {}, None
-
 
 def _named(file: str, suffix: str | None) -> str:
     path = Path(file)
     return f"{path.stem}_{suffix}{path.suffix}" if suffix else file
-
-
-def _ranges(given: Any) -> dict[str, tuple[float, float]] | None:
-    """Ranges as pairs, also of onnxruntime's own ``TensorsData``."""
-    if given is None:
-        return None
-    items = given.items() if hasattr(given, "items") else None
-    if items is None:
-        expect("calibration_tensors_range", given, Mapping, "activation → (lowest, highest)")
-    found: dict[str, tuple[float, float]] = {}
-    for name, value in items or ():
-        low, high = getattr(value, "range_value", value)
-        found[name] = float(np.asarray(low).reshape(())), float(np.asarray(high).reshape(()))
-    return found
