@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortrain.deploy.model_folder import ModelFolder, published, save_model
-from ortrain.deploy.ort_config import ORTConfig
+from ortrain.deploy.model_folder import ModelFolder, published
 from ortrain.deploy.quantization import calibration_dataset
 from ortrain.deploy.quantization.calibration import Calibration, as_pairs
 from ortrain.deploy.quantization.calibration_config import CalibrationConfig
 from ortrain.deploy.quantization.configuration import QuantizationConfig
 from ortrain.deploy.quantization.half_precision import HalfPrecisionConfig
 from ortrain.deploy.quantization.preprocessor import QuantizationPreprocessor
-from ortrain.deploy.quantization.recovery import Recovery
+from ortrain.deploy.quantization.publication import Publication
 from ortrain.deploy.quantization.rewrites import Config, Rewrites
 from ortrain.deploy.quantization.sensitivity import Sensitivity
+from ortrain.deploy.quantization.tuning.settings import FineTuning
+from ortrain.deploy.quantization.tuning.tuner import tuner
 from ortrain.deploy.quantization.weight_only import WeightOnlyConfig
-from ortrain.kinds import NONE, expect, expect_flag, expect_names, expect_path
+from ortrain.kinds import NONE, expect, expect_flag, expect_names, expect_path, expect_whole
 
 if TYPE_CHECKING:
     from ortrain.deploy.equivalence import Budgets, GoldenSet
-
-
-SENSITIVITY = "sensitivity.json"
 
 
 class ORTQuantizer:
@@ -197,6 +194,9 @@ class ORTQuantizer:
         validate: GoldenSet | None = None,
         budgets: Budgets | None = None,
         on_fail: str = "refuse",
+        max_excluded: int | None = None,
+        training_data: Any = None,
+        fine_tuning: FineTuning | None = None,
     ) -> Path:
         """Writes the quantized files with what goes along to a folder, as a whole or not at all.
 
@@ -212,16 +212,24 @@ class ORTQuantizer:
             validate: examples to compare the models on before anything is written.
             budgets: for the comparison.
             on_fail: what to do outside the budgets: ``"refuse"``, or ``"recover"``: leave the most
-                sensitive nodes as they are, as few as are enough.
+                sensitive nodes as they are, as few as are enough; and where that does not help,
+                train the weights for their quantization, if there are data.
+            max_excluded: nodes that may stay as they are for that; all but one by default. With 0
+                the weights are trained at once.
+            training_data: for training: a :class:`GoldenSet`, or what its ``draw`` takes, with
+                labels or without. Rows of ``validate`` are left out, and counted in the report.
+            fine_tuning: steps, learning rate, seed and loss of the training.
 
         Returns:
             ``save_dir``, with ``ort_config.json``; with ``validate`` also ``equivalence.json`` and
-            ``equivalence.html``, and with sensitive nodes ``sensitivity.json``.
+            ``equivalence.html``, with sensitive nodes ``sensitivity.json``, and after training
+            ``fine_tuning.json``.
 
         Raises:
             TypeError: an argument is of another type.
             ValueError: static quantization without ranges; a node that is not there.
-            InputError: a file cannot be quantized so.
+            InputError: a file cannot be quantized so; the training data do not fit it, are empty
+                or those of ``validate``.
             EquivalenceError: the result is outside the budgets; it names the sensitive nodes.
             SaveError: the files could not be written.
         """
@@ -230,33 +238,35 @@ class ORTQuantizer:
         expect("file_suffix", file_suffix, (str, NONE), "a text or None")
         expect_flag("use_external_data_format", use_external_data_format)
         expect("preprocessor", preprocessor, (QuantizationPreprocessor, NONE), "a preprocessor")
+        expect_whole("max_excluded", max_excluded, NONE)
         if validate is None and (budgets is not None or on_fail == "recover"):
             raise ValueError("budgets are kept on examples: give validate=GoldenSet(...)")
-        rewrites = Rewrites(self._source, as_pairs(calibration_tensors_range))
+        ranges = as_pairs(calibration_tensors_range)
+        recover = on_fail == "recover"
+        if max_excluded is not None and (max_excluded < 0 or not recover):
+            raise ValueError(
+                f"max_excluded={max_excluded}: expected a number from 0 up, with on_fail='recover'"
+            )
+        tune = tuner(
+            self._source, config, ranges, validate, training_data, fine_tuning, recover=recover
+        )
+        rewrites = Rewrites(self._source, ranges)
         configs = {file: rewrites.chosen(file, config, preprocessor) for file in self.files}
         with published(self._source, save_dir, "quantized model") as folder:
-
-            def write(current: Mapping[str, Config]) -> None:
-                for file, each in current.items():
-                    model = rewrites.model(file, each)
-                    beside = True if use_external_data_format else None
-                    save_model(model, folder / _named(file, file_suffix), external=beside)
-
-            write(configs)
+            publication = Publication(
+                self._source, rewrites, folder, file_suffix, beside=bool(use_external_data_format)
+            )
+            publication.write(configs)
             if validate is not None:
-                recovery = Recovery(
-                    self._pair(folder, file_suffix),
+                configs = publication.compare(
+                    configs,
                     validate,
                     budgets,
-                    write,
-                    lambda: rewrites.sensitivities(configs, validate.batches),
+                    recover=recover,
+                    at_most=max_excluded,
+                    tune=tune,
                 )
-                report, configs, sensitive = recovery.run(configs, recover=on_fail == "recover")
-                report.save(folder)
-                if sensitive:
-                    text = json.dumps([each.to_dict() for each in sensitive], indent=2)
-                    (folder / SENSITIVITY).write_text(text + "\n", encoding="utf-8")
-            self._described(folder, configs, use_external_data_format)
+            publication.describe(configs)
         return Path(save_dir)
 
     def sensitivity(
@@ -354,24 +364,3 @@ class ORTQuantizer:
             )
         # What a caller holds is not changed; what was changed in it is looked at anew.
         return dataclasses.replace(copy.deepcopy(config))
-
-    def _pair(self, folder: Path, suffix: str | None) -> tuple[Path, Path]:
-        if len(self.files) == 1:
-            file = self.files[0]
-            return self._source.path / file, folder / _named(file, suffix)
-        return self._source.path, folder
-
-    def _described(self, folder: Path, configs: Mapping[str, Config], beside: bool) -> None:
-        first = next(iter(configs.values()))
-        written = copy.deepcopy(first)
-        for name in ("nodes_to_quantize", "nodes_to_exclude"):
-            if hasattr(written, name):
-                union = {n for each in configs.values() for n in getattr(each, name)}
-                setattr(written, name, sorted(union))
-        external = beside or any(path.suffix == ".onnx_data" for path in folder.iterdir())
-        ORTConfig(use_external_data_format=external, quantization=written).save_pretrained(folder)
-
-
-def _named(file: str, suffix: str | None) -> str:
-    path = Path(file)
-    return f"{path.stem}_{suffix}{path.suffix}" if suffix else file

@@ -81,18 +81,26 @@ class Rewrites:
             each.nodes_to_exclude = sorted({*each.nodes_to_exclude, *less})
         return each
 
-    def model(self, file: str, config: Config) -> ir.Model:
+    def model(
+        self, file: str, config: Config, weights: Mapping[str, np.ndarray] | None = None
+    ) -> ir.Model:
         """A file's model, quantized.
 
         Args:
             file: its name.
             config: of this file.
+            weights: initializer → what it is instead; None for the file's own.
 
         Raises:
             InputError: it cannot be quantized so.
             ValueError: a node that is named is not there.
         """
         model = self._source.load(file)
+        if weights:
+            preparation.prepare(model, gemm=False, wanted=lambda _: False)  # constants get names
+            for name, array in weights.items():
+                value = model.graph.initializers[name]
+                value.const_value = ir.Tensor(array, name=name)
         if isinstance(config, WeightOnlyConfig):
             return in_blocks(model, config, file)
         if isinstance(config, HalfPrecisionConfig):
