@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from ortrain.deploy.model_folder import ModelFolder, save_model
-from ortrain.deploy.quantization import preparation
+from ortrain.deploy.quantization import constants, graph_nodes, preparation
 from ortrain.deploy.quantization.chain import Arrays, Chain
 from ortrain.deploy.quantization.configuration import QuantizationConfig
 from ortrain.deploy.quantization.half_precision import HalfPrecisionConfig, halved
@@ -67,7 +67,7 @@ class Rewrites:
         """
         model = self._source.load(file)
         preparation.prepare(model, gemm=False, wanted=lambda _: False)
-        names = {node.name for node in preparation.nodes(model)}
+        names = {node.name for node in graph_nodes.nodes(model)}
         each = copy.deepcopy(config)
         if self._several:  # nodes of other files are named as well
             for argument in ("nodes_to_quantize", "nodes_to_exclude"):
@@ -160,7 +160,7 @@ class Rewrites:
         chosen, excluded = set(config.nodes_to_quantize), set(config.nodes_to_exclude)
         return [
             (node.name or "", node.op_type)
-            for node in preparation.quantizable(model, static=config.is_static)
+            for node in constants.quantizable(model, static=config.is_static)
             if node.op_type in operators
             and node.name not in excluded
             and (not chosen or node.name in chosen)

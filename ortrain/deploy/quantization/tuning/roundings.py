@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from onnxruntime.quantization.quant_utils import get_qmin_qmax_for_qType
 
-from ortrain.deploy.quantization import preparation
+from ortrain.deploy.quantization import constants, graph_nodes
 from ortrain.deploy.quantization.configuration import QuantFormat, QuantizationConfig
 from ortrain.deploy.quantization.rewriting import Ranges, quantized
 from ortrain.errors import OrtrainWarning
@@ -83,7 +83,7 @@ def roundings(
     """
     graph = model.graph
     before = {node.name or "": node for node in graph}
-    transposed = {name for name, node in before.items() if preparation.attribute(node, "transB", 0)}
+    transposed = {name for name, node in before.items() if graph_nodes.attribute(node, "transB", 0)}
     if config.is_static:
         config = dataclasses.replace(config, format=QuantFormat.QDQ)
     with warnings.catch_warnings():
@@ -134,9 +134,9 @@ def _of_pair(value: ir.Value | None, config: QuantizationConfig, own: bool) -> R
         return None
     first = source.producer()
     if source.const_value is not None or (
-        first is not None and preparation.constant(first.inputs[0]) is not None
+        first is not None and constants.constant(first.inputs[0]) is not None
     ):
-        axis = preparation.attribute(node, "axis", 1) if np.ndim(_array(scale)) else None
+        axis = graph_nodes.attribute(node, "axis", 1) if np.ndim(_array(scale)) else None
         # With a scale for each channel onnxruntime takes no other zero than the middle.
         symmetric = config.weights_symmetric if own else config.activations_symmetric
         return _of_weight(kind, symmetric or axis is not None, axis, reduced=config.reduce_range)
@@ -222,7 +222,7 @@ def trained(model: ir.Model, found: Roundings) -> list[str]:
         places |= {
             index for index in range(len(node.inputs)) if _is_weight(found.inputs, name, index)
         }
-        places |= _BESIDE.get(node.op_type, set()) if node.domain in preparation.STANDARD else set()
+        places |= _BESIDE.get(node.op_type, set()) if node.domain in graph_nodes.STANDARD else set()
         for index in places:
             value = node.inputs[index] if index < len(node.inputs) else None
             beside = not (name in found.rows or _is_weight(found.inputs, name, index))
@@ -261,10 +261,10 @@ def _root(value: ir.Value | None) -> ir.Value | None:
         node = value.producer()
         assert node is not None
         moved = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-        if not preparation.standard(node, *moved):
+        if not graph_nodes.standard(node, *moved):
             return None
         value = node.inputs[0]
-    tensor = preparation.constant(value)
+    tensor = constants.constant(value)
     if tensor is None or tensor.dtype != ir.DataType.FLOAT or tensor.size < 2:
         return None
     return value
