@@ -32,6 +32,8 @@ from ortrain.deploy.quantization import (
     AutoQuantizationConfig,
     ORTQuantizer,
     WeightOnlyConfig,
+    constants,
+    graph_nodes,
     preparation,
 )
 from tests.deploy.quantization.models import Arrays, answers, operators, relative
