@@ -35,11 +35,13 @@ class Objective:
         kind: ``"cross entropy"``, ``"mean square of labels"``, ``"divergence"`` or
             ``"mean square"``; the latter two are of the original's outputs.
         outputs: of the model, that it is about.
+        ranks: of these, where the graph does not say it.
         temperature: by which logits are divided in a divergence.
     """
 
     kind: str
     outputs: tuple[str, ...]
+    ranks: tuple[int, ...]
     temperature: float = 1.0
 
     @classmethod
@@ -73,9 +75,9 @@ class Objective:
         if there and settings.loss != "distillation":
             assert names is not None
             kind = "cross entropy" if task in _CLASSES else "mean square of labels"
-            return cls(kind, names)
+            return cls(kind, names, _ranks(names, outputs))
         if names is not None and task in _CHOICES:
-            return cls("divergence", names, settings.temperature)
+            return cls("divergence", names, _ranks(names, outputs), settings.temperature)
         floating = tuple(
             name for name, array in outputs.items() if array.dtype == np.float32 and array.size
         )
@@ -85,7 +87,8 @@ class Objective:
                 because=f"its outputs are {listing([*outputs])}, none of them float32",
                 help="train it in float32, and quantize the result",
             )
-        return cls("mean square", names or floating)
+        chosen = names or floating
+        return cls("mean square", chosen, _ranks(chosen, outputs))
 
     @property
     def of_labels(self) -> bool:
@@ -138,7 +141,10 @@ class Objective:
         """
         values = {value.name or "": value for value in program.outputs(Role.USER_OUTPUT)}
         with Builder(program.graph, opset=program.opset, prefix="loss") as op:
-            losses = [self._loss(op, values[name], name) for name in self.outputs]
+            losses = [
+                self._loss(op, values[name], name, rank)
+                for name, rank in zip(self.outputs, self.ranks, strict=True)
+            ]
             total = losses[0]
             for each in losses[1:]:
                 total = op.Add(total, each)
@@ -147,9 +153,11 @@ class Objective:
         total.name, total.shape = contract.LOSS, ir.Shape([])
         program.graph.outputs.append(set_role(total, Role.LOSS))
 
-    def _loss(self, op: Builder, output: ir.Value, name: str) -> Any:
+    def _loss(self, op: Builder, output: ir.Value, name: str, rank: int) -> Any:
         graph = op.graph
         assert graph is not None
+        if output.shape is None:
+            output.shape = ir.Shape([None] * rank)
         dims = shapes.dims(output) or ()
         known = list(dims)
         floating, whole = ir.DataType.FLOAT, ir.DataType.INT64
@@ -177,6 +185,10 @@ class Objective:
         if len(known) > 2:
             square = op.ReduceMean(square, [-1], keepdims=0)
         return _mean(op, square, dims)
+
+
+def _ranks(names: Sequence[str], outputs: Mapping[str, Array]) -> tuple[int, ...]:
+    return tuple(outputs[name].ndim for name in names)
 
 
 def _mean(op: Builder, each: ir.Value, dims: Sequence[shapes.Dim]) -> Any:

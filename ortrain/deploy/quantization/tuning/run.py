@@ -121,7 +121,9 @@ def fine_tune(
         ExecutionError: onnxruntime cannot run it.
     """
     (file,) = source.files
-    teacher = Runnable((File.open(source.path / file, file, "CPUExecutionProvider", None),))
+    teacher = Runnable(
+        (File.open(source.path / file, file.removesuffix(".onnx"), "CPUExecutionProvider", None),)
+    )
     _, outputs = _answer(teacher, rows, 0)
     labels = None if rows.labels is None else rows.labels[0]
     task = task_of(rows.task, source.config, outputs, labels)

@@ -59,9 +59,11 @@ def tuner(
             "training_data: weights are trained for eight bits alone, in models of one file; leave "
             "the data out"
         )
+    from ortrain.deploy.equivalence import GoldenSet
     from ortrain.deploy.quantization.tuning.rows import Rows
     from ortrain.deploy.quantization.tuning.run import fine_tune
 
+    expect("validate", golden, GoldenSet, "a GoldenSet")
     chosen = settings or FineTuning()
     rows = Rows.of(data, golden, chosen)
 
