@@ -346,7 +346,9 @@ class ORTQuantizer:
             TypeError: it is no ``datasets.Dataset``.
         """
         taken = {
-            value.name for file in self.files for value in self._source.load(file).graph.inputs
+            value.name or ""
+            for file in self.files
+            for value in self._source.load(file).graph.inputs
         }
         if len(self.files) > 1:
             taken |= {"decoder_input_ids", "labels"}

@@ -93,7 +93,11 @@ def _fake(op: Builder, value: ir.Value, how: Rounding, ranged: ir.Value) -> ir.V
 
 
 def _steps(op: Builder, how: Rounding, ranged: ir.Value) -> Steps:
-    """Scale and zero, as onnxruntime's quantizer computes them of the same numbers."""
+    """Scale and zero, as onnxruntime's quantizer computes them of the same numbers.
+
+    Divided, not multiplied with an inverse: in symmetric unsigned integers the largest number of
+    a channel lies between two of them, and the last bit of the scale decides.
+    """
     if how.fixed is not None:
         return tuple(op.constant(number, ir.DataType.FLOAT) for number in how.fixed)  # type: ignore[return-value]
     axes = _reduced(ranged, how.axis)
@@ -101,11 +105,11 @@ def _steps(op: Builder, how: Rounding, ranged: ir.Value) -> Steps:
     if how.symmetric:
         middle = float(np.round((how.low + how.high) / 2))
         largest = op.ReduceMax(op.Abs(ranged), axes, keepdims=int(axes is not None))
-        return _positive(op, largest * (2.0 / levels)), op.constant(middle, ir.DataType.FLOAT)
+        return _positive(op, largest * 2.0 / float(levels)), op.constant(middle, ir.DataType.FLOAT)
     kept = int(axes is not None)
     lowest = op.Min(op.ReduceMin(ranged, axes, keepdims=kept), 0.0)
     highest = op.Max(op.ReduceMax(ranged, axes, keepdims=kept), 0.0)
-    scale = _positive(op, (highest - lowest) * (1.0 / levels))
+    scale = _positive(op, (highest - lowest) / float(levels))
     return scale, op.Round(float(how.low) - lowest / scale)
 
 
