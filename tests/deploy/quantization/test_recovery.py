@@ -35,10 +35,10 @@ from tests.deploy.quantization.models import (
 )
 
 STATIC = AutoQuantizationConfig.avx512_vnni(is_static=True, per_channel=False)
-BUDGETS = Budgets(max_metric_drop=0.15)
-SETTINGS = FineTuning(steps=60, learning_rate=5e-3)
+BUDGETS = Budgets(max_metric_drop=0.25)
+SETTINGS = FineTuning(steps=100, learning_rate=3e-3)
 # Of what calibration finds, too little: values are cut off, as with examples that are too few.
-NARROW = 0.2
+NARROW = 0.3
 
 
 def labelled(path: Path, batches: list[dict[str, np.ndarray]]) -> GoldenSet:
@@ -98,12 +98,12 @@ def test_training_recovers_what_leaving_nodes_out_may_not(
     assert operators(after)["QuantizeLinear"] > 3
     written = json.loads((tmp_path / "b" / FINE_TUNING).read_text())
     assert written["objective"] == "cross entropy"
-    assert (written["steps"], written["rows"], written["seed"]) == (60, 384, 0)
+    assert (written["steps"], written["rows"], written["seed"]) == (100, 384, 0)
     assert written["loss_after"] < written["loss_before"] - 0.1
     first, second = report.notes[-2:]
     assert first == "outside the budgets at first; no node was left out"
     assert second.startswith(
-        "fine-tuned with rounded weights and activations on 384 rows: 60 steps"
+        "fine-tuned with rounded weights and activations on 384 rows: 100 steps"
     )
     accuracy = report.overall.after["accuracy"]
     assert f"→ {accuracy:.4g} (before quantization 1)" in second
@@ -244,7 +244,11 @@ def test_a_model_without_gradients_is_told_and_not_written(tmp_path: Path) -> No
     ("data", "message"),
     [
         ([], "the training data are empty"),
-        ([{"words": np.ones((4, 6), np.int64)}], "the training data has no input 'input_ids'"),
+        ([{"words": np.ones((4, 6), np.int64)}], "cannot be told of an element of the training"),
+        (
+            GoldenSet([{"words": np.ones((4, 6), np.int64)}]),
+            "the training data has no input 'input_ids'",
+        ),
         (
             [{"input_ids": np.ones((2, 6), np.int64), "labels": np.array([0, 4])}],
             "row 1 of a batch of the training data has the label 4, which is no class",

@@ -87,7 +87,7 @@ def _prefix(value: ir.Value) -> str:
 def _fake(op: Builder, value: ir.Value, how: Rounding, ranged: ir.Value) -> ir.Value:
     scale, zero = _steps(op, how, ranged)
     result: ir.Value = op.node(
-        "FakeQuantize", [value, scale, zero], domain=DOMAIN, low=how.low, high=how.high
+        "FakeQuantize", [value, scale, zero], domain=DOMAIN, low=how.cut[0], high=how.cut[1]
     )
     return result
 

@@ -34,8 +34,10 @@ class Rounding:
     """How numbers become integers.
 
     Attributes:
-        low: the lowest integer.
+        low: the lowest integer that a range goes to.
         high: the highest.
+        cut: the lowest and the highest that there may be: those of the dtype, also where a range
+            goes to fewer, so that what is rounded beyond it stays.
         weight: whether it is a weight's, which is trained; else an activation's.
         symmetric: whether the range of what is rounded is made symmetric around zero.
         axis: of a weight's channels, each with a range of its own; None for one range.
@@ -45,6 +47,7 @@ class Rounding:
 
     low: int
     high: int
+    cut: tuple[int, int]
     weight: bool = False
     symmetric: bool = False
     axis: int | None = None
@@ -144,7 +147,8 @@ def _of_pair(value: ir.Value | None, config: QuantizationConfig, own: bool) -> R
         return None
     low, high = get_qmin_qmax_for_qType(int(kind))
     steps = _array(scale), np.asarray(0) if zero is None else _array(zero)
-    return Rounding(low=int(low), high=int(high), fixed=(float(steps[0]), float(steps[1])))
+    fixed = float(steps[0]), float(steps[1])
+    return Rounding(low=int(low), high=int(high), cut=(int(low), int(high)), fixed=fixed)
 
 
 def _of_product(
@@ -154,7 +158,7 @@ def _of_product(
     read, _, _, zero = (*node.inputs, None, None)[:4]
     source = None if read is None else read.producer()
     if source is not None and source.op_type in _QUANTIZES:  # else it is in integers already
-        found.inputs[name, 0] = Rounding(low=0, high=255)
+        found.inputs[name, 0] = Rounding(low=0, high=255, cut=(0, 255))
     kind = None if zero is None else _kind(zero)
     if zero is None or kind is None:
         return
@@ -190,7 +194,11 @@ def _symmetric(kind: ir.DataType, config: QuantizationConfig) -> bool:
 
 def _of_weight(kind: ir.DataType, symmetric: bool, axis: int | None, *, reduced: bool) -> Rounding:
     low, high = get_qmin_qmax_for_qType(int(kind), reduced, symmetric)
-    return Rounding(low=int(low), high=int(high), weight=True, symmetric=symmetric, axis=axis)
+    least, most = get_qmin_qmax_for_qType(int(kind))
+    cut = int(least), int(most)
+    return Rounding(
+        low=int(low), high=int(high), cut=cut, weight=True, symmetric=symmetric, axis=axis
+    )
 
 
 def _kind(value: ir.Value) -> ir.DataType | None:

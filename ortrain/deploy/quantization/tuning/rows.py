@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +68,7 @@ class Rows:
             )
         if isinstance(given, str | bytes):
             raise refused("training_data", given, "a GoldenSet, a dataset or a list of dicts")
-        data = given if isinstance(given, GoldenSet) else _drawn(given, settings)
+        data = given if isinstance(given, GoldenSet) else _drawn(given, golden, settings)
         names = _columns(data) & _columns(golden)
         judging = {key for batch in golden.batches for key in _keys(batch, names)}
         there: set[bytes] = set()
@@ -98,15 +98,37 @@ class Rows:
         return cls(tuple(batches), known, data.task or golden.task, left_out)
 
 
-def _drawn(given: Any, settings: FineTuning) -> GoldenSet:
+def _drawn(given: Any, golden: GoldenSet, settings: FineTuning) -> GoldenSet:
     try:
-        return GoldenSet.draw(given, limit=_MOST, batch_size=settings.batch_size)
+        return GoldenSet.draw(
+            given,
+            limit=_MOST,
+            batch_size=settings.batch_size,
+            batched=_are_batches(given, golden),
+        )
     except InputError as error:
         if "nothing to draw" not in error.what:
             raise
         raise InputError(
             "the training data are empty", help="give rows, or leave training_data out"
         ) from error
+    except ValueError as error:  # nothing tells
+        raise InputError(
+            "whether it is a row or a batch cannot be told of an element of the training data",
+            because=str(error),
+            help="name the columns as in the golden set, or give a GoldenSet",
+        ) from error
+
+
+def _are_batches(given: Any, golden: GoldenSet) -> bool | None:
+    """Whether elements have as many axes as batches of the golden set; None where nothing tells."""
+    first = given[0] if isinstance(given, Sequence) and given else None
+    if not isinstance(first, Mapping):
+        return None
+    for name, array in golden.batches[0].items():
+        if name in first:
+            return bool(np.ndim(first[name]) == array.ndim)
+    return None
 
 
 def _columns(data: GoldenSet) -> set[str]:

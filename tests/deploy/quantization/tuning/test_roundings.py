@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,14 @@ def computed(program: Program, feeds: Arrays, path: Path) -> list[np.ndarray]:
     standard = program.clone()
     make_standard(standard)
     standard.save(path)
+    return answered(path, feeds)
+
+
+def answered(path: Path, feeds: Arrays) -> list[np.ndarray]:
+    """What the nodes of a file give as they stand: fused ones round their ties otherwise."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
     found: list[np.ndarray] = session.run(None, {name: feeds[name] for name in names})
@@ -87,19 +94,24 @@ def computed(program: Program, feeds: Arrays, path: Path) -> list[np.ndarray]:
 
 
 def expect_alike(
-    folder: Path, config: QuantizationConfig, feeds: Arrays, tmp_path: Path, ranges: Any = None
+    folder: Path,
+    config: QuantizationConfig,
+    feeds: Arrays,
+    tmp_path: Path,
+    ranges: Any = None,
+    within: float = 1e-3,
 ) -> Roundings:
-    """Holds a rounded graph to the quantized model; what is left over is rounding of ties."""
+    """Holds a rounded graph to the quantized model, to a share of what quantization changes."""
     program, tensors, found = rounded(folder, config, ranges)
     source = ModelFolder.open(folder)
     (file,) = source.files
     save_model(Rewrites(source, ranges).model(file, config), tmp_path / "quantized.onnx")
     (before,) = answers(folder / file, feeds)
-    (wanted,) = answers(tmp_path / "quantized.onnx", feeds)
+    (wanted,) = answered(tmp_path / "quantized.onnx", feeds)
     (got,) = computed(program, {**tensors, **feeds}, tmp_path / "rounded.onnx")
     apart = relative(before, wanted)
     assert apart > 1e-4, "quantization changes nothing, which tests nothing"
-    assert relative(wanted, got) < 0.1 * apart
+    assert relative(wanted, got) < within * apart
     return found
 
 
@@ -124,8 +136,12 @@ def test_a_graph_is_rounded_as_static_quantization_does_it(name: str, tmp_path: 
     ranges = ORTQuantizer.from_pretrained(tmp_path / "a").fit(
         batches, AutoCalibrationConfig.minmax()
     )
-    config = STATIC[name]
-    found = expect_alike(tmp_path / "a", config, ids(8, 6), tmp_path, ranges)
+    for node in ("embedding", "product_0", "product_1", "classes"):
+        alone = dataclasses.replace(STATIC[name], nodes_to_quantize=[node])
+        expect_alike(tmp_path / "a", alone, ids(8, 6), tmp_path, ranges)
+    # Sums in another order differ in their last bit, which moves a number between two integers to
+    # the other one; that is one step here and there. A wrong range is half of all that changes.
+    found = expect_alike(tmp_path / "a", STATIC[name], ids(8, 6), tmp_path, ranges, within=0.2)
     assert "logits" in found.outputs
     assert found.inputs["classes", 0].fixed is not None
 
