@@ -70,7 +70,9 @@ class Rows:
             raise refused("training_data", given, "a GoldenSet, a dataset or a list of dicts")
         data = given if isinstance(given, GoldenSet) else _drawn(given, golden, settings)
         names = _columns(data) & _columns(golden)
-        judging = {key for batch in golden.batches for key in _keys(batch, names)}
+        judging: set[bytes] = set()
+        if names:  # else the model takes one of them at most, and says what is missing
+            judging = {key for batch in golden.batches for key in _keys(batch, names)}
         there: set[bytes] = set()
         batches: list[Batch] = []
         labels: list[Array] = []
@@ -87,7 +89,7 @@ class Rows:
             batches.append(batch if kept.all() else _some(batch, kept))
             if own is not None:
                 labels.append(own[kept])
-        if not batches or len(there) >= _SAME * len(judging):
+        if not batches or (there and len(there) >= _SAME * len(judging)):
             raise InputError(
                 f"the training data have {len(there)} of the {len(judging)} different rows of the "
                 "golden set",

@@ -102,5 +102,6 @@ def test_an_exported_transformer_is_trained_through_its_attention(
     assert found.objective == ("divergence" if name == "classes" else "mean square")
     assert found.steps == 12
     assert 0 < found.loss_after < found.loss_before
-    # Of each of two layers: six products, their biases, two norms; three tables and a norm.
-    assert len(found.weights) >= 2 * (6 + 6 + 4) + 3 + 2
+    # Of each of two layers six products, and three tables; equal biases are one in the file.
+    assert sum(weight.ndim == 2 for weight in found.weights.values()) >= 2 * 6 + 3
+    assert sum(weight.ndim == 1 for weight in found.weights.values()) >= 10
