@@ -215,7 +215,7 @@ class ORTQuantizer:
                 sensitive nodes as they are, as few as are enough; and where that does not help,
                 train the weights for their quantization, if there are data.
             max_excluded: nodes that may stay as they are for that; all but one by default. With 0
-                the weights are trained at once.
+                none is measured, and the weights are trained at once.
             training_data: for training: a :class:`GoldenSet`, or what its ``draw`` takes, with
                 labels or without. Rows of ``validate`` are left out, and counted in the report.
             fine_tuning: steps, learning rate, seed and loss of the training.

@@ -49,7 +49,7 @@ class Recovery:
         write: writes the models of a configuration of each file, with the weights of a training
             run, or with those that they have.
         sensitivities: measures the nodes of the first configuration.
-        at_most: nodes that may be left out; None for all but one.
+        at_most: nodes that may be left out; None for all but one. With 0 none is measured.
         tune: trains the weights for the first configuration, or why nothing does.
     """
 
@@ -83,7 +83,8 @@ class Recovery:
         report = self._compare(quick=False)
         if report.passed:
             return Recovered(report, configs, [])
-        sensitive = self._sensitivities()
+        # Each node is a model to run on all examples; where none may be left out, that is not done.
+        sensitive = [] if self._at_most == 0 else self._sensitivities()
         if not recover:
             raise _refusal(report, sensitive, ())
         excluded, told = self._excluded(configs, sensitive)
