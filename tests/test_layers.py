@@ -43,6 +43,7 @@ LAYERS = """
     ondevice.making
     ondevice.onnxblock
     ondevice
+    deploy.quantization
     classic
     testing
     compat.table compat.finder

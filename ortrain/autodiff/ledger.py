@@ -47,7 +47,7 @@ class Row:
 
 _CONTROL = "not yet: control flow"
 _SEQUENCE = "not yet: sequences of tensors"
-_ROUNDING = "not yet: rounding, for which training takes a straight-through estimate"
+_ROUNDING = "rounding: ortrain::FakeQuantize has the straight-through estimate"
 _QUANTIZED = "computes on quantized integers"
 
 UNSUPPORTED = {

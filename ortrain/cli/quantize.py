@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from ortrain.cli import golden
-from ortrain.cli.arguments import count, names, path, positive
+from ortrain.cli.arguments import count, names, path, positive, seed, whole
 from ortrain.cli.output import libraries_to_stderr
 from ortrain.cli.usage import UsageError
 from ortrain.extras import require
 
 PRESETS = ("auto", "arm64", "avx2", "avx512", "avx512_vnni", "ppc64le", "tensorrt")
+LOSSES = ("auto", "labels", "distillation")
 METHODS = ("minmax", "entropy", "percentiles")
 
 
@@ -51,8 +53,17 @@ def add_to(commands: Any) -> None:
         "--on-fail",
         choices=("refuse", "recover"),
         default="refuse",
-        help="recover: leave the most sensitive nodes as they are until the budgets are kept",
+        help="recover: leave the most sensitive nodes as they are until the budgets are kept, then "
+        "train the weights on --train",
     )
+    add("--max-excluded", type=whole, metavar="N", help="nodes that may stay as they are (all)")
+    group = parser.add_argument_group("training for the quantization, with --on-fail recover")
+    add = group.add_argument
+    add("--train", type=path, metavar="FILE", help="examples to train on, none of --validate")
+    add("--train-steps", type=count, default=200, metavar="N", help="batches (%(default)s)")
+    add("--learning-rate", type=positive, default=5e-5, metavar="X", help="(%(default)s)")
+    add("--seed", type=seed, default=0, metavar="N", help="of the batches' order (%(default)s)")
+    add("--train-loss", choices=LOSSES, default="auto", help="what is learnt (%(default)s)")
     golden.add_options(parser)
     parser.set_defaults(run=run)
 
@@ -95,8 +106,23 @@ def _examples(options: argparse.Namespace) -> Path | None:
         raise UsageError("--static: needs examples; give them with --calibrate")
     if options.calibrate is not None and not options.static:
         raise UsageError("--calibrate: ranges are taken with --static alone; give both")
+    if options.on_fail != "recover":
+        for name in ("train", "max_excluded"):
+            if getattr(options, name) is not None:
+                raise UsageError(
+                    f"--{name.replace('_', '-')}: is of a recovery; give --on-fail recover"
+                )
+    if options.train is not None and not options.preset:
+        raise UsageError(
+            f"--train: weights are trained for eight bits; leave it out, or {given[0]}"
+        )
     if options.percentile > 100:
         raise UsageError(f"--percentile: {options.percentile:g} is more than 100")
+    examples = options.validate or options.calibrate
+    if None not in (options.train, examples) and _same_file(options.train, examples):
+        raise UsageError(
+            f"--train: {options.train} is what the result is judged on; give other examples"
+        )
     if options.validate is not None:
         return Path(options.validate)
     if not options.budget and options.on_fail == "refuse":
@@ -108,12 +134,26 @@ def _examples(options: argparse.Namespace) -> Path | None:
     return Path(options.calibrate)
 
 
+def _same_file(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
 def _quantize(options: argparse.Namespace, examples: Path | None) -> None:
     tool = tools()
     quantizer = tool.ORTQuantizer.from_pretrained(options.source, file_name=options.file)
     given = golden.given(options, examples)
     if options.on_fail == "recover":
         given["on_fail"] = "recover"
+        if options.max_excluded is not None:
+            given["max_excluded"] = options.max_excluded
+        if options.train is not None:
+            given["training_data"] = golden.golden_set(options, options.train, options.source)
+            given["fine_tuning"] = tool.FineTuning(
+                steps=options.train_steps,
+                learning_rate=options.learning_rate,
+                seed=options.seed,
+                loss=options.train_loss,
+            )
     if options.weight_only:
         configuration = tool.WeightOnlyConfig(
             bits=options.weight_only,

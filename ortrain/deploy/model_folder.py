@@ -39,7 +39,9 @@ _NOT_COMPANIONS = {
     *REPORTS,
     "all_results.json",
     "eval_results.json",
+    "fine_tuning.json",
     "ort_config.json",
+    "sensitivity.json",
     "train_results.json",
     "trainer_state.json",
 }

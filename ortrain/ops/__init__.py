@@ -14,6 +14,7 @@ from ortrain.ops import (
     cross_entropy,
     dropout,
     embedding,
+    fake_quantize,
     flash_attention,
     gradients,
     group_norm,

@@ -45,6 +45,8 @@ class OpCase:
         unsupported: part of the reason with which the rule refuses a symbolic form.
         runtime: why stock onnxruntime cannot run the case, where it cannot.
         flat: names of the inputs whose gradient is zero by nature.
+        estimate: whether the gradient is an estimate by design, which PyTorch alone can confirm:
+            finite differences are left out.
         note: tells two cases of an operator apart; part of :attr:`id`.
         seed: of the draws.
     """
@@ -65,6 +67,7 @@ class OpCase:
     unsupported: str = ""
     runtime: str = ""
     flat: Sequence[str] = ()
+    estimate: bool = False
     note: str = ""
     seed: int = 0
 

@@ -77,7 +77,29 @@ def attend_standard(note, inputs, torch=standard_attention, symbolic=True, **att
     )  # fmt: skip
 
 
+# PyTorch divides by a scale as a product with its inverse: powers of two round alike in both.
+STEPS = np.array([[0.25, 0.5, 1.0]])
+
+
+def fake_quantize(x, scale, zero, low, high):
+    if scale.numel() == 1:
+        return torch.fake_quantize_per_tensor_affine(x, scale.item(), int(zero.item()), low, high)
+    return torch.fake_quantize_per_channel_affine(
+        x, scale.flatten().float(), zero.flatten().int(), 1, low, high
+    )
+
+
+def fake(note, inputs, low, high):
+    return OpCase(
+        "ortrain::FakeQuantize", {"x": normal(5, 3, scale=4.0), **inputs},
+        {"low": low, "high": high}, wrt=("x",), torch=fake_quantize, estimate=True, note=note,
+    )  # fmt: skip
+
+
 CASES = [
+    fake("signed", {"scale": np.array(0.0625), "zero": np.array(0.0)}, -64, 64),
+    fake("unsigned", {"scale": np.array(0.03125), "zero": np.array(100.0)}, 0, 255),
+    fake("channels", {"scale": STEPS, "zero": np.array([[0.0, 3.0, -2.0]])}, -8, 7),
     attend_standard("plain", {}),
     attend_standard("scale", {}, scale=0.25),
     attend_standard("causal", {}, is_causal=1),

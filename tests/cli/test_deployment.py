@@ -218,3 +218,33 @@ def test_static_ranges_come_from_examples_and_sensitive_nodes_stay_as_they_are(
     assert any("stayed as they were" in note for note in report.notes), report.notes
     assert 0 < report.after.operators["QuantizeLinear"] < found.after.operators["QuantizeLinear"]
     assert (tmp_path / "strict" / "sensitivity.json").is_file()
+
+
+@pytest.mark.slow
+def test_a_model_outside_its_budgets_is_trained_for_its_quantization(
+    trained: Path, examples: Path, tmp_path: Path, capsys: Said
+) -> None:
+    train = tmp_path / "train.csv"
+    lines = [line.replace("film", "cast").replace("plot", "plot plot") for line in rows(examples)]
+    train.write_text("\n".join(["text,label", *lines]) + "\n")
+    preset = ["--preset", "avx512_vnni", "--static", "--calibrate", str(examples), "--per-tensor"]
+    narrow = ["--calibration-method", "percentiles", "--percentile", "70"]
+    command = ["quantize", str(trained), *preset, *narrow, "--max-length", "8"]
+    judged = ["--validate", str(examples), "--budget"]
+    assert main([*command, *judged, "max_abs_diff=100", "-o", str(tmp_path / "before")]) == 0
+    before = EquivalenceReport.load(tmp_path / "before")
+    bound = f"max_abs_diff={before.max_abs_diff / 2:.6f}"
+    recovery = [bound, "--on-fail", "recover", "--max-excluded", "0"]
+    capsys.readouterr()
+    assert main([*command, *judged, *recovery, "-o", str(tmp_path / "refused")]) == 1
+    assert "there were no training data" in capsys.readouterr().out
+    training = ["--train", str(train), "--train-steps", "60", "--learning-rate", "1e-3"]
+    more = [*training, "--train-loss", "distillation"]
+    assert main([*command, *judged, *recovery, *more, "-o", str(tmp_path / "after")]) == 0
+    assert "fine-tuned with rounded weights and activations on 12 rows" in capsys.readouterr().out
+    assert EquivalenceReport.load(tmp_path / "after").max_abs_diff <= before.max_abs_diff / 2
+    assert json.loads((tmp_path / "after" / "fine_tuning.json").read_text())["steps"] == 60
+
+
+def rows(path: Path) -> list[str]:
+    return path.read_text().splitlines()[1:]

@@ -96,6 +96,7 @@ def tools(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         WeightOnlyConfig=lambda **given: SimpleNamespace(name="weight only", **given),
         HalfPrecisionConfig=lambda **given: SimpleNamespace(name="half", **given),
+        FineTuning=lambda **given: SimpleNamespace(**given),
     )
     monkeypatch.setattr(optimize, "tools", lambda: (Tool, levels))
     monkeypatch.setattr(quantize, "tools", lambda: module)
@@ -351,6 +352,22 @@ def test_ranges_of_static_quantization_come_from_the_examples(
     assert capsys.readouterr().err == f"comparing on {examples}, which also calibrates\n"
 
 
+def test_what_a_recovery_trains_on_is_read_as_the_examples(
+    source: Path, examples: Path, tmp_path: Path
+) -> None:
+    (batch,), labels = classifiers.batches(((7, 5),))
+    np.savez(tmp_path / "train.npz", allow_pickle=False, labels=labels, **batch)
+    recovery = ("--validate", examples, "--on-fail", "recover", "--max-excluded", "0")
+    training = ("--train", tmp_path / "train.npz", "--train-steps", "9", "--learning-rate", "1e-3")
+    options = (*recovery, *training, "--seed", "5", "--train-loss", "labels")
+    assert run("quantize", source, tmp_path / "out", *options) == 0
+    call = Tool.calls[0]
+    assert call["training_data"].examples == 7
+    assert call["max_excluded"] == 0
+    wanted = {"steps": 9, "learning_rate": 1e-3, "seed": 5, "loss": "labels"}
+    assert vars(call["fine_tuning"]) == wanted
+
+
 def test_weights_alone_have_a_configuration_of_their_own(
     source: Path, examples: Path, tmp_path: Path
 ) -> None:
@@ -373,6 +390,16 @@ def test_weights_alone_have_a_configuration_of_their_own(
         (["--preset", "avx2", "--calibrate", "a.npz"], "--calibrate: ranges are taken with"),
         (["--preset", "tensorrt"], "--preset tensorrt: is static"),
         (["--preset", "avx2", "--on-fail", "recover"], "--on-fail recover: there is nothing"),
+        (["--preset", "avx2", "--train", "a.npz"], "--train: is of a recovery; give --on-fail"),
+        (["--preset", "avx2", "--max-excluded", "0"], "--max-excluded: is of a recovery"),
+        (
+            ["--weight-only", "4", "--on-fail", "recover", "--train", "a.npz"],
+            "--train: weights are trained for eight bits",
+        ),
+        (
+            ["--preset", "avx2", "--on-fail", "recover", "--validate", "a", "--train", "./a"],
+            "--train: a is what the result is judged on",
+        ),
     ],
 )
 def test_options_of_quantization_that_do_not_go_together_are_told(

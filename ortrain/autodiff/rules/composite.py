@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ortrain.autodiff.registry import gradient, no_gradient
 from ortrain.graph.rounding import NARROW, WIDE
+from ortrain.ops.fake_quantize import whole
 from ortrain.ops.grouped_matmul import groups, matrices
 from ortrain.ops.tokens import sizes_of
 
@@ -62,6 +63,18 @@ def grouped_matmul(g, input, weight, ends):
         dw = [op.Unsqueeze(each, [0]) for each in dw]
         dw = dw[0] if len(dw) == 1 else op.Concat(*dw, axis=0)
     return dx, dw, None
+
+
+@gradient("ortrain::FakeQuantize")
+def fake_quantize(g, x, scale, zero, *, low, high):
+    """dx = dy where the integer is in its range, 0 outside: straight through the rounding
+
+    An estimate, the derivative being 0: Bengio et al. 2013 (arXiv:1308.3432). The range follows
+    from data, and is not learnt.
+    """
+    op = g.op
+    integer = whole(op, x, scale, zero)
+    return g.dy_where(op.And(op.GreaterOrEqual(integer, low), op.LessOrEqual(integer, high)))
 
 
 @gradient("ortrain::Embedding")

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ortrain.deploy.quantization.processor import Processor
     from ortrain.deploy.quantization.quantizer import ORTQuantizer
     from ortrain.deploy.quantization.sensitivity import Sensitivity
+    from ortrain.deploy.quantization.tuning.settings import FineTuning
     from ortrain.deploy.quantization.weight_only import WeightOnlyConfig
 
 _PACKAGE = "ortrain.deploy.quantization"
@@ -59,6 +60,7 @@ _HOME = {
     "ExcludeLayerNormNodes": f"{_PACKAGE}.preprocessor",
     "ExcludeNodeAfter": f"{_PACKAGE}.preprocessor",
     "ExcludeNodeFollowedBy": f"{_PACKAGE}.preprocessor",
+    "FineTuning": f"{_PACKAGE}.tuning.settings",
     "HalfPrecisionConfig": f"{_PACKAGE}.half_precision",
     "IncludeFullyConnectedNodes": f"{_PACKAGE}.preprocessor",
     "ORTCalibrationDataReader": f"{_PACKAGE}.calibration_data",
@@ -85,6 +87,7 @@ __all__ = [
     "ExcludeLayerNormNodes",
     "ExcludeNodeAfter",
     "ExcludeNodeFollowedBy",
+    "FineTuning",
     "HalfPrecisionConfig",
     "IncludeFullyConnectedNodes",
     "ORTCalibrationDataReader",

@@ -16,7 +16,7 @@ from onnx_ir.passes import common
 from onnxruntime.quantization.calibrate import CalibrationMethod
 
 from ortrain.deploy.model_folder import load_model
-from ortrain.deploy.quantization import preparation
+from ortrain.deploy.quantization import graph_nodes, preparation
 from ortrain.deploy.quantization.configuration import (
     QuantFormat,
     QuantizationConfig,
@@ -217,7 +217,7 @@ class _Graphs:
         self._provider = provider
         self.ends = ["/low", "/high", "/sum", *(["/size"] if counted else [])]
         model = load_model(path)
-        preparation.expect_float(model, path.name)
+        graph_nodes.expect_float(model, path.name)
         static = QuantizationMode.QLinearOps
         chosen = list(operators) or sorted(
             {name for fmt in QuantFormat for name in default_operators(fmt, static)}

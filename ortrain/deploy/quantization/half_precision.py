@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortrain.deploy.optimization.half import rounded, to_half
-from ortrain.deploy.quantization import preparation
+from ortrain.deploy.quantization import constants, graph_nodes, preparation
 from ortrain.errors import InputError, listing
 from ortrain.kinds import NONE, expect, expect_flag, expect_names
 
@@ -82,7 +82,7 @@ def halved(model: ir.Model, config: HalfPrecisionConfig, file: str) -> ir.Model:
         ValueError: a node that is named is not there.
     """
     preparation.prepare(model, gemm=False, wanted=lambda node: False)
-    preparation.expect_known(model, config.nodes_to_exclude, "nodes_to_exclude")
+    graph_nodes.expect_known(model, config.nodes_to_exclude, "nodes_to_exclude")
     _expect_in_range(model, config, file)
     return _computed(model, config) if config.compute else _stored(model, config, file)
 
@@ -92,13 +92,13 @@ def _stored(model: ir.Model, config: HalfPrecisionConfig, file: str) -> ir.Model
     kind, excluded = _KINDS[config.dtype], set(config.nodes_to_exclude)
     casts = []
     for name, value in list(model.graph.initializers.items()):
-        tensor = preparation.constant(value)
+        tensor = constants.constant(value)
         if tensor is None or tensor.dtype != ir.DataType.FLOAT or tensor.size < _SMALL:
             continue
         uses = [use for use in value.uses() if use.node.name not in excluded]
         if not uses or value.is_graph_output():
             continue
-        narrow = preparation.initializer(model, f"{name}_{config.dtype}", _narrow(tensor, kind))
+        narrow = constants.initializer(model, f"{name}_{config.dtype}", _narrow(tensor, kind))
         cast = ir.node("Cast", [narrow], {"to": ir.DataType.FLOAT}, name=f"{name}_widened")
         wide = cast.outputs[0]
         wide.name, wide.type, wide.shape = f"{name}_wide", value.type, value.shape
@@ -142,7 +142,7 @@ def _expect_in_range(model: ir.Model, config: HalfPrecisionConfig, file: str) ->
     excluded = set(config.nodes_to_exclude)
     large = []
     for name, value in model.graph.initializers.items():
-        tensor = preparation.constant(value)
+        tensor = constants.constant(value)
         if tensor is None or tensor.dtype != ir.DataType.FLOAT or tensor.size < _SMALL:
             continue
         array = tensor.numpy()

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ortrain.deploy.model_folder import load_model
-from ortrain.deploy.quantization import preparation
+from ortrain.deploy.quantization import constants, preparation
 from ortrain.kinds import expect
 
 Chosen = tuple[set[str], set[str]]
@@ -180,7 +180,7 @@ class IncludeFullyConnectedNodes(PreprocessorPass):
         return {
             node.name or ""
             for node in graph
-            if node.op_type in linear and preparation.follows_from_constants(node.inputs[1])
+            if node.op_type in linear and constants.follows_from_constants(node.inputs[1])
         }, set()
 
 
@@ -227,7 +227,7 @@ def _layer_norm(mean: ir.Node) -> set[ir.Node]:
         found.add(weighted)
         biased = _reader(weighted, "Add")
         if biased is not None and any(
-            preparation.follows_from_constants(value) for value in biased.inputs
+            constants.follows_from_constants(value) for value in biased.inputs
         ):
             found.add(biased)
     return {node for node in found if node is not None}
@@ -240,16 +240,16 @@ def _gelu(curve: ir.Node) -> set[ir.Node]:
     if (
         shifted is None
         or product is None
-        or not any(preparation.follows_from_constants(v) for v in shifted.inputs)
+        or not any(constants.follows_from_constants(v) for v in shifted.inputs)
     ):
         return set()
     found = {curve, shifted, product}
     half = (
         _reader(product, "Mul")
-        if not any(preparation.follows_from_constants(v) for v in product.inputs)
+        if not any(constants.follows_from_constants(v) for v in product.inputs)
         else None
     )
-    if half is not None and any(preparation.follows_from_constants(value) for value in half.inputs):
+    if half is not None and any(constants.follows_from_constants(value) for value in half.inputs):
         found.add(half)
     before = _producer(curve, "Div", "Mul")
     if before is not None:

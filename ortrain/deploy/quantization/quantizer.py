@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ortrain.deploy.model_folder import ModelFolder, published, save_model
-from ortrain.deploy.ort_config import ORTConfig
+from ortrain.deploy.model_folder import ModelFolder, published
+from ortrain.deploy.quantization import calibration_dataset
+from ortrain.deploy.quantization.calibration import Calibration, as_pairs
 from ortrain.deploy.quantization.calibration_config import CalibrationConfig
-from ortrain.deploy.quantization.calibration_data import ORTCalibrationDataReader
-from ortrain.deploy.quantization.calibrator import Calibrator
-from ortrain.deploy.quantization.chain import Chain
 from ortrain.deploy.quantization.configuration import QuantizationConfig
 from ortrain.deploy.quantization.half_precision import HalfPrecisionConfig
 from ortrain.deploy.quantization.preprocessor import QuantizationPreprocessor
-from ortrain.deploy.quantization.recovery import Recovery
+from ortrain.deploy.quantization.publication import Publication
 from ortrain.deploy.quantization.rewrites import Config, Rewrites
 from ortrain.deploy.quantization.sensitivity import Sensitivity
+from ortrain.deploy.quantization.tuning.settings import FineTuning
+from ortrain.deploy.quantization.tuning.tuner import tuner
 from ortrain.deploy.quantization.weight_only import WeightOnlyConfig
-from ortrain.errors import StateError
 from ortrain.kinds import NONE, expect, expect_flag, expect_names, expect_path, expect_whole
 
 if TYPE_CHECKING:
     from ortrain.deploy.equivalence import Budgets, GoldenSet
-
-
-SENSITIVITY = "sensitivity.json"
 
 
 class ORTQuantizer:
@@ -60,8 +53,7 @@ class ORTQuantizer:
             expect_path("onnx_model_path", onnx_model_path)
             self._source = ModelFolder.open(onnx_model_path)
         self.config = self._source.config if config is None else config
-        self._calibrators: dict[str, Calibrator] = {}
-        self._calibrated_by: tuple[Any, ...] | None = None
+        self._calibration = Calibration(self._source)
 
     @property
     def onnx_model_path(self) -> Path:
@@ -129,7 +121,7 @@ class ORTQuantizer:
             InputError: the data does not fit the model.
             ExecutionError: onnxruntime cannot run the model on it.
         """
-        self._forget()
+        self._calibration.forget()
         self.partial_fit(
             dataset,
             calibration_config,
@@ -173,21 +165,14 @@ class ORTQuantizer:
         expect_names("operators_to_quantize", operators_to_quantize, NONE)
         expect_flag("use_gpu", use_gpu)
         expect_flag("force_symmetric_range", force_symmetric_range)
-        self._calibrate_by(
-            calibration_config, operators_to_quantize, bool(use_gpu), bool(force_symmetric_range)
+        self._calibration.add(
+            dataset,
+            calibration_config,
+            operators_to_quantize,
+            batch_size,
+            use_gpu=bool(use_gpu),
+            symmetric=bool(force_symmetric_range),
         )
-        chain = Chain({file: each.inputs for file, each in self._calibrators.items()})
-        reader = ORTCalibrationDataReader(
-            dataset, batch_size, names=chain.columns(), ranks=chain.ranks()
-        )
-        runs = {file: calibrator.run for file, calibrator in self._calibrators.items()}
-        try:
-            for batch in reader:
-                chain.run(batch, runs)
-        except BaseException:
-            for calibrator in self._calibrators.values():
-                calibrator.close()
-            raise
 
     def compute_ranges(self) -> dict[str, tuple[float, float]]:
         """The ranges of all data so far; as :meth:`fit` gives them.
@@ -195,18 +180,7 @@ class ORTQuantizer:
         Raises:
             ValueError: nothing has been collected.
         """
-        if not any(calibrator.batches for calibrator in self._calibrators.values()):
-            raise ValueError(
-                "nothing has been collected: call fit or partial_fit first, with data that is not "
-                "empty"
-            )
-        found: dict[str, tuple[float, float]] = {}
-        several = len(self._calibrators) > 1
-        for file, calibrator in self._calibrators.items():
-            ranges = calibrator.ranges()
-            found.update({f"{file}/{n}" if several else n: r for n, r in ranges.items()})
-            calibrator.close()
-        return found
+        return self._calibration.ranges()
 
     def quantize(
         self,
@@ -220,6 +194,9 @@ class ORTQuantizer:
         validate: GoldenSet | None = None,
         budgets: Budgets | None = None,
         on_fail: str = "refuse",
+        max_excluded: int | None = None,
+        training_data: Any = None,
+        fine_tuning: FineTuning | None = None,
     ) -> Path:
         """Writes the quantized files with what goes along to a folder, as a whole or not at all.
 
@@ -235,16 +212,24 @@ class ORTQuantizer:
             validate: examples to compare the models on before anything is written.
             budgets: for the comparison.
             on_fail: what to do outside the budgets: ``"refuse"``, or ``"recover"``: leave the most
-                sensitive nodes as they are, as few as are enough.
+                sensitive nodes as they are, as few as are enough; and where that does not help,
+                train the weights for their quantization, if there are data.
+            max_excluded: nodes that may stay as they are for that; all but one by default. With 0
+                none is measured, and the weights are trained at once.
+            training_data: for training: a :class:`GoldenSet`, or what its ``draw`` takes, with
+                labels or without. Rows of ``validate`` are left out, and counted in the report.
+            fine_tuning: steps, learning rate, seed and loss of the training.
 
         Returns:
             ``save_dir``, with ``ort_config.json``; with ``validate`` also ``equivalence.json`` and
-            ``equivalence.html``, and with sensitive nodes ``sensitivity.json``.
+            ``equivalence.html``, with sensitive nodes ``sensitivity.json``, and after training
+            ``fine_tuning.json``.
 
         Raises:
             TypeError: an argument is of another type.
             ValueError: static quantization without ranges; a node that is not there.
-            InputError: a file cannot be quantized so.
+            InputError: a file cannot be quantized so; the training data do not fit it, are empty
+                or those of ``validate``.
             EquivalenceError: the result is outside the budgets; it names the sensitive nodes.
             SaveError: the files could not be written.
         """
@@ -253,33 +238,35 @@ class ORTQuantizer:
         expect("file_suffix", file_suffix, (str, NONE), "a text or None")
         expect_flag("use_external_data_format", use_external_data_format)
         expect("preprocessor", preprocessor, (QuantizationPreprocessor, NONE), "a preprocessor")
+        expect_whole("max_excluded", max_excluded, NONE)
         if validate is None and (budgets is not None or on_fail == "recover"):
             raise ValueError("budgets are kept on examples: give validate=GoldenSet(...)")
-        rewrites = Rewrites(self._source, _ranges(calibration_tensors_range))
+        ranges = as_pairs(calibration_tensors_range)
+        recover = on_fail == "recover"
+        if max_excluded is not None and (max_excluded < 0 or not recover):
+            raise ValueError(
+                f"max_excluded={max_excluded}: expected a number from 0 up, with on_fail='recover'"
+            )
+        tune = tuner(
+            self._source, config, ranges, validate, training_data, fine_tuning, recover=recover
+        )
+        rewrites = Rewrites(self._source, ranges)
         configs = {file: rewrites.chosen(file, config, preprocessor) for file in self.files}
         with published(self._source, save_dir, "quantized model") as folder:
-
-            def write(current: Mapping[str, Config]) -> None:
-                for file, each in current.items():
-                    model = rewrites.model(file, each)
-                    beside = True if use_external_data_format else None
-                    save_model(model, folder / _named(file, file_suffix), external=beside)
-
-            write(configs)
+            publication = Publication(
+                self._source, rewrites, folder, file_suffix, beside=bool(use_external_data_format)
+            )
+            publication.write(configs)
             if validate is not None:
-                recovery = Recovery(
-                    self._pair(folder, file_suffix),
+                configs = publication.compare(
+                    configs,
                     validate,
                     budgets,
-                    write,
-                    lambda: rewrites.sensitivities(configs, validate.batches),
+                    recover=recover,
+                    at_most=max_excluded,
+                    tune=tune,
                 )
-                report, configs, sensitive = recovery.run(configs, recover=on_fail == "recover")
-                report.save(folder)
-                if sensitive:
-                    text = json.dumps([each.to_dict() for each in sensitive], indent=2)
-                    (folder / SENSITIVITY).write_text(text + "\n", encoding="utf-8")
-            self._described(folder, configs, use_external_data_format)
+            publication.describe(configs)
         return Path(save_dir)
 
     def sensitivity(
@@ -306,7 +293,7 @@ class ORTQuantizer:
         if mode not in ("alone", "excluded"):
             raise ValueError(f"mode={mode!r}: expected 'alone' or 'excluded'")
         batches = getattr(examples, "batches", examples)
-        rewrites = Rewrites(self._source, _ranges(calibration_tensors_range))
+        rewrites = Rewrites(self._source, as_pairs(calibration_tensors_range))
         configs = {file: rewrites.chosen(file, config) for file in self.files}
         return rewrites.sensitivities(configs, batches, mode)
 
@@ -340,23 +327,16 @@ class ORTQuantizer:
             TypeError: an argument is of another type.
             ValueError: there is more than one split, and none is named.
         """
-        from datasets import Dataset, load_dataset
-
-        expect("dataset_name", dataset_name, (str, os.PathLike), "a name or a folder")
-        expect_whole("num_samples", num_samples)
-        if num_samples < 1:
-            raise ValueError(f"num_samples={num_samples}: expected 1 or more")
-        found = load_dataset(
-            os.fspath(dataset_name), name=dataset_config_name, split=dataset_split, token=token
+        found = calibration_dataset.drawn(
+            dataset_name,
+            num_samples,
+            dataset_config_name,
+            dataset_split,
+            preprocess_function,
+            preprocess_batch,
+            seed,
+            token,
         )
-        if not isinstance(found, Dataset):
-            raise ValueError(
-                f"{dataset_name} has the splits {', '.join(found)}: give one as dataset_split"
-            )
-        chosen = min(num_samples, len(found))
-        found = found.shuffle(seed=seed).select(range(chosen))
-        if preprocess_function is not None:
-            found = found.map(preprocess_function, batched=preprocess_batch)
         return self.clean_calibration_dataset(found)
 
     def clean_calibration_dataset(self, dataset: Any) -> Any:
@@ -365,14 +345,14 @@ class ORTQuantizer:
         Raises:
             TypeError: it is no ``datasets.Dataset``.
         """
-        if not hasattr(dataset, "remove_columns"):
-            expect("dataset", dataset, (), "a datasets.Dataset")
         taken = {
-            value.name for file in self.files for value in self._source.load(file).graph.inputs
+            value.name or ""
+            for file in self.files
+            for value in self._source.load(file).graph.inputs
         }
         if len(self.files) > 1:
             taken |= {"decoder_input_ids", "labels"}
-        return dataset.remove_columns([n for n in dataset.column_names if n not in taken])
+        return calibration_dataset.cleaned(dataset, taken)
 
     def _checked(self, config: Config, ranges: Any, on_fail: str) -> Config:
         kinds = (QuantizationConfig, WeightOnlyConfig, HalfPrecisionConfig)
@@ -386,76 +366,3 @@ class ORTQuantizer:
             )
         # What a caller holds is not changed; what was changed in it is looked at anew.
         return dataclasses.replace(copy.deepcopy(config))
-
-    def _pair(self, folder: Path, suffix: str | None) -> tuple[Path, Path]:
-        if len(self.files) == 1:
-            file = self.files[0]
-            return self._source.path / file, folder / _named(file, suffix)
-        return self._source.path, folder
-
-    def _described(self, folder: Path, configs: Mapping[str, Config], beside: bool) -> None:
-        first = next(iter(configs.values()))
-        written = copy.deepcopy(first)
-        for name in ("nodes_to_quantize", "nodes_to_exclude"):
-            if hasattr(written, name):
-                union = {n for each in configs.values() for n in getattr(each, name)}
-                setattr(written, name, sorted(union))
-        external = beside or any(path.suffix == ".onnx_data" for path in folder.iterdir())
-        ORTConfig(use_external_data_format=external, quantization=written).save_pretrained(folder)
-
-    def _calibrate_by(
-        self,
-        config: CalibrationConfig,
-        operators: Sequence[str] | None,
-        use_gpu: bool,
-        symmetric: bool,
-    ) -> None:
-        described_by = (
-            dataclasses.astuple(config)[4:],  # what it says of the data may differ by shard
-            tuple(operators or ()),
-            use_gpu,
-            symmetric,
-        )
-        if self._calibrated_by is None:
-            provider = "CUDAExecutionProvider" if use_gpu else "CPUExecutionProvider"
-            self._calibrators = {
-                file: Calibrator(
-                    self._source.path / file,
-                    copy.deepcopy(config),
-                    operators,
-                    symmetric=symmetric,
-                    provider=provider,
-                )
-                for file in self.files
-            }
-            self._calibrated_by = described_by
-        elif self._calibrated_by != described_by:
-            raise StateError(
-                "partial_fit with another method, other operators or another device than before",
-                because="shards add up to one set of ranges",
-                help="give the same arguments, or begin anew with fit",
-            )
-
-    def _forget(self) -> None:
-        for calibrator in self._calibrators.values():
-            calibrator.close()
-        self._calibrators, self._calibrated_by = {}, None
-
-
-def _named(file: str, suffix: str | None) -> str:
-    path = Path(file)
-    return f"{path.stem}_{suffix}{path.suffix}" if suffix else file
-
-
-def _ranges(given: Any) -> dict[str, tuple[float, float]] | None:
-    """Ranges as pairs, also of onnxruntime's own ``TensorsData``."""
-    if given is None:
-        return None
-    items = given.items() if hasattr(given, "items") else None
-    if items is None:
-        expect("calibration_tensors_range", given, Mapping, "activation → (lowest, highest)")
-    found: dict[str, tuple[float, float]] = {}
-    for name, value in items or ():
-        low, high = getattr(value, "range_value", value)
-        found[name] = float(np.asarray(low).reshape(())), float(np.asarray(high).reshape(()))
-    return found

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from ortrain.deploy.model_folder import ModelFolder, save_model
-from ortrain.deploy.quantization import preparation
+from ortrain.deploy.quantization import constants, graph_nodes, preparation
 from ortrain.deploy.quantization.chain import Arrays, Chain
 from ortrain.deploy.quantization.configuration import QuantizationConfig
 from ortrain.deploy.quantization.half_precision import HalfPrecisionConfig, halved
@@ -67,7 +67,7 @@ class Rewrites:
         """
         model = self._source.load(file)
         preparation.prepare(model, gemm=False, wanted=lambda _: False)
-        names = {node.name for node in preparation.nodes(model)}
+        names = {node.name for node in graph_nodes.nodes(model)}
         each = copy.deepcopy(config)
         if self._several:  # nodes of other files are named as well
             for argument in ("nodes_to_quantize", "nodes_to_exclude"):
@@ -81,18 +81,26 @@ class Rewrites:
             each.nodes_to_exclude = sorted({*each.nodes_to_exclude, *less})
         return each
 
-    def model(self, file: str, config: Config) -> ir.Model:
+    def model(
+        self, file: str, config: Config, weights: Mapping[str, np.ndarray] | None = None
+    ) -> ir.Model:
         """A file's model, quantized.
 
         Args:
             file: its name.
             config: of this file.
+            weights: initializer → what it is instead; None for the file's own.
 
         Raises:
             InputError: it cannot be quantized so.
             ValueError: a node that is named is not there.
         """
         model = self._source.load(file)
+        if weights:
+            preparation.prepare(model, gemm=False, wanted=lambda _: False)  # constants get names
+            for name, array in weights.items():
+                value = model.graph.initializers[name]
+                value.const_value = ir.Tensor(array, name=name)
         if isinstance(config, WeightOnlyConfig):
             return in_blocks(model, config, file)
         if isinstance(config, HalfPrecisionConfig):
@@ -152,7 +160,7 @@ class Rewrites:
         chosen, excluded = set(config.nodes_to_quantize), set(config.nodes_to_exclude)
         return [
             (node.name or "", node.op_type)
-            for node in preparation.quantizable(model, static=config.is_static)
+            for node in constants.quantizable(model, static=config.is_static)
             if node.op_type in operators
             and node.name not in excluded
             and (not chosen or node.name in chosen)

@@ -16,7 +16,7 @@ from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 from onnxruntime.quantization.quant_utils import add_infer_metadata
 
-from ortrain.deploy.quantization import fused, preparation, tied
+from ortrain.deploy.quantization import constants, fused, graph_nodes, preparation, tied
 from ortrain.deploy.quantization.configuration import (
     QuantFormat,
     QuantizationConfig,
@@ -51,11 +51,11 @@ def quantized(
         InputError: the model is quantized already, nothing in it can be, or its sub-graphs cannot.
         ValueError: a node that is named is not there.
     """
-    preparation.expect_float(model, file)
+    graph_nodes.expect_float(model, file)
     excluded = ready(model, config, file)
     preparation.infer(model)
     # What follows from constants alone is no activation: a weight that stays, transposed, stays.
-    apart = {*config.nodes_to_exclude, *preparation.constants(model)}
+    apart = {*config.nodes_to_exclude, *constants.constants(model)}
     wanted = _wanted(config, apart | set(excluded))
     shared = {} if config.is_static else tied.tables(model, wanted)
     apart |= shared.keys()
@@ -63,7 +63,7 @@ def quantized(
     if ranges is not None:
         excluded |= _without_range(model, ranges, wanted)
         wanted = _wanted(config, apart | set(excluded))
-    if not any(wanted(node) for node in preparation.nodes(model)):
+    if not any(wanted(node) for node in graph_nodes.nodes(model)):
         raise InputError(
             f"nothing of {file} would be quantized",
             because=f"of operators {listing(config.operators_to_quantize)} it has no node that is "
@@ -72,7 +72,7 @@ def quantized(
         )
     left_out: dict[str, ir.TensorProtocol] = {}
     proto = _proto(model, wanted, left_out)
-    names = [node.name or "" for node in preparation.nodes(model) if wanted(node)]
+    names = [node.name or "" for node in graph_nodes.nodes(model) if wanted(node)]
     excluded_names = sorted({*apart, *excluded})
     with _quiet():
         result = _rewrite(proto, config, ranges, names, excluded_names)
@@ -106,7 +106,7 @@ def ready(model: ir.Model, config: QuantizationConfig, file: str) -> dict[str, s
     # Names of nodes that have none are given first, so that a configuration may have them.
     preparation.prepare(model, gemm=False, wanted=lambda node: False)
     for argument in ("nodes_to_quantize", "nodes_to_exclude"):
-        preparation.expect_known(model, getattr(config, argument), argument)
+        graph_nodes.expect_known(model, getattr(config, argument), argument)
     fused.take_apart(
         model,
         _wanted(config, set(config.nodes_to_exclude), gemm=True),
@@ -123,9 +123,7 @@ def ready(model: ir.Model, config: QuantizationConfig, file: str) -> dict[str, s
     return excluded
 
 
-def _wanted(
-    config: QuantizationConfig, excluded: set[str], gemm: bool = False
-) -> preparation.Wanted:
+def _wanted(config: QuantizationConfig, excluded: set[str], gemm: bool = False) -> constants.Wanted:
     operators, chosen = set(config.operators_to_quantize), set(config.nodes_to_quantize)
     if "MatMul" in operators:
         operators |= {"FusedMatMul", "Attention"}
@@ -145,12 +143,12 @@ def _wanted(
 def _unquantizable(model: ir.Model, config: QuantizationConfig) -> dict[str, str]:
     """Nodes on which onnxruntime's quantizer would fail or go wrong."""
     found = dict.fromkeys(
-        preparation.misnamed(model, config.operators_to_quantize),
+        graph_nodes.misnamed(model, config.operators_to_quantize),
         "an operator of another domain has the same name",
     )
-    for node in preparation.nodes(model):
+    for node in graph_nodes.nodes(model):
         name = node.name or ""
-        if node.op_type == "Attention" and node.domain == preparation.MICROSOFT:
+        if node.op_type == "Attention" and node.domain == graph_nodes.MICROSOFT:
             if not fused.has_quantized_form(node):
                 found[name] = "QAttention has not all of its attributes and inputs"
             elif config.is_static:
@@ -158,7 +156,7 @@ def _unquantizable(model: ir.Model, config: QuantizationConfig) -> dict[str, str
         elif (
             node.op_type in ("Conv", "ConvTranspose", "LSTM")
             and not config.is_static
-            and preparation.weight(node) is None
+            and constants.weight(node) is None
         ):
             found[name] = "its weight is no constant"
     return found
@@ -168,7 +166,7 @@ def _expect_flat(model: ir.Model, config: QuantizationConfig, file: str) -> None
     wanted = _wanted(config, set(config.nodes_to_exclude))
     inside = [
         node.name or ""
-        for node in preparation.products(model)
+        for node in constants.products(model)
         if node.graph is not model.graph and wanted(node)
     ]
     if inside:
@@ -180,7 +178,7 @@ def _expect_flat(model: ir.Model, config: QuantizationConfig, file: str) -> None
         )
 
 
-def _without_range(model: ir.Model, ranges: Ranges, wanted: preparation.Wanted) -> dict[str, str]:
+def _without_range(model: ir.Model, ranges: Ranges, wanted: constants.Wanted) -> dict[str, str]:
     """Nodes of which an activation has no range, as masks of infinities have none."""
     found = {}
     for node in model.graph:
@@ -189,7 +187,7 @@ def _without_range(model: ir.Model, ranges: Ranges, wanted: preparation.Wanted) 
         for value in (*node.inputs, *node.outputs):
             if value is None or not value.name or value.is_initializer():
                 continue
-            if value.type is not None and value.type.dtype not in preparation.FLOATS:
+            if value.type is not None and value.type.dtype not in constants.FLOATS:
                 continue
             if value.name not in ranges and value.type is not None:
                 found[node.name or ""] = f"calibration has no range of {value.name}"
@@ -197,7 +195,7 @@ def _without_range(model: ir.Model, ranges: Ranges, wanted: preparation.Wanted) 
 
 
 def _proto(
-    model: ir.Model, wanted: preparation.Wanted, left_out: dict[str, ir.TensorProtocol]
+    model: ir.Model, wanted: constants.Wanted, left_out: dict[str, ir.TensorProtocol]
 ) -> onnx.ModelProto:
     """The model for the quantizer; large weights of other nodes are named in it, not contained."""
     kept: dict[str, ir.TensorProtocol] = {}
@@ -302,12 +300,12 @@ def _report_left(
     wanted = _wanted(config, set(config.nodes_to_exclude) | set(excluded))
     left = []
     if not config.is_static:
-        left = [node.name or "" for node in preparation.products(model) if wanted(node)]
-    kinds = {node.name or "": node.op_type for node in preparation.nodes(model)}
+        left = [node.name or "" for node in constants.products(model) if wanted(node)]
+    kinds = {node.name or "": node.op_type for node in graph_nodes.nodes(model)}
     told = [
         f"{name} ({reason})"
         for name, reason in sorted(excluded.items())
-        if name in named or kinds.get(name) in preparation.WEIGHTED
+        if name in named or kinds.get(name) in constants.WEIGHTED
     ]
     if left or told:
         warnings.warn(

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from ortrain.deploy.quantization import preparation
+from ortrain.deploy.quantization import constants, graph_nodes, preparation
 
 
-def tables(model: ir.Model, wanted: preparation.Wanted) -> dict[str, str]:
+def tables(model: ir.Model, wanted: constants.Wanted) -> dict[str, str]:
     """Nodes that read rows of such a table → the product's weight, which is the table transposed.
 
     Args:
@@ -22,20 +22,20 @@ def tables(model: ir.Model, wanted: preparation.Wanted) -> dict[str, str]:
         wanted: whether a node is going to be quantized.
     """
     products = {
-        value.meta[preparation.TRANSPOSED]: value.name or ""
+        value.meta[constants.TRANSPOSED]: value.name or ""
         for value in model.graph.initializers.values()
-        if preparation.TRANSPOSED in value.meta
-        and all(preparation.standard(use.node, "MatMul") for use in value.uses())
+        if constants.TRANSPOSED in value.meta
+        and all(graph_nodes.standard(use.node, "MatMul") for use in value.uses())
         and any(wanted(use.node) for use in value.uses())
     }
     found = {}
-    for node in preparation.nodes(model):
-        if not preparation.standard(node, "Gather") or not wanted(node):
+    for node in graph_nodes.nodes(model):
+        if not graph_nodes.standard(node, "Gather") or not wanted(node):
             continue
         table = node.inputs[0]
         if table is None or table.name not in products or table.dtype != ir.DataType.FLOAT:
             continue
-        if preparation.attribute(node, "axis", 0) == 0:
+        if graph_nodes.attribute(node, "axis", 0) == 0:
             found[node.name or ""] = products[table.name]
     return found
 
@@ -51,9 +51,9 @@ def share(model: ir.Model, found: Mapping[str, str]) -> None:
         found: of :func:`tables`.
     """
     made: dict[str, ir.Value] = {}
-    for node in list(preparation.nodes(model)):
+    for node in list(graph_nodes.nodes(model)):
         weight = found.get(node.name or "")
-        if weight is None or not preparation.standard(node, "Gather"):
+        if weight is None or not graph_nodes.standard(node, "Gather"):
             continue
         if weight not in made:
             made[weight] = _transposed(model, weight)
@@ -66,7 +66,7 @@ def _transposed(model: ir.Model, weight: str) -> ir.Value:
     held = model.graph.initializers[f"{weight}_quantized"]
     assert held.const_value is not None
     array = np.ascontiguousarray(held.const_value.numpy().T)
-    rows = preparation.initializer(model, f"{weight}_by_rows", array)
+    rows = constants.initializer(model, f"{weight}_by_rows", array)
     # onnxruntime computes it once, when it loads the file.
     back = ir.node("Transpose", [rows], {"perm": [1, 0]}, name=f"{weight}_by_columns")
     columns = back.outputs[0]
@@ -88,7 +88,7 @@ def _read_rows(model: ir.Model, node: ir.Node, weight: str, rows: ir.Value) -> N
     scale = model.graph.initializers[f"{weight}_scale"]
     assert zero.const_value is not None
     zeros = zero.const_value.numpy()
-    last = preparation.initializer(model, "last_axis", np.array([-1]))
+    last = constants.initializer(model, "last_axis", np.array([-1]))
     for kind, held, needed in (("Sub", zero, zeros.any()), ("Mul", scale, True)):
         if not needed:
             continue
@@ -109,4 +109,4 @@ def _read_rows(model: ir.Model, node: ir.Node, weight: str, rows: ir.Value) -> N
         value = made[-1].outputs[0]
     for index, each in enumerate(made):
         each.outputs[0].name = f"{name}_of_rows_{index}"
-    preparation.put(node, made)
+    graph_nodes.put(node, made)

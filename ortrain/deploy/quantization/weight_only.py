@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ortrain.deploy.quantization import fused, preparation, tied
+from ortrain.deploy.quantization import constants, fused, graph_nodes, preparation, tied
 from ortrain.errors import InputError, listing
 from ortrain.kinds import NONE, expect, expect_flag, expect_names, expect_whole
 
@@ -90,10 +90,10 @@ def in_blocks(model: ir.Model, config: WeightOnlyConfig, file: str) -> ir.Model:
         InputError: it is quantized already, or no weight of it would be.
         ValueError: a node that is named is not there.
     """
-    preparation.expect_float(model, file)
+    graph_nodes.expect_float(model, file)
     preparation.prepare(model, gemm=False, wanted=lambda node: False)
     for argument in ("nodes_to_quantize", "nodes_to_exclude"):
-        preparation.expect_known(model, getattr(config, argument), argument)
+        graph_nodes.expect_known(model, getattr(config, argument), argument)
     chosen, excluded = set(config.nodes_to_quantize), set(config.nodes_to_exclude)
     operators = set(config.operators_to_quantize)
     if operators & {"MatMul", "Gemm"}:
@@ -108,7 +108,7 @@ def in_blocks(model: ir.Model, config: WeightOnlyConfig, file: str) -> ir.Model:
     preparation.prepare(model, gemm=True, wanted=wanted)
     writer = _Blocks(model, config, tied.tables(model, wanted))
     count = 0
-    for node in list(preparation.nodes(model)):
+    for node in list(graph_nodes.nodes(model)):
         if wanted(node):
             count += writer.table(node) if node.op_type == "Gather" else writer.product(node)
     if not count:
@@ -118,7 +118,7 @@ def in_blocks(model: ir.Model, config: WeightOnlyConfig, file: str) -> ir.Model:
             "are none",
             help="name other nodes, or leave the lists out",
         )
-    model.opset_imports.setdefault(preparation.MICROSOFT, 1)
+    model.opset_imports.setdefault(graph_nodes.MICROSOFT, 1)
     preparation.remove_unused(model)
     return model
 
@@ -137,8 +137,8 @@ class _Blocks:
 
     def product(self, node: ir.Node) -> bool:
         """``MatMul`` with a constant matrix → ``MatMulNBits``."""
-        tensor = preparation.weight(node)
-        if tensor is None or len(tensor.shape) != 2 or not preparation.standard(node, "MatMul"):
+        tensor = constants.weight(node)
+        if tensor is None or len(tensor.shape) != 2 or not graph_nodes.standard(node, "MatMul"):
             return False
         if tensor.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
             return False
@@ -157,21 +157,21 @@ class _Blocks:
             "MatMulNBits",
             [node.inputs[0], *self._packed(value, transposed=True)],
             attributes,
-            domain=preparation.MICROSOFT,
+            domain=graph_nodes.MICROSOFT,
             name=node.name,
         )
-        preparation.put(node, [made])
+        graph_nodes.put(node, [made])
         return True
 
     def table(self, node: ir.Node) -> bool:
         """``Gather`` of rows of a constant table → ``GatherBlockQuantized``."""
         value = node.inputs[0]
-        tensor = preparation.constant(value)
+        tensor = constants.constant(value)
         if value is None or tensor is None or len(tensor.shape) != 2:
             return False
         if tensor.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
             return False
-        if preparation.attribute(node, "axis", 0) != 0 or not preparation.standard(node, "Gather"):
+        if graph_nodes.attribute(node, "axis", 0) != 0 or not graph_nodes.standard(node, "Gather"):
             return False
         columns = tensor.numpy().shape[1]
         if columns % self._config.block_size:  # the last block would be padded, and given out too
@@ -186,10 +186,10 @@ class _Blocks:
                 "gather_axis": 0,
                 "quantize_axis": 1,
             },
-            domain=preparation.MICROSOFT,
+            domain=graph_nodes.MICROSOFT,
             name=node.name,
         )
-        preparation.put(node, [made])
+        graph_nodes.put(node, [made])
         return True
 
     def _rows(self, node: ir.Node, value: ir.Value) -> list[ir.Value]:
@@ -199,7 +199,7 @@ class _Blocks:
             return self._packed(value, transposed=False)
         packed, *more = self._packed(self._model.graph.initializers[weight], transposed=True)
         if weight not in self._flat:  # [rows, blocks, bytes] → [rows, bytes]
-            shape = preparation.initializer(self._model, "rows_of_bytes", np.array([0, -1]))
+            shape = constants.initializer(self._model, "rows_of_bytes", np.array([0, -1]))
             flat = ir.node("Reshape", [packed, shape], name=f"{weight}_by_rows")
             self._model.graph.insert_before(next(iter(self._model.graph)), flat)
             self._flat[weight] = flat.outputs[0]
@@ -222,7 +222,7 @@ class _Blocks:
                 parts["_zero_points"] = zeros
             end = "" if transposed else "_table"
             self._made[key] = [
-                preparation.initializer(self._model, f"{value.name}{end}{suffix}", part)
+                constants.initializer(self._model, f"{value.name}{end}{suffix}", part)
                 for suffix, part in parts.items()
             ]
         return self._made[key]

@@ -32,6 +32,8 @@ from ortrain.deploy.quantization import (
     AutoQuantizationConfig,
     ORTQuantizer,
     WeightOnlyConfig,
+    constants,
+    graph_nodes,
     preparation,
 )
 from tests.deploy.quantization.models import Arrays, answers, operators, relative
@@ -197,14 +199,14 @@ def left(path: Path) -> list[str]:
     """Products with a constant weight that are floating point still."""
     model = load_model(path)
     preparation.prepare(model, gemm=False, wanted=lambda node: True)
-    return [node.op_type for node in preparation.products(model)]
+    return [node.op_type for node in constants.products(model)]
 
 
 def integers(path: Path) -> list[str]:
     """Products that read a weight of eight bits through DequantizeLinear."""
     model = load_model(path)
     found = []
-    for node in preparation.nodes(model):
+    for node in graph_nodes.nodes(model):
         if node.op_type not in ("MatMul", "Gemm", "Conv") or node.inputs[1] is None:
             continue
         producer = node.inputs[1].producer()

@@ -316,7 +316,7 @@ def test_the_folder_of_the_source_is_no_target(tmp_path: Path) -> None:
 
 def test_a_failure_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pair(tmp_path / "a")
-    from ortrain.deploy.quantization import quantizer as module
+    from ortrain.deploy.quantization import publication as module
 
     save = module.save_model
     saved_files: list[Path] = []
