@@ -17,6 +17,7 @@ from ortrain.program import Role
 from ortrain.runtime import engines
 from ortrain.step.compiler import device_of
 from ortrain.step.forms import CallForm, CompiledCapture, ModuleState
+from ortrain.step.wrappers import needs_its_own_forward
 
 _transforms = torch._C._functorch.peek_interpreter_stack
 
@@ -99,7 +100,7 @@ def not_served(
                 f"{name} is partitioned by DeepSpeed ZeRO stage 3, which gathers it for the "
                 "modules that it calls; stages 1 and 2 leave parameters whole"
             )
-    return inner_hooks(module) or ""
+    return needs_its_own_forward(module) or inner_hooks(module) or ""
 
 
 def _executor_serves(
