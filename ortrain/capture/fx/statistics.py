@@ -54,6 +54,12 @@ def _batch_norm(emit: Emitter, *args: Any) -> fx.Node:
     return output
 
 
+def is_statistic(node: fx.Node) -> bool:
+    """Whether a node is a new running statistic of a normalization: autograd does not follow it."""
+    source = node.args[0] if node.target is operator.getitem else None
+    return isinstance(source, fx.Node) and source.target is _FUNCTIONAL and node.args[1] in (3, 4)
+
+
 def _empty(value: torch.Tensor) -> bool:
     """Whether a batch without rows was traced, which leaves running statistics as they are."""
     return "0" in map(str, value.shape)

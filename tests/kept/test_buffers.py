@@ -1,0 +1,64 @@
+"""A buffer that is written to around what stays PyTorch's, and in it, holds what PyTorch leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.breadth import crossed
+from tests.kept.buffers import ACCESSES, KINDS, UPDATES, Between, nothing
+from tests.kept.twins import Twins
+
+pytestmark = pytest.mark.filterwarnings("ignore:ORTModule runs:ortrain.errors.OrtrainWarning")
+
+# Signs of the inputs, which decide about what is done sometimes: never in the first call.
+SIGNS = (-1, -1, 1, -1, 1)
+
+
+def an_input(step: int, sign: int) -> Tensor:
+    made = torch.randn(6, 8, generator=torch.Generator().manual_seed(step))
+    return sign * (made.abs() + 0.1)
+
+
+def compare(module: nn.Module, options: dict[str, Any] | None = None) -> Twins:
+    """Five steps of training, one of evaluation, and one more of training, beside PyTorch's."""
+    twins = Twins(module, "aten", fallback="torch", **options or {})
+    twins.tolerance = 1e-5
+    for step, sign in enumerate(SIGNS):
+        twins.step(an_input(step, sign), seed=step)
+    for training in (False, True):
+        twins.eager.train(training)
+        twins.graph.train(training)
+        twins.step(an_input(9, -1), seed=9)
+    return twins
+
+
+@pytest.mark.parametrize(
+    ("access", "kind", "before", "behind"),
+    crossed(ACCESSES, KINDS, UPDATES, ["nothing", "in place"], one_in=12),
+)
+def test_outputs_gradients_and_buffers_are_those_of_pytorch(
+    access: str, kind: str, before: str, behind: str
+) -> None:
+    parts = UPDATES[before], KINDS[kind], ACCESSES[access], UPDATES[behind]
+    options = {"keep_in_torch": ["inner"]} if kind == "a module" else {}
+    compare(Between(*parts, times=1), options)
+
+
+@pytest.mark.parametrize(("access", "kind", "before"), crossed(ACCESSES, KINDS, UPDATES, one_in=14))
+def test_two_calls_with_a_write_between(access: str, kind: str, before: str) -> None:
+    options = {"keep_in_torch": ["inner"]} if kind == "a module" else {}
+    compare(Between(UPDATES[before], KINDS[kind], ACCESSES[access], nothing, times=2), options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("before", ["in place", "a slice", "statistics"])
+def test_a_piece_that_reads_what_the_graph_has_written_is_a_node(kind: str, before: str) -> None:
+    options = {"keep_in_torch": ["inner"]} if kind == "a module" else {}
+    module = Between(UPDATES[before], KINDS[kind], ACCESSES["reads"], nothing, times=1)
+    twins = compare(module, options)
+    assert twins.graph.report.graph_calls == 7, str(twins.graph.report)
+    assert twins.kept
