@@ -172,9 +172,14 @@ class Kept:
         return owner if isinstance(owner, torch.autograd.function.FunctionMeta) else None
 
     @property
-    def is_operator(self) -> bool:
-        """Whether it is an operator of PyTorch's, which sees its arguments and nothing else."""
-        return isinstance(self.function, torch._ops.OpOverload)
+    def comes_to_more(self) -> bool:
+        """Whether its code may come to more of the module than the tensors that it is given.
+
+        An operator does not; a custom function comes to objects among its arguments.
+        """
+        if self.custom_function is None:
+            return not isinstance(self.function, torch._ops.OpOverload)
+        return any(hasattr(each, "__dict__") for each in self.arguments.objects)
 
     # -- what generated functions call -------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import contextlib
 import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from ortrain.kept.call import Kept
 from ortrain.kept.routine import Routine, noting_writes, undo_writes
-from ortrain.module_state.holder import Holder, Memo
+from ortrain.module_state.holder import Attributes, Holder, Memo, Signature
 from ortrain.module_state.survey import Survey
 from ortrain.module_state.untouched import FREE, generator_state, set_state, untouched
 
@@ -59,11 +60,17 @@ class Surroundings:
 
     def __init__(self, module: nn.Module, calls: Sequence[Kept]) -> None:
         survey = Survey(module, modules_of([each for each in calls if not each.repeatable]))
-        self._holders = [each for each in survey.holders if not isinstance(each, Memo)]
+        self._holders = [each for each in survey.holders if not _is_of_a_function(each)]
 
     def read(self) -> list[tuple[Holder, Any]]:
         """What is held now, with where."""
         return [(each, each.read()) for each in self._holders]
+
+
+def _is_of_a_function(holder: Holder) -> bool:
+    """Whether it holds what no call changes that is under way, or results that are remembered."""
+    own = isinstance(holder, Attributes) and isinstance(holder.object, FunctionType)
+    return own or isinstance(holder, Memo | Signature)
 
 
 def changed(before: Sequence[tuple[Holder, Any]]) -> list[str]:
@@ -104,12 +111,11 @@ def modules_of(calls: Sequence[Kept]) -> list[nn.Module]:
 
 def remembered(calls: Sequence[Kept]) -> Callable[[], None]:
     """Gives what undoes the effects of calls that are about to run, random numbers included."""
-    modules, own = modules_of(calls), torch.get_rng_state()
+    own = torch.get_rng_state()
     generators = _states(_generators(calls))
     written = noting_writes() if any(_returned(call) for call in calls) else []
-    buffers = [remember_buffers(module) for module in modules]
-    shared = {id(t): t for call in calls for b in call.shared if (t := b.now()) is not None}
-    contents = [(tensor, tensor.detach().clone()) for tensor in shared.values()]
+    around = [call.around for call in calls if call.around is not None]
+    buffers = [remember_buffers(module) for module in around[:1] or modules_of(calls)]
     # Others are looked at as the module around them is.
     changing = modules_of([call for call in calls if not call.repeatable])
     surveys = [Survey(module) for module in changing]
@@ -119,9 +125,6 @@ def remembered(calls: Sequence[Kept]) -> Callable[[], None]:
     def undo() -> None:
         for put_back in buffers:
             put_back()
-        with torch.no_grad():
-            for tensor, held_before in contents:
-                tensor.copy_(held_before)
         for holder, before in held:
             holder.write(before)
         undo_writes(written)

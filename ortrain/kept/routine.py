@@ -98,6 +98,10 @@ class Routine(Kept):
         """
         first = len(self.arguments.plain)
         count = first + len(self.parameters)
+        if self.written:
+            shown = [memory_of(t) for t in inputs[:count]]
+            if any(shown.count(shown[i]) > 1 for i in self.written):
+                raise self.strays("it is given what it changes in place under another name, too")
         passed = [*given]
         for i in self.unreached:
             passed[i] = given[i].detach().requires_grad_()

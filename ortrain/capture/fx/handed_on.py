@@ -30,7 +30,7 @@ def call_of(node: fx.Node) -> Kept | None:
     number = node.args[2]
     assert isinstance(number, int)
     call = known.calls[number]
-    return None if call.is_operator else call
+    return call if call.comes_to_more else None
 
 
 def hand_on(

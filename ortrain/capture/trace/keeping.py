@@ -342,6 +342,8 @@ def find(call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> Found:
             raise refused(call.site, "it changes one of its arguments in place")
         result = Result(output)
         repeatable = not draws.seen and (watch is None or not watch.changed())
+        if call.custom_function is not None and call.comes_to_more:
+            repeatable = False  # nothing watches what it is given
         connected = _connected(result.tensors, leaves)
         return Found(
             result,

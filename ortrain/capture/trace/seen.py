@@ -11,6 +11,7 @@ import contextlib
 import functools
 import pickle
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
@@ -211,6 +212,7 @@ def _seen(site: Site, own: FunctionType, args: Any, kwargs: Any, state: _State) 
         if t._version != v or (i >= count and _differs_unseen(t, registered[i - count]))
     ]
     _check_written(site, written, everything, leaves, registered, reads)
+    _check_given_once(site, written, [*tensors, *[p.tensor for p in registered]])
     result = Result(output)
     if result.constants:
         raise refused(
@@ -238,7 +240,7 @@ def _seen(site: Site, own: FunctionType, args: Any, kwargs: Any, state: _State) 
         if p.registry == BUFFERS and (id(stand_ins[i]) in reads.read or count + i in written)
     }
     chosen = sorted(reached | buffers)
-    place_of = {count + i: count + n for n, i in enumerate(chosen)}
+    at = {count + i: count + n for n, i in enumerate(chosen)}
     outputs = [*new, *finals]
     return Seen(
         Found(
@@ -254,7 +256,7 @@ def _seen(site: Site, own: FunctionType, args: Any, kwargs: Any, state: _State) 
         ),
         result,
         [registered[i] for i in chosen],
-        [place_of.get(i, i) for i in written],
+        [at.get(i, i) for i in written],
         own_places,
         drawn,
         [(t.dtype, t.dim()) for t in tensors],
@@ -326,6 +328,17 @@ def _check_written(
     for tensor in reads.read.values():
         if id(tensor) not in known and tensor._version != reads.versions[id(tensor)]:
             raise refused(site, "it changes a tensor in place that it is not given")
+
+
+def _check_given_once(site: Site, written: Sequence[int], tensors: Sequence[Tensor]) -> None:
+    """Raises where what is written to is there under another name, which would not show it."""
+    shown = Counter(memory_of(t) for t in {id(t): t for t in tensors}.values())
+    twice = Counter(id(t) for t in tensors)
+    for tensor in (tensors[i] for i in written):
+        if shown[memory_of(tensor)] > 1 or twice[id(tensor)] > 1:
+            raise refused(
+                site, "it changes a tensor in place that it is given, or may read, another way, too"
+            )
 
 
 def _check_new(

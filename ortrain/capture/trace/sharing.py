@@ -40,23 +40,10 @@ def share(
     names |= {target_of(value) for value in program.outputs(Role.UPDATED_BUFFER)}
     graph = [each for each in named(module, names) if place_of(each) not in numbers]
     for call in calls:
-        if not may_come_to_more(call):
-            continue
-        call.around = module
-        call.shared = others(graph, [*call.parameters, *call.buffers])
+        if call.comes_to_more:
+            call.around = module
+            call.shared = others(graph, [*call.parameters, *call.buffers])
     _check_names(calls, module)
-
-
-def may_come_to_more(call: Kept) -> bool:
-    """Whether a call's code may come to more of a module than the tensors that it is given.
-
-    A custom function comes to what it is given besides tensors.
-    """
-    if call.is_operator:
-        return False
-    if call.custom_function is None:
-        return True
-    return any(hasattr(each, "__dict__") for each in call.arguments.objects)
 
 
 def _check_names(calls: Sequence[Kept], module: nn.Module) -> None:
