@@ -14,7 +14,6 @@ from torch.export.graph_signature import InputKind, InputSpec
 from ortrain.capture.fx.handed_on import call_of, hand_on
 from ortrain.capture.fx.memory import FRESH, layout, memory, viewed
 from ortrain.capture.fx.regions import without_gradient
-from ortrain.capture.fx.statistics import is_statistic
 from ortrain.capture.fx.written import is_written_by_call
 from ortrain.capture.origin import captured_error, operator_name
 from ortrain.errors import CaptureError
@@ -104,7 +103,7 @@ class _Functional:
             if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
                 self.in_place(node)
             elif (call := call_of(node)) is not None:
-                hand_on(node, call, self.buffers(), self._has_gradient)
+                hand_on(node, call, self.buffers(), self._connected)
         return self.buffers()
 
     def buffers(self) -> dict[str, fx.Node]:
@@ -367,13 +366,6 @@ class _Functional:
                 found = not _is_blank(node) and any(map(self._connected, node.all_input_nodes))
             self.connected[node] = found
         return self.connected[node]
-
-    def _has_gradient(self, value: fx.Node) -> bool:
-        """Whether a gradient may flow through a buffer's value, which running statistics stop."""
-        source = value
-        while source.target in (aten.clone.default, aten.copy.default, aten.to.dtype):
-            source = source.args[-1] if source.target is aten.copy.default else source.args[0]
-        return not is_statistic(source) and self._connected(value)
 
     def _check_shared(self, at: fx.Node, base: fx.Node, views: list[fx.Node]) -> None:
         """Refuses memory that is shared in a way that :meth:`_views` does not see.

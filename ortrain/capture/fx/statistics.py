@@ -50,14 +50,9 @@ def _batch_norm(emit: Emitter, *args: Any) -> fx.Node:
     updated = () if _empty(value) else ((mean, 3), (variance, 4))
     for old, index in updated:
         if old is not None:
-            emit(aten.copy_.default, old, emit(operator.getitem, both, index))
+            statistic = emit(operator.getitem, both, index)
+            emit(aten.copy_.default, old, emit(aten.detach.default, statistic))
     return output
-
-
-def is_statistic(node: fx.Node) -> bool:
-    """Whether a node is a new running statistic of a normalization: autograd does not follow it."""
-    source = node.args[0] if node.target is operator.getitem else None
-    return isinstance(source, fx.Node) and source.target is _FUNCTIONAL and node.args[1] in (3, 4)
 
 
 def _empty(value: torch.Tensor) -> bool:
