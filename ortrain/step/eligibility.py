@@ -17,7 +17,6 @@ from ortrain.program import Role
 from ortrain.runtime import engines
 from ortrain.step.compiler import device_of
 from ortrain.step.forms import CallForm, CompiledCapture, ModuleState
-from ortrain.step.wrappers import needs_its_own_forward
 
 _transforms = torch._C._functorch.peek_interpreter_stack
 
@@ -100,7 +99,7 @@ def not_served(
                 f"{name} is partitioned by DeepSpeed ZeRO stage 3, which gathers it for the "
                 "modules that it calls; stages 1 and 2 leave parameters whole"
             )
-    return needs_its_own_forward(module) or inner_hooks(module) or ""
+    return inner_hooks(module) or ""
 
 
 def _executor_serves(

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 _COPIES = (
-    "copies its module to several devices at each call; wrap the module itself, and put "
+    "copies its module to its devices at each call; wrap the module itself, and put "
     "DistributedDataParallel around ORTModule"
 )
 _COUNTS = "counts its own forwards to know which gradients it exchanges; it goes around ORTModule"
@@ -41,7 +41,7 @@ def needs_its_own_forward(module: nn.Module) -> str:
     """
     for name, each in module.named_modules():
         for kind, why in _kinds():
-            if isinstance(each, kind) and not _is_nothing(each):
+            if isinstance(each, kind):
                 return f"{name or 'it'} is a {kind.__name__}, which {why}"
     return ""
 
@@ -54,8 +54,3 @@ def _kinds() -> Iterator[tuple[type, str]]:
         kind = getattr(sys.modules.get(file), name, None)
         if isinstance(kind, type):
             yield kind, why
-
-
-def _is_nothing(module: nn.Module) -> bool:
-    """Whether a wrapper does no more than to call its module, as without any device."""
-    return isinstance(module, nn.DataParallel) and not module.device_ids

@@ -47,41 +47,33 @@ def compare(wrapper: Callable[[nn.Module], Any], **options: Any) -> ORTModule:
     return model
 
 
-def on_two_devices(module: nn.Module) -> nn.DataParallel[Any]:
-    """As on a machine with two GPUs: its forward would copy the module to both."""
-    made: Any = nn.DataParallel(module)
-    made.device_ids = [0, 1]
-    return made
-
-
-def test_data_parallel_without_devices_is_a_graph_of_its_module() -> None:
-    model = compare(nn.DataParallel, fallback="raise")
-    assert model.report.graph_calls == 3
-    assert list(model.state_dict()) == list(nn.DataParallel(a_module()).state_dict())
-
-
-def test_data_parallel_on_devices_runs_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        nn.DataParallel, "forward", lambda self, *args, **kwargs: self.module(*args, **kwargs)
-    )
+def test_data_parallel_runs_in_pytorch() -> None:
     with pytest.warns(UserWarning, match="ORTModule runs DataParallel in PyTorch") as warned:
-        model = compare(on_two_devices)
+        model = compare(nn.DataParallel)
     assert len(warned) == 1
     assert model.report.graph_calls == 0
+    assert model.report.eager_calls == 3
     assert "put DistributedDataParallel around ORTModule" in model.report.reason
 
 
-def test_without_a_fallback_data_parallel_on_devices_is_an_error() -> None:
-    model = ORTModule(on_two_devices(a_module()), options=Options(fallback="raise"))
-    with pytest.raises(NotServed, match="copies its module to several devices"):
+def test_without_a_fallback_data_parallel_is_an_error() -> None:
+    model = ORTModule(nn.DataParallel(a_module()), options=Options(fallback="raise"))
+    with pytest.raises(NotServed, match="copies its module to its devices"):
         model(torch.randn(5, 4))
 
 
 def test_data_parallel_below_the_module_is_seen() -> None:
-    module = nn.Sequential(nn.Linear(4, 4), on_two_devices(a_module()))
+    module = nn.Sequential(nn.Linear(4, 4), nn.DataParallel(a_module()))
     model = ORTModule(module, options=Options(fallback="raise"))
     with pytest.raises(NotServed, match="1 is a DataParallel"):
         model(torch.randn(5, 4))
+
+
+def test_data_parallel_around_runs_the_graph() -> None:
+    inner = ORTModule(a_module(), options=Options(engine="aten", fallback="raise"))
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(nn.DataParallel(inner)(x), inner.module(x), rtol=SAME, atol=SAME)
+    assert inner.report.graph_calls == 1
 
 
 @pytest.fixture
@@ -105,8 +97,15 @@ def test_distributed_data_parallel_inside_runs_in_pytorch() -> None:
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 def test_a_script_module_runs_in_pytorch() -> None:
     with pytest.warns(UserWarning, match="runs TorchScript"):
-        model = compare(torch.jit.script)
+        model = compare(lambda module: torch.jit.script(module))
     assert model.report.graph_calls == 0
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_a_script_module_below_the_module_is_seen() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), torch.jit.script(a_module()))
+    with pytest.warns(UserWarning, match="1 is a RecursiveScriptModule|1 is a ScriptModule"):
+        assert ORTModule(module)(torch.ones(5, 4)).shape == (5, 3)
 
 
 def test_a_compiled_module_runs_as_such() -> None:
@@ -117,6 +116,7 @@ def test_a_compiled_module_runs_as_such() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 def test_a_quantized_module_runs_in_pytorch() -> None:
     quantize: Any = torch.ao.quantization.quantize_dynamic
     module = quantize(a_module(), {nn.Linear}, dtype=torch.qint8)
