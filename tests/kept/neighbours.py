@@ -16,9 +16,9 @@ from transformers.utils import ModelOutput
 from tests.kept.routines import Around, number
 
 
-def scale(h: Tensor) -> Tensor:
-    """A factor near 1 that no trace knows, without a gradient."""
-    return torch.tensor(1 + 0.1 * float(torch.tanh(h.detach().mean()).numpy()))
+def scale(h: Tensor) -> float:
+    """A factor near 1 that no trace knows; as it is no tensor, what calls this is kept."""
+    return 1 + 0.1 * float(torch.tanh(h.detach().mean()).numpy())
 
 
 # -- arguments that are changed in place, and who reads them ---------------------------------------
@@ -124,6 +124,7 @@ class Named(NamedTuple):
     rest: Any
 
 
+@dataclass
 class Output(ModelOutput):
     """Of transformers."""
 
@@ -273,7 +274,7 @@ class BetweenDraws(Around):
     """Of PyTorch's generator, whose order both keep."""
 
     def step(self, h: Tensor) -> Tensor:
-        return h * scale(h) + torch.randn(8)
+        return h * scale(h) + torch.randn(8) * scale(h)
 
     def piece(self, h: Tensor) -> Any:
         return self.step(torch.tanh(self.step(h)))
@@ -372,7 +373,7 @@ class Decorated(Around):
 
     @property
     def factor(self) -> Tensor:
-        return scale(self.first.weight)
+        return torch.tensor(scale(self.first.weight))
 
     def piece(self, h: Tensor) -> Any:
         return self.of_the_class(self.found(h, power=3)) * self.factor
@@ -425,7 +426,14 @@ class OfItsMode(Around):
         return self.found(h)
 
 
-class Levels(Around):
+class Signed(Around):
+    """What stays PyTorch's is given tensors with the sign of the input."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(torch.tanh(self.piece(0.1 * torch.tanh(self.first(x)) + x)))
+
+
+class Levels(Signed):
     """Changes something now and then that the graph reads behind it."""
 
     def __init__(self) -> None:
@@ -483,7 +491,7 @@ class AGlobal(Levels):
         return self.found(h) * LEVEL
 
 
-class InASubModule(Around):
+class InASubModule(Signed):
     """A kept sub-module that changes now and then what the code around it reads."""
 
     class Inner(nn.Module):

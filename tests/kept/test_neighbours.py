@@ -11,7 +11,7 @@ from torch import Tensor
 from ortrain import Options, ORTModule
 from tests.breadth import crossed
 from tests.kept import neighbours
-from tests.kept.neighbours import KINDS, AGlobal, CallsAnother, InALoop, scale
+from tests.kept.neighbours import KINDS, AGlobal, CallsAnother, InALoop, Signed, scale
 from tests.kept.routines import Around, number
 from tests.kept.twins import Twins
 
@@ -67,7 +67,7 @@ def test_a_global_that_a_function_changes_now_and_then_is_read_as_it_is() -> Non
         torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
 
 
-class Raises(Around):
+class Raises(Signed):
     """Refuses inputs of one sign, behind a buffer that it has updated."""
 
     def __init__(self) -> None:
