@@ -30,7 +30,8 @@ def an_input(step: int, rows: int, sign: int, *, grad: bool = False) -> Tensor:
     ("name", "engine", "grad"), crossed(KINDS, ["aten", "onnxruntime"], [False, True], one_in=4)
 )
 def test_the_numbers_are_those_of_pytorch(name: str, engine: str, grad: bool) -> None:
-    twins = Twins(KINDS[name](), engine, fallback="torch")
+    # Nothing but what is known of a call keeps a graph that would be wrong from being used.
+    twins = Twins(KINDS[name](), engine, fallback="torch", certificate="off")
     twins.tolerance = 2e-2 if name == "UnderAutocast" else 1e-5
     for step, (rows, sign) in enumerate(CALLS):
         twins.step(an_input(step, rows, sign, grad=grad), seed=step)
