@@ -234,7 +234,7 @@ def capture(
     for filling in found.fillings:
         filling.apply()
     calls = () if keep is None else keep.kept(program)
-    if calls:
+    if keep is not None and calls:
         share(calls, module, program, keep.numbers)
     leaves, _ = _outputs(found.program)
     watch.lap("clean-up of the ONNX graph")
