@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from ortrain import Options, ORTModule
@@ -90,6 +91,15 @@ def group(tmp_path: Path) -> Iterator[None]:
 def test_distributed_data_parallel_inside_runs_in_pytorch() -> None:
     with pytest.warns(UserWarning, match="it goes around ORTModule"):
         model = compare(DistributedDataParallel)
+    assert model.report.graph_calls == 0
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.filterwarnings("ignore:FSDP is switching to use .NO_SHARD.:UserWarning")
+def test_fully_sharded_data_parallel_inside_runs_in_pytorch() -> None:
+    device = torch.device("cpu")
+    with pytest.warns(UserWarning, match="gathers its parameters"):
+        model = compare(lambda module: FullyShardedDataParallel(module, device_id=device))
     assert model.report.graph_calls == 0
 
 
