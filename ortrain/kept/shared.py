@@ -31,7 +31,7 @@ class Watched:
         for buffer, tensor, _ in self._tensors:
             if silent(tensor):
                 self._silent.setdefault(tensor.dtype, []).append((buffer, tensor))
-        # As one tensor: 40 vectors take 12 us so, and 190 us one by one.
+        # As one tensor: 40 vectors take 74 us in all, and 190 us one by one.
         self._held = [_joined(vectors) for vectors in self._silent.values()]
 
     def changed(self) -> str:

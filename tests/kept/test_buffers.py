@@ -78,3 +78,32 @@ def test_a_piece_that_reads_what_the_graph_has_written_is_a_node(kind: str, befo
     twins = compare(module, options)
     assert twins.graph.report.graph_calls == 7, str(twins.graph.report)
     assert twins.kept
+
+
+def _itself(state: Tensor) -> Tensor:
+    return state
+
+
+def _a_part(state: Tensor) -> Tensor:
+    return state[:4]
+
+
+def _in_a_list(state: Tensor) -> Any:
+    return [state.view(2, 4)]
+
+
+def _reads_the_attribute(m: Any, h: Tensor) -> Tensor:
+    held = m.held[0] if isinstance(m.held, list) else m.held
+    return h * (1 + held.sum())
+
+
+@pytest.mark.parametrize("made", [_itself, _a_part, _in_a_list])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_shows_a_buffer_beside_its_names_is_read_as_it_is(kind: str, made: Any) -> None:
+    class Known(Between):
+        def __init__(self) -> None:
+            super().__init__(UPDATES["in place"], KINDS[kind], _reads_the_attribute, nothing, 1)
+            self.held = made(self.state)
+
+    options = {"keep_in_torch": ["inner"]} if kind == "a module" else {}
+    compare(Known(), options)
