@@ -79,8 +79,7 @@ class ORTModule(nn.Module):
         options: engine, fallback, execution provider and the rest.
 
     Raises:
-        TypeError: ``module`` is not an ``nn.Module``, or is a ``DataParallel``; or the settings are
-            none.
+        TypeError: ``module`` is not an ``nn.Module``, or the settings are none.
     """
 
     def __init__(
@@ -91,11 +90,6 @@ class ORTModule(nn.Module):
         options: Options | None = None,
     ) -> None:
         expect("module", module, nn.Module, "a torch.nn.Module, which ORTModule wraps")
-        if isinstance(module, nn.DataParallel):
-            raise TypeError(
-                "ORTModule cannot wrap torch.nn.DataParallel; wrap the module itself, and use "
-                "DistributedDataParallel around ORTModule for several devices"
-            )
         expect_options(debug_options, options)
         if isinstance(module, ORTModule):
             module = module.module

@@ -40,7 +40,8 @@ from ortrain.capture.trace.keeping import Keeper, keeper, keeping, recorded_exam
 from ortrain.capture.trace.layers import traceable_layers
 from ortrain.capture.trace.refusal import first_line, located, named
 from ortrain.capture.trace.returned import Source, sources_of
-from ortrain.capture.trace.routines import seen_routines
+from ortrain.capture.trace.seen import seen_routines
+from ortrain.capture.trace.sharing import share
 from ortrain.errors import CaptureError, UnsupportedOutput
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.graph.shapes import FLOATING
@@ -200,6 +201,8 @@ def capture(
         parts = parts_of(exported, state, opset, branches, autocast)
         return (cache or Cache(None)).programs(parts, make)[0]
 
+    if keep is not None:
+        keep.module = module
     if keep is not None and keep.routines:  # in whose code all of PyTorch's layers are as always
         with EXCLUSIVE, located(module), uncollected(), untouched(module):
             seen_routines(keep, module, call.args, call.kwargs)
@@ -230,6 +233,9 @@ def capture(
         found.failed = (*failed, *found.failed)
     for filling in found.fillings:
         filling.apply()
+    calls = () if keep is None else keep.kept(program)
+    if keep is not None and calls:
+        share(calls, module, program, keep.numbers)
     leaves, _ = _outputs(found.program)
     watch.lap("clean-up of the ONNX graph")
     tensors = tuple(UserInput(leaf.name, leaf.position) for leaf in call.tensors)
@@ -248,7 +254,7 @@ def capture(
         seconds=watch.laps,
         branches=found.branches,
         returned=returned,
-        kept=() if keep is None else keep.kept(program),
+        kept=calls,
     )
 
 

@@ -19,9 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ortrain.errors import ExecutionError, StateError
+from ortrain.errors import CheckFailed, ExecutionError, StateError
 from ortrain.guards.autocast import Autocast, autocast_as
 from ortrain.kept.arguments import Arguments, Result
+from ortrain.kept.parameter import BUFFERS, Parameter, instead
+from ortrain.kept.parameter import memory_of as _memory
+from ortrain.kept.shared import Watched
 
 _class: Any = Tensor  # with what is private in it
 _storage_users: Callable[[int], int] = torch._C._storage_Use_Count
@@ -119,6 +122,10 @@ class Kept:
         sizes: of each tensor of the result, the sizes that it must have: numbers, or input and
             axis; None where the code says so itself.
         repeatable: whether another run on the same tensors does the same and changes nothing.
+        buffers: of the module around it that the graph has given another value before; inputs
+            behind the parameters.
+        shared: other buffers that the graph or another call has in hand: it must leave them alone.
+        around: the module that the graph is of; None where it may come to nothing of that.
         forwards: what they take.
         backwards: likewise.
     """
@@ -141,6 +148,9 @@ class Kept:
         self.connected: list[bool] = []
         self.repeatable = True
         self.sizes: list[list[int | tuple[int, int]]] | None = None
+        self.buffers: list[Parameter] = []
+        self.shared: list[Parameter] = []
+        self.around: nn.Module | None = None
         self.forwards, self.backwards = Times(), Times()
         self.parameters = [] if module is None else Parameter.all_of(module)
         _table[self.key] = self
@@ -153,6 +163,7 @@ class Kept:
         if self.module is not None:
             before, self.parameters = self.parameters, Parameter.all_of(self.module)
             assert [p.places for p in before] == [p.places for p in self.parameters]
+        self.buffers = [b.again() for b in self.buffers]
 
     @property
     def custom_function(self) -> Any:
@@ -160,13 +171,23 @@ class Kept:
         owner = getattr(self.function, "__self__", None)
         return owner if isinstance(owner, torch.autograd.function.FunctionMeta) else None
 
+    @property
+    def comes_to_more(self) -> bool:
+        """Whether its code may come to more of the module than the tensors that it is given.
+
+        An operator does not; a custom function comes to objects among its arguments.
+        """
+        if self.custom_function is None:
+            return not isinstance(self.function, torch._ops.OpOverload)
+        return any(hasattr(each, "__dict__") for each in self.arguments.objects)
+
     # -- what generated functions call -------------------------------------------------------------
 
     def run(self, inputs: Sequence[Any]) -> list[Tensor]:
         """The call's tensors, without a history.
 
         Args:
-            inputs: tensors of the call, parameters of the module, sizes.
+            inputs: tensors of the call, parameters of the module, buffers, sizes.
         """
         if _replayed.contexts is not None:
             self._repeats()
@@ -294,24 +315,69 @@ class Kept:
             )
 
     def call(self, given: list[Any], *, own: bool = True) -> Any:
-        """What the call returns for tensors, parameters and sizes.
+        """What the call returns for tensors, parameters, buffers and sizes.
 
         Args:
             given: those; a parameter's place gets the module's own where that holds the same.
-            own: whether it may.
+            own: whether it may. Without, nothing but what is returned matters.
+
+        Raises:
+            CheckFailed: it has changed a buffer that the graph has in hand.
         """
         first, count = len(self.arguments.plain), len(self.parameters)
-        numbers = [int(n) for n in given[first + count :]]
+        held, last = self.parameters, first + count + len(self.buffers)
+        numbers = [int(n) for n in given[last:]]
         args, kwargs = self.arguments.filled([*given[:first], *numbers])
         with autocast_as(self.autocast) if self.autocast else _NOTHING:
-            if not count:
+            if not count and not self.buffers and not self.shared:
                 return self.function(*args, **kwargs)
-            held = self.parameters
-            if own and all(map(Parameter.is_given, held, given[first : first + count])):
+            if not own:
+                with instead([*held, *self.buffers], given[first:last]):
+                    return self.function(*args, **kwargs)
+            if all(map(Parameter.is_given, held, given[first : first + count])):
                 given[first : first + count] = [p.tensor for p in held]
-                return self.function(*args, **kwargs)
-            with instead(held, given[first : first + count]):
-                return self.function(*args, **kwargs)
+                held = []
+            with instead(
+                [*held, *self.buffers], given[last - len(self.buffers) - len(held) : last]
+            ):
+                return self._watched(args, kwargs, held, given[first:last])
+
+    def _watched(
+        self, args: Any, kwargs: Any, held: Sequence[Parameter], given: Sequence[Any]
+    ) -> Any:
+        """What the call returns, which leaves alone what the graph has in hand.
+
+        Args:
+            args: of the function.
+            kwargs: likewise.
+            held: what others stand for that are among what it is given.
+            given: tensors in the places of parameters and buffers.
+
+        Raises:
+            CheckFailed: it does not.
+        """
+        current = zip(self.buffers, given[len(self.parameters) :], strict=True)
+        watched = Watched([*current, *((b, b.now()) for b in self.shared)])
+        output = self.function(*args, **kwargs)
+        if name := watched.changed():
+            raise self.strays(f"it changes {name!r}, which the graph around it has, too")
+        for buffer, tensor in zip(held, given, strict=False):
+            if buffer.registry == BUFFERS and not buffer.is_everywhere(tensor):
+                raise self.strays(f"it puts another tensor in the place of {buffer.places[0][1]!r}")
+        return output
+
+    def strays(self, because: str) -> CheckFailed:
+        """The error of a call that does something else than the graph around it takes for granted.
+
+        Args:
+            because: what.
+        """
+        return CheckFailed(
+            f"{self.site.name} does something else than in the call that was captured",
+            where=self.site.where,
+            because=because,
+            help="none is needed: such calls run in PyTorch",
+        )
 
     def _own(
         self, tensor: Tensor, inputs: Sequence[Any], seen: set[int], *, detached: bool = False
@@ -334,81 +400,6 @@ class Kept:
             plain = tensor.detach()
         seen.add(_memory(plain))
         return plain
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter, or a buffer, that a kept call reads of a module.
-
-    Attributes:
-        tensor: the parameter.
-        places: modules that hold it, with its name there.
-        registry: of theirs in which it is: ``_parameters`` or ``_buffers``.
-    """
-
-    tensor: Tensor
-    places: tuple[tuple[nn.Module, str], ...]
-    registry: str = "_parameters"
-
-    @classmethod
-    def all_of(cls, module: nn.Module, registry: str = "_parameters") -> list[Parameter]:
-        """Those of a module, in the order of ``named_parameters()``."""
-        places: dict[int, list[tuple[nn.Module, str]]] = {}
-        tensors: dict[int, Tensor] = {}
-        for owner in module.modules():
-            for name, tensor in owner.__dict__[registry].items():
-                if tensor is not None:
-                    tensors[id(tensor)] = tensor
-                    places.setdefault(id(tensor), []).append((owner, name))
-        return [cls(tensor, tuple(places[key]), registry) for key, tensor in tensors.items()]
-
-    def now(self) -> Tensor:
-        """What stands in its places."""
-        owner, name = self.places[0]
-        found: Tensor = owner.__dict__[self.registry][name]
-        return found
-
-    def is_given(self, tensor: Tensor) -> bool:
-        """Whether a tensor is the parameter to autograd and to the code: the same memory.
-
-        Its hooks are for the gradient that the whole step gives.
-        """
-        own = self.tensor
-        return (
-            own.data_ptr() == tensor.data_ptr()
-            and own.dtype == tensor.dtype
-            and own.requires_grad >= tensor.requires_grad
-            and not own._backward_hooks
-        )
-
-
-@contextlib.contextmanager
-def instead(parameters: Sequence[Parameter], tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Other tensors in the places of a module's parameters."""
-    owners: dict[nn.Module, None] = {}
-    for parameter, tensor in zip(parameters, tensors, strict=True):
-        for owner, name in parameter.places:
-            owner.__dict__[parameter.registry][name] = tensor
-            owners[owner] = None
-    recurrent = [owner for owner in owners if isinstance(owner, nn.RNNBase)]
-    for owner in recurrent:  # which reads a list of its own
-        owner._init_flat_weights()
-    try:
-        yield
-    finally:
-        for parameter in parameters:
-            for owner, name in parameter.places:
-                owner.__dict__[parameter.registry][name] = parameter.tensor
-        for owner in recurrent:
-            owner._init_flat_weights()
-
-
-def memory_of(tensor: Tensor) -> int:
-    """The address of the memory that a tensor shows; one of its own where it has none."""
-    return tensor.untyped_storage().data_ptr() or id(tensor)
-
-
-_memory = memory_of
 
 
 # -- the table -------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import contextlib
 import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
+from operator import is_
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,9 @@ from torch import Tensor, nn
 
 from ortrain.kept.call import Kept
 from ortrain.kept.routine import Routine, noting_writes, undo_writes
+from ortrain.module_state.holder import Attributes, Holder, Memo, Signature
 from ortrain.module_state.survey import Survey
-from ortrain.module_state.untouched import generator_state, set_state, untouched
+from ortrain.module_state.untouched import FREE, generator_state, set_state, untouched
 
 
 class Watch:
@@ -44,6 +47,52 @@ class Watch:
         )
 
 
+class Surroundings:
+    """What a module holds besides parameters and buffers, as the code of its graph has found it.
+
+    Kept calls may not change that: the graph has it as constants. What sub-modules hold that are
+    kept calls, and have changed it in their example, is theirs, unless the code around them names
+    it.
+
+    Args:
+        module: that a graph is of.
+        calls: kept in it.
+    """
+
+    def __init__(self, module: nn.Module, calls: Sequence[Kept]) -> None:
+        survey = Survey(module, modules_of([each for each in calls if not each.repeatable]))
+        self._holders = [each for each in survey.holders if not _is_of_a_function(each)]
+
+    def read(self) -> list[tuple[Holder, Any]]:
+        """What is held now, with where."""
+        return [(each, each.read()) for each in self._holders]
+
+
+def _is_of_a_function(holder: Holder) -> bool:
+    """Whether it holds what no call changes that is under way, or results that are remembered."""
+    own = isinstance(holder, Attributes) and isinstance(holder.object, FunctionType)
+    return own or isinstance(holder, Memo | Signature)
+
+
+def changed(before: Sequence[tuple[Holder, Any]]) -> list[str]:
+    """The paths of what is not as it was read; what PyTorch has for itself left out."""
+    return [
+        path
+        for holder, held in before
+        if not _is_as_read(holder, held)
+        for path in holder.changed(held)
+        if path.rpartition(".")[2] not in FREE
+    ]
+
+
+def _is_as_read(holder: Holder, held: Any) -> bool:
+    """Whether the very same objects are there: 1 us of an object's attributes, where that is so."""
+    if type(held) is not dict:
+        return False
+    now = holder.read()
+    return now.keys() == held.keys() and all(map(is_, now.values(), held.values()))
+
+
 def _buffers(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor, int]]:
     for owner in module.modules():
         for name, tensor in owner._buffers.items():
@@ -63,11 +112,14 @@ def modules_of(calls: Sequence[Kept]) -> list[nn.Module]:
 
 def remembered(calls: Sequence[Kept]) -> Callable[[], None]:
     """Gives what undoes the effects of calls that are about to run, random numbers included."""
-    modules, own = modules_of(calls), torch.get_rng_state()
+    own = torch.get_rng_state()
     generators = _states(_generators(calls))
     written = noting_writes() if any(_returned(call) for call in calls) else []
-    buffers = [remember_buffers(module) for module in modules]
-    surveys = [Survey(module) for module in modules]
+    around = [call.around for call in calls if call.around is not None]
+    buffers = [remember_buffers(module) for module in around[:1] or modules_of(calls)]
+    # Others are looked at as the module around them is.
+    changing = modules_of([call for call in calls if not call.repeatable])
+    surveys = [Survey(module) for module in changing]
     held = [(each, each.read()) for survey in surveys for each in survey.holders]
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 

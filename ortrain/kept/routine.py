@@ -18,7 +18,10 @@ from torch import Tensor
 from ortrain.errors import CheckFailed, ExecutionError
 from ortrain.guards.autocast import Autocast
 from ortrain.kept.arguments import Arguments
-from ortrain.kept.call import Kept, Parameter, Site, memory_of
+from ortrain.kept.call import Kept, Site
+from ortrain.kept.parameter import Parameter, memory_of
+from ortrain.kept.shared import silent
+from ortrain.module_state.holder import same_elements
 
 
 class Routine(Kept):
@@ -72,7 +75,8 @@ class Routine(Kept):
         self.arguments.release()
         if self.result is not None:
             self.result.release()
-        self.parameters = [Parameter(p.now(), p.places, p.registry) for p in self.parameters]
+        self.parameters = [p.again() for p in self.parameters]
+        self.buffers = [b.again() for b in self.buffers]
 
     def run(self, inputs: Sequence[Any]) -> list[Tensor]:
         """The call's tensors, without a history; see :meth:`Kept.run`.
@@ -94,6 +98,10 @@ class Routine(Kept):
         """
         first = len(self.arguments.plain)
         count = first + len(self.parameters)
+        if self.written:
+            shown = [memory_of(t) for t in inputs[:count]]
+            if any(shown.count(shown[i]) > 1 for i in self.written):
+                raise self.strays("it is given what it changes in place under another name, too")
         passed = [*given]
         for i in self.unreached:
             passed[i] = given[i].detach().requires_grad_()
@@ -104,20 +112,26 @@ class Routine(Kept):
         versions = _versions(watched)
         try:
             output = self.call(passed)
+        except CheckFailed:
+            raise
         except Exception as error:
-            raise self._differs(f"it raises {type(error).__name__}: {error}") from error
+            raise self.strays(f"it raises {type(error).__name__}: {error}") from error
         changed = [
             i
             for i, (old, new) in enumerate(zip(versions, _versions(watched), strict=True))
             if old != new
         ]
         if not {*changed} <= {*self.written}:
-            raise self._differs("it changes another one of its arguments in place")
+            raise self.strays("it changes another one of its arguments in place")
+        for i in {*self.guarded} - {*self.written}:
+            if i >= first and silent(passed[i]) and not _alike(passed[i], given[i]):
+                name = self.parameters[i - first].places[0][1]
+                raise self.strays(f"it changes {name!r} in place")
         asked = {i for i in range(count) if given[i] is not inputs[i]}
         for i in range(first, count):
             if i not in copies:  # the module's own, where that is the same
                 given[i] = passed[i]
-        found = self._new(output, passed[:count])
+        found = self._new(output, passed[: count + len(self.buffers)])
         self._compare_sizes(inputs, found)
         outputs = [*found, *[copies[i] for i in self.written]]
         if torch.is_grad_enabled():
@@ -137,9 +151,9 @@ class Routine(Kept):
         try:
             found = self.result.taken_apart(output)
         except ExecutionError as error:
-            raise self._differs(error.because) from None
+            raise self.strays(error.because) from None
         if not self.result.is_like(output):
-            raise self._differs("its result has None or a container elsewhere")
+            raise self.strays("its result has None or a container elsewhere")
         known = {memory_of(t) for t in given}
         outputs = []
         for tensor, place in zip(found, self.own, strict=True):
@@ -150,14 +164,14 @@ class Routine(Kept):
                 known.add(memory_of(tensor))
                 outputs.append(tensor)
             if not alike:
-                raise self._differs("another one of its results is one of its arguments")
+                raise self.strays("another one of its results is one of its arguments")
         return outputs
 
     def _compare_sizes(self, inputs: Sequence[Any], found: Sequence[Tensor]) -> None:
         try:
             super()._compare_sizes(inputs, found)
         except ExecutionError as error:
-            raise self._differs(error.because) from None
+            raise self.strays(error.because) from None
 
     def _compare_gradients(
         self, outputs: Sequence[Tensor], known: Sequence[Tensor], asked: Sequence[Tensor]
@@ -171,20 +185,12 @@ class Routine(Kept):
         """
         for tensor, may in zip(outputs, self.differentiable, strict=True):
             if tensor.requires_grad and not may:
-                raise self._differs("a result has a gradient that had none before")
+                raise self.strays("a result has a gradient that had none before")
         reached = {id(leaf) for leaf in leaves_of(outputs)}
         if not reached <= {id(tensor) for tensor in known}:
-            raise self._differs("it reads another parameter, or a tensor that requires a gradient")
+            raise self.strays("it reads another parameter, or a tensor that requires a gradient")
         if not reached.issuperset(map(id, asked)):
-            raise self._differs("no gradient reaches what one has reached before")
-
-    def _differs(self, because: str) -> CheckFailed:
-        return CheckFailed(
-            f"{self.site.name} does something else than in the call that was captured",
-            where=self.site.where,
-            because=because,
-            help="none is needed: such calls run in PyTorch",
-        )
+            raise self.strays("no gradient reaches what one has reached before")
 
 
 def leaves_of(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -201,6 +207,10 @@ def leaves_of(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
             if following is not None and following not in seen:
                 seen.add(following)
                 stack.append(following)
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return same_elements(one.detach(), other.detach())
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:

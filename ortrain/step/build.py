@@ -22,7 +22,7 @@ from ortrain.errors import CaptureError, CheckFailed, ExecutionError, listing
 from ortrain.graph import shapes
 from ortrain.graph.walk import dependencies
 from ortrain.kept.call import Kept, kept
-from ortrain.kept.effects import remembered
+from ortrain.kept.effects import Surroundings, changed, remembered
 from ortrain.kept.routine import Routine
 from ortrain.ops.kept import keys_of
 from ortrain.passes import PIPELINES, rewrite
@@ -146,7 +146,8 @@ class Checked:
         position: of that output; None where there is none, and calls alone may find out that the
             module goes another way.
         seed: where the seed is among the feeds; None where the output does not depend on it.
-        kept: calls of the program that change something besides: undone where PyTorch runs it all.
+        kept: calls of the program that stay PyTorch's and may do something besides: that is undone
+            where PyTorch runs it all.
     """
 
     compiled: Compiled
@@ -171,12 +172,26 @@ class Checked:
         seed = None if self.seed is None else int(self.exchange.give(feeds[self.seed]))
         if not self.kept:
             return self._run(feeds, seed)
+        around = self._surroundings
+        before = [] if around is None else around.read()
         undo = remembered(self.kept)
         try:
-            return self._run(feeds, seed)
+            fetches = self._run(feeds, seed)
+            if paths := changed(before):
+                because = f"a call in it that stays PyTorch's changes {listing(paths)}"
+                raise self._failed(seed, "", because)
         except Exception:
             undo()
+            for holder, held in before:
+                holder.write(held)
             raise
+        return fetches
+
+    @cached_property
+    def _surroundings(self) -> Surroundings | None:
+        """What the calls may not change of the module around them."""
+        around = next((call.around for call in self.kept if call.around is not None), None)
+        return None if around is None else Surroundings(around, self.kept)
 
     def _run(self, feeds: Any, seed: int | None) -> Any:
         try:
@@ -437,8 +452,9 @@ def _checked(compiled: Compiled, exchange: Exchange, graph: ir.Graph) -> Any:
     Or where a function in it that stays PyTorch's does something else than in its example.
     """
     calls = [kept(key) for key in keys_of(graph)]
-    effects = tuple([call for call in calls if not call.repeatable])
-    if list(effects) != sorted(effects, key=lambda call: call.number):
+    effects = tuple([call for call in calls if not call.repeatable or call.around is not None])
+    ordered = list(effects) == sorted(effects, key=lambda call: call.number)
+    if not ordered and not all(call.repeatable for call in effects):
         raise CaptureError(
             "calls that stay PyTorch's would run in another order than in the module",
             because="they draw random numbers or change something",
@@ -450,7 +466,7 @@ def _checked(compiled: Compiled, exchange: Exchange, graph: ir.Graph) -> Any:
             depends = dependencies(graph, [value])
             seed = next((i for i in seeds if graph.inputs[i] in depends), None)
             return Checked(compiled, exchange, checks_of(value), position, seed, effects)
-    if any(isinstance(call, Routine) for call in calls):
+    if effects or any(isinstance(call, Routine) for call in calls):
         return Checked(compiled, exchange, (), None, next(iter(seeds), None), effects)
     return compiled
 

@@ -275,11 +275,14 @@ class Trial:
         """The buffers that modules in the graph have written to themselves, by name."""
         names = {id(tensor): name for name, tensor in tensors.items()}
         paths = {id(module): path for path, module in self.module.named_modules()}
-        return {
+        found = {
             names.get(id(buffer), f"{paths[id(module)]}.{path}"): buffer
             for module in modules_of(step.plan.kept)
             for path, buffer in module.named_buffers()
         }
+        for _, name in step.plan.updated:  # the graph has written to these
+            found.pop(name, None)
+        return found
 
     def _close(
         self,

@@ -114,8 +114,8 @@ class StepCompiler:
         self.module = module
         self.debug_options = debug_options
         self.routines: dict[FunctionType, str] = {}
-        # While attributes of the module are buffers: what runs aside would put them back as such.
-        self.without_routines = False
+        # In whose place there are buffers while the module is traced.
+        self._numbers: frozenset[tuple[int, str]] = frozenset()
         self.use(options)
         self.report = Report()
         self.plan: Plan | None = None
@@ -304,7 +304,7 @@ class StepCompiler:
         refused = sum(why is not ASKED for why in self.kept.values()) + len(self.routines)
         if refused == MOST_REFUSED or not self.may_keep(error, search):
             return False
-        function = None if self.without_routines else search.next(self.routines)
+        function = search.next(self.routines)
         if function is not None:
             self.routines[function] = error.what
         else:
@@ -322,7 +322,7 @@ class StepCompiler:
         if search is None:
             search = Search()
             search.failed(self.module, error, None)
-        found = not self.without_routines and search.next(self.routines) is not None
+        found = search.next(self.routines) is not None
         return found or with_refused(self.module, self.kept, error) != self.kept
 
     def keeper(self) -> Keeper | None:
@@ -331,8 +331,12 @@ class StepCompiler:
             return None
         there = still_there(self.module, self.kept, self._kept_objects)
         modules = {name: why for name, why in self.kept.items() if name in there}
-        routines = {} if self.without_routines else dict(self.routines)
-        return Keeper(functions=self.options.custom_autograd, modules=modules, routines=routines)
+        return Keeper(
+            functions=self.options.custom_autograd,
+            modules=modules,
+            routines=dict(self.routines),
+            numbers=self._numbers,
+        )
 
     def live(self) -> tuple[nn.Module, ...]:
         """The sub-modules that stay PyTorch's."""
@@ -387,11 +391,12 @@ class StepCompiler:
             moving.as_buffers() if moving else contextlib.nullcontext(),
             stand_ins_watched(self.module, held, arguments_too=isinstance(plain, WithNumbers)),
         ):
-            self.without_routines = moving is not None
+            if moving is not None:
+                self._numbers = frozenset((id(a.owner), a.name) for a in moving.attributes)
             try:
                 yield
             finally:
-                self.without_routines = False
+                self._numbers = frozenset()
 
     def _holds(
         self,

@@ -61,6 +61,7 @@ from ortrain.step.prospect import Prospect
 from ortrain.step.report import Report
 from ortrain.step.states import States
 from ortrain.step.verdict import Verdict
+from ortrain.step.wrappers import needs_its_own_forward
 from ortrain.uncollected import uncollected
 
 _saving_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
@@ -130,7 +131,7 @@ class Runner:
         self.calls += 1
         state = self.states.current
         if state is None or state.guard.changed() is not None:
-            why = borrowed(self.module)
+            why = borrowed(self.module) or needs_its_own_forward(self.module)
             if why:
                 return self._eager_because(self._unserved(why), args, kwargs)
             with EXCLUSIVE:

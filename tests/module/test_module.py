@@ -165,8 +165,8 @@ def test_wrapping_twice_wraps_once() -> None:
     assert ORTModule(ORTModule(module)).module is module
 
 
-@pytest.mark.parametrize("what", [nn.DataParallel(nn.Linear(1, 1)), torch.relu])
-def test_what_is_no_module_or_spreads_over_devices_is_refused(what: Any) -> None:
+def test_what_is_no_module_is_refused() -> None:
+    what: Any = torch.relu
     with pytest.raises(TypeError, match="ORTModule"):
         ORTModule(what)
 

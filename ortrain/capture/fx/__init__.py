@@ -37,7 +37,7 @@ from ortrain.capture.fx.selected import (
     select_something,
 )
 from ortrain.capture.fx.settle import settle
-from ortrain.capture.fx.statistics import explicit_statistics
+from ortrain.capture.fx.statistics import explicit_statistics, without_needless_barriers
 from ortrain.capture.trace.known_results import results_found_once
 from ortrain.capture.trace.known_sizes import sizes_computed_once
 from ortrain.guards.autocast import Autocast, without_autocast
@@ -100,6 +100,7 @@ def _clean(
     output = module.graph.output_node()
     user: Any = output.args[0]
     output.args = ((*user, *updated.values()),)
+    without_needless_barriers(module)
     refuse_complex(module)
     scalars_as_vectors(module)
     open_pieces_as_slices(module)

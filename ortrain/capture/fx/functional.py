@@ -11,6 +11,7 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
 
+from ortrain.capture.fx.handed_on import call_of, hand_on
 from ortrain.capture.fx.memory import FRESH, layout, memory, viewed
 from ortrain.capture.fx.regions import without_gradient
 from ortrain.capture.fx.written import is_written_by_call
@@ -101,6 +102,12 @@ class _Functional:
                 continue
             if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
                 self.in_place(node)
+            elif (call := call_of(node)) is not None:
+                hand_on(node, call, self.buffers(), self._connected)
+        return self.buffers()
+
+    def buffers(self) -> dict[str, fx.Node]:
+        """The buffers that were written to until now, each with its value."""
         buffers = {k: v for k, v in self.current.items() if k not in self.arguments}
         return {str(self.inputs[k.name].target): v for k, v in buffers.items()}
 

@@ -50,8 +50,37 @@ def _batch_norm(emit: Emitter, *args: Any) -> fx.Node:
     updated = () if _empty(value) else ((mean, 3), (variance, 4))
     for old, index in updated:
         if old is not None:
-            emit(aten.copy_.default, old, emit(operator.getitem, both, index))
+            statistic = emit(operator.getitem, both, index)
+            emit(aten.copy_.default, old, emit(aten.detach.default, statistic))
     return output
+
+
+def without_needless_barriers(module: fx.GraphModule) -> None:
+    """Takes away what stops gradients of new running statistics that nothing else reads."""
+    for node in list(module.graph.nodes):
+        if node.target is not aten.detach.default or _is_read(node):
+            continue
+        statistic: Any = node.args[0]
+        source = statistic.args[0] if statistic.target is operator.getitem else None
+        if isinstance(source, fx.Node) and source.target is _FUNCTIONAL:
+            node.replace_all_uses_with(statistic)
+            module.graph.erase_node(node)
+
+
+def _is_read(node: fx.Node) -> bool:
+    """Whether something reads a value that gradients flow through.
+
+    A buffer that it is written to is not that, nor a call that stays PyTorch's, which reads it as
+    one.
+    """
+    written = {aten.clone.default, aten.copy.default}
+    return any(
+        _is_read(user) if user.target in written else not _is_an_end(user) for user in node.users
+    )
+
+
+def _is_an_end(node: fx.Node) -> bool:
+    return node.op == "output" or node.target is torch.ops.ortrain.kept.default
 
 
 def _empty(value: torch.Tensor) -> bool:

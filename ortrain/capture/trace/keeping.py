@@ -28,8 +28,10 @@ from ortrain.errors import CaptureError, OrtrainError
 from ortrain.exclusive import this_thread
 from ortrain.guards.autocast import active
 from ortrain.kept.arguments import Arguments, Result
-from ortrain.kept.call import Kept, Parameter, Site
+from ortrain.kept.call import Kept, Site
 from ortrain.kept.effects import Watch, undone
+from ortrain.kept.parameter import Parameter
+from ortrain.kept.shared import buffers_of, place_of
 from ortrain.module_state.untouched import call_aside, untouched
 from ortrain.ops.kept import keys_of
 from ortrain.program import Program
@@ -76,6 +78,9 @@ class Keeper:
         counts: of the calls of each in the trace.
         calls: of the trace that is under way or was the last, by their numbers.
         results: of each call, tensors without contents.
+        module: that is captured.
+        begun: the buffers that its forward began with in the trace, by their places.
+        numbers: places of buffers that stand for numbers which the module holds.
     """
 
     functions: bool = True
@@ -90,6 +95,9 @@ class Keeper:
     counts: Counter[str] = field(default_factory=Counter)
     calls: list[Kept] = field(default_factory=list)
     results: list[list[Tensor]] = field(default_factory=list)
+    module: nn.Module | None = None
+    begun: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    numbers: frozenset[tuple[int, str]] = frozenset()
 
     def begin(self) -> None:
         """A trace begins."""
@@ -101,6 +109,34 @@ class Keeper:
         self.calls.append(call)
         self.results.append(results)
         return len(self.calls) - 1
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, it is noted with which buffers the module's forward begins."""
+        module = self.module
+
+        def begin(*_: object) -> None:
+            assert module is not None
+            self.begun = {place_of(each): each.tensor for each in buffers_of(module)}
+
+        handle = None if module is None else module.register_forward_pre_hook(begin)
+        try:
+            yield
+        finally:
+            self.begun = {}
+            if handle is not None:
+                handle.remove()
+
+    def assigned(self) -> list[Parameter]:
+        """The buffers in whose places the forward has put other tensors by now."""
+        if self.module is None or not self.begun:
+            return []
+        return [
+            each
+            for each in buffers_of(self.module)
+            if self.begun.get(place_of(each)) is not each.tensor
+            and place_of(each) not in self.numbers
+        ]
 
     def kept(self, program: Program) -> tuple[Kept, ...]:
         """The calls of a program's nodes, in their order; the trace is forgotten.
@@ -189,6 +225,7 @@ def keep(
         function, arguments, site,
         grad=torch.is_grad_enabled(), autocast=active(), module=module,
     )  # fmt: skip
+    call.buffers = keeper.assigned()
     tensors, sizes = _inputs(call), arguments.sizes
     if not tensors:
         raise refused(site, "it is given no tensor, so that nothing says when it is to run")
@@ -206,9 +243,9 @@ def keep(
 
 
 def _inputs(call: Kept) -> list[Tensor]:
-    """The tensors that a call is given, and the parameters of its module."""
-    held = [] if call.module is None else [p.tensor for p in Parameter.all_of(call.module)]
-    return [*call.arguments.tensors, *held]
+    """The tensors that a call is given, the parameters of its module, and buffers."""
+    held = [] if call.module is None else Parameter.all_of(call.module)
+    return [*call.arguments.tensors, *[p.tensor for p in (*held, *call.buffers)]]
 
 
 def _found_in_trace(
@@ -287,6 +324,8 @@ def find(call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> Found:
     tracked = [True] * len(tensors)
     if call.custom_function is not None:  # autograd looks into none of its arguments
         tracked[:count] = call.arguments.plain
+    if call.buffers:
+        tracked[-len(call.buffers) :] = [False] * len(call.buffers)
     draws, module = _Draws(), call.module
     around = contextlib.nullcontext() if module is None else untouched(module)
     with around, torch.set_grad_enabled(call.grad), draws, _marked_dirty() as dirty:
@@ -303,6 +342,8 @@ def find(call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> Found:
             raise refused(call.site, "it changes one of its arguments in place")
         result = Result(output)
         repeatable = not draws.seen and (watch is None or not watch.changed())
+        if call.custom_function is not None and call.comes_to_more:
+            repeatable = False  # nothing watches what it is given
         connected = _connected(result.tensors, leaves)
         return Found(
             result,

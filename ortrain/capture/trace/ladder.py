@@ -250,6 +250,7 @@ def _trace(
     seeding: contextlib.AbstractContextManager[list[str]] = (
         contextlib.nullcontext([]) if rung.strict else seeding_watched()
     )
+    known = keeper()
     # Dynamo's are looked for below.
     written = assignments_as_writes(module) if not rung.strict else contextlib.nullcontext()
     try:
@@ -262,6 +263,7 @@ def _trace(
             explicit_signature(module, call),
             opened_caches(module) if not rung.strict else contextlib.nullcontext(),
             written,
+            known.watching() if known and not rung.strict else contextlib.nullcontext(),
             no_packed_sequences(),
         ):
             if effects.unwatched:
