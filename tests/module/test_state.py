@@ -168,6 +168,18 @@ def test_a_lock_in_the_forward_is_no_obstacle() -> None:
     assert ran == ["graph"] * 4
 
 
+def test_an_assertion_that_pytest_has_rewritten_is_no_obstacle() -> None:
+    def asserting(m: Any, x: Tensor) -> Tensor:
+        assert x.shape != m.layer.weight.shape, "not so many rows"
+        assert isinstance(m.layer, nn.Linear)
+        assert bool((x >= 0).all())
+        return m.layer(x)  # type: ignore[no-any-return]
+
+    assert any(name.startswith("@") for name in asserting.__code__.co_names)
+    ran, _ = modes(lambda: Calls(asserting))
+    assert ran == ["graph"] * 4
+
+
 # -- what no graph can follow ----------------------------------------------------------------------
 
 ONE = torch.ones(4)
