@@ -29,11 +29,13 @@ class Refusal(CaptureError):
     Attributes:
         final: whether another way of exporting would fail in the same way.
         by_value: whether it needs the value of a tensor.
+        several: whether it needs one value of a tensor that has several.
         failed: what was tried, each with its reason.
     """
 
     final: bool = False
     by_value: bool = False
+    several: bool = False
     failed: tuple[str, ...] = ()
 
     def after(self, others: list[Refusal], failed: list[str]) -> Refusal:
@@ -76,6 +78,7 @@ def _known(sign: str, what: str, because: str, help: str, **others: Any) -> _Kno
 
 
 _VALUES = "a graph is made once for all values, and the trace has sizes but no values"
+_SEVERAL = "only a tensor of one element is true or false, or a number"
 
 # In this order: the first that fits names the failure.
 _KNOWN = (
@@ -97,6 +100,15 @@ _KNOWN = (
         "the forward uses torch's control-flow operator '{0}'",
         "ortrain has no gradient for loops and branches inside a graph",
         f"compute both ways and choose with torch.where, or unroll the loop; or {BESIDE}",
+    ),
+    _known(
+        r"RuntimeError: (?:Boolean value of Tensor with more than one value is ambiguous"
+        r"|a Tensor with \w+ elements cannot be converted to Scalar"
+        r"|shape '\[\]' is invalid for input of size)",
+        "the forward takes one value out of a tensor of several",
+        _SEVERAL,
+        f"reduce it with any(), all() or sum(); or {BESIDE}",
+        final=False,
     ),
     _known(
         r"data-dependent expression [^(\n]*(?:Eq|Ne|[<>])|of Tensor with more than one value"
@@ -228,6 +240,7 @@ def named(evidence: str, where: str) -> Refusal | None:
             what = known.what.format(*groups) if groups else known.what
             result = known.kind(what, where=where, because=known.because, help=known.help)
             result.final, result.by_value = known.final, known.because is _VALUES
+            result.several = known.because is _SEVERAL
             return result
     return None
 
