@@ -19,7 +19,7 @@ from torch import is_grad_enabled, nn
 from ortrain.capture.onnx.lift import uninitialized
 from ortrain.capture.trace.keeping import keeping
 from ortrain.capture.trace.refusal import Refusal
-from ortrain.capture.trace.rehearsal import foretold
+from ortrain.capture.trace.rehearsal import foretold, settles
 from ortrain.capture.trace.returned import instead
 from ortrain.config import EXECUTORS, DebugOptions, LogLevel, Options
 from ortrain.errors import (
@@ -394,6 +394,10 @@ class Runner:
         If the module raises too, the call was wrong: its error is the one to see, and nothing is
         noted about the form.
         """
+        if self._settles(form, flat, error):
+            reason = f"{error.what}; the next calls are captured"
+            with alone(error):
+                return self._eager(reason, flat.args, flat.kwargs)
         with alone(error):
             if not self.options.falls_back(error):
                 call_aside(self.module, flat.args, flat.kwargs)
@@ -402,6 +406,17 @@ class Runner:
         self._warn(str(error))
         self._note(form, sizes, error)
         return output
+
+    def _settles(self, form: CallForm, flat: FlatCall, error: OrtrainError) -> bool:
+        """Whether a call is refused for what it leaves in the module, and the next would not be.
+
+        ``if self.mask is None: self.mask = …``: the call that finds it is captured.
+        """
+        if form.asked or not (isinstance(error, Refusal) and error.effect):
+            return False
+        form.asked = True
+        with EXCLUSIVE, uncollected(), keeping(self.compiler.keeper()):
+            return settles(self.module, flat.args, flat.kwargs)
 
     def _astray(
         self, form: CallForm, served: CompiledCapture | None, flat: FlatCall, error: CheckFailed

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
+from ortrain.errors import CaptureError, OrtrainWarning
 from ortrain.module_state.survey import LARGE
 from ortrain.module_state.untouched import call_aside
 
@@ -325,6 +326,41 @@ def test_a_mask_that_is_made_when_it_is_missing_is_made_by_the_first_call() -> N
 
     ran, _ = modes(lambda: Calls(masked, mask=None))
     assert ran == ["eager", "graph", "graph", "graph"]
+
+
+@pytest.mark.filterwarnings("error::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize("engine", ["onnxruntime", "aten"])
+def test_a_call_that_makes_what_the_next_ones_find_is_no_refusal(engine: Any) -> None:
+    def masked(m: Any, x: Tensor) -> Tensor:
+        if m.mask is None or m.mask.shape[0] != x.shape[0]:
+            m.mask = torch.full((x.shape[0], 1), 2.0)
+            m.seen["made"] = True
+        return m.layer(x) * m.mask  # type: ignore[no-any-return]
+
+    options = Options(engine=engine, fallback="raise")
+    model, ran = ORTModule(Calls(masked, mask=None, seen={}), options=options), []
+    for rows in (3, 3, 5, 5):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(model(x), model.layer(x) * 2)
+        ran.append((model.report.mode, model.report.reason))
+    first = ("eager", "the forward assigns 'mask'; the next calls are captured")
+    assert ran == [first, ("graph", ""), first, ("graph", "")]
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "aten"])
+def test_a_call_that_leaves_something_each_time_is_refused_at_the_first(engine: Any) -> None:
+    def counting(m: Any, x: Tensor) -> Tensor:
+        m.calls = m.calls + 1
+        return m.layer(x)  # type: ignore[no-any-return]
+
+    model = ORTModule(Calls(counting, calls=0), options=Options(engine=engine, fallback="raise"))
+    with pytest.raises(CaptureError, match="assigns 'calls'"):
+        model(torch.randn(3, 4))
+    assert model.calls == 0
+    model = ORTModule(Calls(counting, calls=0), options=Options(engine=engine))
+    with pytest.warns(OrtrainWarning, match="assigns 'calls'"):
+        model(torch.randn(3, 4))
+    assert model.calls == 1
 
 
 def test_a_setting_that_the_forward_fills_in_and_that_decides_is_left_to_pytorch_once() -> None:

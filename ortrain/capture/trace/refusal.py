@@ -30,12 +30,14 @@ class Refusal(CaptureError):
         final: whether another way of exporting would fail in the same way.
         by_value: whether it needs the value of a tensor.
         several: whether it needs one value of a tensor that has several.
+        effect: whether the forward leaves something in the module, which a later call may find.
         failed: what was tried, each with its reason.
     """
 
     final: bool = False
     by_value: bool = False
     several: bool = False
+    effect: bool = False
     failed: tuple[str, ...] = ()
 
     def after(self, others: list[Refusal], failed: list[str]) -> Refusal:
@@ -43,6 +45,7 @@ class Refusal(CaptureError):
         places = (error.where for error in (self, *others) if error.where)
         result = type(self)(self.what, where=next(places, ""), because=self.because, help=self.help)
         result.failed, result.final = tuple(failed), self.final
+        result.effect = self.effect
         codes = [code for error in (self, *others) for code in error.codes]
         result.codes, result.lines = tuple(dict.fromkeys(codes)), self.lines
         return result
@@ -341,13 +344,17 @@ def side_effects(effects: Effects, module: torch.nn.Module) -> Refusal | None:
     """The refusal of a forward that does something besides computing; None where it does not."""
     if effects.unwatched:
         return unseen(effects.unwatched)
+    found = None
     if effects.assigned:
-        return assigning(effects.assigned, module)
-    if effects.filled:
-        return filling(effects.filled, module)
-    if effects.recast:
-        return recasting(effects.recast, module)
-    return drawing(effects.drawn, module) if effects.drawn else None
+        found = assigning(effects.assigned, module)
+    elif effects.filled:
+        found = filling(effects.filled, module)
+    elif effects.recast:
+        found = recasting(effects.recast, module)
+    if found is None:
+        return drawing(effects.drawn, module) if effects.drawn else None
+    found.effect = True
+    return found
 
 
 def seeding_itself() -> Refusal:

@@ -1,7 +1,8 @@
 """A forward is rehearsed: run on tensors without contents, in a tenth of the time of a trace.
 
 A number that only values decide, or an attribute that is written, shows in it, so that a module of
-which no graph can be made says so at its first call (:func:`foretold`).
+which no graph can be made says so at its first call (:func:`foretold`), and one that only makes at
+its first call what the later ones find does not (:func:`settles`).
 
 A forward that sets attributes is rehearsed before it is traced (:func:`rehearsed`).
 
@@ -94,6 +95,21 @@ def foretold(
     if refused is not None and effects.drawn:
         refused.codes = drawing_codes(module, args, kwargs, effects.generators)
     return refused
+
+
+def settles(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a forward does nothing but compute once it has been called like this.
+
+    Nothing of the module is changed.
+    """
+    ways = Ways()
+    ways.known = True
+    try:
+        with untouched(module), traceable_layers():
+            _effects(module, args, kwargs, ways)
+            return _effects(module, args, kwargs, ways).none
+    except Exception:
+        return False
 
 
 def _effects(
