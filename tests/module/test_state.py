@@ -8,6 +8,7 @@ import os
 import random
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -432,3 +433,17 @@ def test_a_call_aside_leaves_everything_as_it_was() -> None:
     assert torch.equal(one, other)
     module(torch.ones(2, 4))
     assert state() != before
+
+
+@pytest.mark.filterwarnings("default:of the forward")
+def test_a_forward_that_warns_does_so_in_its_calls_and_in_no_rehearsal() -> None:
+    def warning(m: Any, x: Tensor) -> Tensor:
+        warnings.warn("of the forward", UserWarning, stacklevel=1)
+        return m.layer(x)  # type: ignore[no-any-return]
+
+    model = ORTModule(Calls(warning), options=Options(engine="auto"))
+    for _ in range(3):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model(torch.randn(3, 4)).sum().backward()
+        assert [str(each.message) for each in caught] == ["of the forward"]
