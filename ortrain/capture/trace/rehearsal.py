@@ -4,8 +4,8 @@ A number that only values decide, or an attribute that is written, shows in it, 
 which no graph can be made says so at its first call (:func:`foretold`), and one that only makes at
 its first call what the later ones find does not (:func:`settles`).
 
-A forward that sets attributes is rehearsed before it is traced (:func:`rehearsed`). What it warns of
-in a rehearsal, it warns of in the call.
+A forward that sets attributes is rehearsed before it is traced (:func:`rehearsed`). What it warns
+of in a rehearsal, it warns of in the call.
 
 transformers' classifiers write ``config.problem_type`` at their first call with labels, Swin's
 layers write ``shift_size`` where the image is not larger than a window; every later call finds what
