@@ -77,6 +77,7 @@ from ortrain.step.ranges import marked
 from ortrain.step.replay import Original
 from ortrain.step.report import Report
 from ortrain.step.saved_forward import Received
+from ortrain.step.saved_graphs import save_pieces, save_stages
 from ortrain.step.tokens import TokenCounts, Tokens, dense
 from ortrain.uncollected import uncollected
 
@@ -571,6 +572,9 @@ class StepCompiler:
 
         def make(upstream: Sequence[str]) -> Step:
             plan = self._build(program, trainable, upstream, sizes, runs)
+            if (debug := self.debug_options).save_onnx:
+                whole = served.captured.program
+                save_stages(debug, plan, whole, program, trainable, upstream, runs, sizes)
             step = Step(plan, tensors, other, original)
             step.is_partial, step.hidden = partial, hidden
             return step
@@ -690,14 +694,8 @@ class StepCompiler:
             executor.ceiling.margin = largest(plan.programs, sizes)
         if self.debug_options.log_level <= LogLevel.INFO:
             print(report, file=sys.stderr)
-        debug = self.debug_options
-        if debug.save_onnx:
-            mode = "training" if plan.pieces else "inference"
-            debug.folder.mkdir(parents=True, exist_ok=True)
-            for name, before, after in zip(names, plan.programs, plan.lowered, strict=True):
-                stem = f"{debug.onnx_prefix}_{name.replace(' ', '_')}"
-                before.save(debug.folder / f"{stem}_{mode}.onnx")
-                after.save(debug.folder / f"{stem}_lowered_{mode}.onnx")
+        if self.debug_options.save_onnx:
+            save_pieces(self.debug_options, plan)
 
 
 def _none(sizes: Mapping[str, int]) -> dict[str, int]:

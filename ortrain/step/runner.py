@@ -518,12 +518,30 @@ class Runner:
                     error = None
                 except OrtrainError as traced:
                     error = traced
+            if error is None and self.debug_options.save_onnx:
+                error = self._saved(state, form, flat)
         if error is None:
             return
         if not self.options.falls_back(error):
             raise error
         self._warn(str(error))
         form.reason = form.report.reason = str(error)
+
+    def _saved(self, state: ModuleState, form: CallForm, flat: FlatCall) -> OrtrainError | None:
+        """Builds a graph for its files, which are asked for before it is due.
+
+        Returns:
+            Why there is none.
+        """
+        try:
+            served = self.compiler.find(state, form, flat, tuple([t.shape for t in flat.tensors]))
+            variant = self.compiler.variant(state, form, served, flat)
+            self.compiler.first_step(state, form, served, flat, variant)
+        except CheckFailed:
+            return None  # of another call's values
+        except OrtrainError as error:
+            return error
+        return None
 
     def _begin_spell(self, calls: int = EAGER_SPELL) -> None:
         self.spell = min(calls, EAGER_SPELL)
