@@ -22,7 +22,8 @@ from ortrain.capture.export import Captured, capture
 from ortrain.capture.onnx.translations.base import SymbolicSize
 from ortrain.capture.trace.keeping import Keeper
 from ortrain.capture.trace.records import records_registered
-from ortrain.capture.trace.refusal import located
+from ortrain.capture.trace.refusal import Refusal, located
+from ortrain.capture.trace.rehearsal import settles
 from ortrain.capture.trace.returned import Source
 from ortrain.capture.trace.stand_ins import stand_ins_watched
 from ortrain.config import (
@@ -117,6 +118,8 @@ class StepCompiler:
         self.routines: dict[FunctionType, str] = {}
         # While attributes of the module are buffers: what runs aside would put them back as such.
         self.without_routines = False
+        # Whether a call was left to PyTorch for what it makes and the next ones find.
+        self.has_waited = False
         self.use(options)
         self.report = Report()
         self.plan: Plan | None = None
@@ -212,7 +215,9 @@ class StepCompiler:
             self._numbers_as_tensors(state, flat),
         ):
             place, args, kwargs = _distinct(flat)
-            captured = self._captured(args, kwargs, exact=exact, still=not form.served)
+            # Where engines are measured the first calls are PyTorch's anyway.
+            waits = not self.has_waited and self.options.engine_for(form.grad) != "auto"
+            captured = self._captured(args, kwargs, exact=exact, still=not form.served, waits=waits)
         positions = [place[t.position] for t in captured.inputs]
         if state.moving:
             first = len(flat.tensors) - len(state.attributes)
@@ -246,11 +251,18 @@ class StepCompiler:
         return served
 
     def _captured(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, exact: bool, still: bool
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        exact: bool,
+        still: bool,
+        waits: bool,
     ) -> Captured:
         """A capture, in which what it refuses stays PyTorch's: the innermost functions around it.
 
-        Where there are none that can be nodes, the innermost sub-modules are.
+        Where there are none that can be nodes, the innermost sub-modules are. With ``waits`` a call
+        that only makes what the next ones find is refused, and the next one is captured whole.
 
         A graph that leaves all products to PyTorch saves nothing: unless they were asked for, it is
         as if nothing could be kept.
@@ -283,6 +295,10 @@ class StepCompiler:
                 captured = attempt(keep)
                 break
             except CaptureError as error:
+                if waits and isinstance(error, Refusal) and error.effect:
+                    waits = False
+                    if settles(self.module, args, kwargs):
+                        raise  # the next call has all of it in its graph
                 search.failed(self.module, error, keep)
                 for function in search.useless:
                     self.routines.pop(function, None)

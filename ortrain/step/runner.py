@@ -394,7 +394,7 @@ class Runner:
         If the module raises too, the call was wrong: its error is the one to see, and nothing is
         noted about the form.
         """
-        if self._settles(form, flat, error):
+        if self._settles(flat, error):
             reason = f"{error.what}; the next calls are captured"
             with alone(error):
                 return self._eager(reason, flat.args, flat.kwargs)
@@ -407,14 +407,16 @@ class Runner:
         self._note(form, sizes, error)
         return output
 
-    def _settles(self, form: CallForm, flat: FlatCall, error: OrtrainError) -> bool:
+    def _settles(self, flat: FlatCall, error: OrtrainError) -> bool:
         """Whether a call is refused for what it leaves in the module, and the next would not be.
 
-        ``if self.mask is None: self.mask = …``: the call that finds it is captured.
+        ``if self.mask is None: self.mask = …``: the call that finds it is captured. One call of a
+        module is let off so: where each length has a mask of its own, what makes it stays
+        PyTorch's.
         """
-        if form.asked or not (isinstance(error, Refusal) and error.effect):
+        if self.compiler.has_waited or not (isinstance(error, Refusal) and error.effect):
             return False
-        form.asked = True
+        self.compiler.has_waited = True
         with EXCLUSIVE, uncollected(), keeping(self.compiler.keeper()):
             return settles(self.module, flat.args, flat.kwargs)
 
