@@ -589,8 +589,8 @@ class StepCompiler:
         def make(upstream: Sequence[str]) -> Step:
             plan = self._build(program, trainable, upstream, sizes, runs)
             if (debug := self.debug_options).save_onnx:
-                whole = served.captured.program
-                save_stages(debug, plan, whole, program, trainable, upstream, runs, sizes)
+                trains, whole = self.module.training and bool(plan.pieces), served.captured.program
+                save_stages(debug, trains, whole, program, trainable, upstream, runs, sizes)
             step = Step(plan, tensors, other, original)
             step.is_partial, step.hidden = partial, hidden
             return step

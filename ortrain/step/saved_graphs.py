@@ -21,13 +21,14 @@ def save_pieces(debug: DebugOptions, plan: Plan) -> None:
     """
     names = ["forward", *(f"backward_{i + 1}" for i in range(len(plan.pieces)))]
     for name, before, after in zip(names, plan.programs, plan.lowered, strict=True):
-        _save(debug, plan, name, before)
-        _save(debug, plan, f"{name}_lowered", after)
+        mode = "training" if plan.pieces else "inference"
+        _save(debug, f"{name}_{mode}", before)
+        _save(debug, f"{name}_lowered_{mode}", after)
 
 
 def save_stages(
     debug: DebugOptions,
-    plan: Plan,
+    trains: bool,
     captured: Program,
     program: Program,
     wrt: Sequence[str],
@@ -38,11 +39,11 @@ def save_stages(
     """Writes the whole graph at each stage, by the names of ONNX Runtime Training.
 
     There forward and backward ran as one graph. Here they are cut, and the whole is made for its
-    file alone.
+    file alone. Of a module in evaluation it has no gradients.
 
     Args:
         debug: names and folder.
-        plan: of the step.
+        trains: whether the module is in training mode, and gradients are asked for.
         captured: the module.
         program: what is differentiated of it.
         wrt: names of the inputs that require a gradient.
@@ -51,16 +52,16 @@ def save_stages(
         sizes: example value of each symbolic dimension.
     """
     whole = program.clone()
-    if plan.pieces:
+    if trains:
         whole = differentiate(program, wrt, outputs, keep=executor.keeps, sizes=dict(sizes))
         rewrite(whole, "training")
-    _save(debug, plan, "torch_exported", captured)
-    _save(debug, plan, "optimized_pre_grad", program)
-    _save(debug, plan, "optimized", whole)
-    _save(debug, plan, "execution_model", executor.lower(whole))
+    mode = "training" if trains else "inference"
+    _save(debug, f"torch_exported_{mode}", captured)
+    _save(debug, f"optimized_pre_grad_{mode}", program)
+    _save(debug, f"optimized_{mode}", whole)
+    _save(debug, f"execution_model_{mode}", executor.lower(whole))
 
 
-def _save(debug: DebugOptions, plan: Plan, name: str, program: Program) -> None:
-    mode = "training" if plan.pieces else "inference"
+def _save(debug: DebugOptions, name: str, program: Program) -> None:
     debug.folder.mkdir(parents=True, exist_ok=True)
-    program.save(debug.folder / f"{debug.onnx_prefix}_{name}_{mode}.onnx")
+    program.save(debug.folder / f"{debug.onnx_prefix}_{name}.onnx")

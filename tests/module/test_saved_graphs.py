@@ -39,6 +39,23 @@ def test_one_call_writes_each_stage(engine: Any, mode: str, tmp_path: Path) -> N
     assert model.report.mode == ("eager" if engine == "auto" else "graph")
 
 
+def test_a_module_in_evaluation_writes_its_graph_for_inference(tmp_path: Path) -> None:
+    debug = DebugOptions(save_onnx=True, onnx_prefix="net", save_path=tmp_path)
+    model = ORTModule(net(), debug, options=Options(engine="onnxruntime")).eval()
+    x = torch.randn(4, 5)
+    expected = model(x)
+    assert expected.requires_grad  # so that it is cut into a forward and a backward
+    stages = {f"net_{stage}_inference.onnx" for stage in STAGES}
+    pieces = {"net_forward_training.onnx", "net_backward_1_training.onnx"}
+    assert stages | pieces <= files(tmp_path)
+    session = onnxruntime.InferenceSession(
+        tmp_path / "net_execution_model_inference.onnx", providers=["CPUExecutionProvider"]
+    )
+    feeds = {name: value.detach().numpy() for name, value in model.named_parameters()}
+    (found,) = session.run(None, {**feeds, "input": x.numpy()})
+    np.testing.assert_allclose(found, expected.detach(), rtol=1e-5, atol=1e-6)
+
+
 def test_the_whole_graph_computes_outputs_and_gradients(tmp_path: Path) -> None:
     eager = net()
     debug = DebugOptions(save_onnx=True, onnx_prefix="net", save_path=tmp_path)
