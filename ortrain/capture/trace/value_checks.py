@@ -224,7 +224,8 @@ def _is_unknown(value: Tensor) -> bool:
 
 def _may_be_several(value: Tensor) -> bool:
     """Whether a tensor has as many elements as the sizes of the inputs say, as in other calls."""
-    sizes: list[Any] = [size for size in value.shape if isinstance(size, torch.SymInt)]
+    shape: Any = value.shape
+    sizes = [size for size in shape if isinstance(size, torch.SymInt)]
     return any(size.node.expr.free_symbols and not free_unbacked_symbols(size) for size in sizes)
 
 
