@@ -236,7 +236,7 @@ class DebugOptions:
 
     Attributes:
         log_level: the environment variable ``ORTMODULE_LOG_LEVEL`` wins over it.
-        save_onnx: write the graphs as ONNX files.
+        save_onnx: write the graphs as ONNX files; with ``engine="auto"`` behind the first call.
         onnx_prefix: start of their names; required with ``save_onnx``.
         save_path: their folder; ``ORTMODULE_SAVE_ONNX_PATH`` wins, the working folder otherwise.
         print_input_density: print at each training step of a graph how many tokens have a label and

@@ -31,6 +31,15 @@ class _FallbackPolicy(enum.IntFlag):
         return _FallbackPolicy.FALLBACK_DISABLE in self
 
 
+# What fell back where no variable was set, and whether each step tried again.
+ORTMODULE_FALLBACK_POLICY = (
+    _FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE
+    | _FallbackPolicy.FALLBACK_UNSUPPORTED_DATA
+    | _FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL
+    | _FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL
+)
+ORTMODULE_FALLBACK_RETRY = False
+
 ORTModuleFallbackException = OrtrainError
 ORTModuleInitException = OrtrainError
 ORTModuleDeviceException = NotServed

@@ -27,10 +27,11 @@ import torch
 from ortrain.capture.onnx.lift import drop_unused_inputs
 from ortrain.errors import GraphError, OrtrainWarning, StateError, listing
 from ortrain.files.replacing import staged
+from ortrain.kinds import expect
 from ortrain.ondevice import contract
 from ortrain.ondevice.making.models import backward
 from ortrain.ondevice.making.module_source import from_module
-from ortrain.ondevice.making.onnx_source import foreign, from_onnx
+from ortrain.ondevice.making.onnx_source import foreign, from_onnx, read
 from ortrain.passes.clean import clean
 from ortrain.program import Program, Role, set_role, target_of
 
@@ -105,7 +106,7 @@ class GradientGraphBuilder:
     """Adds the gradients of a loss to an ONNX model.
 
     Args:
-        serialized_model: the model.
+        serialized_model: the model, or as a string the path of its file.
         y_node_arg_names: names of the outputs that the result keeps.
         x_node_arg_names: names of initializers, or of float32 inputs, to differentiate by.
         loss_node_arg_name: name of the output that is the loss, a float32 scalar.
@@ -113,11 +114,13 @@ class GradientGraphBuilder:
 
     Raises:
         GraphError: the model is not valid, or has no such name.
+        FileNotFoundError: there is no such file.
+        TypeError: the model is neither bytes nor a path.
     """
 
     def __init__(
         self,
-        serialized_model: bytes,
+        serialized_model: bytes | str | os.PathLike[str],
         y_node_arg_names: Collection[str],
         x_node_arg_names: Collection[str],
         loss_node_arg_name: str,
@@ -209,7 +212,10 @@ def get_optimized_model(
     return ir.to_proto(program.model).SerializeToString()
 
 
-def _parsed(content: bytes) -> onnx.ModelProto:
+def _parsed(content: bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+    expect("serialized_model", content, (bytes, str, os.PathLike), "an ONNX model in bytes")
+    if not isinstance(content, bytes):
+        return read(content)
     proto = onnx.ModelProto()
     with foreign(proto):
         proto.ParseFromString(content)

@@ -96,6 +96,7 @@ MODULES: dict[str, dict[str, str]] = {
         "ortrain": "ORTModule",
         "ortrain.compat.capabilities": "is_ortmodule_available",
         "ortrain.compat.graph_config": "PropagateCastOpsStrategy",
+        "ortrain.compat.gradient_graph": "GradientGraphBuilder",
     },
     # onnxruntime: ORTModule
     "onnxruntime.training.ortmodule": {
@@ -103,6 +104,7 @@ MODULES: dict[str, dict[str, str]] = {
         "ortrain.config": "ONNX_OPSET_VERSION=OPSET",
         "ortrain.compat.capabilities": "MINIMUM_RUNTIME_PYTORCH_VERSION_STR",
         "ortrain.compat.configure": "TORCH_CPP_DIR",
+        "ortrain.compat.fallback": "ORTMODULE_FALLBACK_POLICY ORTMODULE_FALLBACK_RETRY",
     },
     "onnxruntime.training.ortmodule.ortmodule": _MODULE,
     "onnxruntime.training.ortmodule.options": _SETTINGS,
@@ -145,7 +147,10 @@ MODULES: dict[str, dict[str, str]] = {
     "onnxruntime.training.utils.ptable": {"ortrain.compat.tables": "PTable"},
     "onnxruntime.training.utils.data": _SAMPLERS,
     "onnxruntime.training.utils.data.sampler": _SAMPLERS,
-    "onnxruntime.training.utils.hooks": _HOOKS,
+    "onnxruntime.training.utils.hooks": {
+        **_HOOKS,
+        "ortrain.compat.activation": "_InspectActivation",
+    },
     "onnxruntime.training.utils.hooks.merge_activation_summary": {
         "ortrain.hooks.merge_activation_summary": "*"
     },

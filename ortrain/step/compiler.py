@@ -22,7 +22,8 @@ from ortrain.capture.export import Captured, capture
 from ortrain.capture.onnx.translations.base import SymbolicSize
 from ortrain.capture.trace.keeping import Keeper
 from ortrain.capture.trace.records import records_registered
-from ortrain.capture.trace.refusal import located
+from ortrain.capture.trace.refusal import Refusal, located
+from ortrain.capture.trace.rehearsal import settles
 from ortrain.capture.trace.returned import Source
 from ortrain.capture.trace.stand_ins import stand_ins_watched
 from ortrain.config import (
@@ -77,6 +78,7 @@ from ortrain.step.ranges import marked
 from ortrain.step.replay import Original
 from ortrain.step.report import Report
 from ortrain.step.saved_forward import Received
+from ortrain.step.saved_graphs import save_pieces, save_stages
 from ortrain.step.tokens import TokenCounts, Tokens, dense
 from ortrain.uncollected import uncollected
 
@@ -116,6 +118,8 @@ class StepCompiler:
         self.routines: dict[FunctionType, str] = {}
         # In whose place there are buffers while the module is traced.
         self._numbers: frozenset[tuple[int, str]] = frozenset()
+        # Whether a call was left to PyTorch for what it makes and the next ones find.
+        self.has_waited = False
         self.use(options)
         self.report = Report()
         self.plan: Plan | None = None
@@ -211,7 +215,9 @@ class StepCompiler:
             self._numbers_as_tensors(state, flat),
         ):
             place, args, kwargs = _distinct(flat)
-            captured = self._captured(args, kwargs, exact=exact, still=not form.served)
+            # Where engines are measured the first calls are PyTorch's anyway.
+            waits = not self.has_waited and self.options.engine_for(form.grad) != "auto"
+            captured = self._captured(args, kwargs, exact=exact, still=not form.served, waits=waits)
         positions = [place[t.position] for t in captured.inputs]
         if state.moving:
             first = len(flat.tensors) - len(state.attributes)
@@ -245,11 +251,18 @@ class StepCompiler:
         return served
 
     def _captured(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, exact: bool, still: bool
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        exact: bool,
+        still: bool,
+        waits: bool,
     ) -> Captured:
         """A capture, in which what it refuses stays PyTorch's: the innermost functions around it.
 
-        Where there are none that can be nodes, the innermost sub-modules are.
+        Where there are none that can be nodes, the innermost sub-modules are. With ``waits`` a call
+        that only makes what the next ones find is refused, and the next one is captured whole.
 
         A graph that leaves all products to PyTorch saves nothing: unless they were asked for, it is
         as if nothing could be kept.
@@ -282,6 +295,10 @@ class StepCompiler:
                 captured = attempt(keep)
                 break
             except CaptureError as error:
+                if waits and isinstance(error, Refusal) and error.effect:
+                    waits = False
+                    if settles(self.module, args, kwargs):
+                        raise  # the next call has all of it in its graph
                 search.failed(self.module, error, keep)
                 for function in search.useless:
                     self.routines.pop(function, None)
@@ -576,6 +593,9 @@ class StepCompiler:
 
         def make(upstream: Sequence[str]) -> Step:
             plan = self._build(program, trainable, upstream, sizes, runs)
+            if (debug := self.debug_options).save_onnx:
+                trains, whole = self.module.training and bool(plan.pieces), served.captured.program
+                save_stages(debug, trains, whole, program, trainable, upstream, runs, sizes)
             step = Step(plan, tensors, other, original)
             step.is_partial, step.hidden = partial, hidden
             return step
@@ -695,14 +715,8 @@ class StepCompiler:
             executor.ceiling.margin = largest(plan.programs, sizes)
         if self.debug_options.log_level <= LogLevel.INFO:
             print(report, file=sys.stderr)
-        debug = self.debug_options
-        if debug.save_onnx:
-            mode = "training" if plan.pieces else "inference"
-            debug.folder.mkdir(parents=True, exist_ok=True)
-            for name, before, after in zip(names, plan.programs, plan.lowered, strict=True):
-                stem = f"{debug.onnx_prefix}_{name.replace(' ', '_')}"
-                before.save(debug.folder / f"{stem}_{mode}.onnx")
-                after.save(debug.folder / f"{stem}_lowered_{mode}.onnx")
+        if self.debug_options.save_onnx:
+            save_pieces(self.debug_options, plan)
 
 
 def _none(sizes: Mapping[str, int]) -> dict[str, int]:

@@ -19,7 +19,7 @@ from torch import is_grad_enabled, nn
 from ortrain.capture.onnx.lift import uninitialized
 from ortrain.capture.trace.keeping import keeping
 from ortrain.capture.trace.refusal import Refusal
-from ortrain.capture.trace.rehearsal import foretold
+from ortrain.capture.trace.rehearsal import foretold, settles
 from ortrain.capture.trace.returned import instead
 from ortrain.config import EXECUTORS, DebugOptions, LogLevel, Options
 from ortrain.errors import (
@@ -395,6 +395,10 @@ class Runner:
         If the module raises too, the call was wrong: its error is the one to see, and nothing is
         noted about the form.
         """
+        if self._settles(flat, error):
+            reason = f"{error.what}; the next calls are captured"
+            with alone(error):
+                return self._eager(reason, flat.args, flat.kwargs)
         with alone(error):
             if not self.options.falls_back(error):
                 call_aside(self.module, flat.args, flat.kwargs)
@@ -403,6 +407,19 @@ class Runner:
         self._warn(str(error))
         self._note(form, sizes, error)
         return output
+
+    def _settles(self, flat: FlatCall, error: OrtrainError) -> bool:
+        """Whether a call is refused for what it leaves in the module, and the next would not be.
+
+        ``if self.mask is None: self.mask = …``: the call that finds it is captured. One call of a
+        module is let off so: where each length has a mask of its own, what makes it stays
+        PyTorch's.
+        """
+        if self.compiler.has_waited or not (isinstance(error, Refusal) and error.effect):
+            return False
+        self.compiler.has_waited = True
+        with EXCLUSIVE, uncollected(), keeping(self.compiler.keeper()):
+            return settles(self.module, flat.args, flat.kwargs)
 
     def _astray(
         self, form: CallForm, served: CompiledCapture | None, flat: FlatCall, error: CheckFailed
@@ -504,12 +521,30 @@ class Runner:
                     error = None
                 except OrtrainError as traced:
                     error = traced
+            if error is None and self.debug_options.save_onnx:
+                error = self._saved(state, form, flat)
         if error is None:
             return
         if not self.options.falls_back(error):
             raise error
         self._warn(str(error))
         form.reason = form.report.reason = str(error)
+
+    def _saved(self, state: ModuleState, form: CallForm, flat: FlatCall) -> OrtrainError | None:
+        """Builds a graph for its files, which are asked for before it is due.
+
+        Returns:
+            Why there is none.
+        """
+        try:
+            served = self.compiler.find(state, form, flat, tuple([t.shape for t in flat.tensors]))
+            variant = self.compiler.variant(state, form, served, flat)
+            self.compiler.first_step(state, form, served, flat, variant)
+        except CheckFailed:
+            return None  # of another call's values
+        except OrtrainError as error:
+            return error
+        return None
 
     def _begin_spell(self, calls: int = EAGER_SPELL) -> None:
         self.spell = min(calls, EAGER_SPELL)

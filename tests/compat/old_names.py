@@ -10,9 +10,10 @@ torch_ort.experimental.graph_config: PropagateCastLevel set_propagate_cast_ops_o
 torch_ort.configure: build_torch_cpp_extensions
 onnxruntime: set_seed
 onnxruntime.training: ORTModule is_ortmodule_available artifacts onnxblock api optim amp utils
-onnxruntime.training: ortmodule experimental
+onnxruntime.training: ortmodule experimental GradientGraphBuilder
 onnxruntime.training.ortmodule: ORTModule DebugOptions LogLevel ONNX_OPSET_VERSION TORCH_CPP_DIR
 onnxruntime.training.ortmodule: MINIMUM_RUNTIME_PYTORCH_VERSION_STR _fallback
+onnxruntime.training.ortmodule: ORTMODULE_FALLBACK_POLICY ORTMODULE_FALLBACK_RETRY
 onnxruntime.training.ortmodule.ortmodule: ORTModule
 onnxruntime.training.ortmodule.options: DebugOptions LogLevel
 onnxruntime.training.ortmodule.debug_options: DebugOptions LogLevel
@@ -38,6 +39,7 @@ onnxruntime.training.utils.ptable: PTable
 onnxruntime.training.utils.data: LoadBalancingDistributedSampler
 onnxruntime.training.utils.data: LoadBalancingDistributedBatchSampler
 onnxruntime.training.utils.hooks: GlobalSubscriberManager StatisticsSubscriber SubscriberBase
+onnxruntime.training.utils.hooks: _InspectActivation
 onnxruntime.training.utils.hooks: SubscriberManager inspect_activation no_increase_global_step
 onnxruntime.training.utils.hooks.merge_activation_summary: main
 onnxruntime.training.api: CheckpointState Module Optimizer LinearLRScheduler

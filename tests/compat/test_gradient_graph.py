@@ -155,6 +155,21 @@ def test_a_model_gets_the_gradients_that_are_asked_for(wanted: set[str], kept: s
         np.testing.assert_allclose(found, expected[name].detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
+def test_a_string_is_the_path_of_the_model(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(model(), path)
+    built = []
+    for given in (str(path), path, path.read_bytes()):
+        builder = GradientGraphBuilder(given, {"loss"}, {"W"}, "loss")
+        builder.build()
+        built.append(builder.get_model())
+    assert built[0] == built[1] == built[2]
+    with pytest.raises(FileNotFoundError):
+        GradientGraphBuilder(str(tmp_path / "other.onnx"), {"loss"}, {"W"}, "loss")
+    with pytest.raises(TypeError, match="serialized_model"):
+        GradientGraphBuilder(model(), {"loss"}, {"W"}, "loss")  # type: ignore[arg-type]
+
+
 def test_names_that_are_not_there_are_named(tmp_path: Path) -> None:
     content = model().SerializeToString()
     for given, told in (

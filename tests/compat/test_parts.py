@@ -13,13 +13,22 @@ import torch
 from torch import nn
 
 from ortrain import Options, ORTModule
-from ortrain.compat import capabilities, configure, fallback, graph_config, nested, ranges
+from ortrain.compat import (
+    activation,
+    capabilities,
+    configure,
+    fallback,
+    graph_config,
+    nested,
+    ranges,
+)
 from ortrain.compat.inference import OpenVINOProviderOptions, ORTInferenceModule
 from ortrain.compat.memory import log_memory_usage
 from ortrain.compat.seed import set_seed
 from ortrain.compat.tables import PTable
 from ortrain.config import _POLICIES
 from ortrain.errors import NotServed, OrtrainError
+from ortrain.hooks import GlobalSubscriberManager, StatisticsSubscriber
 
 # --- seeds and capabilities ---------------------------------------------------------------------
 
@@ -100,10 +109,44 @@ def test_an_old_class_catches_what_its_policy_lets_fall_back(policy: str, name: 
     assert fallback.ORTModuleFallbackException is OrtrainError
 
 
+def test_what_fell_back_by_default_are_all_kinds_of_errors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    named = [p.name for p in fallback._FallbackPolicy if p in fallback.ORTMODULE_FALLBACK_POLICY]
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "|".join(str(name) for name in named))
+    asked = Options()
+    monkeypatch.delenv("ORTMODULE_FALLBACK_POLICY")
+    monkeypatch.delenv("ORTMODULE_FALLBACK_RETRY", raising=False)
+    assert all(issubclass(kind, asked.policy) for kind in Options().policy)
+    assert Options().retry is fallback.ORTMODULE_FALLBACK_RETRY
+
+
 def test_an_argument_of_no_known_type_is_caught_by_the_old_name() -> None:
     module = ORTModule(nn.Identity(), options=Options(engine="aten", fallback="raise"))
     with pytest.raises(fallback.ORTModuleIOError):
         module(object())
+
+
+# --- statistics ---------------------------------------------------------------------------------
+
+
+def test_a_tensor_is_recorded_by_the_old_function_as_by_the_new_one(tmp_path: Path) -> None:
+    class Probed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            context = GlobalSubscriberManager.get_run_context()
+            return activation._InspectActivation.apply("doubled", None, context, x * 2) + 1
+
+    model, folder = Probed(), tmp_path / "statistics"
+    GlobalSubscriberManager.subscribe(model, [StatisticsSubscriber(folder)])
+    try:
+        x = torch.ones(3, requires_grad=True)
+        model(x).sum().backward()
+    finally:
+        GlobalSubscriberManager.unsubscribe()
+    assert x.grad is not None
+    assert x.grad.tolist() == [2.0] * 3
+    names = (folder / "step_0" / "order.txt").read_text().split()
+    assert {"doubled_forward", "doubled_backward"} <= {*names}
 
 
 # --- structures, tables, ranges, memory ---------------------------------------------------------

@@ -185,3 +185,52 @@ def test_a_device_has_no_pytorch_for_the_other_way(tmp_path: Any) -> None:
             loss=LossType.MSELoss,
             artifact_directory=tmp_path,
         )
+
+
+def _flagged(w: Tensor, x: Tensor, flag: Tensor) -> Tensor:
+    y = w * x
+    if flag:
+        y = y + flag
+    return y
+
+
+def _flagged_by_number(w: Tensor, x: Tensor, flag: Tensor) -> Tensor:
+    y = w * x
+    if flag.item() > 0:
+        y = y + flag
+    return y
+
+
+def _flagged_twice(w: Tensor, x: Tensor, flag: Tensor) -> Tensor:
+    y = w * x
+    if flag[0] > 0 and not (x < 0):
+        y = y + flag
+    return y
+
+
+class Flagged(nn.Module):
+    def __init__(self, body: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.w, self.body = nn.Parameter(torch.tensor([2.0])), body
+
+    def forward(self, x: Tensor, flag: Tensor) -> Tensor:
+        return self.body(self.w, x, flag)
+
+
+@pytest.mark.parametrize("body", [_flagged, _flagged_by_number, _flagged_twice])
+@pytest.mark.parametrize("engine", ["onnxruntime", "aten"])
+def test_a_branch_on_the_one_value_of_a_batch_of_one_row_is_a_check(body: Any, engine: Any) -> None:
+    eager = Flagged(body)
+    model = ORTModule(copy.deepcopy(eager), options=Options(engine=engine, fallback="raise"))
+    for x, flag in ((3.0, 6.0), (3.0, 0.0), (5.0, 1.0), (-5.0, 1.0), (1.0, 2.0)):
+        results = []
+        for module in (model, eager):
+            module.zero_grad()
+            output = module(torch.tensor([x]), torch.tensor([flag]))
+            output.sum().backward()
+            results.append((output.detach(), module.w.grad))
+        assert results[0] == results[1]
+    assert model.report.graph_calls >= 3
+    assert model.report.astray == 5 - model.report.graph_calls
+    with pytest.raises(RuntimeError, match=r"more than one value|2 elements"):
+        model(torch.ones(2), torch.ones(2).view(2, 1) if body is _flagged_twice else torch.ones(2))

@@ -421,6 +421,8 @@ def test_graphs_are_saved_for_training_and_inference(folder: tuple[Path, DebugOp
     stems = ("forward_training", "backward_1_training", "forward_inference")
     names = {f"cnn_{stem}.onnx" for stem in stems}
     names |= {f"cnn_{s.rsplit('_', 1)[0]}_lowered_{s.rsplit('_', 1)[1]}.onnx" for s in stems}
+    stages = ("torch_exported", "optimized_pre_grad", "optimized", "execution_model")
+    names |= {f"cnn_{s}_{mode}.onnx" for s in stages for mode in ("training", "inference")}
     assert {path.name for path in place.iterdir()} == names
     for name in names:
         proto = onnx.load(place / name)

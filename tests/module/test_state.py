@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import os
 import random
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
+from ortrain.errors import CaptureError, OrtrainWarning
 from ortrain.module_state.survey import LARGE
 from ortrain.module_state.untouched import call_aside
 
@@ -168,6 +171,18 @@ def test_a_lock_in_the_forward_is_no_obstacle() -> None:
     assert ran == ["graph"] * 4
 
 
+def test_an_assertion_that_pytest_has_rewritten_is_no_obstacle() -> None:
+    def asserting(m: Any, x: Tensor) -> Tensor:
+        assert x.shape != m.layer.weight.shape, "not so many rows"
+        assert isinstance(m.layer, nn.Linear)
+        assert bool((x >= 0).all())
+        return m.layer(x)  # type: ignore[no-any-return]
+
+    assert any(name.startswith("@") for name in asserting.__code__.co_names)
+    ran, _ = modes(lambda: Calls(asserting))
+    assert ran == ["graph"] * 4
+
+
 # -- what no graph can follow ----------------------------------------------------------------------
 
 ONE = torch.ones(4)
@@ -315,6 +330,70 @@ def test_a_mask_that_is_made_when_it_is_missing_is_made_by_the_first_call() -> N
     assert ran == ["eager", "graph", "graph", "graph"]
 
 
+@pytest.mark.filterwarnings("error::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize("engine", ["onnxruntime", "aten"])
+def test_a_call_that_makes_what_the_next_ones_find_is_no_refusal(engine: Any) -> None:
+    def masked(m: Any, x: Tensor) -> Tensor:
+        if m.mask is None or m.mask.shape[0] != x.shape[0]:
+            m.mask = torch.full((x.shape[0], 1), 2.0)
+            m.seen["made"] = True
+        return m.layer(x) * m.mask  # type: ignore[no-any-return]
+
+    options = Options(engine=engine, fallback="raise")
+    model, ran = ORTModule(Calls(masked, mask=None, seen={}), options=options), []
+    for rows in (3, 3, 3):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(model(x), model.layer(x) * 2)
+        ran.append((model.report.mode, model.report.reason))
+    first = ("eager", "the forward assigns 'mask'; the next calls are captured")
+    assert ran == [first, ("graph", ""), ("graph", "")]
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.mask = nn.Parameter(torch.ones(4)), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mask is None or self.mask.shape[0] != x.shape[0]:
+            self.mask = torch.full((x.shape[0], 1), 2.0)
+        return x * self.scale * self.mask
+
+
+@pytest.mark.filterwarnings("error::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize("engine", ["onnxruntime", "aten"])
+@pytest.mark.parametrize("lengths", [(3, 3, 3, 3), (3, 5, 3, 6)])
+def test_a_part_that_makes_a_mask_is_in_the_graph_unless_it_makes_several(
+    engine: Any, lengths: tuple[int, ...]
+) -> None:
+    parts = nn.Sequential(nn.Linear(4, 4), Masked(), nn.Linear(4, 4))
+    model = ORTModule(parts, options=Options(engine=engine, fallback="raise"))
+    eager, ran = copy.deepcopy(parts), []
+    for rows in lengths:
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(model(x), eager(x))
+        ran.append(model.report.mode)
+    assert ran == ["eager", "graph", "graph", "graph"]
+    kept = [call.site.name for call in model.report.kept]
+    assert kept == ([] if len({*lengths}) == 1 else ["1"])
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "aten"])
+def test_a_call_that_leaves_something_each_time_is_refused_at_the_first(engine: Any) -> None:
+    def counting(m: Any, x: Tensor) -> Tensor:
+        m.calls = m.calls + 1
+        return m.layer(x)  # type: ignore[no-any-return]
+
+    model = ORTModule(Calls(counting, calls=0), options=Options(engine=engine, fallback="raise"))
+    with pytest.raises(CaptureError, match="assigns 'calls'"):
+        model(torch.randn(3, 4))
+    assert model.calls == 0
+    model = ORTModule(Calls(counting, calls=0), options=Options(engine=engine))
+    with pytest.warns(OrtrainWarning, match="assigns 'calls'"):
+        model(torch.randn(3, 4))
+    assert model.calls == 1
+
+
 def test_a_setting_that_the_forward_fills_in_and_that_decides_is_left_to_pytorch_once() -> None:
     def filled(m: Any, x: Tensor) -> Tensor:
         first = m.config.kind is None
@@ -384,3 +463,17 @@ def test_a_call_aside_leaves_everything_as_it_was() -> None:
     assert torch.equal(one, other)
     module(torch.ones(2, 4))
     assert state() != before
+
+
+@pytest.mark.filterwarnings("default:of the forward")
+def test_a_forward_that_warns_does_so_in_its_calls_and_in_no_rehearsal() -> None:
+    def warning(m: Any, x: Tensor) -> Tensor:
+        warnings.warn("of the forward", UserWarning, stacklevel=1)
+        return m.layer(x)  # type: ignore[no-any-return]
+
+    model = ORTModule(Calls(warning), options=Options(engine="auto"))
+    for _ in range(3):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model(torch.randn(3, 4)).sum().backward()
+        assert [str(each.message) for each in caught] == ["of the forward"]

@@ -138,7 +138,9 @@ def export(
             found = _attempt(module, call, rung, branches)
         except Refusal as error:
             failed.append(f"{rung.name}: {error.because}")
-            refusals.append(error)
+            # Where a size of 1 stands for others, a branch on one value asks for several.
+            if not ((rung.grown or rung.oblivious) and error.several):
+                refusals.append(error)
             if error.final:
                 break
             continue
@@ -186,7 +188,8 @@ def _attempt(module: torch.nn.Module, call: Call, rung: Rung, branches: bool) ->
             program, effects, questions = _trace(module, call, rung, example, ways)
         except Refusal as second:
             # It came further, unless it was for a number that is a tensor now.
-            told = second if second.final and not second.by_value else first
+            further = second.several or (second.final and not second.by_value)
+            told = second if further else first
             raise told from told.__cause__
     if effects.fillings:
         # What it found missing it now finds; if that changes nothing, the graph is that of both.

@@ -29,11 +29,15 @@ class Refusal(CaptureError):
     Attributes:
         final: whether another way of exporting would fail in the same way.
         by_value: whether it needs the value of a tensor.
+        several: whether it needs one value of a tensor that has several.
+        effect: whether the forward leaves something in the module, which a later call may find.
         failed: what was tried, each with its reason.
     """
 
     final: bool = False
     by_value: bool = False
+    several: bool = False
+    effect: bool = False
     failed: tuple[str, ...] = ()
 
     def after(self, others: list[Refusal], failed: list[str]) -> Refusal:
@@ -41,6 +45,7 @@ class Refusal(CaptureError):
         places = (error.where for error in (self, *others) if error.where)
         result = type(self)(self.what, where=next(places, ""), because=self.because, help=self.help)
         result.failed, result.final = tuple(failed), self.final
+        result.effect = self.effect
         codes = [code for error in (self, *others) for code in error.codes]
         result.codes, result.lines = tuple(dict.fromkeys(codes)), self.lines
         return result
@@ -76,6 +81,7 @@ def _known(sign: str, what: str, because: str, help: str, **others: Any) -> _Kno
 
 
 _VALUES = "a graph is made once for all values, and the trace has sizes but no values"
+_SEVERAL = "only a tensor of one element is true or false, or a number"
 
 # In this order: the first that fits names the failure.
 _KNOWN = (
@@ -97,6 +103,15 @@ _KNOWN = (
         "the forward uses torch's control-flow operator '{0}'",
         "ortrain has no gradient for loops and branches inside a graph",
         f"compute both ways and choose with torch.where, or unroll the loop; or {BESIDE}",
+    ),
+    _known(
+        r"RuntimeError: (?:Boolean value of Tensor with more than one value is ambiguous"
+        r"|a Tensor with \w+ elements cannot be converted to Scalar"
+        r"|shape '\[\]' is invalid for input of size)",
+        "the forward takes one value out of a tensor of several",
+        _SEVERAL,
+        f"reduce it with any(), all() or sum(); or {BESIDE}",
+        final=False,
     ),
     _known(
         r"data-dependent expression [^(\n]*(?:Eq|Ne|[<>])|of Tensor with more than one value"
@@ -228,6 +243,7 @@ def named(evidence: str, where: str) -> Refusal | None:
             what = known.what.format(*groups) if groups else known.what
             result = known.kind(what, where=where, because=known.because, help=known.help)
             result.final, result.by_value = known.final, known.because is _VALUES
+            result.several = known.because is _SEVERAL
             return result
     return None
 
@@ -328,13 +344,17 @@ def side_effects(effects: Effects, module: torch.nn.Module) -> Refusal | None:
     """The refusal of a forward that does something besides computing; None where it does not."""
     if effects.unwatched:
         return unseen(effects.unwatched)
+    found = None
     if effects.assigned:
-        return assigning(effects.assigned, module)
-    if effects.filled:
-        return filling(effects.filled, module)
-    if effects.recast:
-        return recasting(effects.recast, module)
-    return drawing(effects.drawn, module) if effects.drawn else None
+        found = assigning(effects.assigned, module)
+    elif effects.filled:
+        found = filling(effects.filled, module)
+    elif effects.recast:
+        found = recasting(effects.recast, module)
+    if found is None:
+        return drawing(effects.drawn, module) if effects.drawn else None
+    found.effect = True
+    return found
 
 
 def seeding_itself() -> Refusal:

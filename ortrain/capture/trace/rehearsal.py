@@ -1,9 +1,11 @@
 """A forward is rehearsed: run on tensors without contents, in a tenth of the time of a trace.
 
 A number that only values decide, or an attribute that is written, shows in it, so that a module of
-which no graph can be made says so at its first call (:func:`foretold`).
+which no graph can be made says so at its first call (:func:`foretold`), and one that only makes at
+its first call what the later ones find does not (:func:`settles`).
 
-A forward that sets attributes is rehearsed before it is traced (:func:`rehearsed`).
+A forward that sets attributes is rehearsed before it is traced (:func:`rehearsed`). What it warns
+of in a rehearsal, it warns of in the call.
 
 transformers' classifiers write ``config.problem_type`` at their first call with labels, Swin's
 layers write ``shift_size`` where the image is not larger than a window; every later call finds what
@@ -27,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.capture.trace.autograd_calls import checked_autograd_calls
 from ortrain.capture.trace.candidates import drawing_codes
+from ortrain.capture.trace.exporter import quiet
 from ortrain.capture.trace.keeping import live_modules
 from ortrain.capture.trace.layers import traceable_layers
 from ortrain.capture.trace.recurrent import no_packed_sequences
@@ -54,7 +57,7 @@ def rehearsed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if not _may_set(module):
         return []
     try:
-        with untouched(module):
+        with untouched(module), quiet():
             with watched(module) as effects:
                 first = _operators(module, args, kwargs)
             settings = effects.lasting
@@ -81,7 +84,7 @@ def foretold(
     ways = Ways()
     ways.known = True  # so that `item()` is no reason yet
     try:
-        with untouched(module), traceable_layers():
+        with untouched(module), traceable_layers(), quiet():
             effects = _effects(module, args, kwargs, ways)
             if effects.lasting:  # what it sets at its first call it may find at the next
                 effects = _effects(module, args, kwargs, ways)
@@ -94,6 +97,21 @@ def foretold(
     if refused is not None and effects.drawn:
         refused.codes = drawing_codes(module, args, kwargs, effects.generators)
     return refused
+
+
+def settles(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a forward does nothing but compute once it has been called like this.
+
+    Nothing of the module is changed.
+    """
+    ways = Ways()
+    ways.known = True
+    try:
+        with untouched(module), traceable_layers(), quiet():
+            _effects(module, args, kwargs, ways)
+            return _effects(module, args, kwargs, ways).none
+    except Exception:
+        return False
 
 
 def _effects(

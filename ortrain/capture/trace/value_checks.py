@@ -107,6 +107,8 @@ def value_checks(ways: Ways | None = None) -> Iterator[None]:
 
     def answer(own: Callable[[Tensor], Any], tensor: Tensor, frame: FrameType) -> Any:
         if not _is_unknown(tensor):
+            if _may_be_several(tensor):
+                raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
             return own(tensor)
         way = passes(frame)
         if way is None and ways is not None:
@@ -119,6 +121,8 @@ def value_checks(ways: Ways | None = None) -> Iterator[None]:
         return way
 
     def number(tensor: Tensor) -> Any:
+        if _may_be_several(tensor):
+            raise RuntimeError("a Tensor with several elements cannot be converted to Scalar")
         if ways is None or not ways.known or not _is_unknown(tensor) or tensor.is_complex():
             return own_item(tensor)
         return ways.number(tensor)
@@ -216,6 +220,13 @@ def _is_unknown(value: Tensor) -> bool:
     """Whether a trace does not know the value of a tensor of one element."""
     single = all(type(size) is int and size == 1 for size in value.shape)
     return single and getattr(value, "constant", None) is None
+
+
+def _may_be_several(value: Tensor) -> bool:
+    """Whether a tensor has as many elements as the sizes of the inputs say, as in other calls."""
+    shape: Any = value.shape
+    sizes = [size for size in shape if isinstance(size, torch.SymInt)]
+    return any(size.node.expr.free_symbols and not free_unbacked_symbols(size) for size in sizes)
 
 
 def passes(frame: FrameType) -> bool | None:

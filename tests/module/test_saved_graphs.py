@@ -1,0 +1,92 @@
+"""Files of graphs: there from the first call on, by the names that they had, and they compute."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from ortrain import DebugOptions, Options, ORTModule
+from ortrain.errors import OrtrainWarning
+
+STAGES = ("torch_exported", "optimized_pre_grad", "optimized", "execution_model")
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.LayerNorm(7), nn.Linear(7, 3))
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("engine", ["auto", "onnxruntime", "aten", "reference"])
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_one_call_writes_each_stage(engine: Any, mode: str, tmp_path: Path) -> None:
+    debug = DebugOptions(save_onnx=True, onnx_prefix="net", save_path=tmp_path)
+    model = ORTModule(net(), debug, options=Options(engine=engine))
+    with torch.set_grad_enabled(mode == "training"):
+        model(torch.randn(4, 5))
+    pieces = ("forward", "backward_1") if mode == "training" else ("forward",)
+    names = [*STAGES, *pieces, *(f"{name}_lowered" for name in pieces)]
+    assert files(tmp_path) == {f"net_{name}_{mode}.onnx" for name in names}
+    assert model.report.mode == ("eager" if engine == "auto" else "graph")
+
+
+def test_a_module_in_evaluation_writes_its_graph_for_inference(tmp_path: Path) -> None:
+    debug = DebugOptions(save_onnx=True, onnx_prefix="net", save_path=tmp_path)
+    model = ORTModule(net(), debug, options=Options(engine="onnxruntime")).eval()
+    x = torch.randn(4, 5)
+    expected = model(x)
+    assert expected.requires_grad  # so that it is cut into a forward and a backward
+    stages = {f"net_{stage}_inference.onnx" for stage in STAGES}
+    pieces = {"net_forward_training.onnx", "net_backward_1_training.onnx"}
+    assert stages | pieces <= files(tmp_path)
+    session = onnxruntime.InferenceSession(
+        tmp_path / "net_execution_model_inference.onnx", providers=["CPUExecutionProvider"]
+    )
+    feeds = {name: value.detach().numpy() for name, value in model.named_parameters()}
+    (found,) = session.run(None, {**feeds, "input": x.numpy()})
+    np.testing.assert_allclose(found, expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_whole_graph_computes_outputs_and_gradients(tmp_path: Path) -> None:
+    eager = net()
+    debug = DebugOptions(save_onnx=True, onnx_prefix="net", save_path=tmp_path)
+    model = ORTModule(copy.deepcopy(eager), debug, options=Options(engine="onnxruntime"))
+    model(torch.randn(4, 5))
+    x, upstream = torch.randn(6, 5), torch.randn(6, 3)
+    expected = eager(x)
+    expected.backward(upstream)
+    session = onnxruntime.InferenceSession(
+        tmp_path / "net_execution_model_training.onnx", providers=["CPUExecutionProvider"]
+    )
+    feeds = {name: value.detach().numpy() for name, value in eager.named_parameters()}
+    feeds |= {"input": x.numpy(), "output.gradient": upstream.numpy()}
+    found = dict(
+        zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True)
+    )
+    np.testing.assert_allclose(found["output"], expected.detach(), rtol=1e-5, atol=1e-6)
+    for name, parameter in eager.named_parameters():
+        assert parameter.grad is not None
+        np.testing.assert_allclose(
+            found[f"{name}.gradient"], parameter.grad, rtol=1e-4, atol=1e-5, err_msg=name
+        )
+
+
+def test_where_there_is_no_graph_the_first_call_says_so_and_no_file_is_left(tmp_path: Path) -> None:
+    class Numbers(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[: int(x.abs().sum())] * 2
+
+    debug = DebugOptions(save_onnx=True, onnx_prefix="net", save_path=tmp_path)
+    model = ORTModule(Numbers(), debug)
+    with pytest.warns(OrtrainWarning, match="needs a number out of a tensor"):
+        model(torch.randn(4, 5, requires_grad=True))
+    assert not files(tmp_path)
