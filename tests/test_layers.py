@@ -49,6 +49,7 @@ LAYERS = """
     compat.table compat.finder
     compat
     cli
+    __main__
 """
 ROWS = [line.split() for line in LAYERS.splitlines() if line.strip()]
 HEIGHT = {name: row for row, names in enumerate(ROWS) for name in names}
