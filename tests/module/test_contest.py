@@ -118,7 +118,7 @@ def test_eagers_steps_on_a_cold_machine_are_no_reason_for_a_graph(
         if race.winner:
             break
         sample = race.sample(contestant, 1, clock())
-        cold = 0.24 if step <= LEAST_STEPS else warm
+        cold = 0.19 if step <= LEAST_STEPS else warm
         clock.now += 0.1 if contestant == "graph" else cold
         sample.forward_done([], [], trains=False)
     assert race.winner == winner

@@ -411,14 +411,14 @@ def recorded_examples(known: Keeper, module: nn.Module, args: Any, kwargs: Any) 
         own = child.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            output = own(*args, **kwargs)
+            # Before the call itself, which may leave something for the next one to find.
             with contextlib.suppress(Exception):  # which the trace will meet as well
                 site = Site(name, "", "")
                 call = Kept(own, Arguments(args, kwargs), site, grad=torch.is_grad_enabled(),
                             autocast=active(), module=child)  # fmt: skip
                 with undone([call]):
                     known.examples[name].append(find(call, _inputs(call), []))
-            return output
+            return own(*args, **kwargs)
 
         return forward
 
