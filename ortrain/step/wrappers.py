@@ -41,9 +41,16 @@ def needs_its_own_forward(module: nn.Module) -> str:
     """
     for name, each in module.named_modules():
         for kind, why in _kinds():
-            if isinstance(each, kind):
+            if isinstance(each, kind) and not (name and _only_calls(each)):
                 return f"{name or 'it'} is a {kind.__name__}, which {why}"
     return ""
+
+
+def _only_calls(module: object) -> bool:
+    """Whether a wrapper does nothing but call its module, which a graph of one around it holds."""
+    if isinstance(module, nn.DataParallel):
+        return not module.device_ids
+    return type(module).__name__ == "OptimizedModule"  # the graph is faster than what it compiles
 
 
 def _kinds() -> Iterator[tuple[type, str]]:

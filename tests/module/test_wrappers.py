@@ -63,11 +63,28 @@ def test_without_a_fallback_data_parallel_is_an_error() -> None:
         model(torch.randn(5, 4))
 
 
-def test_data_parallel_below_the_module_is_seen() -> None:
-    module = nn.Sequential(nn.Linear(4, 4), nn.DataParallel(a_module()))
-    model = ORTModule(module, options=Options(fallback="raise"))
+def test_data_parallel_below_the_module_is_seen_where_it_copies() -> None:
+    parallel = nn.DataParallel(a_module())
+    parallel.device_ids = [0, 1]
+    model = ORTModule(nn.Sequential(nn.Linear(4, 4), parallel), options=Options(fallback="raise"))
     with pytest.raises(NotServed, match="1 is a DataParallel"):
         model(torch.randn(5, 4))
+
+
+def compiled(module: nn.Module) -> Any:
+    return torch.compile(module, backend="eager")
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # PyTorch's own, of Dynamo
+@pytest.mark.parametrize("wrapped", [nn.DataParallel, compiled])
+def test_what_only_calls_a_module_below_is_in_the_graph(
+    wrapped: Callable[[nn.Module], Any],
+) -> None:
+    def around(module: nn.Module) -> nn.Module:
+        return nn.Sequential(module, wrapped(nn.Linear(3, 2)))
+
+    model = compare(around, fallback="raise")
+    assert model.report.graph_calls == 3
 
 
 def test_data_parallel_around_runs_the_graph() -> None:
