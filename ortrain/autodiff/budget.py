@@ -175,7 +175,8 @@ class _Drops:
                 if closure is None or islands.joined(closure, keep, again) is None:
                     continue
                 freed = sum(self._size(v) for v in _beside(value) if v in keep)
-                cost = sum(map(self._seconds, closure))
+                # The exact sum: others hang on where nodes lie in memory, and so would the choice.
+                cost = math.fsum(map(self._seconds, closure))
                 ranked.append((freed / cost, value.name or "", value))
             if not ranked:
                 self.exhausted = True
@@ -193,7 +194,7 @@ class _Drops:
                     continue
                 islands.join(island)
                 again |= closure
-                self.seconds += sum(map(self._seconds, closure))
+                self.seconds += math.fsum(map(self._seconds, closure))
                 for other in _beside(value):
                     if other in keep:
                         keep.discard(other)
