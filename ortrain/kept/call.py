@@ -283,10 +283,12 @@ class Kept:
             inputs: that it is given by the graph.
             given: the same, or leaves that take their places; parameters may be put there.
         """
-        versions = [t._version for t in inputs if isinstance(t, Tensor) and not t.is_inference()]
+        versions = [_version(t) for t in inputs]
         output = self.call(given)
-        now = [t._version for t in inputs if isinstance(t, Tensor) and not t.is_inference()]
-        if now != versions:
+        changed = [i for i, t in enumerate(inputs) if _version(t) != versions[i]]
+        first = len(self.arguments.plain)
+        self._expect_weights(p for i, p in enumerate(self.parameters, first) if i in changed)
+        if changed:
             raise ExecutionError(
                 f"{self.site.name} has changed one of its arguments in place",
                 where=self.site.where,
@@ -298,6 +300,21 @@ class Kept:
         if self.sizes is not None:
             self._compare_sizes(inputs, found)
         return found
+
+    def _expect_weights(self, changed: Iterable[Parameter]) -> None:
+        """Raises where parameters are among those that the call has written to.
+
+        That cannot be taken back: no copies were made, and PyTorch would write once more.
+        """
+        for each in changed:
+            if each.registry != BUFFERS:
+                raise StateError(
+                    f"{self.site.name} has changed the parameter {each.places[0][1]!r} in place",
+                    where=self.site.where,
+                    because="it did not in the call that was captured, and no copy was made of it",
+                    help="change parameters outside of the forward, or leave this module to "
+                    "PyTorch, as ORTModule would had the first call changed it",
+                )
 
     def _compare_sizes(self, inputs: Sequence[Any], found: Sequence[Tensor]) -> None:
         """Raises where the result has other sizes than its example lets one expect."""
@@ -400,6 +417,11 @@ class Kept:
             plain = tensor.detach()
         seen.add(_memory(plain))
         return plain
+
+
+def _version(value: Any) -> int:
+    """How often a tensor was written to; 0 of anything else."""
+    return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
 
 
 # -- the table -------------------------------------------------------------------------------------

@@ -122,6 +122,12 @@ class Routine(Kept):
             if old != new
         ]
         if not {*changed} <= {*self.written}:
+            own = [*range(count), *range(first, count)]  # places of what is watched
+            self._expect_weights(
+                self.parameters[own[i] - first]
+                for i in {*changed} - {*self.written} - {*self.guarded}
+                if own[i] >= first
+            )
             raise self.strays("it changes another one of its arguments in place")
         for i in {*self.guarded} - {*self.written}:
             if i >= first and silent(passed[i]) and not _alike(passed[i], given[i]):

@@ -18,7 +18,7 @@ from ortrain.autodiff.partition import partition
 from ortrain.autodiff.registry import foreign_rules
 from ortrain.cache import Cache
 from ortrain.config import Budget
-from ortrain.errors import CaptureError, CheckFailed, ExecutionError, listing
+from ortrain.errors import CaptureError, CheckFailed, ExecutionError, StateError, listing
 from ortrain.graph import shapes
 from ortrain.graph.walk import dependencies
 from ortrain.kept.call import Kept, kept
@@ -200,6 +200,8 @@ class Checked:
             error.seed = seed
             raise
         except ExecutionError as error:
+            if isinstance(error.__cause__, StateError):  # what was done cannot be undone
+                raise error.__cause__ from None
             raise self._failed(seed, error.where, f"{error.what}: {error.because}") from error
         if self.position is None:
             return fetches

@@ -29,6 +29,7 @@ from ortrain.errors import (
     OrtrainError,
     OrtrainWarning,
     ParityError,
+    StateError,
     listing,
 )
 from ortrain.exclusive import EXCLUSIVE
@@ -401,7 +402,8 @@ class Runner:
                 return self._eager(reason, flat.args, flat.kwargs)
         with alone(error):
             if not self.options.falls_back(error):
-                call_aside(self.module, flat.args, flat.kwargs)
+                if not isinstance(error, StateError):  # what has been done is not done twice
+                    call_aside(self.module, flat.args, flat.kwargs)
                 raise error
             output = self._eager(str(error), flat.args, flat.kwargs)
         self._warn(str(error))
