@@ -25,6 +25,7 @@ from ortrain.kept.arguments import Arguments, Result
 from ortrain.kept.parameter import BUFFERS, Parameter, instead
 from ortrain.kept.parameter import memory_of as _memory
 from ortrain.kept.shared import Watched
+from ortrain.module_state.fact import version_of
 
 _class: Any = Tensor  # with what is private in it
 _storage_users: Callable[[int], int] = torch._C._storage_Use_Count
@@ -283,9 +284,10 @@ class Kept:
             inputs: that it is given by the graph.
             given: the same, or leaves that take their places; parameters may be put there.
         """
-        versions = [_version(t) for t in inputs]
+        tensors = {i: t for i, t in enumerate(inputs) if isinstance(t, Tensor)}
+        versions = {i: version_of(t) for i, t in tensors.items()}
         output = self.call(given)
-        changed = [i for i, t in enumerate(inputs) if _version(t) != versions[i]]
+        changed = [i for i, t in tensors.items() if version_of(t) != versions[i]]
         first = len(self.arguments.plain)
         self._expect_weights(p for i, p in enumerate(self.parameters, first) if i in changed)
         if changed:
@@ -417,11 +419,6 @@ class Kept:
             plain = tensor.detach()
         seen.add(_memory(plain))
         return plain
-
-
-def _version(value: Any) -> int:
-    """How often a tensor was written to; 0 of anything else."""
-    return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
 
 
 # -- the table -------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ortrain.kept.call import Kept
 from ortrain.kept.routine import Routine, noting_writes, undo_writes
+from ortrain.module_state.fact import version_of
 from ortrain.module_state.holder import Attributes, Holder, Memo, Signature
 from ortrain.module_state.survey import Survey
 from ortrain.module_state.untouched import FREE, generator_state, set_state, untouched
@@ -39,7 +40,7 @@ class Watch:
         """Whether something is not as it was."""
         return (
             any(
-                owner._buffers.get(name) is not tensor or tensor._version != version
+                owner._buffers.get(name) is not tensor or version_of(tensor) != version
                 for owner, name, tensor, version in self._buffers
             )
             or [pickle.dumps(generator_state(each)) for each in self._generators] != self._states
@@ -97,7 +98,7 @@ def _buffers(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor, int]]:
     for owner in module.modules():
         for name, tensor in owner._buffers.items():
             if tensor is not None:
-                yield owner, name, tensor, 0 if tensor.is_inference() else tensor._version
+                yield owner, name, tensor, version_of(tensor)
 
 
 def _is_torchs(generator: Any) -> bool:

@@ -21,6 +21,7 @@ from ortrain.kept.arguments import Arguments
 from ortrain.kept.call import Kept, Site
 from ortrain.kept.parameter import Parameter, memory_of
 from ortrain.kept.shared import silent
+from ortrain.module_state.fact import contents
 from ortrain.module_state.holder import same_elements
 
 
@@ -109,7 +110,7 @@ class Routine(Kept):
             passed[i] = passed[i].clone()
         copies = {i: passed[i] for i in self.guarded}
         watched = [*passed[:count], *[p.tensor for p in self.parameters]]
-        versions = _versions(watched)
+        versions = contents(watched)
         try:
             output = self.call(passed)
         except CheckFailed:
@@ -118,7 +119,7 @@ class Routine(Kept):
             raise self.strays(f"it raises {type(error).__name__}: {error}") from error
         changed = [
             i
-            for i, (old, new) in enumerate(zip(versions, _versions(watched), strict=True))
+            for i, (old, new) in enumerate(zip(versions, contents(watched), strict=True))
             if old != new
         ]
         if not {*changed} <= {*self.written}:
@@ -217,10 +218,6 @@ def leaves_of(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
 
 def _alike(one: Tensor, other: Tensor) -> bool:
     return same_elements(one.detach(), other.detach())
-
-
-def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    return [0 if t.is_inference() else t._version for t in tensors]
 
 
 # -- what is written to the caller's own tensors ---------------------------------------------------

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain.kept.parameter import BUFFERS, Parameter
+from ortrain.module_state.fact import version_of
 from ortrain.module_state.holder import same_elements
 
 
@@ -26,7 +27,7 @@ class Watched:
     """
 
     def __init__(self, tensors: Iterable[tuple[Parameter, Tensor]]) -> None:
-        self._tensors = [(buffer, tensor, _version(tensor)) for buffer, tensor in tensors]
+        self._tensors = [(buffer, tensor, version_of(tensor)) for buffer, tensor in tensors]
         self._silent: dict[torch.dtype, list[tuple[Parameter, Tensor]]] = {}
         for buffer, tensor, _ in self._tensors:
             if silent(tensor):
@@ -37,7 +38,7 @@ class Watched:
     def changed(self) -> str:
         """The name of one that is not as it was; empty where all are."""
         for buffer, tensor, version in self._tensors:
-            if not buffer.is_everywhere(tensor) or _version(tensor) != version:
+            if not buffer.is_everywhere(tensor) or version_of(tensor) != version:
                 return buffer.places[0][1]
         for vectors, held in zip(self._silent.values(), self._held, strict=True):
             if not same_elements(_joined(vectors), held):
@@ -79,7 +80,3 @@ def place_of(buffer: Parameter) -> tuple[int, str]:
     """What tells a buffer from all others, whatever tensor it is."""
     owner, name = buffer.places[0]
     return id(owner), name
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version

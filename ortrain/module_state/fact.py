@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -45,9 +45,14 @@ def layout(tensor: Tensor) -> tuple[torch.dtype, torch.Size, torch.device]:
     return tensor.dtype, tensor.shape, tensor.device
 
 
-def contents(tensors: list[Tensor]) -> list[int]:
-    """A number for each tensor that grows with each write in place."""
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+def version_of(tensor: Tensor) -> int:
+    """A number that grows with each write in place; 0 of a tensor that counts none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def contents(tensors: Sequence[Tensor]) -> list[int]:
+    """The versions of tensors."""
+    return [version_of(tensor) for tensor in tensors]
 
 
 def tensor_fact(role: str, tensor: Tensor) -> Fact:
@@ -62,7 +67,7 @@ def tensor_fact(role: str, tensor: Tensor) -> Fact:
 
 def constant_state(tensor: Tensor) -> tuple[Hashable, ...]:
     """What must stay of a tensor that is a constant in a graph, besides its layout."""
-    version = 0 if tensor.is_inference() else tensor._version
+    version = version_of(tensor)
     try:
         # A stand-in that a trace has left behind is at no place, and warns where it is asked.
         place = 0 if isinstance(tensor, FakeTensor) else tensor.data_ptr()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -77,13 +78,7 @@ def by_class(task: str, rows: Rows, names: Mapping[int, str]) -> dict[str, Group
             before, after = (
                 measured_of_class(task, rows, side, number) for side in (rows.before, rows.after)
             )
-            group = Group(
-                count=group.count,
-                agreement=group.agreement,
-                before=before,
-                after=after,
-                drop=fall(before, after, OF_A_CLASS),
-            )
+            group = _measured(group, before, after)
         found[name_of(number, names, found)] = group
     return found
 
@@ -99,16 +94,15 @@ def _by_kind(rows: Rows, tags: Tags) -> dict[str, Group]:
             continue
         group = Group(count=counted.count(kind), agreement=float(rows.same[tokens].mean()))
         if rows.labelled:
-            was, now = (scores(side, label, kind) for side in (before, after))
-            group = Group(
-                count=group.count,
-                agreement=group.agreement,
-                before=was,
-                after=now,
-                drop=fall(was, now, OF_A_CLASS),
-            )
+            group = _measured(group, *(scores(side, label, kind) for side in (before, after)))
         found[name] = group
     return found
+
+
+def _measured(group: Group, before: Mapping[str, float], after: Mapping[str, float]) -> Group:
+    """The group of a class with its metrics."""
+    drop = fall(before, after, OF_A_CLASS)
+    return dataclasses.replace(group, before=before, after=after, drop=drop)
 
 
 def name_of(number: int, names: Mapping[int, str], taken: Collection[str] = ()) -> str:
