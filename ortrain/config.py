@@ -6,7 +6,7 @@ import enum
 import os
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -45,7 +45,7 @@ _TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
     ("inference provider precision", (str, type(None)), "a string or None"),
     ("opset threads backward_pieces", (int,), "a whole number"),
     ("cache_bytes", (int, type(None)), "a number of bytes, or None"),
-    ("arena retry cuda_graphs custom_autograd", (bool,), "True or False"),
+    ("arena retry cuda_graphs custom_autograd parts", (bool,), "True or False"),
     ("skip_padding", (bool, type(None)), "True, False or None"),
     ("memory_budget", (int, float, str, type(None)), "bytes, a share up to 1.0, 'least' or None"),
     ("cache_dir", (str, os.PathLike, type(None)), "the path of a folder, or None"),
@@ -109,6 +109,8 @@ class Options:
             one node: names as of ``named_modules()``, or patterns such as ``"*.router"``.
         custom_autograd: whether a ``torch.autograd.Function`` that cannot be taken apart is such a
             node too; otherwise its module runs in PyTorch.
+        parts: whether, where the module as a whole cannot be a graph and runs in PyTorch, the
+            modules below it that can be run as graphs in training steps.
 
     Raises:
         TypeError: a value of another type.
@@ -136,6 +138,7 @@ class Options:
     certificate: Literal["first", "each size", "off"] | int = "first"
     keep_in_torch: Sequence[str] = ()
     custom_autograd: bool = field(default_factory=lambda: custom_autograd_from_environment())
+    parts: bool = True
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -224,6 +227,14 @@ class Options:
         if grad and self.engine == "auto" and self.memory_budget is not None:
             return "aten"
         return self.engine if grad or self.inference is None else self.inference
+
+    def of_part(self, kept: Sequence[str]) -> Options:
+        """The settings of a part of a module that runs in PyTorch itself, as the part may then too.
+
+        Args:
+            kept: names in the part of what stays PyTorch's.
+        """
+        return replace(self, keep_in_torch=tuple(kept), fallback="torch", policy=_ALL)
 
     def falls_back(self, error: OrtrainError) -> bool:
         """Whether a call that fails so runs in PyTorch."""

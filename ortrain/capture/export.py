@@ -39,7 +39,7 @@ from ortrain.capture.trace.exporter import check_version
 from ortrain.capture.trace.keeping import Keeper, keeper, keeping, recorded_examples
 from ortrain.capture.trace.layers import traceable_layers
 from ortrain.capture.trace.refusal import first_line, located, named
-from ortrain.capture.trace.returned import Source, sources_of
+from ortrain.capture.trace.returned import Source, sources_of, views_of
 from ortrain.capture.trace.seen import seen_routines
 from ortrain.capture.trace.sharing import share
 from ortrain.errors import CaptureError, UnsupportedOutput
@@ -106,6 +106,7 @@ class Captured:
         seconds: what each part took.
         branches: whether the program goes the example's way at branches on values.
         returned: the user outputs that are no new contiguous tensors of the module.
+        views: those that are copies of what is a view of another tensor in the module.
         kept: calls of the program's nodes that stay PyTorch's.
     """
 
@@ -121,6 +122,7 @@ class Captured:
     seconds: dict[str, float] = field(default_factory=dict)
     branches: bool = False
     returned: dict[int, Source] = field(default_factory=dict)
+    views: tuple[int, ...] = ()
     kept: tuple[Kept, ...] = ()
 
     def accepts(self, shapes: Shapes) -> bool:
@@ -223,6 +225,7 @@ def capture(
                 found = ladder.export(module, call, axes, exact, branches)
                 watch.lap("export")
                 returned = sources_of(found.program, [leaf.position for leaf in call.leaves])
+                views = views_of(found.program)
                 program = program_of(found.program)
                 _check_sizes(program, found.constraints)
                 break
@@ -254,6 +257,7 @@ def capture(
         seconds=watch.laps,
         branches=found.branches,
         returned=returned,
+        views=views,
         kept=calls,
     )
 

@@ -33,7 +33,11 @@ FREE = {
 
 @contextlib.contextmanager
 def untouched(module: torch.nn.Module) -> Iterator[None]:
-    """Restores random states and all of a module's state but parameters and buffers."""
+    """Restores random states and all of a module's state but parameters and buffers.
+
+    Hooks on saved tensors that are around it see nothing of what runs inside: checkpointing counts
+    what a forward saves, and then what its repetition saves.
+    """
     survey = Survey(module)
     held = [each.read() for each in survey.holders]
     registries = [
@@ -41,7 +45,7 @@ def untouched(module: torch.nn.Module) -> Iterator[None]:
         for each in survey.modules
         for name in (*HOOKS, "_parameters", "_buffers", "_modules")
     ]
-    with _random_states(survey.generators):
+    with _random_states(survey.generators), _unhooked():
         try:
             yield
         finally:
@@ -49,6 +53,13 @@ def untouched(module: torch.nn.Module) -> Iterator[None]:
                 holder.write(before)
             for each, name, entries in registries:
                 _refill(each.__dict__[name], entries)
+
+
+def _unhooked() -> contextlib.AbstractContextManager[Any]:
+    """Hides hooks on saved tensors behind some that keep the tensors as they are."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 def _refill(registry: dict[Any, Any], entries: dict[Any, Any]) -> None:

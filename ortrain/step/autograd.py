@@ -145,6 +145,9 @@ class _Function(torch.autograd.Function):
         fetches = plan.forward.run_values(list(feeds))
         count, at = plan.outputs, plan.exchange.at
         outputs = _expanded([at(fetches, i, i in plan.bools) for i in range(count)], plan)
+        # Autograd lets nobody write to what a function has returned as a view. This is none for it,
+        # and counts writes along with what it is a view of.
+        outputs = [t.detach() if t._is_view() else t for t in outputs]
         for i, buffer in step.buffers:
             buffer.copy_(at(fetches, i, False))
         kept.stash = stash_of(plan, feeds, fetches)

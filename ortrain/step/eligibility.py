@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch.utils import checkpoint
 
 from ortrain.config import EXECUTORS, Options
-from ortrain.errors import NotServed
+from ortrain.errors import CaptureError, NotServed
 from ortrain.guards.guard import Ambient, inner_hooks
 from ortrain.guards.structure import FlatCall
 from ortrain.program import Role
@@ -135,6 +135,15 @@ def draws_apart(
     drawn = served.captured.program.inputs(Role.SEED)
     alike = len(chosen) == 1 and chosen <= EXECUTORS
     return bool(drawn and not form.grad and module.training and not alike)
+
+
+def returns_views(part: nn.Module) -> CaptureError:
+    """Why a part that returns a view is no graph: the code around it may write to it."""
+    return CaptureError(
+        f"{type(part).__name__} returns a view of one of its tensors",
+        because="a graph returns a copy, and a write to it would not reach that tensor",
+        help="none is needed: the parts below it can be graphs",
+    )
 
 
 def dtypes_of(state: ModuleState, modes: Ambient, flat: FlatCall) -> set[torch.dtype]:

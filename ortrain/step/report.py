@@ -11,6 +11,9 @@ from ortrain.autodiff.held import megabytes
 from ortrain.kept.call import Kept
 from ortrain.runtime.replays import Replays
 
+# So many parts with the same fate are named.
+MOST_NAMES = 6
+
 # So many reasons are told why tokens are computed that nobody reads.
 MOST_DENSE = 3
 
@@ -166,7 +169,8 @@ class Report:
     """State of an ORTModule after its first forward.
 
     Attributes:
-        mode: ``"graph"`` where the last of these calls ran the compiled graph, else ``"eager"``.
+        mode: ``"graph"`` where the last of these calls ran the compiled graph; ``"parts"`` where it
+            ran in PyTorch, and parts of the module as graphs; else ``"eager"``.
         reason: why not the graph; empty in graph mode.
         stages: seconds of each stage of the last build.
         engine: what runs the graph, for example ``"onnxruntime CPUExecutionProvider"``.
@@ -192,6 +196,8 @@ class Report:
         certificate: how closely the graph agreed with PyTorch before it was used, for example
             ``"loss 1e-07, gradients 4e-07 of 67 tensors"``.
         inference: the same for calls without gradients, where the module also trains.
+        parts: name → the same of each part that has a graph of its own, or is to have one, where
+            the module itself cannot be one.
     """
 
     mode: str = ""
@@ -218,6 +224,7 @@ class Report:
     contest: Contest | None = None
     certificate: str = ""
     inference: Report | None = None
+    parts: Mapping[str, Report] = field(default_factory=dict)
     _calls: Counter[str] = field(default_factory=Counter, repr=False)
 
     def note_tokens(self, saving: Saving | None) -> None:
@@ -276,7 +283,7 @@ class Report:
                 f"  logits    of {classes} classes are made for {count} rows at a time: nobody "
                 "reads more than their loss"
             )
-        rows += self._kept()
+        rows += [*self._kept(), *self._parts()]
         if self.saved_bytes:
             most = f", {megabytes(self.peak_bytes)} at most" if self.peak_bytes else ""
             rows.append(f"  saved     {megabytes(self.saved_bytes)} between the passes{most}")
@@ -302,6 +309,22 @@ class Report:
             took = f" ({_seconds(seconds)} of a step{share})" if seconds else ""
             rows.append(f"  PyTorch   runs {name}{times}{took}: {site.because}")
         return rows
+
+    def _parts(self) -> list[str]:
+        """Which parts have graphs of their own, and why the others have none."""
+        if not self.parts:
+            return []
+        graphs = sum(part.mode == "graph" for part in self.parts.values())
+        told: dict[str, list[str]] = {}
+        for name, part in self.parts.items():
+            why = part._last().partition("\n")[0]
+            how = f" on {part.engine}" if part.mode == "graph" else ""
+            told.setdefault(why + how, []).append(name)
+        lines = []
+        for state, names in told.items():
+            more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+            lines.append(f"            {', '.join(names[:MOST_NAMES])}{more}: {state}")
+        return [f"  parts     {graphs} of {len(self.parts)} run as graphs", *lines]
 
     def _tokens(self) -> list[str]:
         """What was left out of the work on tokens, which are read, and why others are computed."""

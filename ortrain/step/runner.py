@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from ortrain.config import EXECUTORS, DebugOptions, LogLevel, Options
 from ortrain.errors import (
     CaptureError,
     CheckFailed,
+    GradientError,
     NotServed,
     OrtrainError,
     OrtrainWarning,
@@ -34,7 +36,7 @@ from ortrain.errors import (
 )
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.guards.attributes import WithAttributes
-from ortrain.guards.guard import Ambient, ambient
+from ortrain.guards.guard import Ambient, ambient, inner_hooks
 from ortrain.guards.numbers import MOST_VALUES, WithNumbers
 from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.module_state.untouched import call_aside
@@ -53,11 +55,14 @@ from ortrain.step.eligibility import (
     draws_apart,
     dtypes_of,
     not_served,
+    returns_views,
     runs_again,
 )
 from ortrain.step.fallback import alone, unforeseen
 from ortrain.step.forms import CallForm, CompiledCapture, ModuleState, Sizes, too_many_ways
+from ortrain.step.kept import named_modules
 from ortrain.step.memory_stats import print_memory
+from ortrain.step.parts import Parts
 from ortrain.step.prospect import Prospect
 from ortrain.step.report import Report
 from ortrain.step.states import States
@@ -83,15 +88,23 @@ class Runner:
         module: the module.
         options: settings.
         debug_options: what to show.
+        refused: hears that the module, a part of another one, cannot be a graph.
 
     Attributes:
         compiler: finds and makes its compiled steps.
         report: what ran where.
         prospect: of its graphs; who knows how many steps are to come, says it there.
         only_loss: whether of the outputs nobody reads more than a loss in the first place.
+        parts: what of the module runs as graphs where it cannot be one; None where it can.
     """
 
-    def __init__(self, module: nn.Module, options: Options, debug_options: DebugOptions) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        options: Options,
+        debug_options: DebugOptions,
+        refused: Callable[[], None] | None = None,
+    ) -> None:
         self.module = module
         self.debug_options = debug_options
         self.compiler = StepCompiler(module, options, debug_options)
@@ -100,6 +113,7 @@ class Runner:
         self.calls = self.contests = 0
         self.prospect = Prospect.of(module)
         self.only_loss = False
+        self.refused = refused
         self.use(options)
 
     def use(self, options: Options) -> None:
@@ -107,6 +121,7 @@ class Runner:
         self.options = options
         self.compiler.use(options)
         self.states = States(self.module, self.compiler.live)
+        self.parts: Parts | None = None
         # So many steps of the graph, and it is compared with the module once more.
         every = options.certificate
         self.due = self.report.graph_calls + every if type(every) is int else sys.maxsize
@@ -116,6 +131,7 @@ class Runner:
         # whatever these are where that is None.
         self.spell = 0
         self.spell_is_for: tuple[bool, bool] | None = (True, True)
+        self.spell_reason = ""
 
     # -- the hot path ------------------------------------------------------------------------
 
@@ -126,7 +142,7 @@ class Runner:
             if modes is None or (self.module.training, is_grad_enabled()) == modes:
                 self.spell -= 1
                 self.compiler.described(is_grad_enabled()).eager_calls += 1
-                return self.module(*args, **kwargs)
+                return self._in_pytorch(self.spell_reason, args, kwargs)
             self.spell = 0
         start = contest.now(self.device)
         self.calls += 1
@@ -175,6 +191,8 @@ class Runner:
                 if any(0 in shape for shape in sizes) and self.options.falls_back(EMPTY):
                     return self._eager(EMPTY.what, args, kwargs)
                 served = self.compiler.find(state, form, flat, sizes)
+                if self.refused is not None and served.captured.views:
+                    raise returns_views(self.module)
                 if draws_apart(self.module, self.options, form, served):
                     form.reason = RUN_AGAIN
                     return self._eager(form.reason, args, kwargs)
@@ -267,6 +285,8 @@ class Runner:
         if self.states.is_restless(self.calls):
             self._give_up(change)
             return None
+        if self.parts is not None:
+            self.parts.refresh()
         return self.states.add()
 
     def _give_up(self, change: str) -> None:
@@ -284,11 +304,12 @@ class Runner:
         if not self.options.falls_back(error):
             raise error
         self._warn(str(error))
+        self._divide(str(error), error)
         self.states.clear()
         for grad in (True, False):
             report = self.compiler.described(grad)
             report.mode, report.reason = "eager", str(error)
-        self.spell, self.spell_is_for = sys.maxsize, None
+        self.spell, self.spell_is_for, self.spell_reason = sys.maxsize, None, str(error)
 
     def _find_form(
         self, state: ModuleState, flat: FlatCall, modes: tuple[Any, ...]
@@ -312,6 +333,7 @@ class Runner:
             form.seen = seen
             if seen is not None and key[0] == id(seen) and not form.reason:
                 form.reason = NUMBERS_CHANGE
+                self._divide(form.reason)
         return flat, form
 
     def _new_form(self, state: ModuleState, modes: Ambient, flat: FlatCall) -> CallForm:
@@ -339,6 +361,8 @@ class Runner:
             if not self.options.falls_back(error):
                 raise error
             self._warn(reason)
+            if reason == inner_hooks(self.module):
+                self._divide(reason)
         elif runs_again(self.options, modes):
             race, reason = None, RUN_AGAIN
         report = self.compiler.described(modes.grad)
@@ -355,7 +379,12 @@ class Runner:
         )
 
     def _verdict(self) -> Verdict | None:
-        """Of the next contest of a training, which each process holds in the same order."""
+        """Of the next contest of a training, which each process holds in the same order.
+
+        A part has its own: what one process leaves out at a step, another may run.
+        """
+        if self.refused is not None:
+            return None
         self.contests += 1
         module = self.module
         size = sum(1 for _ in module.parameters())
@@ -374,7 +403,50 @@ class Runner:
 
     def _eager(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._note_eager(reason)
-        return self.module(*args, **kwargs)
+        return self._in_pytorch(reason, args, kwargs)
+
+    def _in_pytorch(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the module, and where it cannot be a graph for that reason, its parts as graphs."""
+        if self.parts is None or reason not in self.parts.reasons:
+            return self.module(*args, **kwargs)
+        output = self.parts(args, kwargs)
+        if self.parts.ran_graphs:
+            self.compiler.described(is_grad_enabled()).mode = "parts"
+        return output
+
+    def _divide(self, reason: str, error: OrtrainError | None = None) -> None:
+        """Has parts of the module run as graphs in calls that run in PyTorch for this reason.
+
+        Args:
+            reason: of these calls.
+            error: the refusal; None where nobody has looked at the module's code yet.
+        """
+        if error is not None and not isinstance(error, CaptureError | GradientError):
+            return
+        if isinstance(error, NotServed):  # nor would it serve a part
+            return
+        if self.refused is not None:
+            if not self.report.graph_calls:
+                self.refused()
+        elif self.options.parts and self.options.memory_budget is None:
+            if self.parts is None:
+                kept = named_modules(self.module, self.options.keep_in_torch)
+                left = {self.module.get_submodule(name) for name in kept}
+                self.parts = Parts(self.module, self._part, left)
+                self.report.parts = self.parts.reports
+            self.parts.reasons.add(reason)
+
+    def _part(self, name: str, module: nn.Module, refused: Callable[[], None]) -> Runner:
+        """A runner of a part of the module."""
+        shown = self.debug_options
+        if shown.save_onnx:
+            shown = replace(shown, onnx_prefix=f"{shown.onnx_prefix}_{name}")
+        kept = named_modules(self.module, self.options.keep_in_torch)
+        inside = [each.removeprefix(f"{name}.") for each in kept if each.startswith(f"{name}.")]
+        runner = Runner(module, self.options.of_part(inside), shown, refused)
+        runner.prospect.steps = self.prospect.steps
+        runner.warned = True  # the module's own warning tells of all of them
+        return runner
 
     def _note_eager(self, reason: str) -> None:
         report = self.compiler.described(is_grad_enabled())
@@ -387,6 +459,7 @@ class Runner:
         if not self.options.falls_back(error):
             raise error
         self._warn(str(error))
+        self._divide(str(error), error)
         with alone(error):
             return self._eager(str(error), args, kwargs)
 
@@ -405,6 +478,7 @@ class Runner:
                 if not isinstance(error, StateError):  # what has been done is not done twice
                     call_aside(self.module, flat.args, flat.kwargs)
                 raise error
+            self._divide(str(error), error)
             output = self._eager(str(error), flat.args, flat.kwargs)
         self._warn(str(error))
         self._note(form, sizes, error)
@@ -440,6 +514,7 @@ class Runner:
             if not self.options.falls_back(refused):
                 raise refused
             self._warn(form.reason)
+            self._divide(form.reason, refused)
         return output
 
     def _recovers(self, form: CallForm, error: OrtrainError, flat: FlatCall) -> bool:
@@ -530,6 +605,7 @@ class Runner:
         if not self.options.falls_back(error):
             raise error
         self._warn(str(error))
+        self._divide(str(error), error)
         form.reason = form.report.reason = str(error)
 
     def _saved(self, state: ModuleState, form: CallForm, flat: FlatCall) -> OrtrainError | None:

@@ -47,6 +47,26 @@ class Source:
         return tuple(self.axes.index(axis) for axis in range(len(self.axes)))
 
 
+def views_of(exported: ExportedProgram) -> tuple[int, ...]:
+    """The user outputs that share memory with another tensor of the module without being it.
+
+    A graph returns a copy of a part of an argument, a parameter, a buffer or another output.
+
+    Args:
+        exported: as it was traced.
+    """
+    nodes = {node.name: node for node in exported.graph.nodes}
+    owners: dict[int, fx.Node] = {}
+    for node in exported.graph.nodes:
+        if node.op == "placeholder" and isinstance(node.meta.get("val"), Tensor):
+            owners.setdefault(_memory(node), node)
+    found = []
+    for i, node in enumerate(_outputs(exported, nodes)):
+        if owners.setdefault(_memory(node), node) is not node:
+            found.append(i)
+    return tuple(found)
+
+
 def sources_of(exported: ExportedProgram, positions: Sequence[int]) -> dict[int, Source]:
     """The user outputs, counted among those that are tensors, that are no new contiguous ones.
 
@@ -69,11 +89,7 @@ def sources_of(exported: ExportedProgram, positions: Sequence[int]) -> dict[int,
         for spec in exported.graph_signature.input_specs
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and hasattr(spec.arg, "name")
     }
-    outputs = [
-        _written(nodes[spec.arg.name])
-        for spec in exported.graph_signature.output_specs
-        if spec.kind is OutputKind.USER_OUTPUT and isinstance(spec.arg, TensorArgument)
-    ]
+    outputs = _outputs(exported, nodes)
     found: dict[int, Source] = {}
     for i, node in enumerate(outputs):
         if node.name in place:
@@ -112,6 +128,23 @@ def instead(
         else:
             result[i] = result[i].permute(source.axes).contiguous().permute(source.back)
     return result
+
+
+def _outputs(exported: ExportedProgram, nodes: Mapping[str, fx.Node]) -> list[fx.Node]:
+    """What makes the user outputs that are tensors."""
+    return [
+        _written(nodes[spec.arg.name])
+        for spec in exported.graph_signature.output_specs
+        if spec.kind is OutputKind.USER_OUTPUT and isinstance(spec.arg, TensorArgument)
+    ]
+
+
+def _memory(node: fx.Node) -> int:
+    """What two nodes have in common whose tensors lie in the same memory."""
+    tensor: Tensor = node.meta["val"]
+    if tensor.layout is not torch.strided:
+        return -id(node)
+    return tensor.untyped_storage()._cdata
 
 
 def _stored(tensor: Tensor) -> tuple[int, ...]:

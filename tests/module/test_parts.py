@@ -1,0 +1,505 @@
+"""Modules that cannot be a graph: they run in PyTorch, and parts of them as graphs."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from ortrain import DebugOptions, Options, ORTModule
+from tests.breadth import crossed
+from tests.module.agreement import SAME
+
+pytestmark = pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+
+ENGINES = ("aten", "onnxruntime")
+STEPS = 4
+TINY = 1e-7  # of gradients that are zero but for roundings
+
+
+class Layer(nn.Module):
+    """A part: two products, a norm, and dropout where asked for."""
+
+    def __init__(self, width: int = 6, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.norm, self.drop = nn.LayerNorm(width), nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + self.drop(self.down(functional.gelu(self.up(x)))))
+
+
+class Root(nn.Module):
+    """Layers in a row between what a test wants to be there."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(dropout=dropout) for _ in range(3))
+        self.head = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2))
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Any:
+        self.calls += 1
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def _sliced(self: Any, x: Tensor) -> Any:
+    for layer in self.layers:
+        x = layer(x)
+    return self.head(x)[: int(x.abs().sum() > 0) + 1]
+
+
+def _in_numpy(self: Any, x: Tensor) -> Any:
+    kept = [layer for layer in self.layers if np.random.random() < 0.6]  # noqa: NPY002
+    for layer in kept:
+        x = layer(x)
+    return self.head(x)
+
+
+def _listed(self: Any, x: Tensor) -> Any:
+    values = []
+    for layer in self.layers:
+        x = layer(x)
+        values.append(x.mean().item())
+    self.values = values
+    return self.head(x) * values[-1]
+
+
+def _loop(self: Any, x: Tensor) -> Any:
+    for _ in range(int(x.shape[0] + x.argmax().item() % 2)):
+        x = self.layers[0](x)  # the same part many times
+    return self.head(self.layers[2](x))
+
+
+def _unordered(self: Any, x: Tensor) -> Any:
+    order = sorted(range(3), key=lambda i: float(self.layers[i].up.weight.detach().sum()))
+    for i in order:
+        x = self.layers[i](x)
+    return self.head(x)
+
+
+def _written(self: Any, x: Tensor) -> Any:
+    self.calls += 1
+    h = self.layers[0](x)
+    h[h > 1] = 0.0
+    y = self.layers[1](h)
+    y += h
+    h = self.layers[2](y)
+    h.mul_(2)
+    return self.head(h)
+
+
+def _objects(self: Any, x: Tensor) -> Any:
+    class Box:
+        def __init__(self, value: Tensor) -> None:
+            self.value = value
+
+    for layer in self.layers:
+        x = layer(x)
+    return Box(self.head(x)).value + self.calls * 0 if _count(self) else x
+
+
+def _count(module: Any) -> bool:
+    module.calls += 1
+    return True
+
+
+def _direct(self: Any, x: Tensor) -> Any:
+    self.calls += 1
+    x = self.layers[0].forward(x)  # without __call__
+    x = self.layers[1](x=x)  # by name
+    x = (
+        x + functional.linear(x, self.layers[2].up.weight)[..., :6]
+    )  # nothing of the part but its weight
+    return self.head(x)
+
+
+NUMPY = "draws with numpy"  # whose state checkpointing does not put back
+FORWARDS: dict[str, Callable[..., Any]] = {
+    "counts its calls": Root.forward,
+    "takes a slice by a value": _sliced,
+    NUMPY: _in_numpy,
+    "takes numbers out of tensors": _listed,
+    "repeats a part by a value": _loop,
+    "orders its parts by their weights": _unordered,
+    "writes to what parts give": _written,
+    "has objects of its own": _objects,
+    "calls a forward itself": _direct,
+}
+
+
+REPEATED = [name for name in FORWARDS if name != NUMPY]
+
+
+def root(forward: Callable[..., Any] = Root.forward, dropout: float = 0.0) -> nn.Module:
+    """A module that has this forward, from the same weights each time."""
+    torch.manual_seed(0)
+    kind = type("Root", (Root,), {"forward": forward})
+    return kind(dropout)
+
+
+def batches(count: int = STEPS) -> list[Tensor]:
+    dice = torch.Generator().manual_seed(1)
+    return [torch.randn(2 + i % 2, 3, 6, generator=dice) for i in range(count)]
+
+
+def trained(model: Any, call: Callable[..., Any] | None = None) -> list[dict[str, Any]]:
+    """What a few steps of training give: outputs, gradients of inputs and weights, the weights."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    found = []
+    np.random.seed(3)  # noqa: NPY002
+    for i, x in enumerate(batches()):
+        torch.manual_seed(i)
+        x.requires_grad_()
+        output = (call or model)(x) if call is None else call(model, x)
+        optimizer.zero_grad()
+        output.square().mean().backward()
+        gradients = {name: p.grad for name, p in model.named_parameters()}
+        found.append({"output": output.detach(), "input": x.grad, **gradients})
+        found[-1] = {name: None if t is None else t.clone() for name, t in found[-1].items()}
+        optimizer.step()
+    found.append({name: p.detach().clone() for name, p in model.named_parameters()})
+    return found
+
+
+def agree(ours: list[dict[str, Any]], eager: list[dict[str, Any]]) -> None:
+    for mine, theirs in zip(ours, eager, strict=True):
+        assert {n for n, t in mine.items() if t is None} == {
+            n for n, t in theirs.items() if t is None
+        }
+        for name, tensor in mine.items():
+            if tensor is not None:
+                same(tensor, theirs[name], name)
+
+
+def same(ours: Tensor, eager: Tensor, name: str = "") -> None:
+    assert (ours.shape, ours.dtype) == (eager.shape, eager.dtype), name
+    error = float((ours - eager).detach().abs().max())
+    assert error <= SAME * float(eager.detach().abs().max()) + TINY, f"{name}: {error:.1e}"
+
+
+def wrapped(module: nn.Module, engine: Any = "aten", **options: Any) -> ORTModule:
+    return ORTModule(module, options=Options(engine=engine, **options))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", FORWARDS)
+def test_training_equals_pytorchs_and_its_parts_are_graphs(name: str, engine: str) -> None:
+    model = wrapped(root(FORWARDS[name]), engine)
+    agree(trained(model), trained(root(FORWARDS[name])))
+    assert model.report.mode == "parts"
+    assert any(part.mode == "graph" for part in model.report.parts.values())
+    assert all("forward" not in each.__dict__ for each in model.module.modules())
+
+
+def test_the_report_names_the_parts_and_says_why_the_module_is_no_graph() -> None:
+    model = wrapped(root())
+    trained(model)
+    assert list(model.report.parts) == ["layers.0", "layers.1", "layers.2", "head"]
+    text = str(model.report)
+    assert "ORTModule: parts (" in text
+    assert "4 of 4 run as graphs" in text
+
+
+def test_without_the_option_all_of_it_runs_in_pytorch() -> None:
+    model = wrapped(root(), parts=False)
+    trained(model)
+    assert model.report.mode == "eager"
+    assert not model.report.parts
+
+
+def test_evaluation_runs_in_pytorch() -> None:
+    model = wrapped(root())
+    trained(model)
+    with torch.no_grad():
+        output = model(batches()[0])
+    torch.testing.assert_close(output, model.module(batches()[0]), rtol=0, atol=0)
+
+
+def test_a_part_that_is_no_graph_makes_way_for_those_below_it() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.calls = root(), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            result: Tensor = self.inner(x)
+            return result
+
+    torch.manual_seed(0)
+    module = Outer()
+    twin = copy.deepcopy(module)
+    model = wrapped(module)
+    agree(trained(model), trained(twin))
+    assert list(model.report.parts) == [
+        "inner.layers.0",
+        "inner.layers.1",
+        "inner.layers.2",
+        "inner.head",
+    ]
+
+
+class Viewing(nn.Module):
+    """Returns a view of its argument, of a parameter, or of another output."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.inner = what, nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+        self.table = nn.Parameter(torch.ones(2, 6))
+        self.register_buffer("mean", torch.zeros(2, 6))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.inner(x)
+        if self.what == "argument":
+            return y, x[:, 0]
+        if self.what == "detached":
+            return y, x.detach()
+        if self.what == "buffer":
+            return y, self.mean[0]
+        return y, y[:, 0]
+
+
+@pytest.mark.parametrize("what", ["argument", "detached", "buffer", "output"])
+def test_what_is_written_to_a_view_of_a_part_reaches_what_it_is_a_view_of(what: str) -> None:
+    class Writing(Root):
+        def __init__(self) -> None:
+            super().__init__()
+            self.viewing = Viewing(what)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            h = x * 2
+            y, view = self.viewing(h)
+            with torch.no_grad():
+                view.add_(1)
+            return self.head(y + h + self.viewing.mean.sum()) * view.sum()
+
+    def outputs(module: Any) -> list[Tensor]:
+        return [module(x) for x in batches()]
+
+    torch.manual_seed(0)
+    module = Writing()
+    twin = copy.deepcopy(module)
+    model = wrapped(module)
+    for mine, theirs in zip(outputs(model), outputs(twin), strict=True):
+        same(mine, theirs)
+    assert "viewing.inner" in model.report.parts
+    assert "viewing" not in model.report.parts
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("engine", [*ENGINES, "auto"])
+def test_what_is_checkpointed_runs_in_pytorch_with_pytorchs_masks(
+    engine: str, reentrant: bool
+) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        self.calls += 1
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=reentrant)
+        result: Tensor = self.head(x)
+        return result
+
+    model = wrapped(root(forward, dropout=0.5), engine)
+    agree(trained(model), trained(root(forward, dropout=0.5)))
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "reentrant"),
+    crossed(
+        [name for name in FORWARDS if name != NUMPY], [*ENGINES, "auto"], [True, False], one_in=2
+    ),
+)
+def test_checkpointing_around_the_module_repeats_what_it_did(
+    name: str, engine: str, reentrant: bool
+) -> None:
+    def call(model: Any, x: Tensor) -> Any:
+        return checkpoint(model, x, use_reentrant=reentrant)
+
+    forward = FORWARDS[name]
+    model = wrapped(root(forward, dropout=0.5), engine)
+    agree(trained(model, call), trained(root(forward, dropout=0.5), call))
+
+
+def test_hooks_on_parts_and_below_are_called_once_and_see_pytorchs_tensors() -> None:
+    seen: list[str] = []
+
+    def hooked(module: nn.Module) -> nn.Module:
+        module.layers[0].register_forward_hook(lambda *_: seen.append("part"))
+        module.layers[1].norm.register_forward_hook(
+            lambda m, a, out: seen.append("below") or out * 2
+        )
+        module.layers[2].register_full_backward_hook(lambda *_: seen.append("backward"))
+        return module
+
+    model = wrapped(hooked(root(_unordered)))
+    ours = trained(model)
+    mine, seen[:] = [*seen], []
+    agree(ours, trained(hooked(root(_unordered))))
+    assert mine == seen
+    assert list(model.report.parts) == ["head"]
+
+
+def test_hooks_alone_leave_the_other_layers_to_graphs() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        result: Tensor = self.head(x)
+        return result
+
+    seen: list[Tensor] = []
+    module = root(forward)
+    module.layers[1].register_forward_hook(lambda m, a, output: seen.append(output.detach()))
+    model = wrapped(module)
+    agree(trained(model), trained(root(forward)))
+    assert len(seen) == STEPS
+    assert list(model.report.parts) == ["layers.0", "layers.2", "head"]
+
+
+def test_hooks_that_come_later_are_called() -> None:
+    model = wrapped(root())
+    trained(model)
+    seen: list[str] = []
+    model.module.layers[0].norm.register_forward_hook(lambda *_: seen.append("norm"))
+    model.module.layers[1].register_forward_pre_hook(lambda *_: seen.append("layer"))
+    for x in batches(3):
+        model(x)
+    assert seen == ["norm", "layer"] * 3
+
+
+def test_an_error_in_the_module_leaves_nothing_behind() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        self.calls += 1
+        h = self.layers[0](x)
+        if self.calls == 3:
+            raise ValueError("of the user's")
+        result: Tensor = self.head(h)
+        return result
+
+    model = wrapped(root(forward))
+    for x in batches(2):
+        model(x)
+    with pytest.raises(ValueError, match="of the user's"):
+        model(batches()[0])
+    assert all("forward" not in each.__dict__ for each in model.module.modules())
+    model(batches()[0])
+    assert model.report.mode == "parts"
+
+
+def test_copies_made_while_the_module_runs_stand_alone() -> None:
+    copies: list[nn.Module] = []
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        copies.append(copy.deepcopy(self.layers[0]))
+        with torch.no_grad():
+            copies[-1].down.weight.zero_()
+            copies[-1].down.bias.zero_()
+        return self.head(self.layers[0](x) + copies[-1](x))
+
+    agree(trained(wrapped(root(forward))), trained(root(forward)))
+    x = batches()[0]
+    torch.testing.assert_close(copies[1](x), copies[1].norm(x), rtol=0, atol=0)
+
+
+def test_the_module_can_be_pickled_and_copied_between_steps() -> None:
+    model = wrapped(Root())
+    trained(model)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        trained(copied)
+        assert copied.report.mode == "parts"
+
+
+def test_other_threads_that_call_the_module_itself_run_in_pytorch() -> None:
+    results: list[Tensor] = []
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 4:
+            thread = threading.Thread(target=lambda: results.append(self.layers[0](x)))
+            thread.start()
+            thread.join()
+        result: Tensor = self.head(self.layers[0](x))
+        return result
+
+    model = wrapped(root(forward))
+    for x in batches():
+        model(x)
+    expected = model.module.layers[0](batches()[3])
+    torch.testing.assert_close(results[0], expected, rtol=0, atol=0)
+
+
+def test_what_the_user_replaces_takes_part_from_the_next_call() -> None:
+    model, twin = wrapped(root()), root()
+    trained(model), trained(twin)
+    for module in (model.module, twin):
+        torch.manual_seed(5)
+        module.layers[1] = Layer()
+    agree(trained(model), trained(twin))
+    assert "layers.1" in model.report.parts
+
+
+def test_frozen_parts_have_no_gradients_and_pass_them_on() -> None:
+    def frozen(module: nn.Module) -> nn.Module:
+        module.layers[1].requires_grad_(False)
+        return module
+
+    model = wrapped(frozen(root()))
+    agree(trained(model), trained(frozen(root())))
+    assert model.report.mode == "parts"
+
+
+def test_second_derivatives_go_through_parts() -> None:
+    def gradients(module: Any) -> list[Tensor]:
+        found = []
+        for x in batches():
+            x.requires_grad_()
+            (first,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+            found += torch.autograd.grad(first.square().sum(), [x, *module.layers[0].parameters()])
+        return found
+
+    ours, eager = gradients(wrapped(root())), gradients(root())
+    for mine, theirs in zip(ours, eager, strict=True):
+        same(mine, theirs)
+
+
+def test_modules_that_are_wrapped_compiled_or_replaced_by_the_user_are_no_parts() -> None:
+    module = root()
+    module.layers[0] = ORTModule(module.layers[0], options=Options(engine="aten"))
+    module.layers[1].forward = lambda x: Layer.forward(module.layers[1], x) + 1
+    module.layers[2] = nn.DataParallel(module.layers[2])
+    model = wrapped(module)
+    trained(model)
+    assert list(model.report.parts) == ["head"]
+
+
+def test_modules_that_keep_in_torch_names_are_no_parts_and_stay_pytorchs_in_them() -> None:
+    model = wrapped(root(), keep_in_torch=["layers.1", "layers.0.up"])
+    agree(trained(model), trained(root()))
+    assert list(model.report.parts) == ["layers.0", "layers.2", "head"]
+    kept = [call.site.name for call in model.report.parts["layers.0"].kept]
+    assert kept == ["up"]
+
+
+def test_graphs_of_parts_are_saved_under_their_names(tmp_path: Any) -> None:
+    shown = DebugOptions(save_onnx=True, onnx_prefix="net", save_path=tmp_path)
+    model = ORTModule(root(), shown, options=Options(engine="aten"))
+    trained(model)
+    assert any("layers.0" in path.name for path in tmp_path.iterdir())
+
+
+def test_a_run_that_graphs_do_not_pay_for_stays_in_pytorch() -> None:
+    model = wrapped(root(), "auto")
+    trained(model)
+    assert model.report.mode == "eager"
+    assert list(model.report.parts) == ["layers.0", "layers.1", "layers.2", "head"]
