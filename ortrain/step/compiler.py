@@ -305,8 +305,9 @@ class StepCompiler:
                 if not self._keeps_more(search):
                     self._keep(before)
                     self.routines = routines
-                    first = search.first
-                    raise first from first.__cause__
+                    drawn = isinstance(error, Refusal) and error.drawn
+                    told = error if drawn else search.first
+                    raise told from told.__cause__
         if all(call.site.because is ASKED for call in captured.kept):
             return captured
         if any(node.op_type in PRODUCTS for node in captured.program.graph):
@@ -334,6 +335,7 @@ class StepCompiler:
             self.keeper() is None
             or not isinstance(error, CaptureError)
             or isinstance(error, NotServed | UnsupportedInput | SymbolicSize)
+            or (isinstance(error, Refusal) and error.drawn)
         ):
             return False
         if search is None:

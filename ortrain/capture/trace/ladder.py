@@ -23,6 +23,7 @@ from ortrain.capture.trace.refusal import (
     Refusal,
     asking_for_layout,
     assigning,
+    by_chance,
     empty,
     ending,
     keeping,
@@ -39,6 +40,9 @@ from ortrain.errors import CaptureError
 from ortrain.guards.constraints import Constraints
 from ortrain.guards.key_value_cache import opened_caches
 from ortrain.module_state.untouched import Effects, Filling, call_aside, watched
+
+# Where random numbers lead fewer of the calls the way of the graph, PyTorch would get the module.
+LEAST_CHANCE = 0.75
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,8 @@ def _attempt(module: torch.nn.Module, call: Call, rung: Rung, branches: bool) ->
             raise
         with contextlib.suppress(Exception), ways.noted():
             call_aside(module, example.args, example.kwargs)
+        if ways.chance < LEAST_CHANCE:
+            raise by_chance(ways.drawn, ways.chance) from None
         try:
             program, effects, questions = _trace(module, call, rung, example, ways)
         except Refusal as second:

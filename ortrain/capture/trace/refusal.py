@@ -31,6 +31,7 @@ class Refusal(CaptureError):
         by_value: whether it needs the value of a tensor.
         several: whether it needs one value of a tensor that has several.
         effect: whether the forward leaves something in the module, which a later call may find.
+        drawn: whether random numbers decide too often which way the code goes.
         failed: what was tried, each with its reason.
     """
 
@@ -38,6 +39,7 @@ class Refusal(CaptureError):
     by_value: bool = False
     several: bool = False
     effect: bool = False
+    drawn: bool = False
     failed: tuple[str, ...] = ()
 
     def after(self, others: list[Refusal], failed: list[str]) -> Refusal:
@@ -45,10 +47,27 @@ class Refusal(CaptureError):
         places = (error.where for error in (self, *others) if error.where)
         result = type(self)(self.what, where=next(places, ""), because=self.because, help=self.help)
         result.failed, result.final = tuple(failed), self.final
-        result.effect = self.effect
+        result.effect, result.drawn = self.effect, self.drawn
         codes = [code for error in (self, *others) for code in error.codes]
         result.codes, result.lines = tuple(dict.fromkeys(codes)), self.lines
         return result
+
+
+def by_chance(line: str, chance: float) -> Refusal:
+    """Why code has no graph that leaves out layers at random.
+
+    Args:
+        line: of the first branch: ``file:line``.
+        chance: that a call goes the way of the one before.
+    """
+    result = Refusal(
+        "random numbers decide which way the forward goes",
+        where=f"({line})",
+        because=f"a graph goes one way, and {chance:.0%} of the calls would go the way of this one",
+        help="none is needed: the parts of the module can be graphs",
+    )
+    result.final = result.drawn = True
+    return result
 
 
 class RefusedOutput(Refusal, UnsupportedOutput):

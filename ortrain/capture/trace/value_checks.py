@@ -33,6 +33,7 @@ from torch.fx.experimental.symbolic_shapes import (
     free_unbacked_symbols,
 )
 
+from ortrain.capture.trace.chances import Draws
 from ortrain.capture.trace.patched import replaced
 from ortrain.capture.trace.statements import deciding
 from ortrain.exclusive import this_thread
@@ -47,9 +48,13 @@ class Ways:
         missed: whether a trace came to a branch of which this is not known.
         known: whether a call was watched.
         numbers: what ``item()`` returned, in the place of numbers.
+        chance: that another call goes the same way at the branches that random numbers decide, as
+            far as it is known.
+        drawn: the first of these: ``file:line``.
     """
 
     def __init__(self) -> None:
+        self.chance, self.drawn = 1.0, ""
         self._noted: dict[_Place, list[bool]] = {}
         self._passed: collections.Counter[_Place] = collections.Counter()
         self.missed = self.known = False
@@ -58,14 +63,19 @@ class Ways:
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
         """Notes the ways of the one call inside."""
+        draws = Draws()
 
         def note(own: Callable[[Tensor], Any], tensor: Tensor, frame: FrameType) -> Any:
-            value = own(tensor)
+            with torch._C.DisableTorchFunction():  # the mode would ask in its own line again
+                value = own(tensor)
             self._noted.setdefault(_place(frame), []).append(bool(value))
+            if (chance := draws.chance(tensor)) is not None and passes(frame) is None:
+                self.chance *= chance if value else 1 - chance
+                self.drawn = self.drawn or _line(frame)
             return value
 
         self.known = True
-        with _truth(note, self.number):
+        with _truth(note, self.number), draws:
             yield
 
     def begin(self, *_: object) -> None:
@@ -97,6 +107,11 @@ def _place(frame: FrameType) -> _Place:
     return frame.f_code, frame.f_lasti
 
 
+def _line(frame: FrameType) -> str:
+    """Where a frame is: nodes know forwards only."""
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
 @contextlib.contextmanager
 def value_checks(ways: Ways | None = None) -> Iterator[None]:
     """Answers what a trace asks of a tensor's truth, and makes a check of each answer.
@@ -115,8 +130,7 @@ def value_checks(ways: Ways | None = None) -> Iterator[None]:
             way = ways.at(frame)
         if way is None:
             return own(tensor)
-        at = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"  # nodes know forwards only
-        why = f"the code goes another way at {at}, or raises an error"
+        why = f"the code goes another way at {_line(frame)}, or raises an error"
         torch._assert_async(tensor != 0 if way else tensor == 0, why)
         return way
 
