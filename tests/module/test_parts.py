@@ -503,3 +503,43 @@ def test_a_run_that_graphs_do_not_pay_for_stays_in_pytorch() -> None:
     trained(model)
     assert model.report.mode == "eager"
     assert list(model.report.parts) == ["layers.0", "layers.1", "layers.2", "head"]
+
+
+class Middle(nn.Module):
+    """A sub-module whose code no graph has, around layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x) * float(np.float32(x.detach().numpy().mean() > -9))
+        return x
+
+
+class Around(nn.Module):
+    """It, between layers of its own."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.before = nn.Sequential(*(Layer() for _ in range(layers)))
+        self.middle, self.after = Middle(), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.after(self.middle(self.before(x)))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("layers", "mode"), [(1, "parts"), (5, "graph")])
+def test_a_sub_module_is_kept_in_a_graph_unless_it_holds_most_of_what_parts_can_run(
+    layers: int, mode: str, engine: str
+) -> None:
+    torch.manual_seed(0)
+    module = Around(layers)
+    twin = copy.deepcopy(module)
+    model = wrapped(module, engine)
+    agree(trained(model), trained(twin))
+    assert model.report.mode == mode
+    kept = [call.site.name for call in model.report.kept]
+    assert kept == (["middle"] if mode == "graph" else [])
