@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ortrain.deploy.quantization import constants, graph_nodes
+from ortrain.deploy.quantization import constants, graph_nodes, names
 
 
 def prepare(model: ir.Model, *, gemm: bool, wanted: constants.Wanted) -> None:
@@ -27,6 +27,7 @@ def prepare(model: ir.Model, *, gemm: bool, wanted: constants.Wanted) -> None:
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _name_nodes(model)
     common.NameFixPass()(model)
+    names.set_apart(model)
     common.RemoveInitializersFromInputsPass()(model)
     common.LiftSubgraphInitializersToMainGraphPass()(model)
     constants.fold(model, wanted)
