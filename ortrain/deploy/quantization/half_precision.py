@@ -99,6 +99,8 @@ def _stored(model: ir.Model, config: HalfPrecisionConfig, file: str) -> ir.Model
         uses = [use for use in value.uses() if use.node.name not in excluded]
         if not uses or value.is_graph_output():
             continue
+        if config.dtype == "float16" and _beyond(tensor):
+            continue  # a mask, to whose numbers scores are added: in float16 they would count
         narrow = constants.initializer(model, f"{name}_{config.dtype}", _narrow(tensor, kind))
         cast = ir.node("Cast", [narrow], {"to": ir.DataType.FLOAT}, name=f"{name}_widened")
         wide = cast.outputs[0]
@@ -129,11 +131,17 @@ def _computed(model: ir.Model, config: HalfPrecisionConfig) -> ir.Model:
     return model
 
 
+def _beyond(tensor: ir.TensorProtocol) -> bool:
+    """Whether a weight has finite numbers that float16 has not."""
+    array = tensor.numpy()
+    sizes = np.abs(array)
+    return bool((np.isfinite(array) & (sizes > _LARGEST[ir.DataType.FLOAT16])).any())
+
+
 def _narrow(tensor: ir.TensorProtocol, kind: ir.DataType) -> np.ndarray:
     array = tensor.numpy()
-    # What is beyond the range here masks what it is added to; with minus infinity in its place, a
-    # row that is masked as a whole would be NaN. All others have been looked at. The lowest number
-    # of float32 is beyond bfloat16 as well.
+    # The lowest number of float32, which masks have, is beyond bfloat16; with minus infinity in its
+    # place, a row that is masked as a whole would be NaN.
     largest = _LARGEST[kind]
     clipped = np.clip(array, -largest, largest)
     return np.where(np.isfinite(array), clipped, array).astype(kind.numpy())

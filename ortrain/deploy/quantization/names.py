@@ -15,7 +15,7 @@ _ENDS = (
     "_Abs_Max", "_DequantizeLinear", "_QuantizeLinear", "_ReduceM", "_bias_reshape", "_convert",
     "_output_quantized", "_quant", "_scale", "_zero_point",
     "_Q4", "_Q8", "_before", "_bfloat16", "_by_rows", "_columns", "_float16", "_folded", "_for_n",
-    "_for_t", "_of_", "_product", "_qkv", "_rows", "_table", "_times_", "_wide",
+    "_for_t", "_of_", "_narrow", "_product", "_qkv", "_rows", "_table", "_times_", "_wide",
     "/float", "/high", "/low", "/size", "/sum",
 )  # fmt: skip
 # Those that a quantizer makes once in a model.

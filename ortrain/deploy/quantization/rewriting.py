@@ -14,9 +14,9 @@ import onnx_ir as ir
 from onnxruntime.quantization.calibrate import CalibrationMethod, TensorData, TensorsData
 from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
-from onnxruntime.quantization.quant_utils import add_infer_metadata
+from onnxruntime.quantization.quant_utils import add_infer_metadata, find_by_name
 
-from ortrain.deploy.quantization import constants, fused, graph_nodes, preparation, tied
+from ortrain.deploy.quantization import constants, fused, graph_nodes, preparation, tied, widening
 from ortrain.deploy.quantization.configuration import (
     QuantFormat,
     QuantizationConfig,
@@ -59,6 +59,8 @@ def quantized(
     wanted = _wanted(config, apart | set(excluded))
     shared = {} if config.is_static else tied.tables(model, wanted)
     apart |= shared.keys()
+    if config.is_static:
+        excluded |= _of_other_types(model) | _of_one_number(model)
     wanted = _wanted(config, apart | set(excluded))
     if ranges is not None:
         excluded |= _without_range(model, ranges, wanted)
@@ -75,7 +77,7 @@ def quantized(
     names = [node.name or "" for node in graph_nodes.nodes(model) if wanted(node)]
     excluded_names = sorted({*apart, *excluded})
     with _quiet():
-        result = _rewrite(proto, config, ranges, names, excluded_names)
+        result = _rewrite(proto, config, ranges, names, excluded_names, _by_tensor(model))
     made = ir.from_proto(result)
     for name, tensor in left_out.items():
         if name in made.graph.initializers:
@@ -107,16 +109,16 @@ def ready(model: ir.Model, config: QuantizationConfig, file: str) -> dict[str, s
     preparation.prepare(model, gemm=False, wanted=lambda node: False)
     for argument in ("nodes_to_quantize", "nodes_to_exclude"):
         graph_nodes.expect_known(model, getattr(config, argument), argument)
-    fused.take_apart(
-        model,
-        _wanted(config, set(config.nodes_to_exclude), gemm=True),
-        dynamic=not config.is_static,
-    )
+    wanted = _wanted(config, set(config.nodes_to_exclude), gemm=True)
+    constants.fold(model, wanted)  # casts of weights, too
+    widening.widen(model, wanted, frozenset())
+    fused.take_apart(model, wanted, dynamic=not config.is_static)
     excluded = _unquantizable(model, config)
     preparation.prepare(
         model,
         gemm=not config.is_static,
         wanted=_wanted(config, set(config.nodes_to_exclude) | set(excluded), gemm=True),
+        plain=config.is_static,
     )
     if config.is_static:
         _expect_flat(model, config, file)
@@ -159,7 +161,55 @@ def _unquantizable(model: ir.Model, config: QuantizationConfig) -> dict[str, str
             and constants.weight(node) is None
         ):
             found[name] = "its weight is no constant"
+        elif node.op_type == "LSTM" and not config.weights_symmetric:
+            found[name] = "its quantized form has symmetric weights alone"
+        elif (tensor := constants.weight(node)) is not None and not tensor.size:
+            found[name] = "its weight has no numbers"
     return found
+
+
+def _of_other_types(model: ir.Model) -> dict[str, str]:
+    """Nodes at numbers of 16 or 64 bits, whose scales are of float32."""
+    others = constants.FLOATS - {ir.DataType.FLOAT}
+    return {
+        node.name or "": f"its numbers are {kinds.pop().name}"
+        for node in model.graph
+        if (kinds := {v.dtype for v in (*node.inputs, *node.outputs) if v is not None and v.dtype})
+        and (kinds := kinds & others)
+    }
+
+
+def _of_one_number(model: ir.Model) -> dict[str, str]:
+    """Each ``Softmax`` over an axis that may have one element.
+
+    Its quantized kernel gives 0 there where it should give 1 (onnxruntime 1.31.1): a decoder's
+    first token then attended to nothing.
+    """
+    found = {}
+    for node in graph_nodes.nodes(model):
+        if not graph_nodes.standard(node, "Softmax"):
+            continue
+        shape = node.inputs[0].shape if node.inputs[0] is not None else None
+        axis = graph_nodes.attribute(node, "axis", -1)
+        size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
+        if not isinstance(size, int) or size < 2:
+            found[node.name or ""] = "its axis may have one element"
+    return found
+
+
+def _by_tensor(model: ir.Model) -> frozenset[str]:
+    """Weights that have one scale: those of a MatMul that are no matrices, or its first factor.
+
+    Kernels have a scale for each column of a matrix that is multiplied with, and nothing else.
+    """
+    found = set()
+    for name, value in model.graph.initializers.items():
+        for use in value.uses():
+            if not graph_nodes.standard(use.node, "MatMul"):
+                continue
+            if use.idx == 0 or value.shape is None or len(value.shape) != 2:
+                found.add(name)
+    return frozenset(found)
 
 
 def _expect_flat(model: ir.Model, config: QuantizationConfig, file: str) -> None:
@@ -228,6 +278,7 @@ def _rewrite(
     ranges: Ranges | None,
     names: list[str],
     excluded: list[str],
+    by_tensor: frozenset[str],
 ) -> onnx.ModelProto:
     operators = list(config.operators_to_quantize)
     if "Gemm" in operators and not config.is_static:
@@ -244,7 +295,7 @@ def _rewrite(
     }
     given = tensors_data(ranges) if ranges is not None else None
     if config.is_static and config.format == QuantFormat.QDQ:
-        quantizer = QDQQuantizer(
+        quantizer = _Pairs(
             proto,
             config.per_channel,
             config.reduce_range,
@@ -259,7 +310,7 @@ def _rewrite(
     else:
         # Made as a static one, or it writes the whole model to a temporary folder and copies it
         # twice, which models of more than 2 GiB do not survive.
-        quantizer = ONNXQuantizer(
+        quantizer = _Operators(
             proto,
             config.per_channel,
             config.reduce_range,
@@ -274,8 +325,46 @@ def _rewrite(
             options,
         )
         quantizer.static = config.is_static
+    quantizer.by_tensor = by_tensor
     quantizer.quantize_model()
     return quantizer.model.model
+
+
+class _Pairs(QDQQuantizer):  # type: ignore[misc]
+    """Writes pairs, some weights with one scale."""
+
+    by_tensor: frozenset[str] = frozenset()
+
+    def is_tensor_per_channel(
+        self, tensor_name: str, default_axis: int, op_type: str | None = None
+    ) -> tuple[bool, int | None]:
+        if tensor_name in self.by_tensor:
+            return False, None
+        found: tuple[bool, int | None] = super().is_tensor_per_channel(
+            tensor_name, default_axis, op_type
+        )
+        return found
+
+
+class _Operators(ONNXQuantizer):  # type: ignore[misc]
+    """Writes quantized operators, some weights with one scale."""
+
+    by_tensor: frozenset[str] = frozenset()
+
+    def quantize_weight_per_channel(
+        self,
+        weight_name: str,
+        weight_qType: Any,  # noqa: N803
+        channel_axis: int,
+        reduce_range: bool = True,
+        keep_float_weight: bool = False,
+    ) -> Any:
+        if weight_name in self.by_tensor:
+            held = find_by_name(weight_name, self.model.initializer())
+            return self.quantize_initializer(held, weight_qType, reduce_range, keep_float_weight)
+        return super().quantize_weight_per_channel(
+            weight_name, weight_qType, channel_axis, reduce_range, keep_float_weight
+        )
 
 
 def tensors_data(ranges: Ranges) -> TensorsData:

@@ -181,6 +181,13 @@ def a_weight_for_each_row() -> Graph:
 
 
 @graph
+def a_vector_as_input() -> Graph:
+    return Graph("h = MatMul(x, w)\n r = Relu(h)\n y = MatMul(r, v)", weights=_two(),
+                 inputs={"x": f"float[{WIDTH}]"},
+                 feeds=[{"x": drawn(WIDTH, seed=s)} for s in range(3)])  # fmt: skip
+
+
+@graph
 def odd_sizes() -> Graph:
     return Graph("h = MatMul(x, w)\n r = Relu(h)\n y = MatMul(r, v)",
                  weights={"w": weight(WIDTH, 33), "v": weight(33, 1, seed=4)})  # fmt: skip
@@ -434,8 +441,8 @@ def convolutions() -> Graph:
     return Graph(
         """a = Conv<pads=[1,1,1,1]>(x, w, c)
         r = Relu(a)
-        b = Conv<group=8, pads=[0,1,2,1], kernel_shape=[3,3]>(r, depth)
-        d = Conv<group=2, strides=[2,2], dilations=[2,1], auto_pad="SAME_UPPER">(b, grouped, c)
+        b = Conv<group=8, pads=[0,1,2,1], dilations=[1,2]>(r, depth)
+        d = Conv<group=2, strides=[2,2], auto_pad="SAME_UPPER">(b, grouped, c)
         e = Clip(d, zero, six)
         g = GlobalAveragePool(e)
         f = Flatten(g)
@@ -535,7 +542,7 @@ def moves_of_values_and_whole_numbers() -> Graph:
         weights={"w": weight(WIDTH, WIDTH), "zero": whole(0), "one": whole(1), "flat": whole(-1),
                  "three": whole(3), "low": np.float32(-3), "high": np.float32(3),
                  "nil": np.float32(0), "back": whole(-1, 2, WIDTH), "last": whole(2),
-                 "v": weight(WIDTH, 8)},
+                 "v": weight(3, 8)},
     )  # fmt: skip
 
 
@@ -636,7 +643,7 @@ def a_loop() -> Graph:
         """times = Constant<value = int64 {2}>()
         on = Constant<value = bool {1}>()
         h = Loop(times, on, x) <
-          body = one (int64 step, bool going, float state) => (bool stays, float next) {
+          body = one (int64 step, bool going, float[b,n,32] state) => (bool stays, float next) {
             p = MatMul(state, w)
             next = Tanh(p)
             stays = Identity(going)
@@ -652,14 +659,14 @@ def a_scan() -> Graph:
     return Graph(
         """s = Transpose<perm=[1,0,2]>(x)
         z = ReduceMean<keepdims=0>(s, zero)
-        last, all = Scan<num_scan_inputs=1>(z, s) <
-          body = one (float state, float each) => (float next, float shown) {
+        last, all = Scan<num_scan_inputs=1,
+          body = one (float[b,32] state, float[b,32] each) => (float[b,32] next, float[b,8] shown) {
             p = MatMul(state, w)
             q = Add(p, each)
             next = Tanh(q)
             shown = MatMul(next, v)
           }
-        >
+        >(z, s)
         y = Transpose<perm=[1,0,2]>(all)""",
         weights={**_two(), "zero": whole(0)}, nothing=("static",),
     )  # fmt: skip
