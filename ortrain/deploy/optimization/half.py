@@ -1,10 +1,11 @@
 """A model in float16, whose inputs and outputs keep their types where that is asked for.
 
 What float16 cannot hold stays float32, with casts around it: angles of sines and cosines with all
-that they are computed from, sums and powers of norms that are spelled out, numbers beyond 65504 or
-below 6e-8, and inputs that an operator takes in float32 alone. The lowest number of float32, which
-masks have, becomes the lowest of float16, as in a model that transformers itself loads in float16:
-to it a score above 16 still counts, in rows that are masked as a whole.
+that they are computed from, sums and powers of norms that are spelled out, numbers beyond 65504,
+factors so small that float16 has few digits of them, and inputs that an operator takes in float32
+alone. The lowest number of float32, which masks have, becomes the lowest of float16, as in a model
+that transformers itself loads in float16: to it a score above 16 still counts, in rows that are
+masked as a whole.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from ortrain.graph import shapes
 from ortrain.graph.walk import reads
 
 _FLOAT, _HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
-_LARGEST, _SMALLEST = 65504.0, 6e-8
+_LARGEST = 65504.0
+# Factors that float16 rounds by a larger part stay float32.
+_COARSE = 2.0**-9
 # Masks have numbers of this size; in float16 transformers itself writes the lowest there is.
 _MASKED = 1e30
 # Their results overflow for ordinary numbers, or need more digits.
@@ -78,7 +81,9 @@ class _Conversion:
         wanted: set[ir.Value] = set()
         for node in reversed(list(graph)):
             of_angle = any(v in wanted for v in node.outputs)
-            if of_angle or node.op_type in _EXACT or any(map(_beyond, node.inputs)) or stays(node):
+            others = any(map(shapes.is_no_tensor, (*node.inputs, *node.outputs)))
+            beyond = any(map(_beyond, node.inputs))
+            if of_angle or node.op_type in _EXACT or beyond or others or stays(node):
                 self.exact.add(node)
             if of_angle or node.op_type in _ANGLES:
                 wanted.update(v for v in reads(node) if v.dtype in (_FLOAT, None))
@@ -187,7 +192,11 @@ def _beyond(value: ir.Value | None) -> bool:
     sizes = sizes[np.isfinite(sizes)]
     if ((sizes > _LARGEST) & (sizes < _MASKED)).any():
         return True
-    return tensor.size == 1 and bool(((sizes > 0) & (sizes < _SMALLEST)).any())
+    if tensor.size > 1:
+        return False
+    # Of numbers this small float16 has few digits: 1e-7 becomes 1.19e-7.
+    sizes = sizes[sizes <= _LARGEST]
+    return bool((np.abs(sizes.astype(np.float16) - sizes) > _COARSE * sizes).any())
 
 
 def rounded(array: np.ndarray) -> np.ndarray:

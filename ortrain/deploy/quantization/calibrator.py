@@ -329,7 +329,7 @@ def _reduced(model: ir.Model, taps: Sequence[str], counted: bool) -> ir.Model:
                 # A sum of halves overflows where no value does.
                 cast = ir.node("Cast", [value], {"to": ir.DataType.FLOAT})
                 made, read = [cast], cast.outputs[0]
-                read.name = f"{name}/float"
+                read.name, read.type = f"{name}/float", ir.TensorType(ir.DataType.FLOAT)
             attributes = {} if kind == "Size" else {"keepdims": 0}
             node = ir.node(kind, [read], attributes)
             model.graph.extend([*made, node])

@@ -83,12 +83,14 @@ def _separate(model: ir.Model, wanted: constants.Wanted) -> None:
         for use in value.uses():
             node = use.node
             if wanted(node):
-                turned = graph_nodes.attribute(node, "transB", 0)
-                kinds.setdefault((node.op_type, use.idx, turned), []).append((node, use.idx))
+                how = graph_nodes.attribute(node, "transB", 0)
+                if use.idx == 2 and node.op_type in ("Conv", "ConvTranspose", "Gemm"):
+                    how = len(kinds)  # a bias, which has the scale of its product
+                kinds.setdefault((node.op_type, use.idx, how), []).append((node, use.idx))
         if len(kinds) < 2:
             continue
-        for (operator, index, turned), readers in list(kinds.items())[1:]:
-            name = f"{value.name}_of_{operator}_{index}{'_transposed' * bool(turned)}"
+        for (operator, index, how), readers in list(kinds.items())[1:]:
+            name = f"{value.name}_of_{operator}_{index}_{how}"
             own = ir.Value(name=name, const_value=tensor, type=value.type, shape=value.shape)
             model.graph.register_initializer(own)
             for node, position in readers:

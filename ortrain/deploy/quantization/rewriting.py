@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,8 +59,10 @@ def quantized(
     wanted = _wanted(config, apart | set(excluded))
     shared = {} if config.is_static else tied.tables(model, wanted)
     apart |= shared.keys()
+    alone: dict[str, str] = {}
     if config.is_static:
-        excluded |= _of_other_types(model) | _of_one_number(model)
+        alone = _of_one_number(model)
+        excluded |= _of_other_types(model) | alone
     wanted = _wanted(config, apart | set(excluded))
     if ranges is not None:
         excluded |= _without_range(model, ranges, wanted)
@@ -83,6 +85,7 @@ def quantized(
         if name in made.graph.initializers:
             made.graph.initializers[name].const_value = tensor
     tied.share(made, shared)
+    _keep_apart(made, alone)
     made.producer_name, made.producer_version = "ortrain", None
     _report_left(made, config, excluded, file)
     return made, excluded
@@ -195,6 +198,27 @@ def _of_one_number(model: ir.Model) -> dict[str, str]:
         if not isinstance(size, int) or size < 2:
             found[node.name or ""] = "its axis may have one element"
     return found
+
+
+def _keep_apart(model: ir.Model, names: Collection[str]) -> None:
+    """Keeps each ``Softmax`` from being joined with the pairs around it when a session loads it.
+
+    What it gives is at most 1; a session removes an ``Identity``, and no ``Min``.
+    """
+    for node in list(graph_nodes.nodes(model)):
+        if node.name not in names or node.graph is None:
+            continue
+        value = node.outputs[0]
+        readers = [use for use in value.uses() if use.node.op_type == "QuantizeLinear"]
+        before = node.inputs[0].producer() if node.inputs[0] is not None else None
+        if not readers or before is None or before.op_type != "DequantizeLinear":
+            continue
+        one = constants.initializer(model, "one", np.asarray(1, np.float32))
+        same = ir.node("Min", [value, one], name=f"{node.name}_apart")
+        same.outputs[0].type, same.outputs[0].shape = value.type, value.shape
+        node.graph.insert_after(node, same)
+        for use in readers:
+            use.node.replace_input_with(use.idx, same.outputs[0])
 
 
 def _by_tensor(model: ir.Model) -> frozenset[str]:

@@ -51,6 +51,25 @@ def test_a_number_that_casts_to_float_is_half_a_float() -> None:
     assert_near(before, after, {"x": np.arange(16)[None]})
 
 
+def test_a_factor_of_which_float16_has_few_digits_stays_float32() -> None:
+    body = "p = MatMul(x, w) q = Mul(p, c) y = Mul(q, d)"
+    before = graph(SIGNATURE, body, "float[16,16] w, float c = {1e-7}, float d = {30000}")
+    after = half(before)
+    assert list(floats_left(after)) == ["c"]
+    feeds = {"x": draw(2, 3, 16)}
+    for a, b in zip(answers(before, feeds), answers(after, feeds), strict=True):
+        assert np.abs(b - a).max() < 4e-3 * np.abs(a).max()  # it was 0.19
+
+
+def test_sequences_stay_float32() -> None:
+    body = """p = MatMul(x, w) s = SplitToSequence<axis=2>(p, n) i = Identity(s)
+        q = ConcatFromSequence<axis=2>(i) y = MatMul(q, w)"""
+    before = graph(SIGNATURE, body, "float[16,16] w, int64 n = {8}")
+    after = half(before)
+    assert not list(floats_left(after))
+    assert_near(before, after, {"x": draw(2, 3, 16)})
+
+
 def test_angles_stay_float32() -> None:
     signature = "(int64[batch,seq] x, float[batch,seq,4] z) => (float[batch,seq,4] y)"
     body = "f = Cast<to=1>(x) u = Unsqueeze(f, two) a = MatMul(u, w) s = Sin(a) y = Add(s, z)"
