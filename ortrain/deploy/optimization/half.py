@@ -83,7 +83,8 @@ class _Conversion:
             of_angle = any(v in wanted for v in node.outputs)
             others = any(map(shapes.is_no_tensor, (*node.inputs, *node.outputs)))
             beyond = any(map(_beyond, node.inputs))
-            if of_angle or node.op_type in _EXACT or beyond or others or stays(node):
+            exact = node.op_type in _EXACT or _ends_sessions(node)
+            if of_angle or exact or beyond or others or stays(node):
                 self.exact.add(node)
             if of_angle or node.op_type in _ANGLES:
                 wanted.update(v for v in reads(node) if v.dtype in (_FLOAT, None))
@@ -179,6 +180,19 @@ class _Conversion:
         made.type = ir.TensorType(dtype)
         graph.append(cast)
         graph.outputs[index] = made
+
+
+def _ends_sessions(node: ir.Node) -> bool:
+    """Whether a product reads a ``Transpose`` that moves the batch: it stays float32.
+
+    In float16, onnxruntime 1.31.1 ends the process that loads such a product with a matrix, as one
+    behind an LSTM is whose batch comes first.
+    """
+    if node.op_type != "Transpose" or node.domain not in ("", "ai.onnx"):
+        return False
+    perm = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else []
+    kept = len(perm) < 3 or perm[:-2] == list(range(len(perm) - 2))
+    return not kept and any(use.node.op_type == "MatMul" for use in node.outputs[0].uses())
 
 
 def _beyond(value: ir.Value | None) -> bool:
