@@ -62,8 +62,9 @@ def to_half(
         for value in model.graph.inputs:
             if value.dtype == _FLOAT and not value.is_initializer():
                 value.type = ir.TensorType(_HALF)
-    for graph in list(graphs(model)):
-        conversion.convert(graph, keep=keep_io_types or graph is not model.graph)
+    shown = {graph: [value.dtype for value in graph.outputs] for graph in graphs(model)}
+    for graph, dtypes in shown.items():
+        conversion.convert(graph, dtypes, keep=keep_io_types or graph is not model.graph)
     for graph in graphs(model):
         remove_unread(graph)
 
@@ -89,13 +90,16 @@ class _Conversion:
             if of_angle or node.op_type in _ANGLES:
                 wanted.update(v for v in reads(node) if v.dtype in (_FLOAT, None))
 
-    def convert(self, graph: ir.Graph, *, keep: bool) -> None:
-        """Converts the nodes of a graph; ``keep`` leaves its outputs float32, else none is."""
+    def convert(
+        self, graph: ir.Graph, dtypes: list[ir.DataType | None], *, keep: bool
+    ) -> None:
+        """Converts the nodes of a graph; ``keep`` leaves its outputs ``dtypes``, else float16."""
         for node in list(graph):
             self._node(graph, node)
-        for index, output in enumerate(list(graph.outputs)):
-            if output.dtype == (_HALF if keep else _FLOAT):
-                self._cast_output(graph, index, output, _FLOAT if keep else _HALF)
+        for index, (output, dtype) in enumerate(zip(list(graph.outputs), dtypes, strict=True)):
+            wanted = (dtype or _FLOAT) if keep else _HALF
+            if output.dtype != wanted and {output.dtype, wanted} <= {_FLOAT, _HALF}:
+                self._cast_output(graph, index, output, wanted)
 
     def _node(self, graph: ir.Graph, node: ir.Node) -> None:
         schema = _schema(node, self.model)

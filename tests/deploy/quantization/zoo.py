@@ -74,7 +74,7 @@ class Graph:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "model.onnx"
         onnx.save(self.model(), path, save_as_external_data=external, location="model.weights",
-                  size_threshold=0)  # fmt: skip
+                  size_threshold=256)  # fmt: skip
         return path
 
 
