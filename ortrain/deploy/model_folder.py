@@ -300,7 +300,9 @@ def save_model(
                         [tensor], path.parent, name
                     )[0]
                 elif isinstance(tensor, ir.ExternalTensor):
-                    value.const_value = ir.external_data.convert_tensors_from_external([tensor])[0]
+                    # Not by onnx_ir's conversion: it closes the file, of which other weights may
+                    # be views.
+                    value.const_value = ir.Tensor(tensor.numpy(), tensor.dtype, name=tensor.name)
             ir.save(model, path)
     finally:
         for value, tensor in kept:

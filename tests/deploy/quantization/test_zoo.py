@@ -303,3 +303,18 @@ def test_factors_are_in_a_bias_that_several_products_share(tmp_path: Path) -> No
         assert path is not None
         before = outputs(tmp_path / kind / "source" / "model.onnx", graph.batches())
         assert error(before, outputs(path, graph.batches())) < 0.06
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_weight_beside_the_file_may_stay_in_two_forms(tmp_path: Path, beside: bool) -> None:
+    """One was a view of the other, whose file was closed: nothing was written."""
+    graph = Graph(
+        "t = Transpose(w)\n u = MatMul(w, t)\n h = MatMul(x, v)\n y = MatMul(h, u)",
+        weights={"w": weight(32, 32), "v": weight(32, 32, seed=3)},
+    )
+    before = graph.save(tmp_path / "a", external=True)
+    quantizer = ORTQuantizer.from_pretrained(tmp_path / "a")
+    config = WeightOnlyConfig(8, 16, nodes_to_quantize=["MatMul_2"])
+    quantizer.quantize(config, tmp_path / "b", use_external_data_format=beside)
+    after = tmp_path / "b" / "model_quantized.onnx"
+    assert error(outputs(before, graph.batches()), outputs(after, graph.batches())) < 0.03
