@@ -76,11 +76,18 @@ class _Conversion:
         self.constants: dict[ir.Value, ir.Value] = {}
         self.halves: dict[tuple[ir.Graph, ir.Value], ir.Value] = {}
         self.floats: dict[tuple[ir.Graph, ir.Value], ir.Value] = {}
+        # Nodes whose numbers are float16 already, which stay as they are.
+        self.halved: set[ir.Node] = set()
+        self.names = {value.name for graph in graphs(model) for value in _values(graph)}
 
     def note_exact(self, graph: ir.Graph, stays: Callable[[ir.Node], bool]) -> None:
-        """Nodes that stay float32."""
+        """Nodes that stay float32, or float16."""
         wanted: set[ir.Value] = set()
         for node in reversed(list(graph)):
+            kinds = {v.dtype for v in (*node.inputs, *node.outputs) if v is not None}
+            if _HALF in kinds and not kinds & {_FLOAT, None}:
+                self.halved.add(node)
+                continue
             of_angle = any(v in wanted for v in node.outputs)
             others = any(map(shapes.is_no_tensor, (*node.inputs, *node.outputs)))
             beyond = any(map(_beyond, node.inputs))
@@ -102,6 +109,11 @@ class _Conversion:
                 self._cast_output(graph, index, output, wanted)
 
     def _node(self, graph: ir.Graph, node: ir.Node) -> None:
+        if node in self.halved:
+            for place, value in enumerate(node.inputs):
+                if value is not None and value.dtype == _FLOAT:  # of one that stays float32
+                    node.replace_input_with(place, self._as(graph, node, value, _HALF))
+            return
         schema = _schema(node, self.model)
         bodies = any(
             a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
@@ -152,7 +164,8 @@ class _Conversion:
         tensor = None if value.is_graph_input() else value.const_value
         if tensor is not None and dtype == _HALF:
             if value not in self.constants:
-                self.constants[value] = made = _constant(value, tensor)
+                name = self._unused(f"{value.name}.half")
+                self.constants[value] = made = _constant(value, tensor, name)
                 owner = value.graph if isinstance(value.graph, ir.Graph) else graph
                 owner.register_initializer(made)
             return self.constants[value]
@@ -161,7 +174,7 @@ class _Conversion:
             return known[graph, value]
         cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(dtype))], num_outputs=1)
         made = cast.outputs[0]
-        made.name = f"{value.name}.{'half' if dtype == _HALF else 'float'}"
+        made.name = self._unused(f"{value.name}.{'half' if dtype == _HALF else 'float'}")
         made.type, made.shape = ir.TensorType(dtype), value.shape
         producer = value.producer()
         if producer is not None and producer.graph is graph:
@@ -172,18 +185,33 @@ class _Conversion:
         known[graph, value] = made
         return made
 
+    def _unused(self, name: str) -> str:
+        """A name that no value has: of a body, it may not be that of one outside either."""
+        found, number = name, 1
+        while found in self.names:
+            found, number = f"{name}.{number}", number + 1
+        self.names.add(found)
+        return found
+
     def _cast_output(
         self, graph: ir.Graph, index: int, output: ir.Value, dtype: ir.DataType
     ) -> None:
         """An output in another dtype under its own name."""
         name = output.name
-        output.name = f"{name}.{'half' if dtype == _FLOAT else 'float'}"
+        output.name = self._unused(f"{name}.{'half' if dtype == _FLOAT else 'float'}")
         cast = ir.Node("", "Cast", [output], [ir.AttrInt64("to", int(dtype))], num_outputs=1)
         made = cast.outputs[0]
         made.name, made.shape = name, output.shape
         made.type = ir.TensorType(dtype)
         graph.append(cast)
         graph.outputs[index] = made
+
+
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
 
 
 def _ends_sessions(node: ir.Node) -> bool:
@@ -224,8 +252,7 @@ def rounded(array: np.ndarray) -> np.ndarray:
         return np.where(finite, np.clip(array, -_LARGEST, _LARGEST), array).astype(np.float16)
 
 
-def _constant(value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
-    name = f"{value.name}.half"
+def _constant(value: ir.Value, tensor: ir.TensorProtocol, name: str) -> ir.Value:
     lazy = ir.LazyTensor(
         lambda: ir.tensor(rounded(np.asarray(tensor.numpy()))),
         dtype=_HALF,

@@ -33,6 +33,7 @@ def prepare(
     names.set_apart(model)
     common.RemoveInitializersFromInputsPass()(model)
     common.LiftSubgraphInitializersToMainGraphPass()(model)
+    common.NameFixPass()(model)  # a constant of one body has a name that is a value's in another
     constants.fold(model, wanted)
     for node in list(graph_nodes.nodes(model)):
         if not wanted(node):

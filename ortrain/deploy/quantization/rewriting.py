@@ -16,7 +16,15 @@ from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 from onnxruntime.quantization.quant_utils import add_infer_metadata, find_by_name
 
-from ortrain.deploy.quantization import constants, fused, graph_nodes, preparation, tied, widening
+from ortrain.deploy.quantization import (
+    constants,
+    fused,
+    graph_nodes,
+    names,
+    preparation,
+    tied,
+    widening,
+)
 from ortrain.deploy.quantization.configuration import (
     QuantFormat,
     QuantizationConfig,
@@ -74,12 +82,14 @@ def quantized(
             "not excluded",
             help="name other operators or nodes, or leave these lists out",
         )
+    if config.is_static and config.format == QuantFormat.QOperator:
+        _step_between(model)
     left_out: dict[str, ir.TensorProtocol] = {}
     proto = _proto(model, wanted, left_out)
-    names = [node.name or "" for node in graph_nodes.nodes(model) if wanted(node)]
+    chosen = [node.name or "" for node in graph_nodes.nodes(model) if wanted(node)]
     excluded_names = sorted({*apart, *excluded})
     with _quiet():
-        result = _rewrite(proto, config, ranges, names, excluded_names, _by_tensor(model))
+        result = _rewrite(proto, config, ranges, chosen, excluded_names, _by_tensor(model))
     made = ir.from_proto(result)
     for name, tensor in left_out.items():
         if name in made.graph.initializers:
@@ -221,6 +231,31 @@ def _keep_apart(model: ir.Model, names: Collection[str]) -> None:
             use.node.replace_input_with(use.idx, same.outputs[0])
 
 
+def _step_between(model: ir.Model) -> None:
+    """Puts an ``Identity`` before readers for which onnxruntime's quantizer leaves nothing to read.
+
+    Where values are quantized operators' results, it writes no floating point for bodies that
+    reach out for it, nor for a ``Where``. A session removes the ``Identity``.
+    """
+    inner = {id(node) for node in graph_nodes.nodes(model) if node.graph is not model.graph}
+    for node in list(model.graph):
+        for value in node.outputs:
+            apart = [
+                use
+                for use in value.uses()
+                if id(use.node) in inner or graph_nodes.standard(use.node, "Where")
+            ]
+            if not apart or (value.type is not None and value.dtype not in constants.FLOATS):
+                continue
+            same = ir.node("Identity", [value], name=f"{value.name}_apart")
+            made = same.outputs[0]
+            made.name = names.unused(model, f"{value.name}_apart")
+            made.type, made.shape = value.type, value.shape
+            model.graph.insert_after(node, same)
+            for use in apart:
+                use.node.replace_input_with(use.idx, made)
+
+
 def _by_tensor(model: ir.Model) -> frozenset[str]:
     """Weights that have one scale: those of a MatMul that are no matrices, or its first factor.
 
@@ -263,7 +298,7 @@ def _without_range(model: ir.Model, ranges: Ranges, wanted: constants.Wanted) ->
                 continue
             if value.type is not None and value.type.dtype not in constants.FLOATS:
                 continue
-            if value.name not in ranges and value.type is not None:
+            if value.name not in ranges:
                 found[node.name or ""] = f"calibration has no range of {value.name}"
     return found
 
@@ -300,7 +335,7 @@ def _rewrite(
     proto: onnx.ModelProto,
     config: QuantizationConfig,
     ranges: Ranges | None,
-    names: list[str],
+    chosen: list[str],
     excluded: list[str],
     by_tensor: frozenset[str],
 ) -> onnx.ModelProto:
@@ -326,7 +361,7 @@ def _rewrite(
             config.weights_dtype,
             config.activations_dtype,
             given,
-            names,
+            chosen,
             excluded,
             operators,
             options,
@@ -343,7 +378,7 @@ def _rewrite(
             config.weights_dtype,
             config.activations_dtype,
             given,
-            names,
+            chosen,
             excluded,
             operators,
             options,

@@ -547,6 +547,25 @@ def moves_of_values_and_whole_numbers() -> Graph:
 
 
 @graph
+def quantized_values_that_a_body_and_a_choice_read() -> Graph:
+    batches = [{"x": drawn(b, n, WIDTH), "on": np.asarray(b == 2)} for b, n in SIZES]
+    return Graph(
+        """h = MatMul(x, w)
+        g = Mul(h, h)
+        positive = Greater(x, nil)
+        i = Where(positive, g, nil)
+        j = If(on) <
+          then_branch = one () => (float[b,n,32] a) { a = Sin(h) },
+          else_branch = two () => (float[b,n,32] c) { c = Cos(i) }
+        >
+        k = Add(i, j)
+        y = MatMul(k, v)""",
+        inputs={"x": f"float[b,n,{WIDTH}]", "on": "bool"}, feeds=batches,
+        weights={**_two(), "nil": np.float32(0)},
+    )  # fmt: skip
+
+
+@graph
 def recurrent_layers() -> Graph:
     return Graph(
         """s = Transpose<perm=[1,0,2]>(x)
