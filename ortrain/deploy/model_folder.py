@@ -18,7 +18,7 @@ import onnx_ir as ir
 from ortrain.errors import InputError, OrtrainError, SaveError, listing
 from ortrain.files import seal
 from ortrain.files.replacing import staged
-from ortrain.kinds import NONE, expect_names, expect_path
+from ortrain.kinds import NONE, expect, expect_names, expect_path
 
 # Weights of more bytes go beside the file. A protobuf holds at most 2 GiB, and onnxruntime maps
 # what is beside it into memory instead of reading it.
@@ -310,6 +310,18 @@ def save_model(
         metadata.pop(seal.DATA_KEY, None)
         metadata.update({key: text for key, text in before.items() if text is not None})
     seal.seal_model(path, data)
+
+
+def expect_suffix(suffix: object) -> None:
+    """Raises where a suffix of files' names is none.
+
+    Raises:
+        TypeError: it is neither a text nor None.
+        ValueError: names cannot have it.
+    """
+    expect("file_suffix", suffix, (str, NONE), "a text or None")
+    if isinstance(suffix, str) and any(mark in suffix for mark in ("/", "\\", "\0")):
+        raise ValueError(f"file_suffix={suffix!r}: expected a part of a name, without / and \\")
 
 
 def _names(folder: Path) -> list[str]:

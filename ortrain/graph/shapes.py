@@ -465,12 +465,13 @@ def ask_onnx(model: ir.Model, *, data_prop: bool) -> None:
 def _note_sequences(graph: ir.Graph) -> None:
     """Takes the types of tensors from values that are sequences, in bodies as well."""
     for node in graph:
-        bodies = [a.as_graph() for a in node.attributes.values() if a.type is ir.AttributeType.GRAPH]
+        bodies = [
+            a.as_graph() for a in node.attributes.values() if a.type is ir.AttributeType.GRAPH
+        ]
         for body in bodies:
             _note_sequences(body)
-        if node.op_type in _SEQUENCES:
-            found = list(node.outputs)
-        elif node.op_type == "Identity" and is_no_tensor(node.inputs[0]):
+        same = node.op_type == "Identity" and is_no_tensor(node.inputs[0])
+        if node.op_type in _SEQUENCES or same:
             found = list(node.outputs)
         elif node.op_type in ("If", "Loop") and bodies:
             shown = list(bodies[0].outputs)[node.op_type == "Loop" :]

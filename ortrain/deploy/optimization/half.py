@@ -97,9 +97,7 @@ class _Conversion:
             if of_angle or node.op_type in _ANGLES:
                 wanted.update(v for v in reads(node) if v.dtype in (_FLOAT, None))
 
-    def convert(
-        self, graph: ir.Graph, dtypes: list[ir.DataType | None], *, keep: bool
-    ) -> None:
+    def convert(self, graph: ir.Graph, dtypes: list[ir.DataType | None], *, keep: bool) -> None:
         """Converts the nodes of a graph; ``keep`` leaves its outputs ``dtypes``, else float16."""
         for node in list(graph):
             self._node(graph, node)

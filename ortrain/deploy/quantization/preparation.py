@@ -14,9 +14,7 @@ from ortrain.deploy.quantization import constants, graph_nodes, names, products
 from ortrain.graph import shapes
 
 
-def prepare(
-    model: ir.Model, *, gemm: bool, wanted: constants.Wanted, plain: bool = False
-) -> None:
+def prepare(model: ir.Model, *, gemm: bool, wanted: constants.Wanted, plain: bool = False) -> None:
     """Brings a model into the form that quantizers need, in place.
 
     Args:

@@ -6,6 +6,8 @@ one (0.87 of the answers' norm was error), and one that is no vector of the colu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
@@ -148,6 +150,6 @@ def _made(
     return each.outputs[0]
 
 
-def _is_row(shape: tuple[int, ...]) -> bool:
+def _is_row(shape: Sequence[int]) -> bool:
     """Whether a bias is a number, or a number for each column."""
     return len(shape) <= 2 and int(np.prod(shape[:-1], dtype=np.int64)) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import warnings
 from collections.abc import Collection, Iterator, Mapping
@@ -34,8 +35,8 @@ from ortrain.errors import InputError, OrtrainWarning, listing
 
 Ranges = Mapping[str, tuple[float, float]]
 
-# The oldest opset that has scales by channel.
-OLDEST = 13
+# The oldest opset with quantized operators, and the oldest that has pairs with scales by channel.
+OLDEST, BY_CHANNEL = 11, 13
 # Weights of other nodes above this many bytes do not enter the quantizer at all.
 _LEFT_OUT = 1 << 20
 
@@ -60,12 +61,14 @@ def quantized(
         ValueError: a node that is named is not there.
     """
     graph_nodes.expect_float(model, file)
+    config = _of_opset(config, graph_nodes.opset(model), file)
     excluded = ready(model, config, file)
     preparation.infer(model)
     # What follows from constants alone is no activation: a weight that stays, transposed, stays.
     apart = {*config.nodes_to_exclude, *constants.constants(model)}
     wanted = _wanted(config, apart | set(excluded))
-    shared = {} if config.is_static else tied.tables(model, wanted)
+    may_share = not config.is_static and graph_nodes.opset(model) >= BY_CHANNEL
+    shared = tied.tables(model, wanted) if may_share else {}
     apart |= shared.keys()
     alone: dict[str, str] = {}
     if config.is_static:
@@ -101,6 +104,19 @@ def quantized(
     return made, excluded
 
 
+def _of_opset(config: QuantizationConfig, opset: int, file: str) -> QuantizationConfig:
+    """The configuration as an opset has it: before 13, pairs have one scale for a weight."""
+    if not config.is_static or not config.per_channel or opset >= BY_CHANNEL:
+        return config
+    warnings.warn(
+        f"{file} is of opset {opset}: each weight gets one scale, as scales by channel need opset "
+        f"{BY_CHANNEL}",
+        OrtrainWarning,
+        stacklevel=2,
+    )
+    return dataclasses.replace(config, per_channel=False)
+
+
 def ready(model: ir.Model, config: QuantizationConfig, file: str) -> dict[str, str]:
     """Prepares a model for a configuration, in place; values that are calibrated keep their names.
 
@@ -111,11 +127,11 @@ def ready(model: ir.Model, config: QuantizationConfig, file: str) -> dict[str, s
         InputError: its opset is too old, or its sub-graphs cannot be quantized.
         ValueError: a node that is named is not there.
     """
-    opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
+    opset = graph_nodes.opset(model)
     if opset < OLDEST:
         raise InputError(
             f"{file} is of opset {opset}",
-            because=f"scales by channel need opset {OLDEST}",
+            because=f"quantized operators need opset {OLDEST}",
             help="export the model with a newer opset, or convert it with onnx.version_converter",
         )
     # Names of nodes that have none are given first, so that a configuration may have them.
@@ -203,7 +219,7 @@ def _of_one_number(model: ir.Model) -> dict[str, str]:
         if not graph_nodes.standard(node, "Softmax"):
             continue
         shape = node.inputs[0].shape if node.inputs[0] is not None else None
-        axis = graph_nodes.attribute(node, "axis", -1)
+        axis = graph_nodes.attribute(node, "axis", -1 if graph_nodes.opset(model) >= 13 else 1)
         size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
         if not isinstance(size, int) or size < 2:
             found[node.name or ""] = "its axis may have one element"

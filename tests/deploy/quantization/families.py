@@ -157,10 +157,10 @@ def exported(
         model = Bag(made).eval()
     module = Named(model, tuple(given[0]), output)
     if exporter == "ortrain":
-        export_onnx(model, given, path, opset=opset, outputs=None if kind == "words" else None)
+        export_onnx(model, given, path, opset=opset)
         return module, path, given
     rows = {0: "batch"} if kind in ("picture", "features") else {0: "batch", 1: "length"}
-    axes: dict[str, Any] = {key: rows for key in given[0]}
+    axes: dict[str, Any] = dict.fromkeys(given[0], rows)
     if exporter == "dynamo":
         axes = {
             key: {axis: torch.export.Dim(dim) for axis, dim in rows.items()} for key in given[0]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -309,8 +308,11 @@ def a_table_that_a_gemm_reads() -> Graph:
 
 @graph
 def a_weight_that_is_an_output() -> Graph:
-    return Graph("h = MatMul(x, w)\n y = MatMul(h, v)",
-                 outputs={"y": "float", "w": f"float[{WIDTH},{WIDTH}]"}, weights=_two())  # fmt: skip
+    return Graph(
+        "h = MatMul(x, w)\n y = MatMul(h, v)",
+        outputs={"y": "float", "w": f"float[{WIDTH},{WIDTH}]"},
+        weights=_two(),
+    )
 
 
 @graph
@@ -819,9 +821,7 @@ def tiny_and_large_values() -> Graph:
 
 @graph
 def words_and_sequences() -> Graph:
-    batches = [
-        {"x": drawn(b, n, WIDTH), "words": np.asarray(["a", "b"], object)} for b, n in SIZES
-    ]
+    batches = [{"x": drawn(b, n, WIDTH), "words": np.asarray(["a", "b"], object)} for b, n in SIZES]
     return Graph(
         """h = MatMul(x, w)
         parts = SplitToSequence<axis=2, keepdims=1>(h, half)
