@@ -18,7 +18,7 @@ import onnx_ir as ir
 from ortrain.errors import InputError, OrtrainError, SaveError, listing
 from ortrain.files import seal
 from ortrain.files.replacing import staged
-from ortrain.kinds import NONE, expect_names, expect_path
+from ortrain.kinds import NONE, expect, expect_names, expect_path
 
 # Weights of more bytes go beside the file. A protobuf holds at most 2 GiB, and onnxruntime maps
 # what is beside it into memory instead of reading it.
@@ -300,7 +300,9 @@ def save_model(
                         [tensor], path.parent, name
                     )[0]
                 elif isinstance(tensor, ir.ExternalTensor):
-                    value.const_value = ir.external_data.convert_tensors_from_external([tensor])[0]
+                    # Not by onnx_ir's conversion: it closes the file, of which other weights may
+                    # be views.
+                    value.const_value = ir.Tensor(tensor.numpy(), tensor.dtype, name=tensor.name)
             ir.save(model, path)
     finally:
         for value, tensor in kept:
@@ -308,6 +310,18 @@ def save_model(
         metadata.pop(seal.DATA_KEY, None)
         metadata.update({key: text for key, text in before.items() if text is not None})
     seal.seal_model(path, data)
+
+
+def expect_suffix(suffix: object) -> None:
+    """Raises where a suffix of files' names is none.
+
+    Raises:
+        TypeError: it is neither a text nor None.
+        ValueError: names cannot have it.
+    """
+    expect("file_suffix", suffix, (str, NONE), "a text or None")
+    if isinstance(suffix, str) and any(mark in suffix for mark in ("/", "\\", "\0")):
+        raise ValueError(f"file_suffix={suffix!r}: expected a part of a name, without / and \\")
 
 
 def _names(folder: Path) -> list[str]:

@@ -26,6 +26,10 @@ _BOOL = {
     "And", "Or", "Not", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
     "IsNaN", "IsInf",
 }  # fmt: skip
+_SEQUENCES = {
+    "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceMap",
+    "SplitToSequence",
+}  # fmt: skip
 _INT64 = {"Shape", "Size", "ArgMax", "ArgMin", "NonZero"}
 ELEMENTWISE = {
     "Add", "Sub", "Mul", "Div", "Pow", "Where", "And", "Or", "Xor", "Equal", "Greater",
@@ -406,7 +410,7 @@ _OF_ALL_OUTPUTS: dict[str, Callable[[ir.Node], list[tuple[Dim, ...] | None]]] = 
 
 def infer_all(model: ir.Model) -> None:
     """Runs onnx's shape inference over the whole model; never overwrites what is known better."""
-    from onnx_ir.passes.common import NameFixPass, ShapeInferencePass
+    from onnx_ir.passes.common import NameFixPass
 
     # It goes by names, which two builders for one node's place have both given.
     NameFixPass()(model)
@@ -421,8 +425,7 @@ def infer_all(model: ir.Model) -> None:
                 longest = max(longest, value.shape[0])
                 if value.shape[0] > MOST_SIZES:
                     value.shape = ir.Shape([None])
-    options = {"check_type": False, "strict_mode": False, "data_prop": longest <= FAR_TOO_LONG}
-    ShapeInferencePass(**options)(model)
+    ask_onnx(model, data_prop=longest <= FAR_TOO_LONG)
     for value, (shape, type_) in before.items():
         if value.shape is None or len(value.shape) != len(shape):
             value.shape = shape
@@ -434,6 +437,57 @@ def infer_all(model: ir.Model) -> None:
                 ]
             )
         value.type = type_ or value.type
+
+
+def ask_onnx(model: ir.Model, *, data_prop: bool) -> None:
+    """Adds what onnx infers of dtypes and shapes; sequences stay what they are.
+
+    What onnx_ir takes over of its answer is a dtype alone, by which a sequence became a tensor.
+
+    Args:
+        model: in which no two values have one name.
+        data_prop: whether sizes are followed through what is computed of them.
+    """
+    from onnx_ir.passes.common import ShapeInferencePass
+
+    others = {
+        value: value.type
+        for graph in model.graphs()
+        for value in _values(graph)
+        if value.type is not None and not isinstance(value.type, ir.TensorType)
+    }
+    ShapeInferencePass(check_type=False, strict_mode=False, data_prop=data_prop)(model)
+    for value, type_ in others.items():
+        value.type = type_
+    _note_sequences(model.graph)
+
+
+def _note_sequences(graph: ir.Graph) -> None:
+    """Takes the types of tensors from values that are sequences, in bodies as well."""
+    for node in graph:
+        bodies = [
+            a.as_graph() for a in node.attributes.values() if a.type is ir.AttributeType.GRAPH
+        ]
+        for body in bodies:
+            _note_sequences(body)
+        same = node.op_type == "Identity" and is_no_tensor(node.inputs[0])
+        if node.op_type in _SEQUENCES or same:
+            found = list(node.outputs)
+        elif node.op_type in ("If", "Loop") and bodies:
+            shown = list(bodies[0].outputs)[node.op_type == "Loop" :]
+            found = [v for v, of in zip(node.outputs, shown, strict=False) if is_no_tensor(of)]
+        else:
+            continue
+        for value in found:
+            if isinstance(value.type, ir.TensorType):
+                value.type, value.shape = ir.SequenceType(value.type), None
+
+
+def is_no_tensor(value: ir.Value | None) -> bool:
+    """Whether a value is known to be a sequence, or an optional one."""
+    if value is None or value.type is None:
+        return False
+    return not isinstance(value.type, ir.TensorType | ir.SparseTensorType)
 
 
 def _values(graph: ir.Graph) -> list[ir.Value]:

@@ -17,7 +17,13 @@ import onnxruntime
 import pytest
 
 from ortrain.deploy import ModelFolder, model_folder
-from ortrain.deploy.model_folder import external_files_of, load_model, published, save_model
+from ortrain.deploy.model_folder import (
+    expect_suffix,
+    external_files_of,
+    load_model,
+    published,
+    save_model,
+)
 from ortrain.errors import InputError, SaveError
 from ortrain.files import seal
 from tests.deploy import classifiers
@@ -375,3 +381,9 @@ def test_the_source_is_no_target_by_whatever_name(source: Path, tmp_path: Path) 
         (folder / "model.onnx").write_bytes(b"new")
     assert "is a link to a file of the source" in raised.value.because
     assert checksums(source) == before
+
+
+@pytest.mark.parametrize("suffix", ["a/b", "a\\b", "\0"])
+def test_a_suffix_that_no_name_can_have_is_an_error(suffix: str) -> None:
+    with pytest.raises(ValueError, match="file_suffix="):
+        expect_suffix(suffix)

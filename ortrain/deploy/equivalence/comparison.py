@@ -71,6 +71,7 @@ def compare(
     seen = _Seen(golden, old)
     for index, batch in enumerate(golden.batches):
         seen.add(sides, batch, f"batch {index}")
+    _expect_numbers(seen, old)
     task, chosen = seen.task, deciding(seen.task, golden.metric)
     rows = None if seen.predictions is None else seen.predictions.rows()
     names = golden.id2label or _names_of(old)
@@ -250,6 +251,18 @@ def _expect_same_shapes(before: Outputs, after: Outputs, folder: ModelFolder, wh
         raise InputError(what, where=where, help=f"compare {folder.path} with what was made of it")
 
 
+def _expect_numbers(seen: _Seen, folder: ModelFolder) -> None:
+    """Raises where both models give nothing but NaN: any two such models are equivalent."""
+    nothing = [name for name, each in seen.differences.items() if each.undefined]
+    judged = any(each.elements or each.new_nonfinite for each in seen.differences.values())
+    if nothing and not judged:
+        raise InputError(
+            f"{folder.path} gives nothing but NaN on the golden set",
+            because=f"so does what was made of it, in {listing(nothing)}",
+            help="mend the model before it is rewritten, or give examples that it can answer",
+        )
+
+
 def _names_of(folder: ModelFolder) -> dict[int, str]:
     names = folder.config.get("id2label")
     if not isinstance(names, Mapping):
@@ -262,6 +275,12 @@ def _notes(seen: _Seen, sides: tuple[Runnable, Runnable]) -> list[str]:
     left_out = sum(each.left_out for each in seen.differences.values())
     if left_out:
         found.append(f"{left_out} elements at padded positions were checked for NaN alone")
+    for name, each in seen.differences.items():
+        if each.undefined:
+            found.append(
+                f"{each.undefined} elements of {name} are NaN in both models: nothing is compared "
+                "there, and predictions from them say nothing"
+            )
     filled = sorted(set().union(*(file.filled for file in sides[0].files)))
     if filled:
         found.append(f"inputs that the golden set has not followed from others: {listing(filled)}")

@@ -27,6 +27,7 @@ class Difference:
     elements: int = 0
     new_nonfinite: int = 0
     left_out: int = 0
+    undefined: int = 0
     example: int = 0
     first_nonfinite: int = -1
     histogram: Array = field(default_factory=lambda: np.zeros(len(EDGES) + 1, np.int64))
@@ -57,7 +58,9 @@ class Difference:
             self.new_nonfinite += int(differs.sum())
             if self.first_nonfinite < 0:
                 self.first_nonfinite = first + (int(np.argwhere(differs)[0][0]) if gaps.ndim else 0)
-        counted = kept & ~differs
+        none = kept & _no_number(before) & _no_number(after)
+        self.undefined += int(none.sum())
+        counted = kept & ~differs & ~none
         if not counted.any():
             return
         values = np.where(counted, gaps, 0.0)
@@ -82,6 +85,13 @@ class Difference:
             new_nonfinite=self.new_nonfinite,
             example=self.example if self.first_nonfinite < 0 else self.first_nonfinite,
         )
+
+
+def _no_number(array: Array) -> Array:
+    """Where an array is NaN."""
+    if array.dtype.kind in "UOSiub":
+        return np.zeros(array.shape, np.bool_)
+    return np.isnan(array.astype(np.float64))
 
 
 def _gaps(before: Array, after: Array) -> tuple[Array, Array, Array]:

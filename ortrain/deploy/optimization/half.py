@@ -1,10 +1,11 @@
 """A model in float16, whose inputs and outputs keep their types where that is asked for.
 
 What float16 cannot hold stays float32, with casts around it: angles of sines and cosines with all
-that they are computed from, sums and powers of norms that are spelled out, numbers beyond 65504 or
-below 6e-8, and inputs that an operator takes in float32 alone. The lowest number of float32, which
-masks have, becomes the lowest of float16, as in a model that transformers itself loads in float16:
-to it a score above 16 still counts, in rows that are masked as a whole.
+that they are computed from, sums and powers of norms that are spelled out, numbers beyond 65504,
+factors so small that float16 has few digits of them, and inputs that an operator takes in float32
+alone. The lowest number of float32, which masks have, becomes the lowest of float16, as in a model
+that transformers itself loads in float16: to it a score above 16 still counts, in rows that are
+masked as a whole.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from ortrain.graph import shapes
 from ortrain.graph.walk import reads
 
 _FLOAT, _HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
-_LARGEST, _SMALLEST = 65504.0, 6e-8
+_LARGEST = 65504.0
+# Factors that float16 rounds by a larger part stay float32.
+_COARSE = 2.0**-9
 # Masks have numbers of this size; in float16 transformers itself writes the lowest there is.
 _MASKED = 1e30
 # Their results overflow for ordinary numbers, or need more digits.
@@ -59,8 +62,9 @@ def to_half(
         for value in model.graph.inputs:
             if value.dtype == _FLOAT and not value.is_initializer():
                 value.type = ir.TensorType(_HALF)
-    for graph in list(graphs(model)):
-        conversion.convert(graph, keep=keep_io_types or graph is not model.graph)
+    shown = {graph: [value.dtype for value in graph.outputs] for graph in graphs(model)}
+    for graph, dtypes in shown.items():
+        conversion.convert(graph, dtypes, keep=keep_io_types or graph is not model.graph)
     for graph in graphs(model):
         remove_unread(graph)
 
@@ -72,26 +76,42 @@ class _Conversion:
         self.constants: dict[ir.Value, ir.Value] = {}
         self.halves: dict[tuple[ir.Graph, ir.Value], ir.Value] = {}
         self.floats: dict[tuple[ir.Graph, ir.Value], ir.Value] = {}
+        # Nodes whose numbers are float16 already, which stay as they are.
+        self.halved: set[ir.Node] = set()
+        self.names = {value.name for graph in graphs(model) for value in _values(graph)}
 
     def note_exact(self, graph: ir.Graph, stays: Callable[[ir.Node], bool]) -> None:
-        """Nodes that stay float32."""
+        """Nodes that stay float32, or float16."""
         wanted: set[ir.Value] = set()
         for node in reversed(list(graph)):
+            kinds = {v.dtype for v in (*node.inputs, *node.outputs) if v is not None}
+            if _HALF in kinds and not kinds & {_FLOAT, None}:
+                self.halved.add(node)
+                continue
             of_angle = any(v in wanted for v in node.outputs)
-            if of_angle or node.op_type in _EXACT or any(map(_beyond, node.inputs)) or stays(node):
+            others = any(map(shapes.is_no_tensor, (*node.inputs, *node.outputs)))
+            beyond = any(map(_beyond, node.inputs))
+            exact = node.op_type in _EXACT or _ends_sessions(node)
+            if of_angle or exact or beyond or others or stays(node):
                 self.exact.add(node)
             if of_angle or node.op_type in _ANGLES:
                 wanted.update(v for v in reads(node) if v.dtype in (_FLOAT, None))
 
-    def convert(self, graph: ir.Graph, *, keep: bool) -> None:
-        """Converts the nodes of a graph; ``keep`` leaves its outputs float32, else none is."""
+    def convert(self, graph: ir.Graph, dtypes: list[ir.DataType | None], *, keep: bool) -> None:
+        """Converts the nodes of a graph; ``keep`` leaves its outputs ``dtypes``, else float16."""
         for node in list(graph):
             self._node(graph, node)
-        for index, output in enumerate(list(graph.outputs)):
-            if output.dtype == (_HALF if keep else _FLOAT):
-                self._cast_output(graph, index, output, _FLOAT if keep else _HALF)
+        for index, (output, dtype) in enumerate(zip(list(graph.outputs), dtypes, strict=True)):
+            wanted = (dtype or _FLOAT) if keep else _HALF
+            if output.dtype != wanted and {output.dtype, wanted} <= {_FLOAT, _HALF}:
+                self._cast_output(graph, index, output, wanted)
 
     def _node(self, graph: ir.Graph, node: ir.Node) -> None:
+        if node in self.halved:
+            for place, value in enumerate(node.inputs):
+                if value is not None and value.dtype == _FLOAT:  # of one that stays float32
+                    node.replace_input_with(place, self._as(graph, node, value, _HALF))
+            return
         schema = _schema(node, self.model)
         bodies = any(
             a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
@@ -142,7 +162,8 @@ class _Conversion:
         tensor = None if value.is_graph_input() else value.const_value
         if tensor is not None and dtype == _HALF:
             if value not in self.constants:
-                self.constants[value] = made = _constant(value, tensor)
+                name = self._unused(f"{value.name}.half")
+                self.constants[value] = made = _constant(value, tensor, name)
                 owner = value.graph if isinstance(value.graph, ir.Graph) else graph
                 owner.register_initializer(made)
             return self.constants[value]
@@ -151,7 +172,7 @@ class _Conversion:
             return known[graph, value]
         cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(dtype))], num_outputs=1)
         made = cast.outputs[0]
-        made.name = f"{value.name}.{'half' if dtype == _HALF else 'float'}"
+        made.name = self._unused(f"{value.name}.{'half' if dtype == _HALF else 'float'}")
         made.type, made.shape = ir.TensorType(dtype), value.shape
         producer = value.producer()
         if producer is not None and producer.graph is graph:
@@ -162,18 +183,46 @@ class _Conversion:
         known[graph, value] = made
         return made
 
+    def _unused(self, name: str) -> str:
+        """A name that no value has: of a body, it may not be that of one outside either."""
+        found, number = name, 1
+        while found in self.names:
+            found, number = f"{name}.{number}", number + 1
+        self.names.add(found)
+        return found
+
     def _cast_output(
         self, graph: ir.Graph, index: int, output: ir.Value, dtype: ir.DataType
     ) -> None:
         """An output in another dtype under its own name."""
         name = output.name
-        output.name = f"{name}.{'half' if dtype == _FLOAT else 'float'}"
+        output.name = self._unused(f"{name}.{'half' if dtype == _FLOAT else 'float'}")
         cast = ir.Node("", "Cast", [output], [ir.AttrInt64("to", int(dtype))], num_outputs=1)
         made = cast.outputs[0]
         made.name, made.shape = name, output.shape
         made.type = ir.TensorType(dtype)
         graph.append(cast)
         graph.outputs[index] = made
+
+
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
+
+
+def _ends_sessions(node: ir.Node) -> bool:
+    """Whether a product reads a ``Transpose`` that moves the batch: it stays float32.
+
+    In float16, onnxruntime 1.31.1 ends the process that loads such a product with a matrix, as one
+    behind an LSTM is whose batch comes first.
+    """
+    if node.op_type != "Transpose" or node.domain not in ("", "ai.onnx"):
+        return False
+    perm = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else []
+    kept = len(perm) < 3 or perm[:-2] == list(range(len(perm) - 2))
+    return not kept and any(use.node.op_type == "MatMul" for use in node.outputs[0].uses())
 
 
 def _beyond(value: ir.Value | None) -> bool:
@@ -187,7 +236,11 @@ def _beyond(value: ir.Value | None) -> bool:
     sizes = sizes[np.isfinite(sizes)]
     if ((sizes > _LARGEST) & (sizes < _MASKED)).any():
         return True
-    return tensor.size == 1 and bool(((sizes > 0) & (sizes < _SMALLEST)).any())
+    if tensor.size > 1:
+        return False
+    # Of numbers this small float16 has few digits: 1e-7 becomes 1.19e-7.
+    sizes = sizes[sizes <= _LARGEST]
+    return bool((np.abs(sizes.astype(np.float16) - sizes) > _COARSE * sizes).any())
 
 
 def rounded(array: np.ndarray) -> np.ndarray:
@@ -197,8 +250,7 @@ def rounded(array: np.ndarray) -> np.ndarray:
         return np.where(finite, np.clip(array, -_LARGEST, _LARGEST), array).astype(np.float16)
 
 
-def _constant(value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
-    name = f"{value.name}.half"
+def _constant(value: ir.Value, tensor: ir.TensorProtocol, name: str) -> ir.Value:
     lazy = ir.LazyTensor(
         lambda: ir.tensor(rounded(np.asarray(tensor.numpy()))),
         dtype=_HALF,

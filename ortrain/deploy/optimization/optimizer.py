@@ -16,6 +16,7 @@ from ortrain.deploy.equivalence.budgets import Budgets
 from ortrain.deploy.equivalence.golden_set import GoldenSet
 from ortrain.deploy.model_folder import (
     ModelFolder,
+    expect_suffix,
     external_files_of,
     load_model,
     published,
@@ -117,7 +118,7 @@ class ORTOptimizer:
             "see AutoOptimizationConfig.O2()",
         )  # fmt: skip
         expect_path("save_dir", save_dir)
-        expect("file_suffix", file_suffix, (str, NONE), "a string or None")
+        expect_suffix(file_suffix)
         expect("use_external_data_format", use_external_data_format, (bool, NONE), "True or False")
         expect_flag("one_external_file", one_external_file)
         expect("validate", validate, (GoldenSet, NONE), "a GoldenSet or None")

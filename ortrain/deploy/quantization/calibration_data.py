@@ -146,6 +146,8 @@ def _array(value: Any, name: Any, *, strict: bool) -> np.ndarray | None:
         array = np.empty(0, object)
     if array.dtype.kind in "biuf":
         return array
+    if strict and array.dtype.kind in "OSU" and all(isinstance(t, str) for t in array.flat):
+        return array.astype(object)  # texts, which onnxruntime takes so
     if strict:
         raise InputError(
             f"column {name!r} of the calibration data holds no numbers, or rows of several lengths",

@@ -135,8 +135,9 @@ class Calibrator:
                 self._sizes[name] = max(self._sizes.get(name, 0), int(size[0]))
             extremes = self._extremes.setdefault(name, Extremes(self._average))
             empty = low > high
+            low, high = float(low), float(high)  # float16 does not compare with a mask's number
             extremes.masked |= not empty and bool(not np.isfinite(total) or max(-low, high) >= MASK)
-            extremes.add(float(low), float(high))
+            extremes.add(low, high)
         if self._counted:
             for name, values in graphs.activations(feeds, self._sizes, self._held):
                 self._histograms.setdefault(name, Histogram()).add(values)
@@ -329,7 +330,7 @@ def _reduced(model: ir.Model, taps: Sequence[str], counted: bool) -> ir.Model:
                 # A sum of halves overflows where no value does.
                 cast = ir.node("Cast", [value], {"to": ir.DataType.FLOAT})
                 made, read = [cast], cast.outputs[0]
-                read.name = f"{name}/float"
+                read.name, read.type = f"{name}/float", ir.TensorType(ir.DataType.FLOAT)
             attributes = {} if kind == "Size" else {"keepdims": 0}
             node = ir.node(kind, [read], attributes)
             model.graph.extend([*made, node])

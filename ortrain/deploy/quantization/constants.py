@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from ortrain.deploy.quantization import graph_nodes
+from ortrain.deploy.quantization import graph_nodes, names
 
 Wanted = Callable[[ir.Node], bool]
 
@@ -28,6 +28,8 @@ FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataT
 _FOLDED = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 # Of an initializer that has been made of another one: that one's name.
 TRANSPOSED = "transposed_of"
+# Of a model: the initializers that have been made, by the names that were asked for.
+_MADE = "initializers that were made"
 
 
 def constant(value: ir.Value | None) -> ir.TensorProtocol | None:
@@ -54,10 +56,15 @@ def products(model: ir.Model) -> list[ir.Node]:
 
 
 def initializer(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
-    """An initializer of the main graph; the same one where there is one of the name."""
-    there = model.graph.initializers.get(name)
-    if there is not None:
+    """An initializer of the main graph, under a name that no other value has.
+
+    The same one where this has made one of the name: names say what an initializer is made of.
+    """
+    made: dict[str, ir.Value] = model.meta.setdefault(_MADE, {})
+    there = made.get(name)
+    if there is not None and model.graph.initializers.get(there.name or "") is there:
         return there
+    asked, name = name, names.unused(model, name)
     tensor = ir.Tensor(array, name=name)
     value = ir.Value(
         name=name,
@@ -66,6 +73,7 @@ def initializer(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
         shape=ir.Shape(array.shape),
     )
     model.graph.register_initializer(value)
+    made[asked] = value
     return value
 
 

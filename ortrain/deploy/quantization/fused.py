@@ -72,6 +72,8 @@ def _split_attention(model: ir.Model, node: ir.Node) -> None:
     mask = given[3]
     if mask is not None and (mask.shape is None or len(mask.shape) not in (1, 2)):
         return
+    if graph_nodes.opset(model) < 13:
+        return  # where sizes of a Split are no input
     total = tensor.numpy().shape[1]
     sizes = list(graph_nodes.attribute(node, "qkv_hidden_sizes", [total // 3] * 3))
     name, result = node.name or "", node.outputs[0]

@@ -38,6 +38,11 @@ def nodes(model: ir.Model) -> Iterator[ir.Node]:
         yield from graph
 
 
+def opset(model: ir.Model) -> int:
+    """The version of ONNX's operators that a model is of."""
+    return model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
+
+
 def standard(node: ir.Node, *operators: str) -> bool:
     """Whether a node is of the standard domain, and one of these operators."""
     return node.domain in STANDARD and node.op_type in operators

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ortrain.deploy.optimization.half import rounded, to_half
+from ortrain.deploy.optimization.half import to_half
 from ortrain.deploy.quantization import constants, graph_nodes, preparation
 from ortrain.errors import InputError, listing
 from ortrain.kinds import NONE, expect, expect_flag, expect_names
 
 _KINDS = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
+_LARGEST = {ir.DataType.FLOAT16: 65504.0, ir.DataType.BFLOAT16: (2 - 2.0**-7) * 2.0**127}
 # Weights of fewer elements stay as they are: constants of formulas, of which files have no size.
 _SMALL = 64
 
@@ -98,6 +99,8 @@ def _stored(model: ir.Model, config: HalfPrecisionConfig, file: str) -> ir.Model
         uses = [use for use in value.uses() if use.node.name not in excluded]
         if not uses or value.is_graph_output():
             continue
+        if config.dtype == "float16" and _beyond(tensor):
+            continue  # a mask, to whose numbers scores are added: in float16 they would count
         narrow = constants.initializer(model, f"{name}_{config.dtype}", _narrow(tensor, kind))
         cast = ir.node("Cast", [narrow], {"to": ir.DataType.FLOAT}, name=f"{name}_widened")
         wide = cast.outputs[0]
@@ -128,27 +131,36 @@ def _computed(model: ir.Model, config: HalfPrecisionConfig) -> ir.Model:
     return model
 
 
+def _beyond(tensor: ir.TensorProtocol) -> bool:
+    """Whether a weight has finite numbers that float16 has not."""
+    array = tensor.numpy()
+    sizes = np.abs(array)
+    return bool((np.isfinite(array) & (sizes > _LARGEST[ir.DataType.FLOAT16])).any())
+
+
 def _narrow(tensor: ir.TensorProtocol, kind: ir.DataType) -> np.ndarray:
     array = tensor.numpy()
-    # What is beyond float16 here masks what it is added to; with minus infinity in its place, a row
-    # that is masked as a whole would be NaN. All others have been looked at.
-    return rounded(array) if kind == ir.DataType.FLOAT16 else array.astype(kind.numpy())
+    # The lowest number of float32, which masks have, is beyond bfloat16; with minus infinity in its
+    # place, a row that is masked as a whole would be NaN.
+    largest = _LARGEST[kind]
+    clipped = np.clip(array, -largest, largest)
+    return np.where(np.isfinite(array), clipped, array).astype(kind.numpy())
 
 
 def _expect_in_range(model: ir.Model, config: HalfPrecisionConfig, file: str) -> None:
     if config.dtype != "float16":
         return
-    top = float(np.finfo(np.float16).max)
+    top = _LARGEST[ir.DataType.FLOAT16]
     excluded = set(config.nodes_to_exclude)
     large = []
     for name, value in model.graph.initializers.items():
         tensor = constants.constant(value)
         if tensor is None or tensor.dtype != ir.DataType.FLOAT or tensor.size < _SMALL:
             continue
-        array = tensor.numpy()
-        highest = float(np.max(np.abs(array), initial=0.0, where=np.isfinite(array)))
+        sizes = np.abs(tensor.numpy())
         # The lowest number of float32 masks what it is added to; that of float16 does that too.
-        if top < highest < 1e30 and any(use.node.name not in excluded for use in value.uses()):
+        highest = float(np.max(sizes, initial=0.0, where=sizes < 1e30))
+        if highest > top and any(use.node.name not in excluded for use in value.uses()):
             large.append(f"{name} ({highest:.3g})")
     if large:
         raise InputError(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortrain.deploy.model_folder import ModelFolder, published
+from ortrain.deploy.model_folder import ModelFolder, expect_suffix, published
 from ortrain.deploy.quantization import calibration_dataset
 from ortrain.deploy.quantization.calibration import Calibration, as_pairs
 from ortrain.deploy.quantization.calibration_config import CalibrationConfig
@@ -235,7 +235,7 @@ class ORTQuantizer:
         """
         config = self._checked(quantization_config, calibration_tensors_range, on_fail)
         expect_path("save_dir", save_dir)
-        expect("file_suffix", file_suffix, (str, NONE), "a text or None")
+        expect_suffix(file_suffix)
         expect_flag("use_external_data_format", use_external_data_format)
         expect("preprocessor", preprocessor, (QuantizationPreprocessor, NONE), "a preprocessor")
         expect_whole("max_excluded", max_excluded, NONE)

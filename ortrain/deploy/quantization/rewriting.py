@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,9 +15,17 @@ import onnx_ir as ir
 from onnxruntime.quantization.calibrate import CalibrationMethod, TensorData, TensorsData
 from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
-from onnxruntime.quantization.quant_utils import add_infer_metadata
+from onnxruntime.quantization.quant_utils import add_infer_metadata, find_by_name
 
-from ortrain.deploy.quantization import constants, fused, graph_nodes, preparation, tied
+from ortrain.deploy.quantization import (
+    constants,
+    fused,
+    graph_nodes,
+    names,
+    preparation,
+    tied,
+    widening,
+)
 from ortrain.deploy.quantization.configuration import (
     QuantFormat,
     QuantizationConfig,
@@ -26,8 +35,8 @@ from ortrain.errors import InputError, OrtrainWarning, listing
 
 Ranges = Mapping[str, tuple[float, float]]
 
-# The oldest opset that has scales by channel.
-OLDEST = 13
+# The oldest opset with quantized operators, and the oldest that has pairs with scales by channel.
+OLDEST, BY_CHANNEL = 11, 13
 # Weights of other nodes above this many bytes do not enter the quantizer at all.
 _LEFT_OUT = 1 << 20
 
@@ -52,13 +61,19 @@ def quantized(
         ValueError: a node that is named is not there.
     """
     graph_nodes.expect_float(model, file)
+    config = _of_opset(config, graph_nodes.opset(model), file)
     excluded = ready(model, config, file)
     preparation.infer(model)
     # What follows from constants alone is no activation: a weight that stays, transposed, stays.
     apart = {*config.nodes_to_exclude, *constants.constants(model)}
     wanted = _wanted(config, apart | set(excluded))
-    shared = {} if config.is_static else tied.tables(model, wanted)
+    may_share = not config.is_static and graph_nodes.opset(model) >= BY_CHANNEL
+    shared = tied.tables(model, wanted) if may_share else {}
     apart |= shared.keys()
+    alone: dict[str, str] = {}
+    if config.is_static:
+        alone = _of_one_number(model)
+        excluded |= _of_other_types(model) | alone
     wanted = _wanted(config, apart | set(excluded))
     if ranges is not None:
         excluded |= _without_range(model, ranges, wanted)
@@ -70,20 +85,36 @@ def quantized(
             "not excluded",
             help="name other operators or nodes, or leave these lists out",
         )
+    if config.is_static and config.format == QuantFormat.QOperator:
+        _step_between(model)
     left_out: dict[str, ir.TensorProtocol] = {}
     proto = _proto(model, wanted, left_out)
-    names = [node.name or "" for node in graph_nodes.nodes(model) if wanted(node)]
+    chosen = [node.name or "" for node in graph_nodes.nodes(model) if wanted(node)]
     excluded_names = sorted({*apart, *excluded})
     with _quiet():
-        result = _rewrite(proto, config, ranges, names, excluded_names)
+        result = _rewrite(proto, config, ranges, chosen, excluded_names, _by_tensor(model))
     made = ir.from_proto(result)
     for name, tensor in left_out.items():
         if name in made.graph.initializers:
             made.graph.initializers[name].const_value = tensor
     tied.share(made, shared)
+    _keep_apart(made, alone)
     made.producer_name, made.producer_version = "ortrain", None
     _report_left(made, config, excluded, file)
     return made, excluded
+
+
+def _of_opset(config: QuantizationConfig, opset: int, file: str) -> QuantizationConfig:
+    """The configuration as an opset has it: before 13, pairs have one scale for a weight."""
+    if not config.is_static or not config.per_channel or opset >= BY_CHANNEL:
+        return config
+    warnings.warn(
+        f"{file} is of opset {opset}: each weight gets one scale, as scales by channel need opset "
+        f"{BY_CHANNEL}",
+        OrtrainWarning,
+        stacklevel=2,
+    )
+    return dataclasses.replace(config, per_channel=False)
 
 
 def ready(model: ir.Model, config: QuantizationConfig, file: str) -> dict[str, str]:
@@ -96,27 +127,27 @@ def ready(model: ir.Model, config: QuantizationConfig, file: str) -> dict[str, s
         InputError: its opset is too old, or its sub-graphs cannot be quantized.
         ValueError: a node that is named is not there.
     """
-    opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
+    opset = graph_nodes.opset(model)
     if opset < OLDEST:
         raise InputError(
             f"{file} is of opset {opset}",
-            because=f"scales by channel need opset {OLDEST}",
+            because=f"quantized operators need opset {OLDEST}",
             help="export the model with a newer opset, or convert it with onnx.version_converter",
         )
     # Names of nodes that have none are given first, so that a configuration may have them.
     preparation.prepare(model, gemm=False, wanted=lambda node: False)
     for argument in ("nodes_to_quantize", "nodes_to_exclude"):
         graph_nodes.expect_known(model, getattr(config, argument), argument)
-    fused.take_apart(
-        model,
-        _wanted(config, set(config.nodes_to_exclude), gemm=True),
-        dynamic=not config.is_static,
-    )
+    wanted = _wanted(config, set(config.nodes_to_exclude), gemm=True)
+    constants.fold(model, wanted)  # casts of weights, too
+    widening.widen(model, wanted, frozenset())
+    fused.take_apart(model, wanted, dynamic=not config.is_static)
     excluded = _unquantizable(model, config)
     preparation.prepare(
         model,
         gemm=not config.is_static,
         wanted=_wanted(config, set(config.nodes_to_exclude) | set(excluded), gemm=True),
+        plain=config.is_static,
     )
     if config.is_static:
         _expect_flat(model, config, file)
@@ -159,7 +190,101 @@ def _unquantizable(model: ir.Model, config: QuantizationConfig) -> dict[str, str
             and constants.weight(node) is None
         ):
             found[name] = "its weight is no constant"
+        elif node.op_type == "LSTM" and not config.weights_symmetric:
+            found[name] = "its quantized form has symmetric weights alone"
+        elif (tensor := constants.weight(node)) is not None and not tensor.size:
+            found[name] = "its weight has no numbers"
     return found
+
+
+def _of_other_types(model: ir.Model) -> dict[str, str]:
+    """Nodes at numbers of 16 or 64 bits, whose scales are of float32."""
+    others = constants.FLOATS - {ir.DataType.FLOAT}
+    return {
+        node.name or "": f"its numbers are {kinds.pop().name}"
+        for node in model.graph
+        if (kinds := {v.dtype for v in (*node.inputs, *node.outputs) if v is not None and v.dtype})
+        and (kinds := kinds & others)
+    }
+
+
+def _of_one_number(model: ir.Model) -> dict[str, str]:
+    """Each ``Softmax`` over an axis that may have one element.
+
+    Its quantized kernel gives 0 there where it should give 1 (onnxruntime 1.31.1): a decoder's
+    first token then attended to nothing.
+    """
+    found = {}
+    for node in graph_nodes.nodes(model):
+        if not graph_nodes.standard(node, "Softmax"):
+            continue
+        shape = node.inputs[0].shape if node.inputs[0] is not None else None
+        axis = graph_nodes.attribute(node, "axis", -1 if graph_nodes.opset(model) >= 13 else 1)
+        size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
+        if not isinstance(size, int) or size < 2:
+            found[node.name or ""] = "its axis may have one element"
+    return found
+
+
+def _keep_apart(model: ir.Model, names: Collection[str]) -> None:
+    """Keeps each ``Softmax`` from being joined with the pairs around it when a session loads it.
+
+    What it gives is at most 1; a session removes an ``Identity``, and no ``Min``.
+    """
+    for node in list(graph_nodes.nodes(model)):
+        if node.name not in names or node.graph is None:
+            continue
+        value = node.outputs[0]
+        readers = [use for use in value.uses() if use.node.op_type == "QuantizeLinear"]
+        before = node.inputs[0].producer() if node.inputs[0] is not None else None
+        if not readers or before is None or before.op_type != "DequantizeLinear":
+            continue
+        one = constants.initializer(model, "one", np.asarray(1, np.float32))
+        same = ir.node("Min", [value, one], name=f"{node.name}_apart")
+        same.outputs[0].type, same.outputs[0].shape = value.type, value.shape
+        node.graph.insert_after(node, same)
+        for use in readers:
+            use.node.replace_input_with(use.idx, same.outputs[0])
+
+
+def _step_between(model: ir.Model) -> None:
+    """Puts an ``Identity`` before readers for which onnxruntime's quantizer leaves nothing to read.
+
+    Where values are quantized operators' results, it writes no floating point for bodies that
+    reach out for it, nor for a ``Where``. A session removes the ``Identity``.
+    """
+    inner = {id(node) for node in graph_nodes.nodes(model) if node.graph is not model.graph}
+    for node in list(model.graph):
+        for value in node.outputs:
+            apart = [
+                use
+                for use in value.uses()
+                if id(use.node) in inner or graph_nodes.standard(use.node, "Where")
+            ]
+            if not apart or (value.type is not None and value.dtype not in constants.FLOATS):
+                continue
+            same = ir.node("Identity", [value], name=f"{value.name}_apart")
+            made = same.outputs[0]
+            made.name = names.unused(model, f"{value.name}_apart")
+            made.type, made.shape = value.type, value.shape
+            model.graph.insert_after(node, same)
+            for use in apart:
+                use.node.replace_input_with(use.idx, made)
+
+
+def _by_tensor(model: ir.Model) -> frozenset[str]:
+    """Weights that have one scale: those of a MatMul that are no matrices, or its first factor.
+
+    Kernels have a scale for each column of a matrix that is multiplied with, and nothing else.
+    """
+    found = set()
+    for name, value in model.graph.initializers.items():
+        for use in value.uses():
+            if not graph_nodes.standard(use.node, "MatMul"):
+                continue
+            if use.idx == 0 or value.shape is None or len(value.shape) != 2:
+                found.add(name)
+    return frozenset(found)
 
 
 def _expect_flat(model: ir.Model, config: QuantizationConfig, file: str) -> None:
@@ -189,7 +314,7 @@ def _without_range(model: ir.Model, ranges: Ranges, wanted: constants.Wanted) ->
                 continue
             if value.type is not None and value.type.dtype not in constants.FLOATS:
                 continue
-            if value.name not in ranges and value.type is not None:
+            if value.name not in ranges:
                 found[node.name or ""] = f"calibration has no range of {value.name}"
     return found
 
@@ -226,8 +351,9 @@ def _rewrite(
     proto: onnx.ModelProto,
     config: QuantizationConfig,
     ranges: Ranges | None,
-    names: list[str],
+    chosen: list[str],
     excluded: list[str],
+    by_tensor: frozenset[str],
 ) -> onnx.ModelProto:
     operators = list(config.operators_to_quantize)
     if "Gemm" in operators and not config.is_static:
@@ -244,14 +370,14 @@ def _rewrite(
     }
     given = tensors_data(ranges) if ranges is not None else None
     if config.is_static and config.format == QuantFormat.QDQ:
-        quantizer = QDQQuantizer(
+        quantizer = _Pairs(
             proto,
             config.per_channel,
             config.reduce_range,
             config.weights_dtype,
             config.activations_dtype,
             given,
-            names,
+            chosen,
             excluded,
             operators,
             options,
@@ -259,7 +385,7 @@ def _rewrite(
     else:
         # Made as a static one, or it writes the whole model to a temporary folder and copies it
         # twice, which models of more than 2 GiB do not survive.
-        quantizer = ONNXQuantizer(
+        quantizer = _Operators(
             proto,
             config.per_channel,
             config.reduce_range,
@@ -268,14 +394,52 @@ def _rewrite(
             config.weights_dtype,
             config.activations_dtype,
             given,
-            names,
+            chosen,
             excluded,
             operators,
             options,
         )
         quantizer.static = config.is_static
+    quantizer.by_tensor = by_tensor
     quantizer.quantize_model()
     return quantizer.model.model
+
+
+class _Pairs(QDQQuantizer):  # type: ignore[misc]
+    """Writes pairs, some weights with one scale."""
+
+    by_tensor: frozenset[str] = frozenset()
+
+    def is_tensor_per_channel(
+        self, tensor_name: str, default_axis: int, op_type: str | None = None
+    ) -> tuple[bool, int | None]:
+        if tensor_name in self.by_tensor:
+            return False, None
+        found: tuple[bool, int | None] = super().is_tensor_per_channel(
+            tensor_name, default_axis, op_type
+        )
+        return found
+
+
+class _Operators(ONNXQuantizer):  # type: ignore[misc]
+    """Writes quantized operators, some weights with one scale."""
+
+    by_tensor: frozenset[str] = frozenset()
+
+    def quantize_weight_per_channel(
+        self,
+        weight_name: str,
+        weight_qType: Any,  # noqa: N803
+        channel_axis: int,
+        reduce_range: bool = True,
+        keep_float_weight: bool = False,
+    ) -> Any:
+        if weight_name in self.by_tensor:
+            held = find_by_name(weight_name, self.model.initializer())
+            return self.quantize_initializer(held, weight_qType, reduce_range, keep_float_weight)
+        return super().quantize_weight_per_channel(
+            weight_name, weight_qType, channel_axis, reduce_range, keep_float_weight
+        )
 
 
 def tensors_data(ranges: Ranges) -> TensorsData:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ortrain.deploy.quantization import constants, fused, graph_nodes, preparation, tied
-from ortrain.errors import InputError, listing
+from ortrain.deploy.quantization import constants, fused, graph_nodes, preparation, tied, widening
+from ortrain.errors import InputError, OrtrainWarning, listing
 from ortrain.kinds import NONE, expect, expect_flag, expect_names, expect_whole
 
 OPERATORS = ("MatMul", "Gather")
@@ -104,19 +105,32 @@ def in_blocks(model: ir.Model, config: WeightOnlyConfig, file: str) -> ir.Model:
             return False
         return not chosen or node.name in chosen
 
+    constants.fold(model, wanted)
+    widening.widen(model, wanted, frozenset({ir.DataType.FLOAT16}))
     fused.take_apart(model, wanted, dynamic=False)
     preparation.prepare(model, gemm=True, wanted=wanted)
     writer = _Blocks(model, config, tied.tables(model, wanted))
-    count = 0
+    count, left = 0, list[str]()
     for node in list(graph_nodes.nodes(model)):
-        if wanted(node):
-            count += writer.table(node) if node.op_type == "Gather" else writer.product(node)
+        if not wanted(node):
+            continue
+        done = writer.table(node) if node.op_type == "Gather" else writer.product(node)
+        count += done
+        if not done and constants.weight(node) is not None:
+            left.append(node.name or "")
     if not count:
         raise InputError(
             f"nothing of {file} would be quantized",
             because="all products with a constant matrix and all embeddings are excluded, or there "
             "are none",
             help="name other nodes, or leave the lists out",
+        )
+    if left:
+        warnings.warn(
+            f"{file}: {len(left)} nodes were to be quantized and stay as they were: "
+            f"{listing(left, 3)}; only matrices are kept in blocks",
+            OrtrainWarning,
+            stacklevel=2,
         )
     model.opset_imports.setdefault(graph_nodes.MICROSOFT, 1)
     preparation.remove_unused(model)
@@ -139,6 +153,8 @@ class _Blocks:
         """``MatMul`` with a constant matrix → ``MatMulNBits``."""
         tensor = constants.weight(node)
         if tensor is None or len(tensor.shape) != 2 or not graph_nodes.standard(node, "MatMul"):
+            return False
+        if not tensor.size:
             return False
         if tensor.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
             return False
@@ -167,7 +183,7 @@ class _Blocks:
         """``Gather`` of rows of a constant table → ``GatherBlockQuantized``."""
         value = node.inputs[0]
         tensor = constants.constant(value)
-        if value is None or tensor is None or len(tensor.shape) != 2:
+        if value is None or tensor is None or len(tensor.shape) != 2 or not tensor.size:
             return False
         if tensor.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
             return False

@@ -247,6 +247,21 @@ def test_nan_in_a_prediction_does_not_pass_any_budget(tmp_path: Path) -> None:
     assert not report.passed
 
 
+def test_two_models_that_give_nothing_but_nan_are_not_equivalent(tmp_path: Path) -> None:
+    broken = classifiers.graph("classification", bias=[np.nan] * 3)
+    with pytest.raises(InputError, match="nothing but NaN"):
+        compared(tmp_path, broken, golden(), Budgets(min_agreement=1.0), before=broken)
+
+
+def test_what_is_nan_in_both_models_is_counted_and_not_compared(tmp_path: Path) -> None:
+    broken = classifiers.graph("classification", bias=[0, np.nan, 0])
+    report = compared(tmp_path, broken, golden(), before=broken)
+    found = report.outputs["logits"]
+    assert f"{found.elements // 2} elements of logits are NaN in both models" in "".join(
+        report.notes
+    )
+
+
 # --- what is refused ----------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
 import pytest
 
 from ortrain.deploy.optimization.half import floats_left, to_half
@@ -49,6 +50,37 @@ def test_a_number_that_casts_to_float_is_half_a_float() -> None:
     after = half(before)
     assert not list(floats_left(after))
     assert_near(before, after, {"x": np.arange(16)[None]})
+
+
+def test_a_factor_of_which_float16_has_few_digits_stays_float32() -> None:
+    body = "p = MatMul(x, w) q = Mul(p, c) y = Mul(q, d)"
+    before = graph(SIGNATURE, body, "float[16,16] w, float c = {1e-7}, float d = {30000}")
+    after = half(before)
+    assert list(floats_left(after)) == ["c"]
+    feeds = {"x": draw(2, 3, 16)}
+    for a, b in zip(answers(before, feeds), answers(after, feeds), strict=True):
+        assert np.abs(b - a).max() < 4e-3 * np.abs(a).max()  # it was 0.19
+
+
+@pytest.mark.parametrize("perm", ["[1,0,2]", "[1,2,0]", "[2,0,1]", "[0,2,1]"])
+def test_a_product_behind_a_transpose_of_the_batch_is_loaded(perm: str) -> None:
+    """A session of float16 ended the process."""
+    signature = "(float[16,16,16] x) => (float[16,16,16] y)"
+    before = graph(signature, f"t = Transpose<perm={perm}>(x) y = MatMul(t, w)", "float[16,16] w")
+    after = half(before)
+    assert not list(floats_left(after))
+    assert_near(before, after, {"x": draw(16, 16, 16)})
+    content = ir.to_proto(after).SerializeToString()  # with all of its rewrites:
+    assert onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+
+
+def test_sequences_stay_float32() -> None:
+    body = """p = MatMul(x, w) s = SplitToSequence<axis=2>(p, n) i = Identity(s)
+        q = ConcatFromSequence<axis=2>(i) y = MatMul(q, w)"""
+    before = graph(SIGNATURE, body, "float[16,16] w, int64 n = {8}")
+    after = half(before)
+    assert not list(floats_left(after))
+    assert_near(before, after, {"x": draw(2, 3, 16)})
 
 
 def test_angles_stay_float32() -> None:

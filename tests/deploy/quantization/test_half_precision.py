@@ -88,19 +88,25 @@ def test_outputs_are_float16_where_float32_made_them(tmp_path: Path) -> None:
     assert found.reshape(-1).tolist() == [144.0]
 
 
-def test_a_row_that_is_masked_as_a_whole_is_no_nan(tmp_path: Path) -> None:
-    mask = np.full((8, 8), np.finfo(np.float32).min, np.float32)
+def masked(folder: Path, mask: np.ndarray) -> Path:
     nodes = [
-        helper.make_node("Add", ["x", "mask"], ["scores"]),
+        helper.make_node("MatMul", ["x", "w"], ["p"]),
+        helper.make_node("Add", ["p", "mask"], ["scores"]),
         helper.make_node("Softmax", ["scores"], ["y"]),
     ]
-    saved(
-        tmp_path / "a", nodes, {"x": (TensorProto.FLOAT, [8, 8])}, {"y": TensorProto.FLOAT},
-        {"mask": mask},
-    )  # fmt: skip
-    after = converted(tmp_path / "a", tmp_path / "b")
-    found = answers(after, {"x": generator().standard_normal((8, 8), dtype=np.float32)})[0]
-    assert np.isfinite(found).all()
+    inputs = {"x": (TensorProto.FLOAT, [8, 8])}
+    weights = {"mask": mask, "w": generator().standard_normal((8, 8), dtype=np.float32)}
+    return saved(folder, nodes, inputs, {"y": TensorProto.FLOAT}, weights)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_scores_do_not_count_in_a_row_that_is_masked_as_a_whole(tmp_path: Path, dtype: str) -> None:
+    mask = np.full((8, 8), np.finfo(np.float32).min, np.float32)
+    before = masked(tmp_path / "a", mask)
+    after = converted(tmp_path / "a", tmp_path / "b", dtype=dtype)
+    feeds = {"x": 9 * generator(1).standard_normal((8, 8), dtype=np.float32)}
+    assert np.array_equal(answers(before, feeds)[0], answers(after, feeds)[0])
+    assert (answers(after, feeds)[0] == np.float32(0.125)).all()
 
 
 def test_a_weight_that_does_not_fit_is_named(tmp_path: Path) -> None:
@@ -119,12 +125,7 @@ def test_a_weight_that_does_not_fit_is_named(tmp_path: Path) -> None:
 def test_masks_of_infinities_stay_masks(tmp_path: Path) -> None:
     mask = np.zeros((8, 8), np.float32)
     mask[:, 4:] = np.finfo(np.float32).min
-    nodes = [
-        helper.make_node("Add", ["x", "mask"], ["scores"]),
-        helper.make_node("Softmax", ["scores"], ["y"]),
-    ]
-    inputs = {"x": (TensorProto.FLOAT, [8, 8])}
-    saved(tmp_path / "a", nodes, inputs, {"y": TensorProto.FLOAT}, {"mask": mask})
+    masked(tmp_path / "a", mask)
     after = converted(tmp_path / "a", tmp_path / "b")
     found = answers(after, {"x": generator().standard_normal((8, 8), dtype=np.float32)})[0]
     assert np.isfinite(found).all()

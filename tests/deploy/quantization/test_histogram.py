@@ -88,6 +88,19 @@ def test_entropy_keeps_the_range_of_what_is_spread_evenly() -> None:
     assert low == pytest.approx(-1, abs=0.02)
 
 
+@pytest.mark.parametrize("zeros", [10, 90_000, 10_000_000])
+def test_zeros_which_any_range_has_do_not_narrow_it(zeros: int) -> None:
+    array = np.abs(values(count=30_000))
+    low, high = counted(np.concatenate([array, np.zeros(zeros, np.float32)])).entropy(128, 2048)
+    assert (low, high) == (0.0, counted(array).entropy(128, 2048)[1])
+    assert high > 20
+
+
+def test_of_few_values_entropy_is_their_range() -> None:
+    array = np.float32([0.0] * 900 + [0.1] * 100 + [1.0] * 20)
+    assert counted(array).entropy(128, 2048) == (0.0, 1.0)
+
+
 def test_entropy_of_shards_is_that_of_all() -> None:
     array = values()
     merged = counted(array[:3000])
