@@ -1,9 +1,9 @@
-"""Writes the figures of `results/` into both READMEs, between their two `measured` marks.
+"""Writes the figures of `results/` into their pages, between the two `measured` marks.
 
     python benchmarks/readme.py
 
 The tables have a column for each processor: one table in the project's README, and in that of
-`benchmarks/` one for each workload, with all contestants.
+`benchmarks/` one for each workload, with all contestants. Those of deployed files are in `docs/`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import deployed
 from first_step import middle
 from measurement import RESULTS
 
@@ -20,6 +21,9 @@ from examples import gain
 
 HERE = Path(__file__).parent
 README, PAGE = HERE.parent / "README.md", HERE / "README.md"
+QUANTIZATION, FUSIONS = (
+    HERE.parent / "docs" / f"{name}.md" for name in ("quantization", "fusions")
+)
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 STEPS = {
     "fp32": {
@@ -42,7 +46,7 @@ Cell = Callable[[Found], str]
 
 def main() -> None:
     results = load()
-    for path, render in ((README, overview), (PAGE, contestants)):
+    for path, render in PAGES:
         path.write_text(replaced(path.read_text(), render(results)))
 
 
@@ -375,6 +379,14 @@ def machine(name: str, found: Found) -> str:
 def ms(row: Found) -> str:
     value = row["median_ms"]
     return f"{value:.0f}" if value >= 10 else f"{value:.3f}"
+
+
+PAGES: tuple[tuple[Path, Callable[[Mapping[str, Found]], str]], ...] = (
+    (README, overview),
+    (PAGE, contestants),
+    (QUANTIZATION, deployed.quantized),
+    (FUSIONS, deployed.optimized),
+)
 
 
 if __name__ == "__main__":

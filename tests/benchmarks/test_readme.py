@@ -1,4 +1,4 @@
-"""The READMEs say what the files of results hold."""
+"""The pages say what the files of results hold."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import deployed
 import pytest
 import readme
 
@@ -20,8 +21,8 @@ MACHINE = {
 
 @pytest.mark.parametrize(
     ("path", "render"),
-    [(readme.README, readme.overview), (readme.PAGE, readme.contestants)],
-    ids=["the project's", "the benchmarks'"],
+    readme.PAGES,
+    ids=["the project's", "the benchmarks'", "of quantization", "of fusions"],
 )
 def test_the_page_agrees_with_the_files(path: Path, render: Any) -> None:
     text = path.read_text()
@@ -105,3 +106,43 @@ def test_every_benchmark_of_the_page_can_be_rendered(tmp_path: Path) -> None:
         assert f"| {cell} |" in overview
     assert "| `aten` | 5.000 ms, 2.00x; 1.10 of one length's; first pass 9 s, 1 captures |" in page
     assert "| `aten-bf16` | 1.0e-03, smoothed 1.0e-04; 0.500 |" in page
+
+
+def timed(ms: float, ratio: float) -> dict[str, float]:
+    return {"median_ms": ms, "ratio": ratio, "ratio_eager": ratio / 2}
+
+
+def answers(kernels: dict[str, int], **times: Any) -> dict[str, Any]:
+    sizes = {name.replace("_x_", " x ").strip("_"): value for name, value in times.items()}
+    told = {"bytes": 2_000_000, "size": 1.0, "agreement": 0.5, "accuracy": 0.25}
+    return {**told, "kernels": kernels, **sizes}
+
+
+def test_quantized_files_have_a_row_and_presets_of_one_file_share_it(tmp_path: Path) -> None:
+    rows = {
+        "float32": answers({"MatMul": 2}, _1_x_32=timed(4, 1)),
+        "eager-bf16-weights": answers({}, _1_x_32=timed(6, 1.5)),
+        "eager-bf16-autocast": answers({}, _1_x_32=timed(5, 1.25)),
+        "torchao-int8": {"skipped": "torchao is not installed"},
+        "dynamic-auto": answers({"DequantizeLinear": 3, "QGemm": 2}, _1_x_32=timed(2, 0.5)),
+        "dynamic-x": {"same_file_as": "dynamic-auto"},
+    }
+    write(tmp_path, "amd-zen5", "quantization", **{"1 threads": rows})
+    text = deployed.quantized(readme.load(tmp_path))
+    assert [line for line in text.splitlines() if line.startswith("|")] == [
+        "| `amd-zen5`, 1 thread | size | stays | right | 1 x 32 | products run as |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| `float32` | 2.0 MB | 50.0% | 25.0% | 4.0 ms, 1.00x, 2.00x | 2 MatMul |",
+        "| `eager-bf16` (autocast) | 2.0 MB | 50.0% | 25.0% | 5.0 ms, 0.80x, 1.60x | – |",
+        "| `torchao-int8` | skipped: torchao is not installed |  |  |  |  |",
+        "| `dynamic-auto`, `dynamic-x` | 2.0 MB | 50.0% | 25.0% | 2.0 ms, 2.00x, 4.00x | 2 QGemm |",
+    ]
+
+
+def test_optimized_files_are_compared_with_the_exported_and_with_eager(tmp_path: Path) -> None:
+    rows = {"as exported": {"8 x 128": timed(4, 1)}, "O2": {"8 x 128": timed(2, 0.5)}}
+    write(tmp_path, "amd-zen5", "fusions", **{"2 threads": rows})
+    text = deployed.optimized(readme.load(tmp_path))
+    assert "| MiniLM classifier in onnxruntime, `amd-zen5`, 2 threads | 8 x 128 |" in text
+    assert text.endswith("| `O2` | 2.0 ms, 2.00x, 4.00x |\n")
+    assert deployed.optimized({}) == ""

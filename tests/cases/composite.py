@@ -89,17 +89,61 @@ def fake_quantize(x, scale, zero, low, high):
     )
 
 
-def fake(note, inputs, low, high):
+class Learnt(torch.autograd.Function):
+    """The same with a range that is learnt.
+
+    PyTorch has it in float32 alone. There its slope at each number is exact, by a gradient of one
+    at that number; they are multiplied and summed in the case's own precision.
+    """
+
+    @staticmethod
+    def forward(ctx, x, scale, zero, low, high):
+        ctx.save_for_backward(x, scale, zero)
+        ctx.ends = low, high
+        return Learnt.single(x, scale, zero, low, high).to(x.dtype)
+
+    @staticmethod
+    def single(x, scale, zero, low, high):
+        given = [value.float() for value in (x, scale.flatten(), zero.flatten())]
+        if scale.numel() == 1:
+            return torch._fake_quantize_learnable_per_tensor_affine(*given, low, high, 1.0)
+        return torch._fake_quantize_learnable_per_channel_affine(*given, 1, low, high, 1.0)
+
+    @staticmethod
+    def backward(ctx, dy):
+        held = [value.detach().float().requires_grad_() for value in ctx.saved_tensors]
+        totals = [torch.zeros_like(value) for value in ctx.saved_tensors]
+        for one, size in zip(torch.eye(dy.numel()), dy.flatten(), strict=True):
+            with torch.enable_grad():
+                y = Learnt.single(*held, *ctx.ends)
+            slopes = torch.autograd.grad(y, held, one.reshape(dy.shape))
+            for total, slope in zip(totals, slopes, strict=True):
+                total += slope.to(total.dtype) * size
+        return *totals, None, None
+
+
+def learnt(x, scale, zero, low, high):
+    return Learnt.apply(x, scale, zero, low, high)
+
+
+def fake(note, inputs, low, high, wrt=("x",), torch=fake_quantize):
     return OpCase(
         "ortrain::FakeQuantize", {"x": normal(5, 3, scale=4.0), **inputs},
-        {"low": low, "high": high}, wrt=("x",), torch=fake_quantize, estimate=True, note=note,
+        {"low": low, "high": high}, wrt=wrt, torch=torch, estimate=True, note=note,
     )  # fmt: skip
+
+
+def learnt_fake(note, inputs, low, high):
+    return fake(f"learnt-{note}", inputs, low, high, ("x", "scale", "zero"), learnt)
 
 
 CASES = [
     fake("signed", {"scale": np.array(0.0625), "zero": np.array(0.0)}, -64, 64),
     fake("unsigned", {"scale": np.array(0.03125), "zero": np.array(100.0)}, 0, 255),
     fake("channels", {"scale": STEPS, "zero": np.array([[0.0, 3.0, -2.0]])}, -8, 7),
+    learnt_fake("signed", {"scale": np.array(0.0625), "zero": np.array(0.0)}, -64, 64),
+    learnt_fake("unsigned", {"scale": np.array(0.015625), "zero": np.array(100.0)}, 0, 255),
+    learnt_fake("channels", {"scale": STEPS, "zero": np.array([[0.0, 3.0, -2.0]])}, -8, 7),
     attend_standard("plain", {}),
     attend_standard("scale", {}, scale=0.25),
     attend_standard("causal", {}, is_causal=1),

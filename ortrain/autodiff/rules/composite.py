@@ -65,16 +65,26 @@ def grouped_matmul(g, input, weight, ends):
     return dx, dw, None
 
 
-@gradient("ortrain::FakeQuantize")
+@gradient("ortrain::FakeQuantize", broadcast=True)
 def fake_quantize(g, x, scale, zero, *, low, high):
-    """dx = dy where the integer is in its range, 0 outside: straight through the rounding
+    """dx = dy in the range, 0 outside; dscale = dy (integer - zero - x / scale in it)
 
-    An estimate, the derivative being 0: Bengio et al. 2013 (arXiv:1308.3432). The range follows
-    from data, and is not learnt.
+    There dzero is 0, and -dy scale outside: straight through the rounding, and for the ends of the
+    range what is cut off there.
+
+    An estimate, the derivative being 0: Bengio et al. 2013 (arXiv:1308.3432); of the scale Esser et
+    al. 2020 (arXiv:1902.08153), of the zero Bhalgat et al. 2020 (arXiv:2004.09576).
     """
     op = g.op
     integer = whole(op, x, scale, zero)
-    return g.dy_where(op.And(op.GreaterOrEqual(integer, low), op.LessOrEqual(integer, high)))
+    inside = op.And(op.GreaterOrEqual(integer, low), op.LessOrEqual(integer, high))
+    d_scale = d_zero = None
+    if g.needs(1):
+        held = op.Clip(integer, low, high) - zero
+        d_scale = g.dy * (held - op.Where(inside, x / scale, 0.0))
+    if g.needs(2):
+        d_zero = op.Where(inside, 0.0, -(g.dy * scale))
+    return g.dy_where(inside) if g.needs(0) else None, d_scale, d_zero
 
 
 @gradient("ortrain::Embedding")

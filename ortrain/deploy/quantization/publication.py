@@ -51,11 +51,12 @@ class Publication:
 
         Args:
             configs: file → its configuration.
-            tuned: whose weights are quantized instead of the source's.
+            tuned: whose weights are quantized instead of the source's, with its ranges.
         """
         weights = None if tuned is None else tuned.weights
+        ranges = None if tuned is None else tuned.ranges
         for file, each in configs.items():
-            model = self._rewrites.model(file, each, weights)
+            model = self._rewrites.model(file, each, weights, ranges)
             beside = True if self._beside else None
             save_model(model, self._folder / _named(file, self._suffix), external=beside)
 

@@ -82,7 +82,11 @@ class Rewrites:
         return each
 
     def model(
-        self, file: str, config: Config, weights: Mapping[str, np.ndarray] | None = None
+        self,
+        file: str,
+        config: Config,
+        weights: Mapping[str, np.ndarray] | None = None,
+        ranges: Ranges | None = None,
     ) -> ir.Model:
         """A file's model, quantized.
 
@@ -90,6 +94,7 @@ class Rewrites:
             file: its name.
             config: of this file.
             weights: initializer → what it is instead; None for the file's own.
+            ranges: activation → its range instead of the calibrated one.
 
         Raises:
             InputError: it cannot be quantized so.
@@ -111,7 +116,7 @@ class Rewrites:
         if self._several:
             prefix = f"{file}/"
             own = {n.removeprefix(prefix): r for n, r in own.items() if n.startswith(prefix)}
-        return quantized(model, config, own, file)[0]
+        return quantized(model, config, {**own, **(ranges or {})}, file)[0]
 
     def sensitivities(
         self, configs: Mapping[str, Config], batches: Batches, mode: str = "alone"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ortrain.deploy.quantization.tuning.ranges import Attached, LearntRanges, ends_of
 from ortrain.deploy.quantization.tuning.roundings import Rounding, Roundings
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
@@ -15,23 +16,25 @@ _TINY = float(np.finfo(np.float32).tiny)
 Steps = tuple[ir.Value, ir.Value]
 
 
-def insert(program: Program, found: Roundings) -> int:
+def insert(program: Program, found: Roundings, learnt: LearntRanges | None = None) -> int:
     """Rounds in a program what a quantized model rounds, in place.
 
     Args:
         program: a forward whose nodes have the names that the roundings go by.
         found: where, and how.
+        learnt: the ranges that are parameters; None for none.
 
     Returns:
         How many roundings there are now.
     """
     program.model.opset_imports.setdefault(DOMAIN, 1)
-    return _Insertion(program, found).run()
+    attached = Attached() if learnt is None else learnt.attach(program)
+    return _Insertion(program, found, attached).run()
 
 
 class _Insertion:
-    def __init__(self, program: Program, found: Roundings) -> None:
-        self._program, self._found = program, found
+    def __init__(self, program: Program, found: Roundings, learnt: Attached) -> None:
+        self._program, self._found, self._learnt = program, found, learnt
         self._made: dict[tuple[ir.Value, Rounding], ir.Value] = {}
         self._read: dict[ir.Value, tuple[ir.Value, Rounding]] = {}
 
@@ -64,13 +67,13 @@ class _Insertion:
             return value
         if (value, how) not in self._made:
             with Builder.before(node, opset=self._program.opset, prefix=_prefix(value)) as op:
-                self._made[value, how] = _fake(op, value, how, ranged)
+                self._made[value, how] = self._fake(op, value, how, ranged)
         return self._made[value, how]
 
     def _output(self, position: int, value: ir.Value, how: Rounding) -> None:
         graph, name = self._program.graph, value.name
         with Builder(graph, opset=self._program.opset, prefix=f"{name}_rounded") as op:
-            new = _fake(op, value, how, value)
+            new = self._fake(op, value, how, value)
         self._made[value, how] = new
         role = role_of(value)
         value.name, new.name = f"{name}_whole", name
@@ -79,21 +82,29 @@ class _Insertion:
             value.metadata_props.clear()
         graph.outputs[position] = new
 
+    def _fake(self, op: Builder, value: ir.Value, how: Rounding, ranged: ir.Value) -> ir.Value:
+        low, high = how.cut
+        if how.learnt is None:
+            scale, zero = _steps(op, how, ranged)
+        elif how.fixed is not None:
+            scale, zero = self._learnt.steps[how.learnt]
+        else:
+            scale, zero = _steps(op, how, ranged, self._learnt.shares[how.learnt])
+            low, high = ends_of(how)  # what lies beyond is cut off where it is quantized, too
+        result: ir.Value = op.node(
+            "FakeQuantize", [value, scale, zero], domain=DOMAIN, low=low, high=high
+        )
+        return result
+
 
 def _prefix(value: ir.Value) -> str:
     return f"{value.name}_rounded"
 
 
-def _fake(op: Builder, value: ir.Value, how: Rounding, ranged: ir.Value) -> ir.Value:
-    scale, zero = _steps(op, how, ranged)
-    result: ir.Value = op.node(
-        "FakeQuantize", [value, scale, zero], domain=DOMAIN, low=how.cut[0], high=how.cut[1]
-    )
-    return result
-
-
-def _steps(op: Builder, how: Rounding, ranged: ir.Value) -> Steps:
+def _steps(op: Builder, how: Rounding, ranged: ir.Value, share: ir.Value | None = None) -> Steps:
     """Scale and zero, as onnxruntime's quantizer computes them of the same numbers.
+
+    They are no function of these numbers to the gradient, as PyTorch has it, but of the share.
 
     Divided, not multiplied with an inverse: in symmetric unsigned integers the largest number of
     a channel lies between two of them, and the last bit of the scale decides.
@@ -104,13 +115,21 @@ def _steps(op: Builder, how: Rounding, ranged: ir.Value) -> Steps:
     levels = how.high - how.low
     if how.symmetric:
         middle = float(np.round((how.low + how.high) / 2))
-        largest = op.ReduceMax(op.Abs(ranged), axes, keepdims=int(axes is not None))
+        largest = _held(op, op.ReduceMax(op.Abs(ranged), axes, keepdims=int(axes is not None)))
+        if share is not None:
+            largest = largest * share
         return _positive(op, largest * 2.0 / float(levels)), op.constant(middle, ir.DataType.FLOAT)
     kept = int(axes is not None)
-    lowest = op.Min(op.ReduceMin(ranged, axes, keepdims=kept), 0.0)
-    highest = op.Max(op.ReduceMax(ranged, axes, keepdims=kept), 0.0)
+    lowest = op.Min(_held(op, op.ReduceMin(ranged, axes, keepdims=kept)), 0.0)
+    highest = op.Max(_held(op, op.ReduceMax(ranged, axes, keepdims=kept)), 0.0)
     scale = _positive(op, (highest - lowest) / float(levels))
     return scale, op.Round(float(how.low) - lowest / scale)
+
+
+def _held(op: Builder, value: ir.Value) -> ir.Value:
+    """A number that no gradient goes to."""
+    result: ir.Value = op.node("StopGradient", [value], domain=DOMAIN)
+    return result
 
 
 def _positive(op: Builder, scale: ir.Value) -> ir.Value:

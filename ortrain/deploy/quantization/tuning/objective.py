@@ -37,12 +37,14 @@ class Objective:
         outputs: of the model, that it is about.
         ranks: of these, where the graph does not say it.
         temperature: by which logits are divided in a divergence.
+        beside: how much the original's outputs count beside labels, 0 to 1.
     """
 
     kind: str
     outputs: tuple[str, ...]
     ranks: tuple[int, ...]
     temperature: float = 1.0
+    beside: float = 0.0
 
     @classmethod
     def of(
@@ -75,7 +77,8 @@ class Objective:
         if there and settings.loss != "distillation":
             assert names is not None
             kind = "cross entropy" if task in _CLASSES else "mean square of labels"
-            return cls(kind, names, _ranks(names, outputs))
+            beside = settings.distillation if settings.loss == "auto" else 0.0
+            return cls(kind, names, _ranks(names, outputs), settings.temperature, beside)
         if names is not None and task in _CHOICES:
             return cls("divergence", names, _ranks(names, outputs), settings.temperature)
         floating = tuple(
@@ -89,6 +92,20 @@ class Objective:
             )
         chosen = names or floating
         return cls("mean square", chosen, _ranks(chosen, outputs))
+
+    @property
+    def told(self) -> str:
+        """What is minimized, in words."""
+        if not self.beside:
+            return self.kind
+        return f"{1 - self.beside:g} {self.kind} + {self.beside:g} {self._original}"
+
+    @property
+    def _original(self) -> str:
+        """What the original's outputs are learnt by."""
+        if not self.of_labels:
+            return self.kind
+        return "divergence" if self.kind == "cross entropy" else "mean square"
 
     @property
     def of_labels(self) -> bool:
@@ -108,6 +125,14 @@ class Objective:
         if not self.of_labels:
             return {_input(name): outputs[name] for name in self.outputs}
         (name,) = self.outputs
+        found = self._of_labels(name, outputs, labels)
+        if self.beside:
+            found[_input(name, beside=True)] = outputs[name]
+        return found
+
+    def _of_labels(
+        self, name: str, outputs: Mapping[str, Array], labels: Array | None
+    ) -> dict[str, Array]:
         assert labels is not None
         if self.kind == "cross entropy":
             return {_input(name): _classes(labels, outputs[name].shape)}
@@ -154,26 +179,32 @@ class Objective:
         program.graph.outputs.append(set_role(total, Role.LOSS))
 
     def _loss(self, op: Builder, output: ir.Value, name: str, rank: int) -> Any:
-        graph = op.graph
-        assert graph is not None
         if output.shape is None:
             output.shape = ir.Shape([None] * rank)
+        loss = self._of(self.kind, op, output, _input(name))
+        if not self.beside:
+            return loss
+        original = self._of(self._original, op, output, _input(name, beside=True))
+        return op.Add(loss * (1 - self.beside), original * self.beside)
+
+    def _of(self, what: str, op: Builder, output: ir.Value, target_name: str) -> Any:
+        graph = op.graph
+        assert graph is not None
         dims = shapes.dims(output) or ()
         known = list(dims)
-        floating, whole = ir.DataType.FLOAT, ir.DataType.INT64
-        kind, shape = floating, known
-        if self.kind == "cross entropy":
-            kind, shape = whole, known[:-1]
-        target = ir.Value(name=_input(name), shape=ir.Shape(shape), type=ir.TensorType(kind))
+        kind, shape = ir.DataType.FLOAT, known
+        if what == "cross entropy":
+            kind, shape = ir.DataType.INT64, known[:-1]
+        target = ir.Value(name=target_name, shape=ir.Shape(shape), type=ir.TensorType(kind))
         graph.inputs.append(set_role(target, Role.USER_INPUT))
-        if self.kind == "cross entropy":
+        if what == "cross entropy":
             places = len(known) - 1
             if places > 1:  # classes come second in ONNX
                 output = op.Transpose(output, perm=[0, places, *range(1, places)])
             return op.SoftmaxCrossEntropyLoss(
                 output, target, None, reduction="mean", ignore_index=IGNORED
             )
-        if self.kind == "divergence":
+        if what == "divergence":
             wanted = op.LogSoftmax(target * (1 / self.temperature), axis=-1)
             said = op.LogSoftmax(output * (1 / self.temperature), axis=-1)
             each = op.ReduceSum(op.Exp(wanted) * (wanted - said), [-1], keepdims=0)
@@ -206,8 +237,8 @@ def _mean(op: Builder, each: ir.Value, dims: Sequence[shapes.Dim]) -> Any:
     return op.ReduceSum(each * weight, None, keepdims=0) / count
 
 
-def _input(output: str) -> str:
-    return f"wanted.{output}"
+def _input(output: str, *, beside: bool = False) -> str:
+    return f"wanted.{output}.original" if beside else f"wanted.{output}"
 
 
 def _classes(labels: Array, shape: Sequence[int]) -> Array:

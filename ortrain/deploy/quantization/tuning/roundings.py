@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,7 @@ class Rounding:
         axis: of a weight's channels, each with a range of its own; None for one range.
         fixed: scale and zero that are known beforehand; None where they follow from the smallest
             and the largest number of what is rounded, in every run.
+        learnt: the range that is trained, by the name of an activation or of an initializer.
     """
 
     low: int
@@ -52,6 +54,7 @@ class Rounding:
     symmetric: bool = False
     axis: int | None = None
     fixed: tuple[float, float] | None = None
+    learnt: str | None = None
 
 
 @dataclass
@@ -67,6 +70,20 @@ class Roundings:
     inputs: dict[tuple[str, int], Rounding] = field(default_factory=dict)
     rows: dict[str, Rounding] = field(default_factory=dict)
     outputs: dict[str, Rounding] = field(default_factory=dict)
+
+    def places(self) -> Iterator[tuple[tuple[str, int], Rounding]]:
+        """All of them; a table of rows as an input of its Gather, outputs at position -1."""
+        yield from self.inputs.items()
+        yield from (((name, 0), how) for name, how in self.rows.items())
+        yield from (((name, -1), how) for name, how in self.outputs.items())
+
+    def replaced(self, others: Mapping[tuple[str, int], Rounding]) -> Roundings:
+        """The same places, some with other roundings; by the names of :meth:`places`."""
+        return Roundings(
+            {place: others.get(place, how) for place, how in self.inputs.items()},
+            {name: others.get((name, 0), how) for name, how in self.rows.items()},
+            {name: others.get((name, -1), how) for name, how in self.outputs.items()},
+        )
 
 
 def roundings(
@@ -117,6 +134,58 @@ def roundings(
             if how is not None and not how.weight:
                 found.outputs[value.name or ""] = how
     return found
+
+
+def followed(
+    model: ir.Model, config: QuantizationConfig, ranges: Ranges | None, file: str
+) -> dict[tuple[str, int], str]:
+    """Which calibrated value's range decides at each place, found by other ranges of all of them.
+
+    Some decide at several places, as behind a Transpose; at some none does: behind a Softmax.
+
+    Args:
+        model: as of :func:`roundings`; is changed.
+        config: the same.
+        ranges: of activations, for static quantization.
+        file: its name, for errors.
+
+    Returns:
+        Place, as :meth:`Roundings.places` names it → name of the value.
+    """
+    if ranges is None or not config.is_static:
+        return {}
+    names = [*ranges]
+    # Each value has a width of its own, which its scale tells.
+    known = {name: (-float(index + 1), float(index + 1)) for index, name in enumerate(names)}
+    found = {}
+    for place, how in roundings(model, config, known, file).places():
+        if how.fixed is None:
+            continue
+        for levels in (how.high - how.low, how.high - how.low - 1):
+            width = how.fixed[0] * levels / 2
+            index = round(width) - 1
+            if abs(width - round(width)) < 1e-6 * width and 0 <= index < len(names):
+                found[place] = names[index]
+                break
+    return found
+
+
+def layout(value: ir.Value | None) -> tuple[ir.Value, tuple[int, ...] | None] | None:
+    """The float32 initializer that a value is another layout of, and the order of its axes there.
+
+    None in place of the order where axes are not only moved, and None where there is none.
+    """
+    root, order = _root(value), None
+    if root is None or root.shape is None:
+        return None
+    node = None if value is None else value.producer()
+    rank = len(root.shape)
+    if node is None:
+        order = tuple(range(rank))
+    elif node.op_type == "Transpose" and node.inputs[0] is root:
+        default = tuple(reversed(range(rank)))
+        order = tuple(graph_nodes.attribute(node, "perm", default))
+    return root, order
 
 
 def _of_pair(value: ir.Value | None, config: QuantizationConfig, own: bool) -> Rounding | None:

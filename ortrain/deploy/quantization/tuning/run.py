@@ -23,7 +23,8 @@ from ortrain.deploy.quantization.configuration import QuantizationConfig
 from ortrain.deploy.quantization.rewriting import Ranges
 from ortrain.deploy.quantization.tuning.insertion import insert
 from ortrain.deploy.quantization.tuning.objective import Objective
-from ortrain.deploy.quantization.tuning.roundings import roundings, trained
+from ortrain.deploy.quantization.tuning.ranges import PATTERN, LearntRanges
+from ortrain.deploy.quantization.tuning.roundings import followed, roundings, trained
 from ortrain.deploy.quantization.tuning.rows import Rows
 from ortrain.deploy.quantization.tuning.settings import FineTuning
 from ortrain.errors import GraphError, InputError, OrtrainWarning
@@ -31,7 +32,7 @@ from ortrain.ondevice import contract
 from ortrain.ondevice.making.artifacts import make
 from ortrain.ondevice.making.forward import Forward
 from ortrain.ondevice.making.onnx_source import from_onnx
-from ortrain.ondevice.making.optim import AdamW
+from ortrain.ondevice.making.optim import AdamW, Group
 from ortrain.ondevice.running.checkpoint import CheckpointState
 from ortrain.ondevice.running.session import default_options
 from ortrain.ondevice.running.train_step import TrainStep
@@ -50,6 +51,7 @@ class FineTuned:
 
     Attributes:
         weights: initializer → its new value.
+        ranges: activation → its new range.
         settings: of the run.
         objective: the kind of its loss.
         rows: how many examples there were.
@@ -60,6 +62,7 @@ class FineTuned:
     """
 
     weights: Mapping[str, Array]
+    ranges: Mapping[str, tuple[float, float]]
     settings: FineTuning
     objective: str
     rows: int
@@ -75,12 +78,17 @@ class FineTuned:
             left = f" ({self.left_out} more are in the golden set, and were left out)"
         return (
             f"fine-tuned with rounded weights and activations on {self.rows} rows{left}: "
-            f"{self.steps} steps, learning rate {settings.learning_rate:g}, seed {settings.seed}, "
+            f"{self.steps} steps, learning rate {settings.learning_rate:g}{self._of_ranges()}, "
+            f"seed {settings.seed}, "
             f"{self.objective} {self.loss_before:.4g} → {self.loss_after:.4g}"
         )
 
+    def _of_ranges(self) -> str:
+        rate = f", of ranges {self.settings.range_learning_rate:g}"
+        return rate if self.settings.ranges == "learnt" else ""
+
     def to_dict(self) -> dict[str, Any]:
-        """All but the weights, in plain values; a loss that is no number is None."""
+        """All but weights and ranges, in plain values; a loss that is no number is None."""
         losses = {"loss_before": self.loss_before, "loss_after": self.loss_after}
         return {
             **asdict(self.settings),
@@ -90,6 +98,7 @@ class FineTuned:
             "rows": self.rows,
             "left_out": self.left_out,
             "weights": len(self.weights),
+            "learnt_ranges": len(self.ranges),
             **{name: value if math.isfinite(value) else None for name, value in losses.items()},
         }
 
@@ -131,8 +140,9 @@ def fine_tune(
     for index, own in enumerate(rows.labels or ()):
         with _at_batch(index):
             objective.expect(own, outputs)
-    forward = _forward(source, file, config, ranges, objective)
-    optimizer = AdamW(weight_decay=0.0, max_norm=settings.max_norm)
+    forward, learnt = _forward(source, file, config, ranges, objective, settings)
+    of_ranges = Group(lr_scale=settings.range_learning_rate / settings.learning_rate)
+    optimizer = AdamW(weight_decay=0.0, max_norm=settings.max_norm, groups={PATTERN: of_ranges})
     with warnings.catch_warnings():
         # Of weights that the loss does not depend on, as those of a pooler that no output reads.
         warnings.filterwarnings("ignore", "the loss does not depend on", OrtrainWarning)
@@ -148,10 +158,13 @@ def fine_tune(
         step = TrainStep(paths[contract.TRAIN_STEP_MODEL], state)
         done = _run(step, teacher, rows, objective, settings)
         after = measure()
+    found = {spec.name: state.tensors[spec.name].numpy().copy() for spec in state.trained()}
+    parameters = {name: found.pop(name) for name in learnt.tensors()}
     return FineTuned(
-        weights={spec.name: state.tensors[spec.name].numpy().copy() for spec in state.trained()},
+        weights=learnt.cut(found, parameters),
+        ranges=learnt.ranges(parameters),
         settings=settings,
-        objective=objective.kind,
+        objective=objective.told,
         rows=rows.count,
         left_out=rows.left_out,
         steps=done,
@@ -166,10 +179,16 @@ def _forward(
     config: QuantizationConfig,
     ranges: Ranges | None,
     objective: Objective,
-) -> Forward:
+    settings: FineTuning,
+) -> tuple[Forward, LearntRanges]:
     """The model with its roundings and the loss, in both modes."""
     model = named(source.load(file))
     places = roundings(named(source.load(file)), config, ranges, file)
+    learnt = LearntRanges()
+    if settings.ranges == "learnt":
+        decided = followed(named(source.load(file)), config, ranges, file)
+        symmetric = config.activations_symmetric
+        learnt, places = LearntRanges.of(model, places, decided, ranges, symmetric)
     weights = trained(model, places)
     if not weights:
         raise GraphError(
@@ -183,9 +202,11 @@ def _forward(
             value.const_value = ir.Tensor(tensor.numpy(), tensor.dtype, name=value.name)
     forward = from_onnx(ir.to_proto(model), weights)
     for program in (forward.training, forward.evaluation):
-        insert(program, places)
+        insert(program, places, learnt)
         objective.attach(program)
-    return forward
+    forward.tensors |= learnt.tensors()
+    forward.trainable += tuple(learnt.tensors())
+    return forward, learnt
 
 
 def named(model: ir.Model) -> ir.Model:

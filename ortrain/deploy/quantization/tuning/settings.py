@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ortrain.kinds import expect, expect_number, expect_whole
 
+RANGES = ("learnt", "fixed")
 LOSSES = ("auto", "labels", "distillation")
 
 
@@ -16,6 +17,13 @@ class FineTuning:
 
     Attributes:
         steps: updates, one batch each.
+        ranges: ``"learnt"``: ends of ranges are trained beside the weights, of activations where
+            they are calibrated, and of symmetric weights; ``"fixed"``: they stay as they were
+            calibrated, and those of weights are their smallest and largest numbers.
+        range_learning_rate: the share by which a step changes the end of a range at most, in the
+            schedule of the learning rate.
+        distillation: how much the original's outputs count where labels are learnt by
+            ``loss="auto"``, 0 to 1; the labels count for the rest.
         learning_rate: of AdamW, the highest: it rises over the first tenth of the steps and falls
             to zero over the others.
         seed: of the order of batches.
@@ -24,8 +32,8 @@ class FineTuning:
         max_norm: 2-norm that all gradients together have at most.
         loss: ``"labels"``: cross entropy of classes, the mean square of numbers;
             ``"distillation"``: the original's outputs are what is learnt: the divergence of
-            softened classes, the mean square of other outputs; ``"auto"``: labels where there are
-            some that the task has a loss for, else distillation.
+            softened classes, the mean square of other outputs; ``"auto"``: both where there are
+            labels that the task has a loss for, by ``distillation``; else distillation.
 
     Raises:
         TypeError: a value is of another type.
@@ -39,6 +47,9 @@ class FineTuning:
     temperature: float = 2.0
     max_norm: float = 1.0
     loss: str = "auto"
+    ranges: str = "learnt"
+    range_learning_rate: float = 1e-2
+    distillation: float = 0.5
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("seed", 0), ("batch_size", 1)):
@@ -46,11 +57,17 @@ class FineTuning:
             expect_whole(name, value)
             if value < least:
                 raise ValueError(f"{name}={value}: expected a whole number from {least} up")
-        for name in ("learning_rate", "temperature", "max_norm"):
+        for name in ("learning_rate", "temperature", "max_norm", "range_learning_rate"):
             value = getattr(self, name)
             expect_number(name, value)
             if not 0 < value < math.inf:
                 raise ValueError(f"{name}={value}: expected a finite number above 0")
+        expect_number("distillation", self.distillation)
+        if not 0 <= self.distillation <= 1:
+            raise ValueError(f"distillation={self.distillation}: expected a share, 0 to 1")
+        expect("ranges", self.ranges, str, "'learnt' or 'fixed'")
+        if self.ranges not in RANGES:
+            raise ValueError(f"ranges={self.ranges!r}: expected one of {', '.join(RANGES)}")
         expect("loss", self.loss, str, "the name of a loss")
         if self.loss not in LOSSES:
             raise ValueError(f"loss={self.loss!r}: expected one of {', '.join(LOSSES)}")
