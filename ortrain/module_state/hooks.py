@@ -38,9 +38,9 @@ _WEIGHING_HOOKS = (SpectralNorm, WeightNorm)
 
 
 def weighed_attributes(module: nn.Module) -> set[str]:
-    """The attributes of a module that its hooks compute anew at each call, of which none is state."""
-    hooks = module.__dict__.get("_forward_pre_hooks")
-    return {hook.name for hook in hooks.values() if type(hook) in _WEIGHING_HOOKS} if hooks else set()
+    """The attributes of a module that its hooks compute anew at each call: no state of it."""
+    hooks = module.__dict__.get("_forward_pre_hooks") or {}
+    return {hook.name for hook in hooks.values() if type(hook) in _WEIGHING_HOOKS}
 
 
 def watched_hooks(hooks: dict[int, Any]) -> Iterator[tuple[int, Any]]:

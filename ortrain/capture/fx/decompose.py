@@ -52,9 +52,7 @@ def _decomposition(target: Any) -> Callable[..., Any] | None:
     return core[target] if target in core else torch._decomp.decomposition_table.get(target)
 
 
-def decompose_call(
-    module: fx.GraphModule, node: fx.Node, covered: Covered | None = None
-) -> bool:
+def decompose_call(module: fx.GraphModule, node: fx.Node, covered: Covered | None = None) -> bool:
     """Replaces one call by what PyTorch composes it of; whether it could.
 
     Args:
@@ -106,9 +104,7 @@ def decompose_call(
     if _fixed(mode) != fixed:  # of which the conditions on the sizes know nothing
         raise symbolic(operator_name(target))
     remove_checks(inner)
-    if covered is not None and any(
-        _is_primitive(each) for each in missing(inner, covered)
-    ):
+    if covered is not None and any(_is_primitive(each) for each in missing(inner, covered)):
         return False
     with module.graph.inserting_before(node):
         results, made = splice(module, inner, tensors, prefix=f"_decomposed_{node.name}")
