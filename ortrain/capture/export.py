@@ -35,6 +35,7 @@ from ortrain.capture.onnx.translations.base import Context, SymbolicSize, symbol
 from ortrain.capture.origin import BESIDE, captured_error, operator_name, origin
 from ortrain.capture.trace import ladder
 from ortrain.capture.trace.call import Axes, Call, example_call, step_name
+from ortrain.capture.trace.decisions import fixed_sizes
 from ortrain.capture.trace.exporter import check_version
 from ortrain.capture.trace.keeping import Keeper, keeper, keeping, recorded_examples
 from ortrain.capture.trace.layers import traceable_layers
@@ -225,8 +226,10 @@ def capture(
                 found = ladder.export(module, call, axes, exact, branches)
                 watch.lap("export")
                 returned = sources_of(found.program, [leaf.position for leaf in call.leaves])
-                views = views_of(found.program)
+                views, fixed = views_of(found.program), fixed_sizes(found.program)
                 program = program_of(found.program)
+                if later := fixed_sizes(found.program) - fixed:
+                    raise symbolic(f"an operator that needs {', '.join(sorted(later))}")
                 _check_sizes(program, found.constraints)
                 break
             except SymbolicSize as error:

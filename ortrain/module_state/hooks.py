@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from torch import nn
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
 from ortrain.module_state.scope import package
 
 HOOKS = {
@@ -28,6 +32,15 @@ _HOOKING = {"transformers", "peft"}
 # Hooks that only compute, so that a capture has what they compute: NEFTune's noise on embeddings.
 _COMPUTING_HOOKS = {"neftune_post_forward_hook"}
 _COMPUTING = {"transformers", "trl"}
+# Hooks of PyTorch that compute a weight from parameters and put it into an attribute of the module,
+# in front of each of its forwards, which alone reads it. A trace follows them as it does code.
+_WEIGHING_HOOKS = (SpectralNorm, WeightNorm)
+
+
+def weighed_attributes(module: nn.Module) -> set[str]:
+    """The attributes of a module that its hooks compute anew at each call: no state of it."""
+    hooks = module.__dict__.get("_forward_pre_hooks") or {}
+    return {hook.name for hook in hooks.values() if type(hook) in _WEIGHING_HOOKS}
 
 
 def watched_hooks(hooks: dict[int, Any]) -> Iterator[tuple[int, Any]]:
@@ -44,5 +57,6 @@ def untraced_hooks(hooks: dict[int, Any]) -> Iterator[tuple[int, Any]]:
     for number, hook in watched_hooks(hooks):
         place = getattr(hook, "__module__", None) or ""
         named = getattr(hook, "__name__", "") in _COMPUTING_HOOKS
-        if not (named and package(place) in _COMPUTING):
+        followed = (named and package(place) in _COMPUTING) or type(hook) in _WEIGHING_HOOKS
+        if not followed:
             yield number, hook

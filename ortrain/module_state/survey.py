@@ -61,7 +61,7 @@ from ortrain.module_state.holder import (
     slot_value,
     slots_of,
 )
-from ortrain.module_state.hooks import HOOK_FLAGS, HOOKS, watched_hooks
+from ortrain.module_state.hooks import HOOK_FLAGS, HOOKS, watched_hooks, weighed_attributes
 from ortrain.module_state.scope import is_constant, is_foreign, is_library, is_plain
 from ortrain.module_state.value import ABSENT, MIXED, SEQUENCES, frozen, short
 
@@ -256,8 +256,9 @@ class Survey:
 
     def _watch_attributes(self, path: str, module: nn.Module) -> None:
         self._own(path, module)
+        free = UNWATCHED | weighed_attributes(module)
         for name, value in list(module.__dict__.items()):
-            if name not in UNWATCHED and (name, type(value).__name__) != _SETTINGS:
+            if name not in free and (name, type(value).__name__) != _SETTINGS:
                 self._attribute(path, name, value, module, name)
 
     def _is_named(self, module: nn.Module) -> bool:

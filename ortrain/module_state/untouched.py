@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ortrain.module_state.fact import AROUND, plain
 from ortrain.module_state.holder import Attributes, Elements, Holder, Named
-from ortrain.module_state.hooks import HOOKS, watched_hooks
+from ortrain.module_state.hooks import HOOKS, watched_hooks, weighed_attributes
 from ortrain.module_state.survey import Survey
 from ortrain.module_state.value import ABSENT, MIXED, frozen, same
 
@@ -257,7 +257,7 @@ def _compare(holder: Holder, before: Any, effects: Effects) -> None:
     for name in sorted(before.keys() | now.keys()):
         old, new = before.get(name, ABSENT), now.get(name, ABSENT)
         owner = holder.object if isinstance(holder, Attributes) else None
-        free = isinstance(owner, torch.nn.Module) and name in FREE
+        free = isinstance(owner, torch.nn.Module) and name in FREE | weighed_attributes(owner)
         if free or same(old, new):
             continue
         path = _shown(f"{holder.path}.{name}" if holder.path else name)

@@ -146,7 +146,9 @@ PAST_AUTOGRAD = {
     "no_grad": "with torch.no_grad(): y[0] = 0",
     "a mask": "with torch.no_grad(): y[y > 0] = 0",
     "a view": "with torch.no_grad(): y.view(-1)[:3].zero_()",
-    "a gradient into what has none": "z = torch.zeros(4, 4); z.detach().add_(y); y = z",
+    "a gradient into what has none": "z = torch.zeros(4, 4); d = z.detach(); d.add_(y); y = d",
+    "a gradient by way of a view": "d = torch.zeros(4, 4).data; d[1:].add_(y[1:]); y = y * d",
+    "a gradient that is read on": "d = torch.zeros(4, 4).data; d.add_(y); y = y + d.view(-1).sum()",
     "another view": "z = y.chunk(2, 0)[0]; z.data.add_(1)",
     "detach_": "with torch.no_grad(): y.detach_()",
     "what was read": "z = torch.zeros(4, 4); y = y * z[0]; z.data.add_(1)",
@@ -167,6 +169,13 @@ CONSTANT = {
     "    y = y * m",
     "a buffer": "with torch.no_grad():\n        self.buffer.mul_(0.9).add_(y.mean(), alpha=0.1)\n"
     "    y = y - self.buffer",
+    "a buffer's data": "self.buffer.data.mul_(0.9).add_(y, alpha=0.1)\n    y = y - self.buffer",
+    "data of a view": "self.buffer[1:].data.add_(y[1:])\n    y = y - self.buffer",
+    "a buffer by way of its data": "d = self.buffer.data\n    d.mul_(0.9).add_(y)\n"
+    "    y = y * self.buffer.data",
+    "what only an index was taken of": "near = (y @ self.buffer).argmin(1)\n"
+    "    self.buffer.data.copy_(self.buffer + y)\n    y = y * self.buffer[near]",
+    "detached": "z = torch.zeros(4, 4); z.detach().add_(y); y = y + z",
     "of integers": "m = (y > 0).long()\n    with torch.no_grad():\n        m[0] = 2\n    y = y * m",
 }
 

@@ -21,6 +21,7 @@ from ortrain.capture.fx.checks import (
     remove_checks,
     violations,
 )
+from ortrain.capture.fx.complex_pairs import complex_as_pairs
 from ortrain.capture.fx.decompose import Covered, decompose, missing
 from ortrain.capture.fx.draws import number_draws
 from ortrain.capture.fx.experts import recognise_experts
@@ -38,6 +39,7 @@ from ortrain.capture.fx.selected import (
 )
 from ortrain.capture.fx.settle import settle
 from ortrain.capture.fx.statistics import explicit_statistics, without_needless_barriers
+from ortrain.capture.trace.keeping import keeper
 from ortrain.capture.trace.known_results import results_found_once
 from ortrain.capture.trace.known_sizes import sizes_computed_once
 from ortrain.guards.autocast import Autocast, without_autocast
@@ -101,6 +103,9 @@ def _clean(
     user: Any = output.args[0]
     output.args = ((*user, *updated.values()),)
     without_needless_barriers(module)
+    keep = keeper()
+    if keep is not None and keep.operators:
+        complex_as_pairs(exported, keep)
     refuse_complex(module)
     scalars_as_vectors(module)
     open_pieces_as_slices(module)

@@ -30,7 +30,7 @@ def decompose(module: fx.GraphModule, covered: Covered) -> None:
     takes apart what should stay whole.
     """
     for _ in range(8):  # a decomposition may need another
-        replaced = [decompose_call(module, node) for node in missing(module, covered)]
+        replaced = [decompose_call(module, node, covered) for node in missing(module, covered)]
         if not any(replaced):
             return
 
@@ -52,8 +52,15 @@ def _decomposition(target: Any) -> Callable[..., Any] | None:
     return core[target] if target in core else torch._decomp.decomposition_table.get(target)
 
 
-def decompose_call(module: fx.GraphModule, node: fx.Node) -> bool:
-    """Replaces one call by what PyTorch composes it of; whether it could."""
+def decompose_call(module: fx.GraphModule, node: fx.Node, covered: Covered | None = None) -> bool:
+    """Replaces one call by what PyTorch composes it of; whether it could.
+
+    Args:
+        module: whose graph is changed in place.
+        node: the call.
+        covered: tells what has a translation. Primitives that have none (``prims::lgamma``) are
+            nothing to compose of: autograd knows no derivative of them, as it does of the call.
+    """
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return False
@@ -97,6 +104,8 @@ def decompose_call(module: fx.GraphModule, node: fx.Node) -> bool:
     if _fixed(mode) != fixed:  # of which the conditions on the sizes know nothing
         raise symbolic(operator_name(target))
     remove_checks(inner)
+    if covered is not None and any(_is_primitive(each) for each in missing(inner, covered)):
+        return False
     with module.graph.inserting_before(node):
         results, made = splice(module, inner, tensors, prefix=f"_decomposed_{node.name}")
     for copied in made:
@@ -104,6 +113,10 @@ def decompose_call(module: fx.GraphModule, node: fx.Node) -> bool:
     _note_values(results, node.meta["val"])
     substitute(node, results)
     return True
+
+
+def _is_primitive(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "prims"
 
 
 def _fixed(mode: Any) -> int:

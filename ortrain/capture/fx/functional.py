@@ -320,12 +320,16 @@ class _Functional:
         detached = any(view.target in _DETACHES for view in path)
         if not detached and not without_gradient(at):
             return new
-        if self._connected(base) or (detached and self._connected(new)):
+        if self._connected(base):
             raise self._past_autograd(at)
         if detached:
             if self._is_read_with_gradient(at, base):
                 raise self._past_autograd(at)
-            return new
+            if not self._connected(new):
+                return new
+            # ``buffer.data.add_(x)``: the detached name has a gradient by then, the buffer has not.
+            if self._is_read_by_detached_name(at, path):
+                raise self._past_autograd(at)
         with self.graph.inserting_before(at):
             constant = self.graph.call_function(aten.detach.default, (new,))
         constant.meta = dict(new.meta)
@@ -335,10 +339,36 @@ class _Functional:
         """Whether something with a gradient has read a tensor, and may have saved it, before."""
         shown = {base, *self._views(base)}
         return any(
-            user not in shown and not self._behind(user, at) and self._connected(user)
+            user not in shown and not self._behind(user, at) and self._receives(user, at)
             for node in shown
             for user in node.users
         )
+
+    def _receives(self, node: fx.Node, at: fx.Node) -> bool:
+        """Whether a gradient may come to a node from an output, or from another write than ``at``.
+
+        The distances to a codebook, of which only the least is asked for, receive none.
+        """
+        if node is at or not self._connected(node):
+            return False
+        left, seen = [node], {node}
+        while left:
+            for user in left.pop().users:
+                if user is at:
+                    continue
+                mutable = getattr(getattr(user.target, "_schema", None), "is_mutable", False)
+                if user.op != "call_function" or mutable or call_of(user) is not None:
+                    return True
+                if user not in seen and self._connected(user):
+                    seen.add(user)
+                    left.append(user)
+        return False
+
+    def _is_read_by_detached_name(self, at: fx.Node, path: list[fx.Node]) -> bool:
+        """Whether anything reads the detached tensor behind a write, or a view of it."""
+        name = next(view for view in path if view.target in _DETACHES)
+        shown = (name, *self._views(name))
+        return any(self._behind(user, at) for node in shown for user in node.users)
 
     def _past_autograd(self, at: fx.Node) -> CaptureError:
         return captured_error(

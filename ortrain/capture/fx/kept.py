@@ -13,8 +13,9 @@ from torch.utils import _pytree as pytree
 from ortrain.capture.fx.splice import from_same_place, substitute
 from ortrain.capture.origin import operator_name, origin
 from ortrain.capture.trace.aside import aside
-from ortrain.capture.trace.keeping import Keeper, find
-from ortrain.kept.arguments import Arguments
+from ortrain.capture.trace.keeping import Found, Keeper, find
+from ortrain.errors import OrtrainError
+from ortrain.kept.arguments import Arguments, Result
 from ortrain.kept.call import Kept, Site
 
 
@@ -35,7 +36,7 @@ def keep_operators(
     left = [node for node in nodes if not _is_keepable(node)]
     for node in nodes:
         if node not in left:
-            _keep(module.graph, node, keeper, because)
+            keep_call(module.graph, node, keeper, because)
     return left
 
 
@@ -70,7 +71,36 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _keep(graph: fx.Graph, node: fx.Node, keeper: Keeper, because: str) -> None:
+def _taken_for_granted(known: Any, given: list[torch.Tensor]) -> Found:
+    """What an operator gives that has a gradient for each tensor of floating-point numbers."""
+    reached = [value.is_floating_point() for value in given]
+    result = Result(known)
+    differentiable = [any(reached) and t.is_floating_point() for t in result.tensors]
+    shapes = [tuple(value.shape) for value in given]
+    return Found(result, result.tensors, differentiable, reached, True, shapes)
+
+
+def keep_call(
+    graph: fx.Graph,
+    node: fx.Node,
+    keeper: Keeper,
+    because: str,
+    name: str = "",
+    known: Any = None,
+) -> list[fx.Node]:
+    """Puts a kept call in the place of one that makes tensors of tensors.
+
+    Args:
+        graph: of the call.
+        node: whose target is called, and whose ``val`` tells whether it returns one tensor.
+        keeper: notes the call.
+        because: why it stays.
+        name: of what is called; its operator's by default.
+        known: what it returns as the trace has it, where it may not run without contents.
+
+    Returns:
+        The nodes of the tensors that it gives.
+    """
     target: Any = node.target
     args: Any = fx.node.map_arg(node.args, lambda n: n.meta["val"])
     kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: n.meta["val"])
@@ -80,12 +110,19 @@ def _keep(graph: fx.Graph, node: fx.Node, keeper: Keeper, because: str) -> None:
     tensors = [n for n in given if isinstance(n.meta["val"], torch.Tensor)]
     sizes = [n for n in given if isinstance(n.meta["val"], torch.SymInt)]
     arguments = Arguments(tuple(args), dict(kwargs))
-    site = Site(f"the operator {operator_name(target)}", origin(node), because)
+    site = Site(f"the operator {name or operator_name(target)}", origin(node), because)
     call = Kept(target, arguments, site, grad=torch.is_grad_enabled())
     values = [n.meta["val"] for n in tensors]
     mode: Any = torch._guards.detect_fake_mode(values)
     with aside(), mode:
-        found = find(call, values, [n.meta["val"] for n in sizes])
+        try:
+            found = find(call, values, [n.meta["val"] for n in sizes])
+        except OrtrainError:
+            raise
+        except Exception:  # it looks at values beside those that it returns, as istft does
+            if known is None:
+                raise
+            found = _taken_for_granted(known, values)
     call.result, call.connected = found.result, found.connected
     number = keeper.called(call, found.tensors)
     with graph.inserting_before(node):
@@ -109,5 +146,6 @@ def _keep(graph: fx.Graph, node: fx.Node, keeper: Keeper, because: str) -> None:
     if is_one:
         names[0] = node.name
     substitute(node, parts[0] if is_one else parts)
-    for i, name in names.items():  # by which it may be an output of the graph
-        parts[i].name = name
+    for i, own in names.items():  # by which it may be an output of the graph
+        parts[i].name = own
+    return parts

@@ -37,7 +37,7 @@ VERIFIED = frozenset({
     "masked_scatter.default", "max.default", "min.default", "mish.default", "mv.default",
     "native_group_norm.default", "pixel_shuffle.default", "pixel_unshuffle.default", "pow.Scalar",
     "prelu.default", "prod.default", "prod.dim_int", "rad2deg.default",
-    "repeat_interleave.self_int", "resolve_conj.default", "resolve_neg.default", "round.decimals",
+    "resolve_conj.default", "resolve_neg.default", "round.decimals",
     "round.default", "scatter.src", "scatter_add.default", "selu.default", "sinh.default",
     "softplus.default", "tan.default", "topk.default", "trunc.default", "unfold.default",
     "upsample_bicubic2d.vec", "upsample_bilinear2d.vec", "upsample_nearest1d.vec",

@@ -244,6 +244,18 @@ def strided_inputs(exported: ExportedProgram) -> list[str]:
     ]
 
 
+def fixed_sizes(exported: ExportedProgram) -> set[str]:
+    """The symbols of sizes that stand for numbers by now.
+
+    An operator that is run on tensors without contents may ask for the number behind a symbol
+    (``kthvalue`` for its ``k``), long after the conditions on the sizes were put down.
+    """
+    environment = _shape_environment(exported)
+    if environment is None:
+        return set()
+    return {str(k) for k, v in environment.replacements.items() if v.is_number}
+
+
 def _is_view(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False

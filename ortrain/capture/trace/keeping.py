@@ -232,6 +232,44 @@ def keep(
     found = _found_in_trace(keeper, call, tensors, sizes)
     if not found.tensors:
         raise refused(site, "it returns no tensor")
+    return _recorded(keeper, call, found)
+
+
+def kept_as(
+    keeper: Keeper,
+    function: Callable[..., Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    site: Site,
+    made: Tensor,
+) -> Any:
+    """Records a call of an operator that changes nothing and that a trace cannot look into.
+
+    Args:
+        keeper: of the trace.
+        function: that is called.
+        args: of the trace, the first of which alone has a gradient.
+        kwargs: of the trace.
+        site: of the call.
+        made: a tensor like the one that it returns.
+
+    Raises:
+        CaptureError: values of tensors decide about the sizes of what it is given.
+    """
+    arguments = Arguments(args, kwargs)
+    tensors = arguments.tensors
+    if any(_is_of_a_value(size) for t in tensors for size in t.shape):
+        raise refused(site, "the values of a tensor decide about the sizes of what it is given")
+    grad = torch.is_grad_enabled()
+    call = Kept(function, arguments, site, grad=grad, autocast=active())
+    first = [grad and each is args[0] and each.requires_grad for each in tensors]
+    shapes = [tuple(t.shape) for t in tensors]
+    return _recorded(keeper, call, Found(Result(made), [made], [any(first)], first, True, shapes))
+
+
+def _recorded(keeper: Keeper, call: Kept, found: Found) -> Any:
+    """The operator in the trace that stands for a call, and what that returns."""
+    tensors, sizes = _inputs(call), call.arguments.sizes
     call.result, call.connected, call.repeatable = found.result, found.connected, found.repeatable
     number = keeper.called(call, found.tensors)
     given = torch.ops.ortrain.kept(tensors, sizes, number)

@@ -15,6 +15,8 @@ While a module is traced, they compute the same without asking:
 from __future__ import annotations
 
 import contextlib
+import inspect
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,8 +26,12 @@ from torch.nn import functional
 from torch.nn.modules import transformer
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ortrain.capture.origin import is_users
+from ortrain.capture.trace.aside import is_aside
+from ortrain.capture.trace.keeping import Keeper, keeper, kept_as
 from ortrain.errors import CaptureError
 from ortrain.exclusive import this_thread
+from ortrain.kept.call import Site
 
 _transformer: Any = transformer
 _encoder: Any = transformer.TransformerEncoder
@@ -99,11 +105,21 @@ def _own_linear(found: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return own if getattr(found, "__module__", "").startswith("deepspeed.") else found
 
 
-def _no_ctc(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _kept_ctc(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The CTC loss, which stays PyTorch's; refused where it cannot, or where nothing else is left.
+
+    A trace has no way into it: lengths are read from the memory of their tensors.
+    """
     here = this_thread()
 
     def ctc_loss(*args: Any, **kwargs: Any) -> Tensor:
-        if here():
+        known = keeper()
+        if here() and not is_aside() and known is not None and _is_beside(known):
+            given: Any = inspect.signature(_ctc_arguments).bind(*args, **kwargs)
+            given.apply_defaults()
+            site = Site("the CTC loss", _line(), "ONNX has no operator that sums over alignments")
+            return kept_as(known, own, args, kwargs, site, _ctc_result(**given.arguments))
+        if here() and not is_aside():
             raise CaptureError(
                 "the CTC loss cannot be captured",
                 because="ONNX has no operator that sums over alignments",
@@ -112,6 +128,32 @@ def _no_ctc(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return own(*args, **kwargs)
 
     return ctc_loss
+
+
+def _is_beside(known: Keeper) -> bool:
+    """Whether operators stay PyTorch's and the module has more to it than the loss."""
+    module = known.module
+    return known.operators and module is not None and any(p.dim() > 1 for p in module.parameters())
+
+
+def _line() -> str:
+    """The line of the user's code that calls what PyTorch runs now."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else f"({frame.f_code.co_filename}:{frame.f_lineno})"
+
+
+def _ctc_arguments(
+    log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any,
+    blank: int = 0, reduction: int = 1, zero_infinity: bool = False,
+) -> None:  # fmt: skip
+    """As ``torch.ctc_loss`` takes them."""
+
+
+def _ctc_result(log_probs: Tensor, reduction: int, **_: Any) -> Tensor:
+    """A tensor like what the loss is: of each text of a batch where it is not reduced."""
+    return log_probs.new_empty(() if reduction or log_probs.dim() < 3 else log_probs.shape[1:2])
 
 
 def _requires_gradient(src: Tensor, encoder: Any) -> bool:
@@ -125,7 +167,7 @@ def traceable_layers() -> Iterator[None]:
         (_batch_norm, "forward", _averaging(_batch_norm.forward)),
         (_encoder, "forward", _unpacked(_encoder.forward)),
         (_transformer, "_detect_is_causal_mask", _as_told),
-        (torch, "ctc_loss", _no_ctc(torch.ctc_loss)),
+        (torch, "ctc_loss", _kept_ctc(torch.ctc_loss)),
         (functional, "linear", _own_linear(functional.linear)),
     )
     own = [getattr(owner, name) for owner, name, _ in owners]

@@ -250,7 +250,10 @@ def scatter_value(
     op: Translator, self: ir.Value, dim: int, index: ir.Value, value: Scalar
 ) -> ir.Value:
     assert self.dtype is not None
-    fill = op.constant(value, self.dtype) if not isinstance(value, ir.Value) else value
+    if isinstance(value, ir.Value):  # a size
+        fill = op.Cast(value, to=self.dtype) if value.dtype != self.dtype else value
+    else:
+        fill = op.constant(value, self.dtype)
     return op.ScatterElements(self, index, op.Expand(fill, op.shape(index)), axis=dim)
 
 

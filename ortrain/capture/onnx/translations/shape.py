@@ -215,6 +215,32 @@ def tile(op: Translator, self: ir.Value, dims: Sequence[Size]) -> ir.Value:
     return repeat(op, self, [1] * (length - len(dims)) + list(dims))
 
 
+@translation(aten.repeat_interleave.self_int)
+def repeat_interleave(
+    op: Translator,
+    self: ir.Value,
+    repeats: Size,
+    dim: int | None = None,
+    *,
+    output_size: Size | None = None,
+) -> ir.Value:
+    """Each slice ``repeats`` times in a row: along an axis of its own, which then joins ``dim``."""
+    if dim is None:
+        self, dim = op.Reshape(self, [-1]), 0
+    length = shapes.rank(self)
+    assert length is not None
+    if length == 0:
+        self, length = op.Reshape(self, [1]), 1
+    dim %= length
+    apart = op.Unsqueeze(self, [dim + 1])
+    times: list[Size] = [1] * (length + 1)
+    times[dim + 1] = repeats
+    size = op.Mul(op.dim(self, dim), op.index(repeats))
+    sizes = [op.dim(self, axis) if axis != dim else size for axis in range(length)]
+    wide = op.Concat(*sizes, axis=0) if length > 1 else size
+    return op.Reshape(op.Expand(apart, op.sizes(times)), wide, allowzero=1)
+
+
 @translation(aten.roll.default)
 def roll(
     op: Translator, self: ir.Value, shifts: Size | Sequence[Size], dims: int | Sequence[int] = ()

@@ -1,0 +1,237 @@
+"""Complex tensors become real ones with an axis more: of real and imaginary parts.
+
+A graph computes with real numbers. What makes a complex tensor of a pair, or a pair of it, is a
+copy then, and a product is written out. Every other operator stays PyTorch's, between two views of
+its memory (``view_as_complex``, ``view_as_real``), through which autograd takes its gradient. ::
+
+    z = stft(x); y = abs(z)  →  p = kept[stft](x); y = kept[abs](p)        p: float[..., 2]
+    z = view_as_complex(x) * w; y = view_as_real(z)  →  products and sums of halves of x and w
+
+Complex inputs, parameters and outputs of a graph are refused as before; constants are not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
+
+from ortrain.capture.fx.kept import keep_call
+from ortrain.capture.fx.splice import from_same_place, substitute
+from ortrain.capture.origin import captured_error, operator_name
+from ortrain.capture.trace.aside import aside
+from ortrain.capture.trace.keeping import Keeper
+
+aten = torch.ops.aten
+
+# What moves elements along one axis, with the place of the axis among its arguments and of those
+# that are pairs as well.
+_ALONG: dict[Any, tuple[int, tuple[int, ...]]] = {
+    aten.slice.Tensor: (1, (0,)),
+    aten.select.int: (1, (0,)),
+    aten.slice_scatter.default: (2, (0, 1)),
+    aten.select_scatter.default: (2, (0, 1)),
+}
+_COPIES = {aten.view_as_complex.default, aten.view_as_real.default}
+_ALIKE = {aten.detach.default, aten.clone.default, aten.alias.default}
+_BECAUSE = "a graph computes with real numbers"
+
+
+def complex_as_pairs(exported: ExportedProgram, keeper: Keeper) -> None:
+    """Puts pairs of real numbers in the place of complex numbers, as far as they can be.
+
+    Args:
+        exported: its graph is changed in place; nothing in it writes to a tensor.
+        keeper: notes the operators that stay PyTorch's.
+    """
+    graph = exported.graph_module.graph
+    if not any(_is_complex(node) for node in graph.nodes):
+        return
+    _Pairs(exported, keeper).run()
+    graph.eliminate_dead_code()
+
+
+class _OnPairs:
+    """An operator that is given pairs where it takes complex tensors, and gives pairs.
+
+    Args:
+        target: the operator.
+        pairs: of the leaves of its arguments, those that are pairs.
+    """
+
+    def __init__(self, target: Any, pairs: frozenset[int]) -> None:
+        self.target, self.pairs = target, pairs
+        self.__name__ = operator_name(target)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        for i in self.pairs:
+            leaves[i] = torch.view_as_complex(leaves[i].contiguous())
+        args, kwargs = pytree.tree_unflatten(leaves, spec)
+        return pytree.tree_map_only(torch.Tensor, _as_real, self.target(*args, **kwargs))
+
+
+def _as_real(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_complex():
+        return tensor
+    return torch.view_as_real(tensor.resolve_conj()).contiguous()
+
+
+class _Pairs:
+    def __init__(self, exported: ExportedProgram, keeper: Keeper) -> None:
+        self.exported, self.keeper = exported, keeper
+        self.graph = exported.graph_module.graph
+        self.pairs: set[fx.Node] = set()  # nodes that stand for complex tensors by now
+
+    def run(self) -> None:
+        specs = {s.arg.name: s for s in self.exported.graph_signature.input_specs
+                 if hasattr(s.arg, "name")}  # fmt: skip
+        for node in list(self.graph.nodes):
+            if node.op == "placeholder":
+                self._constant(node, specs.get(node.name))
+            elif node.op == "call_function" and node.target is not operator.getitem:
+                self._call(node)
+        for node in self.graph.output_node().all_input_nodes:
+            if node in self.pairs:
+                raise captured_error(
+                    node,
+                    "the forward returns a complex tensor, or writes one into a buffer",
+                    because=_BECAUSE,
+                    help="return the real and the imaginary part (torch.view_as_real), or leave "
+                    "this to eager",
+                )
+
+    def _constant(self, node: fx.Node, spec: Any) -> None:
+        if spec is None or spec.kind is not InputKind.CONSTANT_TENSOR or not _is_complex(node):
+            return
+        value: Any = node.meta["val"]
+        mode: Any = torch._guards.detect_fake_mode([value])
+        held = self.exported.constants[spec.target]
+        if mode is None or not isinstance(held, torch.Tensor) or held.requires_grad:
+            return
+        self.exported.constants[spec.target] = _as_real(held)
+        with aside(), mode:
+            node.meta["val"] = _as_real(value)
+        self.pairs.add(node)
+
+    def _call(self, node: fx.Node) -> None:
+        given = [n for n in node.all_input_nodes if n in self.pairs]
+        left = [n for n in node.all_input_nodes if _is_complex(n)]
+        if left or not (given or _is_complex(node)):
+            return
+        along = _ALONG.get(node.target)
+        if node.target is aten.zeros.default:
+            self._zeros(node)
+        elif not any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes):
+            return  # nothing would say when it is to run
+        elif along is not None and all(
+            isinstance(each, fx.Node) and each in self.pairs
+            for each in (node.args[i] for i in along[1])
+        ):
+            self._along(node, along[0])
+        elif node.target is aten.sym_size.int:
+            source: Any = node.args[0]
+            dim: Any = node.args[1]
+            node.args = (source, dim % (source.meta["val"].dim() - 1))
+        elif node.target in _COPIES:
+            self._replace(node, self._emit(node, aten.clone.default, node.args[0]))
+        elif node.target in _ALIKE:
+            target: Any = node.target
+            self._replace(node, self._emit(node, target, node.args[0]))
+        elif node.target is aten.mul.Tensor and all(isinstance(a, fx.Node) for a in node.args):
+            self._product(node)
+        elif isinstance(node.target, torch._ops.OpOverload):
+            self._keep(node)
+
+    def _zeros(self, node: fx.Node) -> None:
+        size: Any = node.args[0]
+        with self.graph.inserting_before(node):
+            new = self.graph.call_function(aten.zeros.default, ([*size, 2],), dict(node.kwargs))
+        value: Any = node.meta["val"]
+        new.kwargs = {**new.kwargs, "dtype": value.real.dtype}
+        with aside(), torch._guards.detect_fake_mode([value]) or contextlib.nullcontext():
+            new.meta["val"] = _as_real(value)
+        from_same_place(new, node)
+        self._replace(node, new)
+
+    def _along(self, node: fx.Node, place: int) -> None:
+        """The same on pairs, along the same axis counted from the front."""
+        source: Any = node.args[0]
+        args: list[Any] = [*node.args]
+        if len(args) > place:
+            args[place] %= source.meta["val"].dim() - 1
+        target: Any = node.target
+        if node.kwargs:
+            self._keep(node)
+        else:
+            self._replace(node, self._emit(node, target, *args))
+
+    def _product(self, node: fx.Node) -> None:
+        one: Any
+        two: Any
+        one, two = node.args
+        if one not in self.pairs:
+            one, two = two, one
+        if two not in self.pairs:
+            last = self._emit(node, aten.unsqueeze.default, two, -1)
+            self._replace(node, self._emit(node, aten.mul.Tensor, one, last))
+            return
+        a, b = (self._emit(node, aten.select.int, one, -1, i) for i in range(2))
+        c, d = (self._emit(node, aten.select.int, two, -1, i) for i in range(2))
+
+        def product(x: fx.Node, y: fx.Node) -> fx.Node:
+            return self._emit(node, aten.mul.Tensor, x, y)
+
+        real = self._emit(node, aten.sub.Tensor, product(a, c), product(b, d))
+        imaginary = self._emit(node, aten.add.Tensor, product(a, d), product(b, c))
+        self._replace(node, self._emit(node, aten.stack.default, [real, imaginary], -1))
+
+    def _emit(self, node: fx.Node, target: Any, *args: Any) -> fx.Node:
+        """A call in front of a node, with what it gives for tensors without contents."""
+        with self.graph.inserting_before(node):
+            new = self.graph.call_function(target, args)
+        values: Any = fx.node.map_arg(args, lambda n: n.meta["val"])
+        mode: Any = torch._guards.detect_fake_mode(pytree.tree_leaves(values))
+        with aside(), mode:
+            new.meta["val"] = target(*values)
+        from_same_place(new, node)
+        return new
+
+    def _replace(self, node: fx.Node, new: fx.Node) -> None:
+        if _is_complex(node):
+            self.pairs.add(new)
+        name = node.name
+        substitute(node, new)
+        new.name = name
+
+    def _keep(self, node: fx.Node) -> None:
+        """The operator on pairs, as a call that stays PyTorch's."""
+        target, value = node.target, node.meta["val"]
+        leaves = pytree.tree_leaves((node.args, node.kwargs))
+        pairs = frozenset(
+            i for i, leaf in enumerate(leaves) if isinstance(leaf, fx.Node) and leaf in self.pairs
+        )
+        mode: Any = torch._guards.detect_fake_mode(pytree.tree_leaves(value))
+        with aside(), mode:
+            known = pytree.tree_map_only(torch.Tensor, _as_real, value)
+        node.target = _OnPairs(target, pairs)
+        name = operator_name(target)
+        made = keep_call(self.graph, node, self.keeper, _BECAUSE, name, known)
+        values = pytree.tree_leaves(value)
+        self.pairs.update(
+            part for part, each in zip(made, values, strict=True) if each.is_complex()
+        )
+
+
+def _is_complex(node: fx.Node) -> bool:
+    """Whether a node is a complex tensor, or several tensors with one among them."""
+    return any(
+        isinstance(value, torch.Tensor) and value.is_complex()
+        for value in pytree.tree_leaves(node.meta.get("val"))
+    )
