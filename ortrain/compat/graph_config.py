@@ -6,7 +6,10 @@ import enum
 import warnings
 from typing import Any
 
+from torch import nn
+
 from ortrain.errors import OrtrainWarning
+from ortrain.kinds import expect
 
 
 class PropagateCastOpsStrategy(enum.Enum):
@@ -40,8 +43,12 @@ def set_propagate_cast_ops_optimization(
         level: how far.
 
     Raises:
+        TypeError: the model is no module, or the strategy or the level is none.
         ValueError: there is no such strategy or level.
     """
+    expect("model", model, nn.Module, "an ORTModule")
+    expect("strategy", strategy, (PropagateCastOpsStrategy, int), "a PropagateCastOpsStrategy")
+    expect("level", level, int, "a PropagateCastLevel")
     strategy, level = PropagateCastOpsStrategy(strategy), PropagateCastLevel(level)
     if level > 1:
         warnings.warn(

@@ -31,6 +31,8 @@ _SCHEDULES = {
     "ortrain.classic.optim.lr_scheduler": "ConstantWarmupLRScheduler CosineWarmupLRScheduler "
     "LinearWarmupLRScheduler PolyWarmupLRScheduler _LRScheduler"
 }
+# onnxblock of ONNX Runtime 1.13 and 1.14.
+_FIRST_BLOCKS = {"ortrain.compat.onnxblock": "TrainingModel onnx_model"}
 _CLASSIC = {"ortrain.classic": "ORTTrainer ORTTrainerOptions TrainStepInfo"}
 _SCALERS = {"ortrain.classic.amp": "LossScaler DynamicLossScaler"}
 _RUNNING = {"ortrain.ondevice": "CheckpointState Module Optimizer LinearLRScheduler"}
@@ -81,7 +83,7 @@ MODULES: dict[str, dict[str, str]] = {
     },
     "torch_ort.configure": {"ortrain.compat.configure": "build_torch_cpp_extensions"},
     "torch_ort.optim": _FUSED,
-    "torch_ort.utils": {},
+    "torch_ort.utils": _SAMPLERS,
     "torch_ort.utils.data": _SAMPLERS,
     "torch_ort.experimental": {},
     "torch_ort.experimental.json_config": {"ortrain.compat.json_config": "load_from_json"},
@@ -163,8 +165,11 @@ MODULES: dict[str, dict[str, str]] = {
     "onnxruntime.training.artifacts": {"ortrain.ondevice": "generate_artifacts LossType OptimType"},
     "onnxruntime.training.onnxblock": {
         "ortrain.ondevice.onnxblock": "Block ForwardBlock TrainingBlock base empty_base "
-        "custom_op_library load_checkpoint_to_model save_checkpoint"
+        "custom_op_library load_checkpoint_to_model save_checkpoint",
+        **_FIRST_BLOCKS,
     },
+    "onnxruntime.training.onnxblock.model": _FIRST_BLOCKS,
+    "onnxruntime.training.onnxblock.building_blocks": {"ortrain.ondevice.onnxblock.blocks": "*"},
     "onnxruntime.training.onnxblock.blocks": {"ortrain.ondevice.onnxblock.blocks": "*"},
     "onnxruntime.training.onnxblock.loss": {"ortrain.ondevice.onnxblock.loss": "*"},
     "onnxruntime.training.onnxblock.loss.loss": {"ortrain.ondevice.onnxblock.loss": "*"},
@@ -177,7 +182,8 @@ MODULES: dict[str, dict[str, str]] = {
         "ortrain.ondevice.onnxblock": "load_checkpoint_to_model save_checkpoint"
     },
     "onnxruntime.training.onnxblock.model_accessor": {
-        "ortrain.ondevice.onnxblock": "base empty_base custom_op_library"
+        "ortrain.ondevice.onnxblock": "base empty_base custom_op_library",
+        "ortrain.compat.onnxblock": "onnx_model",
     },
     # onnxruntime: gradient graphs
     "onnxruntime.training.experimental": {"ortrain.compat.gradient_graph": "export_gradient_graph"},

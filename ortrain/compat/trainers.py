@@ -1,19 +1,23 @@
-"""Optimum's trainers, and their arguments with the fields that transformers no longer has."""
+"""Optimum's trainers, as scripts and their subclasses know them, with their arguments."""
 
 from __future__ import annotations
 
-import enum
-import warnings
-from dataclasses import dataclass, field
 from typing import Any
 
-from ortrain.errors import OrtrainWarning
-from ortrain.trainer import (
-    ORTSeq2SeqTrainer,
-    ORTTrainer,
+from transformers.trainer_utils import (
+    compare_trainer_and_checkpoint_args,
+    rotate_checkpoints,
+    sort_checkpoints,
 )
-from ortrain.trainer import ORTSeq2SeqTrainingArguments as _Seq2SeqTrainingArguments
-from ortrain.trainer import ORTTrainingArguments as _TrainingArguments
+
+from ortrain.compat.arguments import (
+    ORTOptimizerNames,
+    ORTSeq2SeqTrainingArguments,
+    ORTTrainingArguments,
+)
+from ortrain.compat.overrides import adopt, backward_divides
+from ortrain.trainer import ORTSeq2SeqTrainer as _Seq2SeqTrainer
+from ortrain.trainer import ORTTrainer as _Trainer
 
 __all__ = [
     "ORTOptimizerNames",
@@ -23,167 +27,128 @@ __all__ = [
     "ORTTrainingArguments",
 ]
 
-
-class ORTOptimizerNames(enum.StrEnum):
-    """Names of optimizers that transformers does not have."""
-
-    ADAMW_ORT_FUSED = "adamw_ort_fused"
-
-
-# Fields of old versions of transformers that are another field now.
-_RENAMED = {
-    "evaluation_strategy": "eval_strategy",
-    "no_cuda": "use_cpu",
-    "push_to_hub_model_id": "hub_model_id",
-    "push_to_hub_token": "hub_token",
-    "per_gpu_train_batch_size": "per_device_train_batch_size",
-    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
-}
-# Fields that transformers took away, and why they have no effect.
-_WITHOUT_EFFECT = {
-    "logging_dir": "a tracker has its own folder",
-    "half_precision_backend": "mixed precision is PyTorch's",
-    "fp16_backend": "mixed precision is PyTorch's",
-    "fp16_opt_level": "it was Apex's",
-    "use_ipex": "transformers no longer has it",
-    "jit_mode_eval": "transformers no longer has it",
-    "use_mps_device": "PyTorch's device is taken by itself",
-    "ray_scope": "transformers no longer has it",
-    "tpu_metrics_debug": "transformers no longer has it",
-    "mp_parameters": "transformers no longer has it",
-    "past_index": "transformers no longer has it",
-    "torchdynamo": "torch_compile_backend says what compiles",
-    "push_to_hub_organization": "hub_model_id has the organization in it",
-    "sharded_ddp": "fsdp took its place",
-    "use_legacy_prediction_loop": "there is one loop, evaluation_loop",
-    "xpu_backend": "ddp_backend says what processes talk by",
-    "tpu_num_cores": "transformers no longer has it",
-    "include_tokens_per_second": "include_num_input_tokens_seen has the log say it",
-}
+# Trainer's parameters as they stood in Optimum, for calls by position.
+_POSITIONS = (
+    "data_collator",
+    "train_dataset",
+    "eval_dataset",
+    "tokenizer",
+    "model_init",
+    "compute_metrics",
+    "callbacks",
+    "optimizers",
+    "preprocess_logits_for_metrics",
+)
 
 
-def _old(default: Any = None) -> Any:
-    return field(default=default, metadata={"help": "Of old versions of transformers."})
+class _AsThen(_Trainer):
+    """What scripts and their subclasses know of Trainer that transformers no longer has."""
+
+    use_apex = False
+    use_cpu_amp = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__module__ != __name__:
+            adopt(cls)
+
+    def __init__(self, model: Any = None, args: Any = None, *positional: Any, **kwargs: Any):
+        if len(positional) > len(_POSITIONS):
+            raise TypeError(f"{type(self).__name__} takes at most {len(_POSITIONS) + 2} positions")
+        named = dict(zip(_POSITIONS, positional, strict=False))
+        if both := sorted(named.keys() & kwargs.keys()):
+            raise TypeError(f"{type(self).__name__} got {both[0]} by position and by name")
+        super().__init__(model, args, **named, **kwargs)
+
+    @property
+    def tokenizer(self) -> Any:
+        """``processing_class``, by its name of then."""
+        return self.processing_class
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Any) -> None:
+        self.processing_class = tokenizer
+
+    @property
+    def callback_handler(self) -> Any:
+        """Trainer's; callbacks are given the tokenizer by its name of then as well."""
+        return self.__dict__["callback_handler"]
+
+    @callback_handler.setter
+    def callback_handler(self, handler: Any) -> None:
+        call = handler.call_event
+
+        def call_event(event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+            kwargs.setdefault("tokenizer", handler.processing_class)
+            return call(event, args, state, control, **kwargs)
+
+        handler.call_event = call_event
+        self.__dict__["callback_handler"] = handler
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """As ortrain's; it divides the loss itself, also where an old override called it."""
+        with backward_divides(self, 1):
+            return super().training_step(*args, **kwargs)
+
+    def _maybe_log_save_evaluate(
+        self,
+        tr_loss: Any,
+        grad_norm: Any,
+        model: Any,
+        trial: Any,
+        epoch: float,
+        ignore_keys_for_eval: list[str] | None,
+        start_time: float | None = None,
+        learning_rate: float | None = None,
+    ) -> None:
+        given: Any = super()
+        given._maybe_log_save_evaluate(
+            tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time, learning_rate
+        )
+
+    def _save_checkpoint(self, model: Any, trial: Any, metrics: Any = None) -> None:
+        if metrics is not None:
+            # An override that evaluated itself; today the best metric is noted before.
+            self._determine_best_metric(metrics=metrics, trial=trial)
+        super()._save_checkpoint(model, trial)
+
+    def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
+        return None if tensors is None else self.accelerator.gather(tensors)
+
+    def _sorted_checkpoints(
+        self, output_dir: Any = None, checkpoint_prefix: str = "checkpoint", use_mtime: bool = False
+    ) -> list[str]:
+        return sort_checkpoints(
+            str(output_dir), checkpoint_prefix, use_mtime, self.state.best_model_checkpoint
+        )
+
+    def _rotate_checkpoints(self, use_mtime: bool = False, output_dir: Any = None) -> None:
+        limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
+        rotate_checkpoints(str(output_dir), limit, best, use_mtime)
+
+    def compare_trainer_and_checkpoint_args(self, training_args: Any, trainer_state: Any) -> None:
+        """Warns of arguments that are others than those of a checkpoint."""
+        compare_trainer_and_checkpoint_args(training_args, trainer_state)
+
+    @staticmethod
+    def num_tokens(train_dl: Any, max_steps: int | None = None) -> int:
+        """The tokens of a loader's batches, or of that many times its first one."""
+        tokens = 0
+        for batch in train_dl:
+            count: int = batch["input_ids"].numel()
+            if max_steps is not None:
+                return count * max_steps
+            tokens += count
+        return tokens
 
 
-@dataclass
-class _OldFields:
-    """Fields of old versions of transformers; what became of them is said once for each object."""
+class ORTTrainer(_AsThen):
+    """`ortrain.ORTTrainer` as scripts for Optimum know it.
 
-    overwrite_output_dir: bool = _old(False)  # scripts read it; Trainer itself never did
-    evaluation_strategy: str | None = _old()
-    no_cuda: bool = _old(False)
-    warmup_ratio: float = _old(0.0)
-    group_by_length: bool = _old(False)
-    adafactor: bool = _old(False)
-    include_inputs_for_metrics: bool = _old(False)
-    save_safetensors: bool = _old(True)
-    dispatch_batches: bool | None = _old()
-    split_batches: bool | None = _old()
-    logging_dir: str | None = _old()
-    half_precision_backend: str = _old("auto")
-    fp16_backend: str = _old("auto")
-    fp16_opt_level: str = _old("O1")
-    use_ipex: bool = _old(False)
-    jit_mode_eval: bool = _old(False)
-    use_mps_device: bool = _old(False)
-    ray_scope: str | None = _old("last")
-    tpu_metrics_debug: bool = _old(False)
-    mp_parameters: str = _old("")
-    past_index: int = _old(-1)
-    torchdynamo: str | None = _old()
-    sharded_ddp: str = _old("")
-    push_to_hub_model_id: str | None = _old()
-    push_to_hub_organization: str | None = _old()
-    push_to_hub_token: str | None = _old()
-    per_gpu_train_batch_size: int | None = _old()
-    per_gpu_eval_batch_size: int | None = _old()
-    xpu_backend: str | None = _old()
-    use_legacy_prediction_loop: bool = _old(False)  # loops of scripts' own trainers read it
-    tpu_num_cores: int | None = _old()
-    include_tokens_per_second: bool = _old(False)
-    fsdp_min_num_params: int = _old(0)
-    fsdp_transformer_layer_cls_to_wrap: str | None = _old()
-
-    def _translate(self) -> None:
-        """Sets the fields of today, and says which of the old ones have no effect."""
-        told = []
-        given: Any = self
-        for old, new in _RENAMED.items():
-            if (value := getattr(given, old)) != _default(old):
-                setattr(given, new, value)
-                told.append(f"{old} is {new} now")
-        if given.warmup_ratio and not given.warmup_steps:
-            given.warmup_steps = given.warmup_ratio
-            told.append("warmup_ratio is warmup_steps now, as a number below 1")
-        if given.group_by_length:
-            given.train_sampling_strategy = "group_by_length"
-            told.append("group_by_length is train_sampling_strategy='group_by_length' now")
-        if given.adafactor:
-            given.optim = "adafactor"
-            told.append("adafactor is optim='adafactor' now")
-        if given.include_inputs_for_metrics:
-            given.include_for_metrics = [*given.include_for_metrics, "inputs"]
-            told.append("include_inputs_for_metrics is include_for_metrics=['inputs'] now")
-        if not given.save_safetensors:
-            told.append("save_safetensors=False has no effect: weights are always safetensors")
-        batches = {n: v for n in ("dispatch_batches", "split_batches") if (v := getattr(given, n))}
-        if batches:
-            first = next(iter(batches))
-            if given.accelerator_config is not None:
-                raise ValueError(f"{first} and accelerator_config: write both in the latter")
-            given.accelerator_config = batches
-            told.append(f"{first} stands in accelerator_config now")
-        sharding = {
-            name.removeprefix("fsdp_"): value
-            for name in ("fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap")
-            if (value := getattr(given, name))
-        }
-        if sharding:
-            first = f"fsdp_{next(iter(sharding))}"
-            if given.fsdp_config is not None:
-                raise ValueError(f"{first} and fsdp_config: write both in the latter")
-            given.fsdp_config = sharding
-            told.append(f"{first} stands in fsdp_config now")
-        told += [
-            f"{name} has no effect: {why}"
-            for name, why in _WITHOUT_EFFECT.items()
-            if getattr(given, name) != _default(name)
-        ]
-        for line in told:
-            warnings.warn(f"training arguments: {line}", OrtrainWarning, stacklevel=4)
-
-
-def _default(name: str) -> Any:
-    return _OldFields.__dataclass_fields__[name].default
-
-
-@dataclass
-class ORTTrainingArguments(_OldFields, _TrainingArguments):
-    """The arguments of ORTTrainer, also by names that transformers no longer has.
-
-    ``inference_with_ort`` is an attribute and no argument here: old scripts have one of their own
-    on their command line, and give it to ``evaluate`` and ``predict``.
-
-    Raises:
-        ValueError: as ortrain's own, and of a field that stands against another.
+    Positions are those of Optimum's, and subclasses may override methods with the signatures that
+    these had then, up to those of transformers 4.45 (:mod:`ortrain.compat.overrides`).
     """
 
-    output_dir: str | None = None
-    inference_with_ort: bool = field(default=False, init=False)
 
-    def __post_init__(self) -> None:
-        self._translate()
-        super().__post_init__()
-
-
-@dataclass
-class ORTSeq2SeqTrainingArguments(_OldFields, _Seq2SeqTrainingArguments):
-    """The arguments of ORTSeq2SeqTrainer, also by names that transformers no longer has."""
-
-    output_dir: str | None = None
-    inference_with_ort: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        self._translate()
-        super().__post_init__()
+class ORTSeq2SeqTrainer(ORTTrainer, _Seq2SeqTrainer):
+    """`ortrain.ORTSeq2SeqTrainer` as scripts for Optimum know it: see :class:`ORTTrainer`."""

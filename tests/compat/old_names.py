@@ -4,6 +4,7 @@
 OLD = """
 torch_ort: ORTModule DebugOptions LogLevel set_seed ORTInferenceModule OpenVINOProviderOptions
 torch_ort.optim: FusedAdam FP16_Optimizer
+torch_ort.utils: LoadBalancingDistributedSampler LoadBalancingDistributedBatchSampler
 torch_ort.utils.data: LoadBalancingDistributedSampler LoadBalancingDistributedBatchSampler
 torch_ort.experimental.json_config: load_from_json
 torch_ort.experimental.graph_config: PropagateCastLevel set_propagate_cast_ops_optimization
@@ -50,6 +51,9 @@ onnxruntime.training.onnxblock: custom_op_library save_checkpoint load_checkpoin
 onnxruntime.training.onnxblock.blocks: Add Sub Mul Div Pow ReduceMean ReduceSum Sigmoid Log Neg Abs
 onnxruntime.training.onnxblock.blocks: Constant SequenceConstruct ReduceAllL2 Clip PassThrough
 onnxruntime.training.onnxblock.blocks: InputLike LabelEncoder Cast Linear Block
+onnxruntime.training.onnxblock: TrainingModel onnx_model
+onnxruntime.training.onnxblock.model: TrainingModel onnx_model
+onnxruntime.training.onnxblock.building_blocks: Add Sub Mul Div Pow ReduceMean
 onnxruntime.training.onnxblock.loss: MSELoss CrossEntropyLoss BCEWithLogitsLoss L1Loss
 onnxruntime.training.onnxblock.optim: AdamW SGD ClipGradNorm
 onnxruntime.training.experimental: export_gradient_graph

@@ -79,6 +79,20 @@ def test_casts_move_without_settings(strategy: Any, level: Any) -> None:
         graph_config.set_propagate_cast_ops_optimization(nn.Linear(1, 1), strategy, 7)
 
 
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("model", {"model": None}),
+        ("strategy", {"strategy": None}),
+        ("strategy", {"strategy": bool}),
+        ("level", {"level": None}),
+    ],
+)
+def test_settings_of_casts_of_another_kind_are_refused(name: str, given: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=f"^{name}="):
+        graph_config.set_propagate_cast_ops_optimization(**{"model": nn.Linear(1, 1), **given})
+
+
 # --- fallback -----------------------------------------------------------------------------------
 
 

@@ -35,12 +35,14 @@ class Accessor:
         model: what blocks append to.
         path: of the file that it was read from; None where none was given.
         differentiated: whether a training block has made it a training model.
+        eval_model: the evaluation model that the training block made beside it; None before.
     """
 
     def __init__(self, model: onnx.ModelProto, path: str | os.PathLike[str] | None = None) -> None:
         self.model = model
         self.path = None if path is None else os.fspath(path)
         self.differentiated = False
+        self.eval_model: onnx.ModelProto | None = None
         self._names: set[str] = set()
 
     @property

@@ -158,6 +158,7 @@ class TrainingBlock(Block):
             ir.to_proto(programs[contract.EVAL_MODEL].model),
         )
         accessor.model.CopyFrom(self._models[0])
+        accessor.eval_model = self._models[1]
         accessor.differentiated = True
         return output
 
