@@ -24,6 +24,7 @@ from ortrain.guards.autocast import Autocast, autocast_as
 from ortrain.kept.arguments import Arguments, Result
 from ortrain.kept.parameter import BUFFERS, Parameter, instead
 from ortrain.kept.parameter import memory_of as _memory
+from ortrain.kept.premises import Premises
 from ortrain.kept.shared import Watched
 from ortrain.module_state.fact import version_of
 
@@ -127,6 +128,10 @@ class Kept:
             behind the parameters.
         shared: other buffers that the graph or another call has in hand: it must leave them alone.
         around: the module that the graph is of; None where it may come to nothing of that.
+        axes: the label of each axis of its inputs and then its outputs, where it is known to treat
+            the places of axes with labels alone; -1 for others.
+        premises: of the proof of that.
+        mixes: why it is not known; empty where nobody has asked.
         forwards: what they take.
         backwards: likewise.
     """
@@ -152,6 +157,9 @@ class Kept:
         self.buffers: list[Parameter] = []
         self.shared: list[Parameter] = []
         self.around: nn.Module | None = None
+        self.axes: list[int] = []
+        self.premises: Premises | None = None
+        self.mixes = ""
         self.forwards, self.backwards = Times(), Times()
         self.parameters = [] if module is None else Parameter.all_of(module)
         _table[self.key] = self
