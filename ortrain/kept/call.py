@@ -58,14 +58,16 @@ class Context:
         key: of the call.
         outputs: of it, those that depend on the leaves with their history.
         leaves: what gradients are asked for.
+        premises: by which it was given some tokens alone; None where it was given all.
     """
 
-    __slots__ = ("key", "leaves", "outputs")
+    __slots__ = ("key", "leaves", "outputs", "premises")
 
     requires_grad = False  # as what hands values on asks of each
 
     def __init__(self, key: str, outputs: list[Tensor], leaves: list[Tensor]) -> None:
         self.key, self.outputs, self.leaves = key, outputs, leaves
+        self.premises: Premises | None = None
 
     def is_neg(self) -> bool:
         """Likewise."""
@@ -234,6 +236,35 @@ class Kept:
         self.forwards.end(since)
         return [*[self._own(t, inputs, seen, detached=True) for t in outputs], context]
 
+    @property
+    def treats_tokens_alone(self) -> bool:
+        """Whether it is known to by now: its code, and the numbers in it, are what they were."""
+        return self.premises is not None and self.premises.hold()
+
+    def run_packed(self, inputs: Sequence[Any]) -> list[Tensor]:
+        """As :meth:`run`, of some tokens.
+
+        Raises:
+            CheckFailed: what was proved of the code is not known of what it is by now.
+        """
+        self._expect_alone()
+        return self.run(inputs)
+
+    def train_packed(self, inputs: Sequence[Any], needs: Sequence[int]) -> list[Any]:
+        """As :meth:`train`, of some tokens.
+
+        Raises:
+            CheckFailed: as of :meth:`run_packed`.
+        """
+        self._expect_alone()
+        found = self.train(inputs, needs)
+        found[-1].premises = self.premises
+        return found
+
+    def _expect_alone(self) -> None:
+        if not self.treats_tokens_alone:
+            raise self.strays("its code, or a number in it, is another one by now")
+
     def backward(self, context: Context, arriving: Sequence[Tensor | None]) -> list[Tensor]:
         """The gradients of a context's leaves; zeros where autograd has none.
 
@@ -242,6 +273,14 @@ class Kept:
             arriving: the gradient of each of its outputs; None where there is none,
                 and those behind the last one may be missing.
         """
+        if context.premises is not None and not context.premises.hold():
+            raise StateError(
+                f"the code of {self.site.name} has changed between a forward and its backward",
+                where=self.site.where,
+                because="the forward has given it the tokens that are read, since by its code as it "
+                "was, each had its result alone",
+                help="change it between two steps",
+            )
         since = self.backwards.begin()
         pairs = [
             (output, gradient)

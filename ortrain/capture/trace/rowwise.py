@@ -110,6 +110,9 @@ class _Recorder(TorchDispatchMode):
     def _plain(self, value: Any) -> Any:
         """Arguments without tensors and symbols."""
         if isinstance(value, Tensor):
+            if type(value) is Tensor and not value.dim():  # a number that PyTorch has made one of
+                with torch.utils._python_dispatch._disable_current_modes():
+                    return value.item()
             return Ref(self.number(value))
         if isinstance(value, torch.SymInt):
             return _size(value)

@@ -251,7 +251,8 @@ def _is_around_zero(name: str, bounds: Sequence[Any]) -> bool:
 def _masked_write(walk: Walk, step: Step) -> list[Axes]:
     """One number where a mask of the same sizes is true."""
     target, places, value = step.args[:3]
-    own, number = walk.of(target), walk.of(value)
+    own = walk.of(target)
+    number = walk.of(value) if isinstance(value, Ref) else Axes((), (), _is_zero(value))
     added = [*step.args[3:], *step.kwargs.values()]
     mask = walk.of(places[0]) if len(places) == 1 else None
     if mask is None or mask.sizes != own.sizes or mask.labels != own.labels or any(added):
@@ -301,8 +302,10 @@ def _created(walk: Walk, step: Step) -> list[Axes]:
     return [Axes(sizes, walk.made(sizes), zero) for sizes in step.sizes]
 
 
-@_rule("scalar_tensor")
+@_rule("scalar_tensor lift_fresh")
 def _scalar(walk: Walk, step: Step) -> list[Axes]:
+    if isinstance(step.args[0], Ref):
+        raise Unproved("a tensor is made of numbers")
     return [Axes((), (), _is_zero(step.args[0]))]
 
 
