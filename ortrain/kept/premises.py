@@ -33,6 +33,6 @@ class Premises:
 
     def hold(self) -> bool:
         """Whether all is as it was: the same objects, which are themselves never changed."""
-        return all(mapping.get(name, _NOTHING) is was for mapping, name, was in self._items) and all(
-            getattr(owner, name, _NOTHING) is was for owner, name, was in self._attributes
-        )
+        return all(
+            mapping.get(name, _NOTHING) is was for mapping, name, was in self._items
+        ) and all(getattr(owner, name, _NOTHING) is was for owner, name, was in self._attributes)

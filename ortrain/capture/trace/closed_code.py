@@ -86,12 +86,12 @@ def premises_of(function: Any, *, alone: bool) -> Premises:
         raise Unproved("it has an apply of its own")
     reader = _Reader(found)
     apart = function.setup_context is not base.setup_context
-    for name in ("forward", "setup_context", "backward", "vjp", "jvp", "apply"):
+    for name in ("forward", "setup_context", "backward", "vjp", "jvp"):
         code = found.attribute(function, name)
         if name in ("vjp", "jvp"):
             if code is not getattr(base, name):
                 raise Unproved(f"it has a {name}")
-        elif name == "backward" or (name != "apply" and code is not getattr(base, name)):
+        elif name == "backward" or code is not getattr(base, name):
             has_context = name != "forward" or not apart
             asks = name == "backward" and alone
             reader.read(_once(code), asks=asks, has_context=has_context)
@@ -154,7 +154,9 @@ class _Reader:
         """
         if code.co_exceptiontable:
             raise Unproved("its code catches exceptions, or has a with statement")
-        if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        if code.co_flags & (
+            inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+        ):
             raise Unproved("its code is a generator")
         if any(isinstance(constant, CodeType) for constant in code.co_consts):
             raise Unproved("its code makes a function")

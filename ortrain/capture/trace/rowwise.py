@@ -242,7 +242,11 @@ def _single(axes: Axes) -> Sequence[tuple[int, ...]]:
 
 
 def _traced(
-    call: Kept, tensors: Sequence[Tensor], shapes: list[list[Any]], single: frozenset[int], count: int
+    call: Kept,
+    tensors: Sequence[Tensor],
+    shapes: list[list[Any]],
+    single: frozenset[int],
+    count: int,
 ) -> Trace:
     """A run of a call, and of its backward, on tensors without contents.
 
@@ -318,14 +322,10 @@ def _same(whole: Trace, other: Trace, single: Sequence[int]) -> bool:
             return {key: put(each) for key, each in value.items()}
         return value
 
-    mine = [
-        (s.operator, put(s.args), put(s.kwargs), s.results, put(s.sizes)) for s in whole.steps
-    ]
+    mine = [(s.operator, put(s.args), put(s.kwargs), s.results, put(s.sizes)) for s in whole.steps]
     theirs = [(s.operator, s.args, s.kwargs, s.results, s.sizes) for s in other.steps]
     same = (whole.inputs, whole.outputs, whole.arriving, whole.gradients) == (
         other.inputs, other.outputs, other.arriving, other.gradients,
     )  # fmt: skip
     # A number is itself alone, as 1 is not True nor 1.0.
     return same and mine == theirs and str(mine) == str(theirs)
-
-

@@ -188,7 +188,9 @@ _GRADIENTS = frozenset(
     hardswish_backward hardsigmoid_backward mish_backward"""
 )
 def _elementwise(walk: Walk, step: Step) -> list[Axes]:
-    operands = [walk.of(leaf) for leaf in _leaves((step.args, step.kwargs)) if isinstance(leaf, Ref)]
+    operands = [
+        walk.of(leaf) for leaf in _leaves((step.args, step.kwargs)) if isinstance(leaf, Ref)
+    ]
     if step.name.endswith("_") and walk.of(step.args[0]).sizes != step.sizes[0]:
         raise Unproved(f"{step.name} writes to something else")
     total = any(each.total for each in operands)
