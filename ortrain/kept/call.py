@@ -277,8 +277,8 @@ class Kept:
             raise StateError(
                 f"the code of {self.site.name} has changed between a forward and its backward",
                 where=self.site.where,
-                because="the forward has given it the tokens that are read, since by its code as it "
-                "was, each had its result alone",
+                because="the forward has given it no more than the tokens that are read, as by its "
+                "code each had its result alone",
                 help="change it between two steps",
             )
         since = self.backwards.begin()

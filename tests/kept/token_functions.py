@@ -1,4 +1,4 @@
-"""Custom functions of words ``[rows, length, 8]``: such as treat each alone, and near neighbours."""
+"""Custom functions of words ``[rows, length, 8]`` that treat each alone, and near neighbours."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 Body = Callable[..., Any]
 
@@ -94,7 +94,7 @@ def heads(ctx: Any, x: Tensor) -> Tensor:
     rows, length, width = x.shape
     apart = x.view(rows, length, 2, width // 2).transpose(1, 2)
     ctx.shape = x.shape
-    return F.normalize(apart, dim=-1).transpose(1, 2).reshape(rows, length, width)
+    return functional.normalize(apart, dim=-1).transpose(1, 2).reshape(rows, length, width)
 
 
 def of_heads(ctx: Any, gradient: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def of_chances(ctx: Any, gradient: Tensor) -> Tensor:
 
 
 def normed(ctx: Any, x: Tensor) -> Tensor:
-    return F.layer_norm(x, (8,))
+    return functional.layer_norm(x, (8,))
 
 
 def scaled(ctx: Any, x: Tensor) -> Tensor:
@@ -377,7 +377,7 @@ MIXING: dict[str, tuple[Any, str]] = {
     "a buffer of positions": (function(by_position_buffer), "type Tensor"),
     "statistics of the batch": (function(by_batch_statistics), "mean goes over tokens"),
     "a write to some tokens": (function(written_after), "another tensor shows"),
-    "dropout": (_mixing(lambda x: F.dropout(x, 0.5)), "'dropout'"),
+    "dropout": (_mixing(lambda x: functional.dropout(x, 0.5)), "'dropout'"),
     "Python's random numbers": (function(drawn), "module random"),
     "a list outside": (function(counted), "type list"),
     "an exception that is caught": (function(caught), "catches exceptions"),

@@ -4,8 +4,8 @@ A custom function is known to where its code does the same at each call
 (:mod:`~ortrain.capture.trace.closed_code`), and its operators, forward and backward, carry the axes
 of tokens (:mod:`~ortrain.capture.trace.token_axes`). Which operators they are is seen on tensors
 without contents whose sizes are symbols: a number that decides anything would leave a condition
-behind, or raise. Symbols stand for two places or more, and a size of 1 may be told apart in silence,
-so it is run with each of them as 1, too, and has to call the same operators.
+behind, or raise. Symbols stand for two places or more, and a size of 1 may be told apart in
+silence, so it is run with each of them as 1, too, and has to call the same operators.
 
 In a backward, tokens whose gradient is zero have to get zero: PyTorch hands zeros to those that
 nobody reads, a graph leaves them out.
@@ -305,7 +305,7 @@ def _symbol(environment: ShapeEnv, name: str, hint: int) -> torch.SymInt:
     source = ConstantSource(name)
     symbol = environment.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC)
     found: Any = environment.create_symintnode(symbol, hint=hint, source=source)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _same(whole: Trace, other: Trace, single: Sequence[int]) -> bool:

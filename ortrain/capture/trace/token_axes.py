@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
-import torch
 
 from ortrain.capture.trace.closed_code import Unproved
 
@@ -358,9 +357,10 @@ def _expect_sum(walk: Walk, *operands: Axes) -> None:
         raise Unproved("a sum goes over tokens")
 
 
-@_rule("mean amax amin prod any all logsumexp argmax argmin var std var_mean std_mean median max min "
-       "sort topk cumsum cumprod flip roll _softmax _log_softmax linalg_vector_norm norm glu "
-       "squeeze")  # fmt: skip
+@_rule(
+    """mean amax amin prod any all logsumexp argmax argmin var std var_mean std_mean median max min
+    sort topk cumsum cumprod flip roll _softmax _log_softmax linalg_vector_norm norm glu squeeze"""
+)
 def _over_others(walk: Walk, step: Step) -> list[Axes]:
     """Over axes that have no tokens: results keep the place of each, as many axes as they have."""
     own, name, rank = walk.of(step.args[0]), step.name, len(walk.of(step.args[0]).sizes)
@@ -550,16 +550,16 @@ def _reshaped(walk: Walk, own: Axes, sizes: Sequence[Size]) -> list[Labels]:
             atoms = _without(atoms, size)
             found.append(())
             continue
-        rest, labels = size, list[int]()
+        rest, joined = size, list[int]()
         while rest != 1:
             if not atoms or not isinstance(atoms[0], int):
                 raise Unproved("tokens are put together with something else")
             label = atoms.pop(0)
             rest = sympy.cancel(rest / walk.symbols[label])
-            if rest.is_number and rest != 1 or sympy.denom(rest) != 1:
+            if (rest.is_number and rest != 1) or sympy.denom(rest) != 1:
                 raise Unproved("tokens are put together with something else")
-            labels.append(label)
-        found.append(tuple(labels))
+            joined.append(label)
+        found.append(tuple(joined))
     if atoms:
         raise Unproved("tokens are put together with something else")
     return found
@@ -580,14 +580,6 @@ def _without(atoms: list[Any], size: int) -> list[Any]:
             raise Unproved("axes are put together in another way")
         size //= head
     return left
-
-
-def is_pointwise(name: str) -> bool:
-    """Whether PyTorch says of an operator, too, that it works element by element."""
-    packet = getattr(torch.ops.aten, name)
-    return any(
-        torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads()
-    )
 
 
 POINTWISE = [name for name, rule in _RULES.items() if rule is _elementwise]
