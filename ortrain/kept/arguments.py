@@ -52,6 +52,11 @@ class Arguments:
         """What is neither tensor nor size."""
         return [leaf for i, leaf in enumerate(self._leaves) if i not in self._holes]
 
+    @property
+    def fixed(self) -> tuple[Any, ...]:
+        """How tensors and sizes make up the arguments, and what else is among these."""
+        return (self._spec, self._holes, self._leaves)
+
     def release(self) -> None:
         """Forgets the tensors of the trace."""
         self.tensors, self.sizes = [], []

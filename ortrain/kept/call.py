@@ -24,6 +24,7 @@ from ortrain.guards.autocast import Autocast, autocast_as
 from ortrain.kept.arguments import Arguments, Result
 from ortrain.kept.parameter import BUFFERS, Parameter, instead
 from ortrain.kept.parameter import memory_of as _memory
+from ortrain.kept.premises import Premises
 from ortrain.kept.shared import Watched
 from ortrain.module_state.fact import version_of
 
@@ -57,14 +58,16 @@ class Context:
         key: of the call.
         outputs: of it, those that depend on the leaves with their history.
         leaves: what gradients are asked for.
+        premises: by which it was given some tokens alone; None where it was given all.
     """
 
-    __slots__ = ("key", "leaves", "outputs")
+    __slots__ = ("key", "leaves", "outputs", "premises")
 
     requires_grad = False  # as what hands values on asks of each
 
     def __init__(self, key: str, outputs: list[Tensor], leaves: list[Tensor]) -> None:
         self.key, self.outputs, self.leaves = key, outputs, leaves
+        self.premises: Premises | None = None
 
     def is_neg(self) -> bool:
         """Likewise."""
@@ -127,6 +130,10 @@ class Kept:
             behind the parameters.
         shared: other buffers that the graph or another call has in hand: it must leave them alone.
         around: the module that the graph is of; None where it may come to nothing of that.
+        axes: the label of each axis of its inputs and then its outputs, where it is known to treat
+            the places of axes with labels alone; -1 for others.
+        premises: of the proof of that.
+        mixes: why it is not known; empty where nobody has asked.
         forwards: what they take.
         backwards: likewise.
     """
@@ -152,6 +159,9 @@ class Kept:
         self.buffers: list[Parameter] = []
         self.shared: list[Parameter] = []
         self.around: nn.Module | None = None
+        self.axes: list[int] = []
+        self.premises: Premises | None = None
+        self.mixes = ""
         self.forwards, self.backwards = Times(), Times()
         self.parameters = [] if module is None else Parameter.all_of(module)
         _table[self.key] = self
@@ -226,6 +236,35 @@ class Kept:
         self.forwards.end(since)
         return [*[self._own(t, inputs, seen, detached=True) for t in outputs], context]
 
+    @property
+    def treats_tokens_alone(self) -> bool:
+        """Whether it is known to by now: its code, and the numbers in it, are what they were."""
+        return self.premises is not None and self.premises.hold()
+
+    def run_packed(self, inputs: Sequence[Any]) -> list[Tensor]:
+        """As :meth:`run`, of some tokens.
+
+        Raises:
+            CheckFailed: what was proved of the code is not known of what it is by now.
+        """
+        self._expect_alone()
+        return self.run(inputs)
+
+    def train_packed(self, inputs: Sequence[Any], needs: Sequence[int]) -> list[Any]:
+        """As :meth:`train`, of some tokens.
+
+        Raises:
+            CheckFailed: as of :meth:`run_packed`.
+        """
+        self._expect_alone()
+        found = self.train(inputs, needs)
+        found[-1].premises = self.premises
+        return found
+
+    def _expect_alone(self) -> None:
+        if not self.treats_tokens_alone:
+            raise self.strays("its code, or a number in it, is another one by now")
+
     def backward(self, context: Context, arriving: Sequence[Tensor | None]) -> list[Tensor]:
         """The gradients of a context's leaves; zeros where autograd has none.
 
@@ -234,6 +273,14 @@ class Kept:
             arriving: the gradient of each of its outputs; None where there is none,
                 and those behind the last one may be missing.
         """
+        if context.premises is not None and not context.premises.hold():
+            raise StateError(
+                f"the code of {self.site.name} has changed between a forward and its backward",
+                where=self.site.where,
+                because="the forward has given it no more than the tokens that are read, as by its "
+                "code each had its result alone",
+                help="change it between two steps",
+            )
         since = self.backwards.begin()
         pairs = [
             (output, gradient)

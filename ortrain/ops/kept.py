@@ -32,6 +32,25 @@ def keys_of(graph: ir.Graph) -> list[str]:
     return [*dict.fromkeys(key_of(node) for node in graph.all_nodes() if is_kept(node))]
 
 
+def is_packed(node: ir.Node) -> bool:
+    """Whether a node is a call that is given some tokens, by what is known of it."""
+    return is_kept(node) and "packed" in node.attributes
+
+
+def labels_of(node: ir.Node) -> list[list[int]]:
+    """The labels of the axes of a Kept's inputs and then its outputs; none where none are known."""
+    given = node.attributes.get("axes")
+    left = [] if given is None else list(given.as_ints())
+    if not left or node.op_type != "Kept":
+        return []
+    found = []
+    for value in (*node.inputs, *node.outputs):
+        rank = len(value.shape) if value is not None and value.shape is not None else 0
+        found.append(left[:rank])
+        left = left[rank:]
+    return [] if left else found
+
+
 def _as_captured(node: ir.Node) -> None:
     """Typing: capture knows what the call gives."""
 
@@ -44,6 +63,8 @@ def kept(
     sizes: int = 0,
     connected: Sequence[int] = (),
     needs: Sequence[int] = (),
+    axes: Sequence[int] = (),
+    packed: int = 0,
 ) -> ir.Value:
     """Calls the user's code.
 
@@ -55,6 +76,9 @@ def kept(
         connected: places of the inputs that a gradient may reach.
         needs: places of those whose gradient the backward asks for. With any, the last output is
             the context: what autograd has saved, which is no tensor and for KeptGrad alone.
+        axes: the label of each axis of the inputs and then of the outputs, where the call is known
+            to treat the places of axes with labels alone; -1 for others.
+        packed: whether it is given some of those places, by what is known of it.
 
     Raises:
         ExecutionError: always, as there is nothing in ONNX for it.

@@ -11,7 +11,7 @@ no_gradient("ortrain::KeptGrad", reason="PyTorch runs the module again for it")
 
 
 @gradient("ortrain::Kept")
-def kept(g, *tensors, key, sizes=0, connected=(), needs=()):
+def kept(g, *tensors, key, sizes=0, connected=(), needs=(), axes=(), packed=0):
     """what `torch.autograd.grad` gives for the call"""
     wanted = [i for i in connected if g.needs(i)]
     if not wanted:

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ortrain.capture.origin import place
 from ortrain.capture.trace.aside import aside, is_aside
 from ortrain.capture.trace.refusal import first_line, line_of
+from ortrain.capture.trace.rowwise import axes_of
 from ortrain.errors import CaptureError, OrtrainError
 from ortrain.exclusive import this_thread
 from ortrain.guards.autocast import active
@@ -81,6 +82,7 @@ class Keeper:
         module: that is captured.
         begun: the buffers that its forward began with in the trace, by their places.
         numbers: places of buffers that stand for numbers which the module holds.
+        proofs: what was found of calls that may treat tokens alone.
     """
 
     functions: bool = True
@@ -98,6 +100,7 @@ class Keeper:
     module: nn.Module | None = None
     begun: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     numbers: frozenset[tuple[int, str]] = frozenset()
+    proofs: dict[Any, Any] = field(default_factory=dict)
 
     def begin(self) -> None:
         """A trace begins."""
@@ -271,6 +274,8 @@ def _recorded(keeper: Keeper, call: Kept, found: Found) -> Any:
     """The operator in the trace that stands for a call, and what that returns."""
     tensors, sizes = _inputs(call), call.arguments.sizes
     call.result, call.connected, call.repeatable = found.result, found.connected, found.repeatable
+    with aside():
+        axes_of(call, tensors, keeper.proofs)
     number = keeper.called(call, found.tensors)
     given = torch.ops.ortrain.kept(tensors, sizes, number)
     outputs = [

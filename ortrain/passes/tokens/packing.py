@@ -20,6 +20,7 @@ from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 from ortrain.graph.check import check
 from ortrain.graph.cost import Multiplications
+from ortrain.ops.kept import is_kept
 from ortrain.passes.clean import clean
 from ortrain.passes.tokens.demand import Demands, Shown, demands
 from ortrain.passes.tokens.frames import Frame, Grid
@@ -262,6 +263,8 @@ class _Writer:
             # To a size of 1 nothing is expanded.
             kept = [1 if a in frame.axes else d for a, d in enumerate(dims)]
             node.replace_input_with(1, op.constant(kept, ir.DataType.INT64))
+        elif is_kept(node):
+            node.attributes["packed"] = ir.AttrInt64("packed", 1)
         elif (node.domain, node.op_type) == ("ortrain", "Dropout"):
             behind = [d for d in dims[len(frame.axes) : -1] if isinstance(d, int)]
             index = own.places if frame.is_flat else op.Unsqueeze(own.places, [0])

@@ -8,7 +8,7 @@ from ortrain.runtime.aten.table import kernel
 
 
 @kernel("ortrain::Kept")
-def kept(t, *tensors, key, sizes=0, connected=(), needs=(), node):
+def kept(t, *tensors, key, sizes=0, connected=(), needs=(), axes=(), packed=0, node):
     """``y, context = kept.train([x, …], needs)``; without a backward ``y, = kept.run([x, …])``.
 
     The context refers to what the call was given and to what it gave.
@@ -18,13 +18,14 @@ def kept(t, *tensors, key, sizes=0, connected=(), needs=(), node):
     given += [t.number(v) if isinstance(v, Host) else v for v in tensors[first:]]
     called = t.keeper("kept", ortrain.kept.call.kept(key))
     context = node.outputs[-1] if needs else None
+    run, train = ("run_packed", "train_packed") if packed else ("run", "train")
     if context is None or not (context.uses() or context.is_graph_output()):
         count = len(node.outputs) - bool(needs)
         return (
-            *t.call(f"{called.text}.run", given, outputs=count, is_tuple=True),
+            *t.call(f"{called.text}.{run}", given, outputs=count, is_tuple=True),
             *[None] * bool(needs),
         )
-    *results, saved = t.call(f"{called.text}.train", given, [*needs], outputs=len(node.outputs))
+    *results, saved = t.call(f"{called.text}.{train}", given, [*needs], outputs=len(node.outputs))
     saved.is_context = True
     shared = [v for v in (*given, *results) if isinstance(v, Tensor)]
     saved.roots = saved.roots.union(*(v.roots for v in shared))
