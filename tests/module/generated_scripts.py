@@ -69,7 +69,7 @@ class Made:
         dtype = "torch.float64" if self.double else "torch.float32"
         options = f"Options(engine={engine!r}, certificate={self.certificate!r})"
         return (
-            f"{PREAMBLE}\ndef script(s):\n{textwrap.indent(''.join(body), '    ')}\n\n"
+            f"{PREAMBLE}\ndef script(s):\n{textwrap.indent(''.join(body) or 'pass', '    ')}\n\n"
             f"if __name__ == '__main__':\n    torch.set_num_threads(1)\n"
             f"    agree(script, {self.kind!r}, dtype={dtype}, seed={self.seed}, options={options})\n"
         )

@@ -267,7 +267,7 @@ args, kwargs = s.batch($n, $length)
 outs = [t for t in s.tensors(s.model(*args, **kwargs)) if t.grad_fn is not None]
 outs[0].mul_(2)
 s.see(outs[0])
-outs[0].sum().backward()
+s.backward(outs[0].sum())
 """,
     "write to a detached output": """
 args, kwargs = s.batch($n, $length)
@@ -281,7 +281,7 @@ args, kwargs = s.batch($n, $length)
 out = s.model(*args, **kwargs)
 for a in args:
     a.zero_()
-s.loss(out).backward()
+s.backward(s.loss(out))
 """,
     "outputs with gradients kept and hooks": """
 args, kwargs = s.batch($n, $length)
@@ -327,15 +327,14 @@ s.pending.append(s.loss(s.model(*args, **kwargs)))
 """,
     "backward of what was kept": """
 if s.pending:
-    s.pending.pop().backward()
+    s.backward(s.pending.pop())
 """,
     "optimizer step between forward and backward": """
 args, kwargs = s.batch($n, $length)
 s.loss(s.model(*args, **kwargs)).backward()
 loss = s.loss(s.model(*args, **kwargs))
 s.optimizer.step()
-s.model.zero_grad()
-loss.backward()
+s.backward(loss)
 """,
     "clip_grad_norm_": """
 args, kwargs = s.batch($n, $length)

@@ -76,6 +76,10 @@ class Seen:
         return f"{error:.3g} from eager, whose largest value is {largest:.3g}"
 
 
+class Stale:
+    """A backward that was an error, since a tensor that it reads was changed in place."""
+
+
 class Run:
     """A script's module, optimizer and what else it holds.
 
@@ -88,7 +92,8 @@ class Run:
 
     def __init__(self, kind: str, wrap: Wrap, dtype: torch.dtype, seed: int) -> None:
         torch.manual_seed(seed)
-        self.subject, self.wrap, self.dtype = MODULES[kind], wrap, dtype
+        self.subject, self.wrap = MODULES[kind], wrap
+        self.dtype = self.born = dtype
         self.record: list[tuple[str, str, Any]] = []
         self.now, self.trained = "", False
         self.pending: list[Tensor] = []
@@ -176,20 +181,36 @@ class Run:
         with torch.no_grad(), torch.inference_mode(False):
             self._keep("result", self._plain(value, kept, 0.0, reduced, self._names()))
 
+    def backward(self, loss: Tensor) -> None:
+        """The backward of what may have been changed in place since the forward.
+
+        "An in-place change, between forward and backward, of a tensor that the backward reads" is
+        an error, and a graph's backward may read fewer tensors than PyTorch's: where PyTorch's
+        reads what was changed, the graph's gradients are not compared.
+        """
+        self.model.zero_grad()
+        outcome: Any = None
+        try:
+            loss.backward()
+            outcome = self._gradients()
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+            self.traces[self.now] = traceback.format_exc()
+            outcome = Stale()
+        self._keep("backward of what was changed", outcome)
+        self.model.zero_grad()
+
     def look(self) -> None:
         """Remembers parameters, gradients, buffers and modes."""
         with torch.no_grad():
             module, kept = self.inner(), list[Tensor]()
-            gradients = {n: p.grad for n, p in module.named_parameters()}
-            present = [g for g in gradients.values() if g is not None and g.numel()]
-            largest = max((float(g.abs().max()) for g in present), default=0.0)
-            double = self.dtype == torch.float64
-            floor = largest * (DOUBLE_ROUNDING if double else ROUNDING)
-            self._keep("gradients", self._plain(gradients, kept, floor))
+            self._keep("gradients", self._gradients())
             parameters = dict(module.named_parameters(remove_duplicate=False))
             self._keep("parameters", self._plain(parameters, kept, 0.0))
             self._keep("buffers", self._plain(dict(module.named_buffers()), kept, 0.0))
-            self._keep("modes", [m.training for m in module.modules() if not isinstance(m, ORTModule)])
+            parts = [module, *(part for _, _, part in seats(module))]
+            self._keep("modes", [part.training for part in parts])
             self._keep("generator", hash(torch.get_rng_state().numpy().tobytes()))
 
     @contextmanager
@@ -208,6 +229,13 @@ class Run:
 
     def _keep(self, what: str, value: Any) -> None:
         self.record.append((self.now, what, value))
+
+    def _gradients(self) -> Any:
+        gradients = {n: p.grad for n, p in self.inner().named_parameters()}
+        present = [g for g in gradients.values() if g is not None and g.numel()]
+        largest = max((float(g.abs().max()) for g in present), default=0.0)
+        rounding = DOUBLE_ROUNDING if self.born == torch.float64 else ROUNDING
+        return self._plain(gradients, [], largest * rounding)
 
     def _names(self) -> list[Tensor]:
         return [*self.inner().parameters(), *self.inner().buffers()]
@@ -231,7 +259,7 @@ class Run:
                 wants = (value.requires_grad, value.is_leaf)
                 trained = self.trained or isinstance(value, nn.Parameter)
                 bound = DRIFTED if trained else SAME
-                if value.dtype == self.dtype == torch.float64:
+                if value.dtype == self.born == torch.float64:
                     bound = DOUBLE
                 bound = REDUCED if reduced else bound
                 return Seen(value.detach().clone(), wants, same, floor, bound)
@@ -326,6 +354,8 @@ def _compare(eager: Run, ours: Run) -> None:
 
 
 def _differs(a: Any, b: Any) -> str:
+    if isinstance(a, Stale):
+        return ""
     if isinstance(a, Seen) and isinstance(b, Seen):
         difference = a.differs(b)
         return f": {difference}" if difference else ""
