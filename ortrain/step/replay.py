@@ -184,6 +184,12 @@ class Original:
                     help="call backward before you change the module",
                 )
             stack.enter_context(without_autocast())
+            # Parts with a wrapper of their own would run as graphs where a checkpoint repeats them
+            # in the backward, and not in a forward whose parameters stand for others.
+            for part in self.module.modules():
+                resting = getattr(part.__dict__.get("_runner"), "resting", None)
+                if resting is not None:
+                    stack.enter_context(resting())
             stack.callback(torch.set_default_dtype, torch.get_default_dtype())
             torch.set_default_dtype(self.dtype)
             yield
