@@ -326,6 +326,8 @@ def reader(tensor: torch.Tensor) -> Callable[[], bytes] | None:
     detached = tensor.detach()
     try:
         return detached.numpy().tobytes
+    except RuntimeError:  # one of a transform of torch.func has no memory of its own
+        return None
     except TypeError:  # numpy has no bfloat16
         plain = {1: torch.uint8, 2: torch.int16}.get(tensor.element_size())
         return detached.view(plain).numpy().tobytes if plain else None

@@ -17,7 +17,8 @@ from ortrain.guards.structure import FlatCall
 from ortrain.step.backward import Backward, Group, groups_of
 from ortrain.step.build import Plan
 from ortrain.step.feeds import Feeds
-from ortrain.step.replay import Caller, Original
+from ortrain.step.chain import Chain
+from ortrain.step.replay import PROBE, Caller, Original
 from ortrain.step.saved_forward import Received, SavedForward, matters, stash_of
 
 # Whether the backward that is running leaves the graph for another one, retain_graph=True.
@@ -103,14 +104,19 @@ class Step:
         """
         self._check_shared(users)
         kept, inputs = SavedForward(self, users, call, caller), [users[i] for i in self.inputs]
+        chained = bool(self.plan.linked) and self.original is not None and call is not None
+        probe = PROBE if chained else None
         if len(self.groups) == 1:
-            result = _Function.apply(kept, None, *inputs, *self.parameters)
+            result = _Function.apply(kept, None, probe, *inputs, *self.parameters)
         else:
             arguments, token = [*inputs, *self.parameters], None
             first, *later = [(group, [arguments[i] for i in group.gives]) for group in self.groups]
             for group, tensors in reversed(later):
                 token = _Later.apply(kept, group, token, *tensors)
-            result = _Function.apply(kept, token, *first[1])
+            result = _Function.apply(kept, token, probe, *first[1])
+        if kept.chain is not None:
+            *roots, token = result
+            return kept.chain.given(roots, token)
         return result if isinstance(result, tuple) else (result,)
 
     def _check_shared(self, users: Sequence[torch.Tensor]) -> None:
@@ -138,30 +144,41 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, kept: SavedForward, token: torch.Tensor | None, *tensors: torch.Tensor
+        ctx: Any,
+        kept: SavedForward,
+        token: torch.Tensor | None,
+        probe: torch.Tensor | None,
+        *tensors: torch.Tensor,
     ) -> Any:
         step, feeds, users = kept.step, kept.feeds, kept.users
         plan = step.plan
         fetches = plan.forward.run_values(list(feeds))
         count, at = plan.outputs, plan.exchange.at
         outputs = _expanded([at(fetches, i, i in plan.bools) for i in range(count)], plan)
-        # Autograd lets nobody write to what a function has returned as a view. This is none for it,
-        # and counts writes along with what it is a view of.
-        outputs = [t.detach() if t._is_view() else t for t in outputs]
         for i, buffer in step.buffers:
             buffer.copy_(at(fetches, i, False))
         kept.stash = stash_of(plan, feeds, fetches)
         ctx.kept, ctx.group, ctx.chained = kept, step.groups[0], token is not None
         ctx.set_materialize_grads(False)
         watched = [users[i] for i in step.reads_users]
-        ctx.save_for_backward(*watched, *step.reads_held, *[outputs[i] for i in plan.keeps_outputs])
+        if probe is not None:
+            # Another node gives some of them: what stands for these here refers to no node, and an
+            # in-place change is seen by it all the same.
+            kept.chain = Chain(kept, outputs)
+            mine = [outputs[i].detach() if plan.linked[i] else outputs[i] for i in plan.keeps_outputs]
+        else:
+            mine = [outputs[i] for i in plan.keeps_outputs]
+        ctx.save_for_backward(*watched, *step.reads_held, *mine)
         fixed = [t for t, reachable in zip(outputs, plan.reachable, strict=True) if not reachable]
         if fixed:
             ctx.mark_non_differentiable(*fixed)
+        if kept.chain is not None:
+            return (*[outputs[i] for i in kept.chain.roots], _zero())
         return outputs[0] if count == 1 else tuple(outputs)
 
     @staticmethod
-    def backward(ctx: Any, *upstream: torch.Tensor | None) -> Any:
+    def backward(ctx: Any, *arriving: torch.Tensor | None) -> Any:
+        upstream: Sequence[torch.Tensor | None] = arriving
         kept: SavedForward | None = ctx.kept
         changed = None
         try:
@@ -180,11 +197,14 @@ class _Function(torch.autograd.Function):
         keeps = _keeps_graph()
         if not keeps:
             ctx.kept = None
-        way = Backward(kept, upstream, keeps, changed)
+        whole = False
+        if kept.chain is not None:
+            upstream, whole = kept.chain.upstream(upstream[:-1])
+        way = Backward(kept, upstream, keeps, changed, whole=whole)
         if not ctx.chained:
-            return (None, None, *way.take(ctx.group))
+            return (None, None, None, *way.take(ctx.group))
         kept.way = way
-        return (None, _zero(), *way.take(ctx.group))
+        return (None, _zero(), None, *way.take(ctx.group))
 
 
 class _Later(torch.autograd.Function):
@@ -218,7 +238,9 @@ def _expanded(outputs: list[torch.Tensor], plan: Plan) -> list[torch.Tensor]:
     """The outputs, those that nobody reads in their whole width, in the memory that they have."""
     for i, width in plan.widths:
         outputs[i] = outputs[i].expand(*outputs[i].shape[:-1], width)
-    return outputs
+    # Autograd lets nobody write to what a function has returned as a view. This is none for it, and
+    # counts writes along with what it is a view of.
+    return [t.detach() if t._is_view() else t for t in outputs]
 
 
 def _zero() -> torch.Tensor:

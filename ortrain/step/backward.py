@@ -59,6 +59,8 @@ class Backward:
         upstream: the gradients of the outputs.
         keeps: whether another backward may follow, for which the forward's values stay.
         changed: what autograd says where something that the pieces read is not as it was.
+        whole: whether the gradients of outputs have in them what later outputs have sent, so that
+            PyTorch gives those of the arguments.
     """
 
     __slots__ = (
@@ -72,10 +74,15 @@ class Backward:
         upstream: Sequence[torch.Tensor | None],
         keeps: bool,
         changed: RuntimeError | None,
+        *,
+        whole: bool = False,
     ) -> None:
         self.kept, self.stash, self.upstream = kept, kept.stash, upstream
         self.keeps, self.changed, self.done, self.whole = keeps, changed, 0, False
         self.carried: list[Any] = []
+        if whole:
+            self._take_all(self._of_whole())
+            return
         if is_grad_enabled() or forward_ad._current_level >= 0 or _transforms() is not None:
             self._take_all(self._transformed())
             return
@@ -188,6 +195,14 @@ class Backward:
             gradients = plain.take(everything)
         connected = [*self.kept.wrt(), *self.upstream]
         return list(Sealed.apply(why, len(gradients), *gradients, *connected))
+
+    def _of_whole(self) -> Gradients:
+        """Those of the arguments where hooks on outputs have seen, or changed, what passes there."""
+        again = is_grad_enabled()
+        if again and self.kept.caller is not None:
+            self.kept.caller.differentiated_again()
+        with self.kept.repeated([g is not None for g in self.upstream]) as repeated:
+            return repeated.gradients(self.upstream, create_graph=again, whole=True)
 
     def _recovered(self, error: Exception) -> Gradients:
         """PyTorch's gradients in the place of a graph's that failed."""

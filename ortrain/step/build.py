@@ -28,6 +28,7 @@ from ortrain.ops.kept import keys_of
 from ortrain.passes import PIPELINES, rewrite
 from ortrain.program import Check, Program, Role, checks_of, role_of, set_role, target_of, width_of
 from ortrain.runtime.base import Compiled, Exchange, Executor
+from ortrain.step.links import Links, links
 
 # Above this much kept between forward and backward, the backward runs in pieces, so that what the
 # first pieces used is freed while the last ones make the gradients. A run costs about 10 µs.
@@ -107,6 +108,7 @@ class Plan:
         lowered: the programs as they run.
         seconds: what each stage took.
         kept: calls in the forward that stay PyTorch's.
+        linked: for each output the others that it is computed from; empty where none is.
     """
 
     forward: Compiled
@@ -128,6 +130,7 @@ class Plan:
     lowered: tuple[Program, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     kept: tuple[Kept, ...] = ()
+    linked: Links = ()
 
     @cached_property
     def writes(self) -> bool:
@@ -305,6 +308,7 @@ def build(
             },
             early,
             watch.seconds,
+            links(program.graph, users, reached) if wrt else (),
         )
 
     if cache is None or keys_of(program.graph):  # which mean something in this process alone
@@ -402,6 +406,7 @@ def _plan(
     upstream: set[str],
     early: bool,
     seconds: dict[str, float],
+    linked: Links,
 ) -> Plan:
     forward, *backward = programs
     feeds = tuple((role_of(v) or Role.USER_INPUT, v.name or "") for v in lowered[0].graph.inputs)
@@ -445,6 +450,7 @@ def _plan(
         lowered=tuple(lowered),
         seconds=seconds,
         kept=tuple([kept(key) for key in keys_of(forward.graph)]),
+        linked=linked,
     )
 
 

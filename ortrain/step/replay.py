@@ -24,6 +24,9 @@ from ortrain.step.draws import replayed_draws
 
 Gradients = list[Tensor | None]
 
+# A leaf that every backward reaches which was not asked for the gradients of some tensors alone.
+PROBE = torch.zeros((), requires_grad=True)
+
 
 class Caller(Protocol):
     """The form of call that a forward belongs to, which learns from its backwards."""
@@ -95,31 +98,36 @@ class Original:
             CaptureError: PyTorch cannot draw the same random numbers.
             UnsupportedGradient: the module reads parameters that are not its own.
         """
+        with self.around(call):
+            repeated = self.forward(call, wrt, buffers, seed=seed)
+            return repeated.gradients(upstream, create_graph=create_graph)
+
+    @contextlib.contextmanager
+    def around(self, call: FlatCall) -> Iterator[None]:
+        """What has to be around a forward and its backward: all as it was in the graph's forward."""
         with self._as_captured(), call.as_it_was(), torch.enable_grad():
-            views = {id(tensor): _view(tensor) for tensor in wrt}
-            given, structure = OutputStructure.from_output((call.args, call.kwargs))
-            args, kwargs = structure.rebuild([_instead(t, views) for t in given])
-            draws = contextlib.nullcontext() if seed is None else replayed_draws(seed)
-            with untouched(self.module), draws, autocast_as(self.autocast):
-                output = torch.func.functional_call(
-                    self.module, self._state(views, buffers), args, kwargs, tie_weights=False
-                )
-            found, _ = OutputStructure.from_output(output)
-            pairs = [
-                (found[place], gradient)
-                for place, gradient in zip(self.places, upstream, strict=True)
-                if gradient is not None and place is not None and found[place].requires_grad
-            ]
-            total: dict[int, Tensor | None] = dict.fromkeys(views)
-            if pairs:
-                outputs, arriving = zip(*pairs, strict=True)
-                self._reads_no_other(outputs, views.values())
-                gradients = torch.autograd.grad(
-                    outputs, list(views.values()), arriving,
-                    create_graph=create_graph, allow_unused=True,
-                )  # fmt: skip
-                total = dict(zip(views, gradients, strict=True))
-            return [total.pop(id(tensor), None) for tensor in wrt]
+            yield
+
+    def forward(
+        self,
+        call: FlatCall,
+        wrt: Sequence[Tensor],
+        buffers: Mapping[int, Tensor],
+        *,
+        seed: int | None,
+    ) -> Repeated:
+        """The module's forward once more, inside of `around`; arguments and errors as above."""
+        views = {id(tensor): _view(tensor) for tensor in wrt}
+        given, structure = OutputStructure.from_output((call.args, call.kwargs))
+        args, kwargs = structure.rebuild([_instead(t, views) for t in given])
+        draws = contextlib.nullcontext() if seed is None else replayed_draws(seed)
+        with untouched(self.module), draws, autocast_as(self.autocast):
+            output = torch.func.functional_call(
+                self.module, self._state(views, buffers), args, kwargs, tie_weights=False
+            )
+        found, _ = OutputStructure.from_output(output)
+        outputs = [None if place is None else found[place] for place in self.places]
+        return Repeated(self, outputs, views, [id(tensor) for tensor in wrt])
 
     def _state(
         self, views: Mapping[int, Tensor], before: Mapping[int, Tensor]
@@ -136,7 +144,7 @@ class Original:
             state[name] = copies[id(buffer)]
         return state
 
-    def _reads_no_other(self, outputs: Sequence[Tensor], views: Collection[Tensor]) -> None:
+    def expect_no_other(self, outputs: Sequence[Tensor], views: Collection[Tensor]) -> None:
         """Raises where autograd would go on from the outputs to something else than the views."""
         stops, leaves = {view.grad_fn for view in views}, {id(view) for view in views}
         nodes = [output.grad_fn for output in outputs]
@@ -145,7 +153,8 @@ class Original:
             node = nodes.pop()
             if node is None or node in stops:
                 continue
-            if hasattr(node, "variable") and id(node.variable) not in leaves:
+            other = getattr(node, "variable", None)
+            if other is not None and id(other) not in leaves and other is not PROBE:
                 raise UnsupportedGradient(
                     f"{type(self.module).__name__} cannot run again in PyTorch for its gradients",
                     because="it reads a parameter that requires a gradient from elsewhere than "
@@ -175,9 +184,119 @@ class Original:
                     help="call backward before you change the module",
                 )
             stack.enter_context(without_autocast())
+            # Parts with a wrapper of their own would run as graphs where a checkpoint repeats them
+            # in the backward, and not in a forward whose parameters stand for others.
+            for part in self.module.modules():
+                resting = getattr(part.__dict__.get("_runner"), "resting", None)
+                if resting is not None:
+                    stack.enter_context(resting())
             stack.callback(torch.set_default_dtype, torch.get_default_dtype())
             torch.set_default_dtype(self.dtype)
             yield
+
+
+class Repeated:
+    """A forward of the module itself, for the gradients of one that a graph ran.
+
+    Args:
+        original: the module.
+        outputs: of the program, None where one is a number; as the module has computed them.
+        views: what stood for the arguments and parameters, by their ids.
+        wrt: the ids of those, in order.
+    """
+
+    def __init__(
+        self,
+        original: Original,
+        outputs: Sequence[Tensor | None],
+        views: Mapping[int, Tensor],
+        wrt: Sequence[int],
+    ) -> None:
+        self.original, self.outputs, self.views, self.wrt = original, outputs, views, wrt
+
+    def gradients(
+        self,
+        upstream: Sequence[Tensor | None],
+        *,
+        create_graph: bool,
+        retain_graph: bool | None = None,
+        whole: bool = False,
+    ) -> Gradients:
+        """The gradients of the arguments and parameters.
+
+        Args:
+            upstream: the gradient of each output.
+            create_graph: whether the gradients can be differentiated again.
+            retain_graph: whether others may be asked for afterwards; as ``create_graph`` if None.
+            whole: whether the gradient of an output is the whole one, with what other outputs have
+                sent to it.
+        """
+        pairs = [
+            (output, gradient)
+            for output, gradient in zip(self.outputs, upstream, strict=True)
+            if gradient is not None and output is not None and output.requires_grad
+        ]
+        total: dict[int, Tensor | None] = dict.fromkeys(self.views)
+        if pairs:
+            hooks = [output.register_hook(_giving(g)) for output, g in pairs if whole]
+            outputs, arriving = zip(*pairs, strict=True)
+            self.original.expect_no_other(outputs, self.views.values())
+            try:
+                gradients = torch.autograd.grad(
+                    outputs, list(self.views.values()), arriving,
+                    create_graph=create_graph, retain_graph=retain_graph, allow_unused=True,
+                )  # fmt: skip
+            finally:
+                for hook in hooks:
+                    hook.remove()
+            total = dict(zip(self.views, gradients, strict=True))
+        return [total.pop(each, None) for each in self.wrt]
+
+    def between(
+        self, place: int, gradient: Tensor, before: Sequence[int], *, create_graph: bool
+    ) -> Gradients:
+        """What an output sends to those that it is computed from, on ways that meet no third.
+
+        Args:
+            place: of the output.
+            gradient: of it.
+            before: the places of the others.
+            create_graph: whether the gradients can be differentiated again.
+        """
+        output = self.outputs[place]
+        result: Gradients = [None] * len(before)
+        if output is None or not output.requires_grad:
+            return result
+        heard: dict[int, Tensor] = {}
+
+        def listening(number: int) -> Callable[[Tensor], Tensor]:
+            def listen(gradient: Tensor) -> Tensor:
+                heard[number] = gradient
+                return torch.zeros_like(gradient)  # and no further
+
+            return listen
+
+        others = [
+            (number, each)
+            for number, each in enumerate(self.outputs)
+            if number != place and each is not None and each is not output and each.requires_grad
+        ]
+        hooks = [each.register_hook(listening(number)) for number, each in others]
+        wanted = [each for number, each in others if number in before]
+        try:
+            if wanted:
+                torch.autograd.grad(
+                    output, wanted, gradient,
+                    create_graph=create_graph, retain_graph=True, allow_unused=True,
+                )  # fmt: skip
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return [heard.get(number) for number in before]
+
+
+def _giving(gradient: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda _: gradient
 
 
 def _view(tensor: Tensor) -> Tensor:

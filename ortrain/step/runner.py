@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -623,6 +623,16 @@ class Runner:
         except OrtrainError as error:
             return error
         return None
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Runs all calls inside in PyTorch."""
+        before = self.spell, self.spell_is_for, self.spell_reason
+        self.spell, self.spell_is_for, self.spell_reason = sys.maxsize, None, ""
+        try:
+            yield
+        finally:
+            self.spell, self.spell_is_for, self.spell_reason = before
 
     def _begin_spell(self, calls: int = EAGER_SPELL) -> None:
         self.spell = min(calls, EAGER_SPELL)

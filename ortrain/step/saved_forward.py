@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,11 +15,12 @@ from ortrain.kept.call import replayed
 from ortrain.module_state.fact import contents
 from ortrain.step.build import Plan
 from ortrain.step.feeds import COPIED
-from ortrain.step.replay import Caller, Gradients
+from ortrain.step.replay import Caller, Gradients, Repeated
 
 if TYPE_CHECKING:
     from ortrain.step.autograd import Step
     from ortrain.step.backward import Backward
+    from ortrain.step.chain import Chain
 
 
 Received = tuple[bool, ...]
@@ -34,10 +36,12 @@ class SavedForward:
     Attributes:
         stash: what the pieces take of it.
         way: the backward that is under way, where gradients are given in groups.
+        chain: where outputs are computed from others.
     """
 
     __slots__ = (
-        "call", "caller", "feeds", "pointers", "stash", "step", "users", "versions", "way",
+        "__weakref__", "call", "caller", "chain", "feeds", "pointers", "stash", "step", "users",
+        "versions", "way",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +60,7 @@ class SavedForward:
             self.versions = contents([*step.watched, *users])
         self.stash: list[Any] = []
         self.way: Backward | None = None
+        self.chain: Chain | None = None
 
     def again(self, received: Received) -> tuple[Step, list[Any]]:
         """The step for gradients of these outputs, and what its forward saves.
@@ -81,6 +86,13 @@ class SavedForward:
             CaptureError: PyTorch cannot draw the same random numbers.
             UnsupportedGradient: the module reads parameters that are not its own.
         """
+        received = [gradient is not None for gradient in upstream]
+        with self.repeated(received) as repeated:
+            return repeated.gradients(upstream, create_graph=create_graph)
+
+    @contextlib.contextmanager
+    def repeated(self, received: Sequence[bool]) -> Iterator[Repeated]:
+        """The module's own forward once more, for gradients of these outputs; errors as above."""
         step = self.step
         for each in step.plan.kept:
             if not each.repeatable:
@@ -94,15 +106,13 @@ class SavedForward:
         assert step.original is not None
         assert self.call is not None
         forward = step.plan.lowered[0].graph
-        received = zip(forward.outputs, upstream, strict=False)
-        chosen = [value for value, gradient in received if gradient is not None]
+        chosen = [value for value, is_in in zip(forward.outputs, received, strict=False) if is_in]
         self._expect_unchanged({v.name or "" for v in dependencies(forward, chosen)})
         give = step.plan.exchange.give
         seed = int(give(self.feeds[len(self.users)])) if step.feeds.seeded else None
         buffers = {id(buffer): give(self.feeds[i]) for i, buffer in step.copies}
-        return step.original.gradients(
-            self.call, self.wrt(), buffers, upstream, seed=seed, create_graph=create_graph
-        )
+        with step.original.around(self.call):
+            yield step.original.forward(self.call, self.wrt(), buffers, seed=seed)
 
     def wrt(self) -> list[torch.Tensor]:
         """The arguments and parameters that required a gradient."""

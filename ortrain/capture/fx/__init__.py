@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from ortrain.capture.fx.autocast import explicit_casts
 from ortrain.capture.fx.checks import (
     refuse_complex,
+    refuse_mixed_products,
     refuse_random,
     refuse_second_device,
     remove_checks,
@@ -84,6 +85,7 @@ def _clean(
     module = exported.graph_module
     inline_regions(module, autocast)
     explicit_casts(module)
+    refuse_mixed_products(module)
     number_draws(module)
     recognise_experts(module)
     if checked:

@@ -97,6 +97,29 @@ def refuse_second_device(exported: ExportedProgram) -> None:
             )
 
 
+# Their operands have one dtype, or PyTorch raises an error that a trace does not always meet.
+_PRODUCTS = {
+    aten.linear.default, aten.matmul.default, aten.mm.default, aten.bmm.default, aten.mv.default,
+    aten.addmm.default, aten.baddbmm.default, aten.addmv.default, aten.dot.default,
+}  # fmt: skip
+
+
+def refuse_mixed_products(module: fx.GraphModule) -> None:
+    """Refuses products of two dtypes: PyTorch's own error is raised where the call runs there."""
+    for node in module.graph.nodes:
+        if node.op != "call_function" or node.target not in _PRODUCTS:
+            continue
+        values = [given.meta.get("val") for given in node.all_input_nodes]
+        dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor)}
+        if len(dtypes) > 1:
+            raise captured_error(
+                node,
+                f"{operator_name(node.target)} of {listing(sorted(map(str, dtypes)))}",
+                because="PyTorch multiplies tensors of one dtype",
+                help="give it arguments in the dtype of its weights",
+            )
+
+
 def _device_type(node: fx.Node) -> str | None:
     value = node.meta.get("val")
     return value.device.type if isinstance(value, torch.Tensor) else None

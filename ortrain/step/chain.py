@@ -1,0 +1,156 @@
+"""Outputs that are computed from other outputs, with nodes of their own in autograd's graph.
+
+Autograd calls the hooks of an output, keeps its ``grad`` and gives it to ``autograd.grad`` when all
+that was computed from it has sent its gradient. So logits must come behind the loss that the module
+has made of them. An output that is computed from others is therefore given by a :class:`Follower`,
+which has these as inputs. Where nobody looks at what passes between outputs, nothing does: followers
+only note what arrives, and the graph's backward runs once for all of it. Where somebody does,
+the module's own forward runs again, and autograd says what each output sends to the others.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, is_grad_enabled
+
+from ortrain.errors import OrtrainError
+from ortrain.step.contest import Sample
+from ortrain.step.links import ordered
+from ortrain.step.replay import PROBE, Gradients
+
+if TYPE_CHECKING:
+    from ortrain.step.saved_forward import SavedForward
+
+_task = torch._C._current_graph_task_id
+_executes: Any = torch._C._will_engine_execute_node
+_PROBED: Any = PROBE.view_as(PROBE).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+
+
+class Chain:
+    """The outputs of one forward on their way out, and their gradients on their way back.
+
+    Args:
+        kept: what the forward has left, which the node of the roots holds.
+        outputs: of the forward.
+
+    Attributes:
+        roots: places of the outputs that are computed from no other.
+        arrived: the gradients of the other outputs in the backward that runs.
+    """
+
+    __slots__ = (
+        "arrived", "hooks", "kept", "outputs", "plan", "roots", "task", "tensors", "told",
+    )  # fmt: skip
+
+    def __init__(self, kept: SavedForward, outputs: list[Tensor]) -> None:
+        self.kept, self.plan, self.outputs = weakref.ref(kept), kept.step.plan, outputs
+        self.roots = [i for i, before in enumerate(self.plan.linked) if not before]
+        self.arrived: dict[int, Tensor] = {}
+        self.task, self.told = -1, False
+        self.hooks: dict[int, OrderedDict[int, Any]] = {}
+        self.tensors: dict[int, weakref.ref[Tensor]] = {}
+
+    def given(self, first: Sequence[Tensor], token: Tensor) -> list[Tensor]:
+        """All outputs, with their nodes.
+
+        Args:
+            first: those of the roots.
+            token: by which the node of the roots comes behind all others.
+        """
+        results: dict[int, Tensor] = dict(zip(self.roots, first, strict=True))
+        linked = self.plan.linked
+        for place in ordered(linked):
+            before = [results[i] for i in linked[place]]
+            results[place] = Follower.apply(self, place, token, *before)
+        self.outputs = []
+        for place in {i for before in linked for i in before}:
+            tensor = results[place]
+            # What `register_hook` does at the first hook: the next ones are then seen here, also
+            # where nobody holds the tensor any more.
+            tensor._backward_hooks = self.hooks[place] = OrderedDict()
+            node: Any = tensor.grad_fn
+            node._register_hook_dict(tensor)
+            self.tensors[place] = weakref.ref(tensor)
+        return [results[i] for i in range(len(linked))]
+
+    def arrives(self, place: int, gradient: Tensor | None) -> None:
+        """Notes the gradient of an output in the backward that runs."""
+        if (task := _task()) != self.task:
+            # An earlier one may have ended before it came to the roots.
+            self.task, self.arrived, self.told = task, {}, self._somebody_looks()
+        if gradient is not None:
+            self.arrived[place] = gradient
+
+    def sent(self, place: int, gradient: Tensor | None) -> Gradients:
+        """What an output sends to those that it is computed from; nothing where nobody looks.
+
+        Raises:
+            StateError: the module, or a tensor that the outputs depend on, was changed.
+            UnsupportedGradient: the module cannot run again.
+        """
+        before, kept = self.plan.linked[place], self.kept()
+        if gradient is None or not self.told or kept is None:
+            return [None] * len(before)
+        try:
+            with kept.repeated([i == place for i in range(self.plan.outputs)]) as repeated:
+                return repeated.between(place, gradient, before, create_graph=is_grad_enabled())
+        except OrtrainError:
+            if self._has_hooks():
+                raise
+            # Gradients of parameters alone were probably asked for, which are right all the same.
+            self.told = False
+            return [None] * len(before)
+
+    def upstream(self, first: Sequence[Tensor | None]) -> tuple[Gradients, bool]:
+        """The gradients of all outputs, and whether each is the whole one.
+
+        Args:
+            first: those of the roots.
+        """
+        if _task() != self.task:
+            self.arrived, self.told = {}, False
+        result: Gradients = [None] * self.plan.outputs
+        for place, gradient in zip(self.roots, first, strict=True):
+            result[place] = gradient
+        for place, gradient in self.arrived.items():
+            result[place] = gradient
+        self.arrived = {}
+        return result, self.told
+
+    def _somebody_looks(self) -> bool:
+        """Whether the gradients between outputs are seen: by hooks, or as what is asked for."""
+        return self._has_hooks() or not _executes(_PROBED)
+
+    def _has_hooks(self) -> bool:
+        for hooks in self.hooks.values():
+            for hook in hooks.values():
+                if not isinstance(getattr(hook, "__self__", None), Sample):
+                    return True
+        for reference in self.tensors.values():
+            tensor = reference()
+            if tensor is not None and tensor.retains_grad:
+                return True
+        return False
+
+
+class Follower(torch.autograd.Function):
+    """The node of an output that is computed from others."""
+
+    @staticmethod
+    def forward(ctx: Any, chain: Chain, place: int, token: Tensor, *before: Tensor) -> Tensor:
+        """The output, which the graph has computed already."""
+        ctx.chain, ctx.place = chain, place
+        ctx.set_materialize_grads(False)
+        return chain.outputs[place]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> Any:
+        """What goes to the outputs before, and a sign to the node of the roots."""
+        chain: Chain = ctx.chain
+        chain.arrives(ctx.place, gradient)
+        return (None, None, torch.zeros(()), *chain.sent(ctx.place, gradient))

@@ -1,0 +1,375 @@
+"""Runs a script eagerly and with ORTModule, and compares what each of its actions leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ortrain import Options, ORTModule
+from tests.module.agreement import DRIFTED, ROUNDING, SAME
+from tests.module.scripted_modules import MODULES, Batch
+
+# Of float64, relative to the tensor's largest value: the certificate's own bound.
+DOUBLE = 1e-9
+# Of the largest gradient, what roundings make of one that is zero.
+DOUBLE_ROUNDING = 1e-14
+# Of bfloat16, in the outputs of a small module.
+REDUCED = 3e-2
+
+Script = Callable[["Run"], None]
+Wrap = Callable[[nn.Module], nn.Module]
+
+
+class Difference(AssertionError):
+    """What an action leaves is not what it leaves in PyTorch."""
+
+
+@dataclasses.dataclass
+class Seen:
+    """A tensor at the time when it was looked at.
+
+    Attributes:
+        value: a copy.
+        wants: whether it requires a gradient, and whether it is a leaf.
+        same: the first place of the same look that holds the very tensor.
+        floor: of the difference, in units of the value.
+        bound: of the difference, relative to the largest value.
+    """
+
+    value: Tensor
+    wants: tuple[bool, bool]
+    same: int
+    floor: float
+    bound: float
+
+    def differs(self, other: Seen) -> str:
+        """In what another tensor differs from this one, which is eager's."""
+        mine, theirs = self.value, other.value
+        if theirs.dtype != mine.dtype:
+            return f"{theirs.dtype} where eager has {mine.dtype}"
+        if theirs.shape != mine.shape:
+            return f"shape {tuple(theirs.shape)} where eager has {tuple(mine.shape)}"
+        if self.wants != other.wants:
+            return f"(requires_grad, is_leaf) {other.wants} where eager has {self.wants}"
+        if self.same != other.same:
+            return f"is place {other.same} where in eager it is place {self.same}"
+        if not mine.is_floating_point() or not mine.numel():
+            return "" if torch.equal(mine, theirs) else f"{theirs} where eager has {mine}"
+        a, b = mine.double(), theirs.double()
+        if not torch.equal(a.isnan(), b.isnan()):
+            return "NaN elsewhere than in eager"
+        finite = a.isfinite() & b.isfinite()
+        if not torch.equal(a[~finite & ~a.isnan()], b[~finite & ~b.isnan()]):
+            return "infinite elsewhere than in eager"
+        if not finite.any():
+            return ""
+        error, largest = float((a - b)[finite].abs().max()), float(a[finite].abs().max())
+        if error <= max(self.bound * largest, self.floor):
+            return ""
+        return f"{error:.3g} from eager, whose largest value is {largest:.3g}"
+
+
+class Stale:
+    """A backward that was an error, since a tensor that it reads was changed in place."""
+
+
+class Run:
+    """A script's module, optimizer and what else it holds.
+
+    Args:
+        kind: of the module, a key of ``MODULES``.
+        wrap: ``ORTModule`` with options, or nothing.
+        dtype: of the module.
+        seed: of torch's generator.
+    """
+
+    def __init__(self, kind: str, wrap: Wrap, dtype: torch.dtype, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.subject, self.wrap = MODULES[kind], wrap
+        self.dtype = self.born = dtype
+        self.record: list[tuple[str, str, Any]] = []
+        self.now, self.trained = "", False
+        self.pending: list[Tensor] = []
+        self.handles: list[Any] = []
+        self.removed: Any = None
+        self.traces: dict[str, str] = {}
+        self.model = wrap(self.subject.make().to(dtype))
+        self.fresh_optimizer()
+
+    # -- what a script asks for ------------------------------------------------------------------
+
+    def batch(self, n: int, length: int, dtype: torch.dtype | None = None) -> Batch:
+        """Arguments of ``n`` rows."""
+        return self.subject.batch(n, length, dtype or self.dtype)
+
+    def fresh_optimizer(self) -> None:
+        """Plain descent on all parameters that the model has now."""
+        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
+
+    def loss(self, out: Any) -> Tensor:
+        """A number of all outputs that may have gradients, which is not linear in them."""
+        floats = [t for t in tensors(out) if t.is_floating_point()]
+        total = torch.zeros((), dtype=torch.float64)
+        for place, tensor in enumerate(floats):
+            total = total + (tensor.double().square().sum() * 0.05 + tensor.sum() * 0.02) / (place + 1)
+        return total
+
+    def inner(self) -> nn.Module:
+        """The module itself."""
+        return unwrapped(self.model)
+
+    def unwrap(self, module: nn.Module) -> nn.Module:
+        """A module without its wrapper."""
+        return unwrapped(module)
+
+    def tensors(self, out: Any) -> list[Tensor]:
+        """The tensors of an output."""
+        return tensors(out)
+
+    def spread(self, tensor: Tensor) -> Tensor:
+        """The same values with gaps in memory, and the last two axes the other way round."""
+        wide = tensor.repeat_interleave(2, -1)[..., ::2]
+        return wide.transpose(-1, -2).contiguous().transpose(-1, -2) if tensor.dim() > 1 else wide
+
+    def parameter(self, which: int) -> nn.Parameter:
+        """One of the parameters."""
+        found = list(self.inner().parameters())
+        return found[which % len(found)]
+
+    def part(self, which: int) -> nn.Module:
+        """The module or one below it."""
+        found = [self.inner(), *(child for _, _, child in seats(self.inner()))]
+        return found[which % len(found)]
+
+    def place(self, which: int) -> tuple[nn.Module, str]:
+        """A parameter's module, and its name there."""
+        found = [(owner, name) for owner, name, _ in self.places_of(self.model)]
+        return found[which % len(found)]
+
+    def seat(self, which: int) -> tuple[nn.Module, str]:
+        """A module's parent, and its name there."""
+        found = [(owner, name) for owner, name, _ in seats(self.inner())]
+        return found[which % len(found)]
+
+    def places_of(self, model: nn.Module) -> list[tuple[nn.Module, str, str]]:
+        """All parameters: their module, their name there, and the whole name."""
+        root = unwrapped(model)
+        return [
+            (module, name, f"{path}.{name}" if path else name)
+            for path, module in root.named_modules()
+            if not isinstance(module, ORTModule)
+            for name, parameter in module._parameters.items()
+            if parameter is not None
+        ]
+
+    def linears(self) -> list[tuple[nn.Module, str, nn.Linear]]:
+        """The linear layers, with their parents and their names there."""
+        return [(o, n, c) for o, n, c in seats(self.inner()) if isinstance(c, nn.Linear)]
+
+    # -- what is remembered ----------------------------------------------------------------------
+
+    def see(self, value: Any, reduced: bool = False) -> None:
+        """Remembers a value: an output, a loss, a list of keys."""
+        kept: list[Tensor] = []
+        with torch.no_grad(), torch.inference_mode(False):
+            self._keep("result", self._plain(value, kept, 0.0, reduced, self._names()))
+
+    def backward(self, loss: Tensor) -> None:
+        """The backward of what may have been changed in place since the forward.
+
+        "An in-place change, between forward and backward, of a tensor that the backward reads" is
+        an error, and a graph's backward may read fewer tensors than PyTorch's: where PyTorch's
+        reads what was changed, the graph's gradients are not compared.
+        """
+        self.model.zero_grad()
+        outcome: Any = None
+        try:
+            loss.backward()
+            outcome = self._gradients()
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+            self.traces[self.now] = traceback.format_exc()
+            outcome = Stale()
+        self._keep("backward of what was changed", outcome)
+        self.model.zero_grad()
+
+    def look(self) -> None:
+        """Remembers parameters, gradients, buffers and modes."""
+        with torch.no_grad():
+            module, kept = self.inner(), list[Tensor]()
+            self._keep("gradients", self._gradients())
+            parameters = dict(module.named_parameters(remove_duplicate=False))
+            self._keep("parameters", self._plain(parameters, kept, 0.0))
+            self._keep("buffers", self._plain(dict(module.named_buffers()), kept, 0.0))
+            parts = [module, *(part for _, _, part in seats(module))]
+            self._keep("modes", [part.training for part in parts])
+            self._keep("generator", hash(torch.get_rng_state().numpy().tobytes()))
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """One action; what it raises is remembered too, and the script goes on."""
+        self.now = name
+        try:
+            yield
+        except Exception as error:
+            self.traces[name] = traceback.format_exc()
+            self._keep("error", error)
+            torch.set_grad_enabled(True)
+            for parameter in self.inner().parameters():
+                parameter.grad = None  # a backward that fails has given some of them
+        self.look()
+
+    def _keep(self, what: str, value: Any) -> None:
+        self.record.append((self.now, what, value))
+
+    def _gradients(self) -> Any:
+        gradients = {n: p.grad for n, p in self.inner().named_parameters()}
+        present = [g for g in gradients.values() if g is not None and g.numel()]
+        largest = max((float(g.abs().max()) for g in present), default=0.0)
+        rounding = DOUBLE_ROUNDING if self.born == torch.float64 else ROUNDING
+        return self._plain(gradients, [], largest * rounding)
+
+    def _names(self) -> list[Tensor]:
+        return [*self.inner().parameters(), *self.inner().buffers()]
+
+    def _plain(
+        self,
+        value: Any,
+        kept: list[Tensor],
+        floor: float,
+        reduced: bool = False,
+        first: list[Tensor] | None = None,
+    ) -> Any:
+        """A value with its tensors as they are now."""
+        if first:
+            kept.extend(first)
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                same = next((i for i, t in enumerate(kept) if t is value), len(kept))
+                kept.append(value)
+                wants = (value.requires_grad, value.is_leaf)
+                trained = self.trained or isinstance(value, nn.Parameter)
+                bound = DRIFTED if trained else SAME
+                if value.dtype == self.born == torch.float64:
+                    bound = DOUBLE
+                bound = REDUCED if reduced else bound
+                return Seen(value.detach().clone(), wants, same, floor, bound)
+            if isinstance(value, dict):
+                return type(value).__name__, {k: plain(v) for k, v in value.items()}
+            if isinstance(value, list | tuple):
+                return type(value).__name__, [plain(v) for v in value]
+            if dataclasses.is_dataclass(value) and not isinstance(value, type):
+                fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+                return type(value).__name__, {k: plain(v) for k, v in fields.items()}
+            return value
+
+        return plain(value)
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """A module without its wrapper."""
+    return module.module if isinstance(module, ORTModule) else module
+
+
+def seats(root: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
+    """All modules below one: their parent, their name there, and they themselves."""
+    found = []
+    for name, child in root._modules.items():
+        if child is not None:
+            inner = unwrapped(child)
+            found += [(root, name, inner), *seats(inner)]
+    return found
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """The tensors in an output, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = [getattr(value, f.name) for f in dataclasses.fields(value)]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [t for v in value for t in tensors(v)] if isinstance(value, list | tuple) else []
+
+
+def agree(
+    script: Script, kind: str, *, dtype: torch.dtype, seed: int, options: Options
+) -> tuple[int, int]:
+    """Runs a script on both, and compares all that was seen.
+
+    Args:
+        script: its actions.
+        kind: of the module, a key of ``MODULES``.
+        dtype: of the module.
+        seed: of torch's generator.
+        options: of ``ORTModule``.
+
+    Returns:
+        The calls that ran as a graph, and in PyTorch, of the last model.
+
+    Raises:
+        Difference: at the first action that leaves something else than in PyTorch.
+    """
+
+    def wrap(module: nn.Module) -> nn.Module:
+        return ORTModule(module, options=options)
+
+    eager = Run(kind, lambda module: module, dtype, seed)
+    ours = Run(kind, wrap, dtype, seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for run in (eager, ours):
+            torch.manual_seed(seed)
+            script(run)
+    _compare(eager, ours)
+    report = getattr(ours.model, "report", None)
+    return (report.graph_calls, report.eager_calls) if report is not None else (0, 0)
+
+
+def _compare(eager: Run, ours: Run) -> None:
+    for (step, what, a), (other, kind, b) in zip(eager.record, ours.record, strict=False):
+        if (step, what) != (other, kind):
+            which = ours if kind == "error" else eager
+            error = b if kind == "error" else a
+            mine = kind == "error"
+            if mine or what == "error":
+                who = "ORTModule raises" if mine else "eager alone raises"
+                raise Difference(f"{step}: {who} {error!r}\n{which.traces.get(step, '')}")
+            raise Difference(f"{step}: {kind} of {other} where eager has {what}")
+        if what == "error":
+            if not isinstance(b, type(a)):
+                raise Difference(f"{step}: raises {b!r} where eager raises {a!r}\n{ours.traces[step]}")
+        elif difference := _differs(a, b):
+            raise Difference(f"{step}: {what}{difference}")
+    assert len(eager.record) == len(ours.record)
+
+
+def _differs(a: Any, b: Any) -> str:
+    if isinstance(a, Stale):
+        return ""
+    if isinstance(a, Seen) and isinstance(b, Seen):
+        difference = a.differs(b)
+        return f": {difference}" if difference else ""
+    if type(a) is not type(b):
+        return f": {b!r} where eager has {a!r}"
+    if isinstance(a, dict):
+        if list(a) != list(b):
+            return f": {list(b)} where eager has {list(a)}"
+        return next((f" {k}{d}" for k in a if (d := _differs(a[k], b[k]))), "")
+    if isinstance(a, list | tuple):
+        if len(a) != len(b):
+            return f": {len(b)} where eager has {len(a)}"
+        pairs = enumerate(zip(a, b, strict=True))
+        return next((f" {i}{d}" for i, (x, y) in pairs if (d := _differs(x, y))), "")
+    if isinstance(a, float) and a == a and abs(a) != float("inf"):
+        return "" if abs(a - b) <= 1e-4 * abs(a) else f": {b} where eager has {a}"
+    return "" if a == b or a != a else f": {b!r} where eager has {a!r}"
