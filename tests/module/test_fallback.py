@@ -216,7 +216,8 @@ def test_a_failed_capture_is_not_repeated_unless_asked_for(
     monkeypatch.setattr("ortrain.step.compiler.capture", counted)
     for retry in (False, True):
         tries.clear()
-        model = ORTModule(Scaled(), options=Options(engine="onnxruntime", retry=retry))
+        options = Options(engine="onnxruntime", retry=retry, parts=False)
+        model = ORTModule(Scaled(), options=options)
         with pytest.warns(OrtrainWarning):
             model(rows())
         model(rows())
