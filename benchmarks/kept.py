@@ -1,12 +1,14 @@
 """What a call that stays PyTorch's costs within a graph, and a BERT with one in each layer.
 
-    python benchmarks/kept.py [--parts overhead bert] [--rounds N]
+    python benchmarks/kept.py [--parts overhead bert divided] [--rounds N]
 
 Overhead is of a row of small layers with a custom function behind each, beyond the same layers
 without one and beyond the function's own time in eager PyTorch; the least of all rounds, as the
 machine may do other things as well. The BERT's steps alternate by rounds, on texts without padding.
 Of tokens that nobody reads (all but the first, in the last layer) a graph leaves none out in front
 of a call that it does not know: "whole" is ours with ``skip_padding=False``, which leaves none out.
+"divided" is the same BERT with a hook on its encoder, which runs in PyTorch then: its layers are
+graphs of their own.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ BERTS: dict[str, dict[str, Any]] = {
     "aten": {"engine": "aten"},
     "aten whole": {"engine": "aten", "skip_padding": False},
 }
-PARTS = ("overhead", "bert")
+PARTS = ("overhead", "bert", "divided")
 
 
 class Halved(torch.autograd.Function):
@@ -116,6 +118,26 @@ def berts(rounds: int) -> dict[str, Row]:
     return rows
 
 
+def divided(rounds: int) -> dict[str, Row]:
+    """Steps of a BERT in eager PyTorch, as one graph, and as a graph for each of its parts."""
+    steps: dict[str, Callable[[], Any]] = {}
+    for name in ("eager", "aten", "onnxruntime", "aten parts", "onnxruntime parts"):
+        module: Any
+        module, (batch, *_) = bert(padded=False)
+        engine, _, parts = name.partition(" ")
+        if parts:
+            module.bert.encoder.register_forward_hook(lambda *_: None)
+        settings: Any = {"engine": "torch" if name == "eager" else engine}
+        model = ORTModule(module, options=Options(**settings))
+
+        def step(model: ORTModule = model, batch: Any = batch) -> None:
+            model.zero_grad()
+            loss_of(model(**batch)).backward()
+
+        steps[name] = step
+    return compared(alternate(steps, rounds, 2), "eager")
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--parts", nargs="+", default=[*PARTS], type=one_of(PARTS))
@@ -137,6 +159,10 @@ def main() -> None:
         for name in BERTS:
             kept = rows[f"{name} with functions"]["speed_kept"]
             print(f"{name} keeps {kept:.3f} of its speed with functions")
+    if "divided" in options.parts:
+        rows = divided(options.rounds)
+        results.save(divided=rows)
+        print(table("4 layers of BERT-base, 8 x 128, whole and in parts", rows))
 
 
 if __name__ == "__main__":
