@@ -78,7 +78,8 @@ class Parts:
         self._names: dict[nn.Module, str] = {}
         self._called: set[nn.Module] | None = None
         self._refused: set[nn.Module] = set()
-        self._installed: list[nn.Module] = []
+        self._ways: list[_Way] = []
+        self._installed: list[_Way] = []
         self._serving = threading.Lock()
         self._thread = 0
 
@@ -98,9 +99,9 @@ class Parts:
         try:
             if watched:
                 self._called = set()
-                self._install(self._below(self.module), self._note)
+                self._install([_Way(module, self._note) for module in self._below(self.module)])
             else:
-                self._install(self._runners, self._run)
+                self._install(self._ways)
             return self.module(*args, **kwargs)
         except BaseException:
             if watched:
@@ -129,6 +130,7 @@ class Parts:
         for part in [*chosen][:MOST_PARTS]:
             refused = functools.partial(self._split, part)
             self._runners[part] = known.get(part) or self._make(self._names[part], part, refused)
+        self._ways = [_Way(part, self._run) for part in self._runners]
         self.reports.clear()
         self.reports.update({self._names[p]: r.report for p, r in self._runners.items()})
 
@@ -164,14 +166,15 @@ class Parts:
 
     # -- while the module runs -------------------------------------------------------------------
 
-    def _install(self, modules: Iterable[nn.Module], run: _Run) -> None:
-        self._installed = [module for module in modules if "forward" not in module.__dict__]
-        for module in self._installed:
-            module.__dict__["forward"] = _Way(module, run)
+    def _install(self, ways: Iterable[_Way]) -> None:
+        self._installed = [way for way in ways if "forward" not in way.module.__dict__]
+        for way in self._installed:
+            way.module.__dict__["forward"] = way
 
     def _remove(self) -> None:
-        for module in self._installed:
-            module.__dict__.pop("forward", None)
+        for way in self._installed:
+            if way.module.__dict__.get("forward") is way:
+                del way.module.__dict__["forward"]
         self._installed = []
 
     def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -191,7 +194,7 @@ class Parts:
             self.ran_graphs |= runner.report.mode == "graph"
             return output
         finally:
-            self._install(self._runners, self._run)
+            self._install(self._ways)
 
 
 class _Way:
@@ -199,14 +202,14 @@ class _Way:
 
     def __init__(self, module: nn.Module, run: _Run) -> None:
         functools.update_wrapper(self, module.forward)
-        self._module, self._run = module, run
+        self.module, self._run = module, run
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(self._module, args, kwargs)
+        return self._run(self.module, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A copy of the module runs as that of one that stands alone."""
-        copied = memo.get(id(self._module), self._module)
+        copied = memo.get(id(self.module), self.module)
         return functools.partial(type(copied).forward, copied)
 
 

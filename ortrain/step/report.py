@@ -241,6 +241,11 @@ class Report:
             self.left_out += 1
             self.left_out_share += (saving.share - self.left_out_share) / self.left_out
 
+    @property
+    def parts_as_graphs(self) -> int:
+        """How many parts have run as graphs in their last calls."""
+        return sum(part.mode == "graph" for part in self.parts.values())
+
     def __str__(self) -> str:
         rows = [f"ORTModule: {self._last()}", *self._since()]
         if self.inference is not None:
@@ -314,7 +319,6 @@ class Report:
         """Which parts have graphs of their own, and why the others have none."""
         if not self.parts:
             return []
-        graphs = sum(part.mode == "graph" for part in self.parts.values())
         told: dict[str, list[str]] = {}
         for name, part in self.parts.items():
             why = part._last().partition("\n")[0]
@@ -324,7 +328,7 @@ class Report:
         for state, names in told.items():
             more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
             lines.append(f"            {', '.join(names[:MOST_NAMES])}{more}: {state}")
-        return [f"  parts     {graphs} of {len(self.parts)} run as graphs", *lines]
+        return [f"  parts     {self.parts_as_graphs} of {len(self.parts)} run as graphs", *lines]
 
     def _tokens(self) -> list[str]:
         """What was left out of the work on tokens, which are read, and why others are computed."""

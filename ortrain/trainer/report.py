@@ -48,6 +48,10 @@ class TrainerReport:
             parts.append(f"this was {contest.speedup:.2f} times as fast as PyTorch")
         elif contest is not None and not contest.winner:
             parts.append(f"the contest with PyTorch had {contest.left} calls or more to go")
+        elif report.mode == "parts":
+            why = report.reason.partition("\n")[0]
+            graphs = f"{report.parts_as_graphs} of {len(report.parts)} parts"
+            parts.append(f"in the others {graphs} of the model did: {why}")
         elif report.mode == "eager":
             parts.append(f"the rest in PyTorch: {report.reason.partition(chr(10))[0]}")
         if report.certificate:

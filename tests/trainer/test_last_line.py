@@ -56,6 +56,18 @@ def told(**values: Any) -> str:
             "10 of 100 forwards ran as a graph; this was 0.80 times as fast as PyTorch",
         ),
         (
+            {
+                "mode": "parts",
+                "reason": "the forward draws\n  where: …",
+                "eager_calls": 4,
+                "parts": {"a": Report("graph"), "b": Report("eager")},
+            },
+            (
+                "0 of 4 forwards ran as a graph; "
+                "in the others 1 of 2 parts of the model did: the forward draws"
+            ),
+        ),
+        (
             {"mode": "eager", "eager_calls": 4, "contest": Contest(left=15)},
             "0 of 4 forwards ran as a graph; the contest with PyTorch had 15 calls or more to go",
         ),
