@@ -167,7 +167,7 @@ class ORTModule(nn.Module):
 
     @steps_to_come.setter
     def steps_to_come(self, steps: int | None) -> None:
-        self._runner.prospect.steps = steps
+        self._runner.expect(steps)
 
     @property
     def only_loss_is_read(self) -> bool:

@@ -44,6 +44,9 @@ class Runs(Protocol):
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs one call."""
 
+    def expect(self, steps: int | None) -> None:
+        """Takes it that so many calls with gradients are to come."""
+
 
 class Parts:
     """Runs a module in PyTorch, and of the modules below it those as graphs that can be.
@@ -61,6 +64,7 @@ class Parts:
     Attributes:
         reasons: for which the module runs in PyTorch while its parts do not.
         ran_graphs: whether a part has run as a graph in the last call.
+        runners: of the parts.
         reports: name → report of each part.
     """
 
@@ -74,7 +78,7 @@ class Parts:
         self.reasons: set[str] = set()
         self.ran_graphs = False
         self.reports: dict[str, Report] = {}
-        self._runners: dict[nn.Module, Runs] = {}
+        self.runners: dict[nn.Module, Runs] = {}
         self._names: dict[nn.Module, str] = {}
         self._called: set[nn.Module] | None = None
         self._refused: set[nn.Module] = set()
@@ -126,13 +130,13 @@ class Parts:
     def _choose(self) -> None:
         """Takes as parts the largest modules that are called and were not refused."""
         chosen = dict.fromkeys(self._largest(self.module))
-        known, self._runners = self._runners, {}
+        known, self.runners = self.runners, {}
         for part in [*chosen][:MOST_PARTS]:
             refused = functools.partial(self._split, part)
-            self._runners[part] = known.get(part) or self._make(self._names[part], part, refused)
-        self._ways = [_Way(part, self._run) for part in self._runners]
+            self.runners[part] = known.get(part) or self._make(self._names[part], part, refused)
+        self._ways = [_Way(part, self._run) for part in self.runners]
         self.reports.clear()
-        self.reports.update({self._names[p]: r.report for p, r in self._runners.items()})
+        self.reports.update({self._names[p]: r.report for p, r in self.runners.items()})
 
     def _largest(self, module: nn.Module) -> Iterator[nn.Module]:
         called = self._called or ()
@@ -185,7 +189,7 @@ class Parts:
 
     def _run(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a call of a part, with all modules as the user has left them."""
-        runner = self._runners.get(part) if threading.get_ident() == self._thread else None
+        runner = self.runners.get(part) if threading.get_ident() == self._thread else None
         if runner is None or _is_aside() or _is_hooked(part):
             return type(part).forward(part, *args, **kwargs)
         self._remove()

@@ -29,11 +29,13 @@ class Prospect:
         cost: seconds until it runs.
         gain: share of eager's time that it saves.
         steps: that are to come, where somebody knows.
+        together: seconds until all parts of a module have graphs, of which this is one.
     """
 
     cost: float
     gain: float = GAIN
     steps: int | None = None
+    together: float = 0.0
 
     @classmethod
     def of(cls, module: nn.Module) -> Prospect:
@@ -44,12 +46,15 @@ class Prospect:
     def pays(self, elapsed: float, step: float) -> bool:
         """Whether the graph saves more than it costs.
 
+        The time that a loop has lasted is that of all parts, and so is the cost set against it.
+
         Args:
             elapsed: seconds since the first step.
             step: seconds that a step takes now.
         """
-        to_come = elapsed if self.steps is None else self.steps * step
-        return to_come * self.gain > self.cost
+        if self.steps is None:
+            return elapsed * self.gain > max(self.cost, self.together)
+        return self.steps * step * self.gain > self.cost
 
     def rest(self, elapsed: float) -> float:
         """Seconds for which a graph that does not pay now need not be thought of.
@@ -60,4 +65,6 @@ class Prospect:
         Args:
             elapsed: seconds since the first step.
         """
-        return elapsed if self.steps is not None else self.cost / self.gain - elapsed
+        if self.steps is not None:
+            return elapsed
+        return max(self.cost, self.together) / self.gain - elapsed

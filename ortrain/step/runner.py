@@ -133,6 +133,12 @@ class Runner:
         self.spell_is_for: tuple[bool, bool] | None = (True, True)
         self.spell_reason = ""
 
+    def expect(self, steps: int | None) -> None:
+        """Takes it that so many calls with gradients are to come; None where nobody knows."""
+        self.prospect.steps = steps
+        for part in () if self.parts is None else self.parts.runners.values():
+            part.expect(steps)
+
     # -- the hot path ------------------------------------------------------------------------
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -444,7 +450,8 @@ class Runner:
         kept = named_modules(self.module, self.options.keep_in_torch)
         inside = [each.removeprefix(f"{name}.") for each in kept if each.startswith(f"{name}.")]
         runner = Runner(module, self.options.of_part(inside), shown, refused)
-        runner.prospect.steps = self.prospect.steps
+        runner.expect(self.prospect.steps)
+        runner.prospect.together = self.prospect.cost
         runner.warned = True  # the module's own warning tells of all of them
         return runner
 

@@ -55,6 +55,15 @@ def steps(model: ORTModule, count: int) -> None:
         model(torch.ones(2, 3)).sum().backward()
 
 
+def test_parts_are_judged_together_unless_it_is_known_how_long_each_will_run() -> None:
+    part = Prospect(cost=1.0, gain=0.25, together=10.0)
+    assert not part.pays(39.0, 1.0)
+    assert part.pays(41.0, 1.0)
+    assert part.rest(30.0) == 10.0
+    part.steps = 5
+    assert part.pays(0.0, 1.0)
+
+
 @pytest.mark.parametrize(("elapsed", "pays"), [(10.0, False), (39.0, False), (41.0, True)])
 def test_a_run_is_taken_to_last_as_long_again_as_it_has(elapsed: float, pays: bool) -> None:
     assert Prospect(cost=10.0, gain=0.25).pays(elapsed, 1.0) is pays
