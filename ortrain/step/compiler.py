@@ -310,32 +310,33 @@ class StepCompiler:
                     raise told from told.__cause__
         if all(call.site.because is ASKED for call in captured.kept):
             return captured
-        if search.first is not None and self._parts_hold_more():
+        if too_much := self._held_by_parts():
             self._keep(before)
             self.routines = routines
-            raise search.first from search.first.__cause__
+            raise search.first if search.begun else CaptureError(f"{too_much} is no graph")
         if any(node.op_type in PRODUCTS for node in captured.program.graph):
             return captured
         self._keep({name: why for name, why in before.items() if why is ASKED})
         self.routines = {}
         return attempt(Keeper(functions=False, operators=False, modules=dict(self.kept)))
 
-    def _parts_hold_more(self) -> bool:
-        """Whether most weights would be PyTorch's that parts of the module can have graphs for.
+    def _held_by_parts(self) -> str:
+        """A sub-module that would be PyTorch's where its parts can have graphs of most weights.
 
-        They lie in modules that are made of others, below a sub-module that was refused.
+        They lie in modules that are made of others, below it. Empty where it is not so.
         """
         serves = self.options.parts and self.options.memory_budget is None and is_grad_enabled()
         refused = [name for name, why in self.kept.items() if why is not ASKED]
         if not serves or not refused:
-            return False
+            return ""
         inside: set[torch.Tensor] = set()
         for name in refused:
             for part in [*self.module.get_submodule(name).modules()][1:]:
                 if type(part).forward is not torch.nn.Module.forward and [*part.children()]:
                     inside.update(part.parameters())
         weights = [(p.numel(), p in inside) for p in self.module.parameters() if p.dim() > 1]
-        return 2 * sum(n for n, held in weights if held) > sum(n for n, _ in weights)
+        most = 2 * sum(n for n, held in weights if held) > sum(n for n, _ in weights)
+        return refused[0] if most else ""
 
     def _keeps_more(self, search: Search) -> bool:
         """Takes it that something more stays PyTorch's: a function, else a sub-module."""

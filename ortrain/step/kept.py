@@ -25,18 +25,19 @@ class Search:
         first: error of the first capture.
         last: of the last one that told where it fails, rather than which function cannot be kept.
         useless: functions that can be no nodes, or with which the same fails.
+        begun: whether a capture has failed.
     """
 
     def __init__(self) -> None:
         self.first = self.last = CaptureError("nothing was captured")
         self.useless: set[FunctionType] = set()
         self._waiting: list[FunctionType] = []
-        self._begun = False
+        self.begun = False
 
     def failed(self, module: nn.Module, error: CaptureError, keep: Keeper | None) -> None:
         """Notes that a capture has failed, with what stayed PyTorch's in it."""
-        if not self._begun:
-            self.first, self._begun = error, True
+        if not self.begun:
+            self.first, self.begun = error, True
         refused = {} if keep is None else keep.refused
         self.useless.update(refused)
         if not refused:
