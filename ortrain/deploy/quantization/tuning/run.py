@@ -23,7 +23,7 @@ from ortrain.deploy.quantization.configuration import QuantizationConfig
 from ortrain.deploy.quantization.rewriting import Ranges
 from ortrain.deploy.quantization.tuning.insertion import insert
 from ortrain.deploy.quantization.tuning.objective import Objective
-from ortrain.deploy.quantization.tuning.ranges import PATTERN, LearntRanges
+from ortrain.deploy.quantization.tuning.ranges import RATES, LearntRanges
 from ortrain.deploy.quantization.tuning.roundings import followed, roundings, trained
 from ortrain.deploy.quantization.tuning.rows import Rows
 from ortrain.deploy.quantization.tuning.settings import FineTuning
@@ -141,8 +141,9 @@ def fine_tune(
         with _at_batch(index):
             objective.expect(own, outputs)
     forward, learnt = _forward(source, file, config, ranges, objective, settings)
-    of_ranges = Group(lr_scale=settings.range_learning_rate / settings.learning_rate)
-    optimizer = AdamW(weight_decay=0.0, max_norm=settings.max_norm, groups={PATTERN: of_ranges})
+    faster = settings.range_learning_rate / settings.learning_rate
+    groups = {name: Group(lr_scale=RATES[name] * faster) for name in learnt.tensors()}
+    optimizer = AdamW(weight_decay=0.0, max_norm=settings.max_norm, groups=groups)
     with warnings.catch_warnings():
         # Of weights that the loss does not depend on, as those of a pooler that no output reads.
         warnings.filterwarnings("ignore", "the loss does not depend on", OrtrainWarning)

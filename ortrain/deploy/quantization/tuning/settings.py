@@ -20,8 +20,8 @@ class FineTuning:
         ranges: ``"learnt"``: ends of ranges are trained beside the weights, of activations where
             they are calibrated, and of symmetric weights; ``"fixed"``: they stay as they were
             calibrated, and those of weights are their smallest and largest numbers.
-        range_learning_rate: the share by which a step changes the end of a range at most, in the
-            schedule of the learning rate.
+        range_learning_rate: the share by which a step changes the end of an activation's range at
+            most, in the schedule of the learning rate; that of a weight by a tenth of it.
         distillation: how much the original's outputs count where labels are learnt by
             ``loss="auto"``, 0 to 1; the labels count for the rest.
         learning_rate: of AdamW, the highest: it rises over the first tenth of the steps and falls
