@@ -25,6 +25,7 @@ def tuner(
     golden: GoldenSet | None,
     data: Any,
     settings: FineTuning | None,
+    on_step: Callable[[int, float, int], None] | None = None,
     *,
     recover: bool,
 ) -> Tune | str:
@@ -37,6 +38,7 @@ def tuner(
         golden: that the result is judged on.
         data: to train on; None without.
         settings: of the training; None for the defaults.
+        on_step: is told of each update.
         recover: whether a recovery is asked for at all.
 
     Raises:
@@ -69,6 +71,6 @@ def tuner(
 
     def tune(configs: Mapping[str, Any]) -> FineTuned:
         (own,) = configs.values()
-        return fine_tune(source, own, ranges, rows, chosen)
+        return fine_tune(source, own, ranges, rows, chosen, on_step)
 
     return tune
