@@ -74,6 +74,7 @@ def add_to(commands: Any) -> None:
         metavar="X",
         help="how much the original's answers count beside labels, 0 to 1 (%(default)s)",
     )
+    add("--stop-early", action="store_true", help="end when the budgets hold on some of --train")
     golden.add_options(parser)
     parser.set_defaults(run=run)
 
@@ -165,6 +166,7 @@ def _quantize(options: argparse.Namespace, examples: Path | None) -> None:
                 loss=options.train_loss,
                 ranges=options.train_ranges,
                 distillation=options.distillation,
+                stop_early=options.stop_early,
             )
     if options.weight_only:
         configuration = tool.WeightOnlyConfig(

@@ -258,6 +258,7 @@ class ORTQuantizer:
             training_data,
             fine_tuning,
             on_step,
+            budgets,
             recover=recover,
         )
         rewrites = Rewrites(self._source, ranges)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tempfile
 from pathlib import Path
@@ -108,6 +109,18 @@ def test_training_recovers_what_leaving_nodes_out_may_not(
     accuracy = report.overall.after["accuracy"]
     assert f"→ {accuracy:.4g} (before quantization 1)" in second
     assert checksums(path.parent) == before
+
+
+def test_training_ends_early_where_its_own_data_keep_the_budgets(
+    quantizer: ORTQuantizer, path: Path, tmp_path: Path
+) -> None:
+    settings = dataclasses.replace(SETTINGS, steps=200, stop_early=True)
+    report = recovered(quantizer, path, tmp_path / "b", training(path), fine_tuning=settings)
+    written = json.loads((tmp_path / "b" / FINE_TUNING).read_text())
+    assert written["enough"]
+    assert written["steps"] in range(25, 200, 25)
+    assert report.passed
+    assert f"{written['steps']} steps of 200, enough for its own data" in report.notes[-1]
 
 
 def test_without_labels_the_original_is_learnt(

@@ -49,6 +49,10 @@ _KEPT = 1 << 28
 
 OnStep = Callable[[int, float, int], None]
 """Is told of each update: how many there were, the loss of its batch, and the batch's rows."""
+Enough = Callable[[Mapping[str, Array], Mapping[str, tuple[float, float]]], bool]
+"""Whether weights and ranges keep the budgets on a part of the training data."""
+# Of all steps, one of so many is followed by the question whether it is enough.
+_ASKED = 8
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,11 @@ class FineTuned:
         objective: the kind of its loss.
         rows: how many examples there were.
         left_out: examples that were not taken, being in the golden set.
-        steps: updates that were done; fewer than were asked for where the loss was no number.
+        steps: updates that were done; fewer than were asked for where the loss was no number, or
+            where that was enough.
         loss_before: of the rounded model on the training data, before the first update.
         loss_after: the same after the last.
+        enough: whether it ended early, with the budgets kept on a part of the training data.
     """
 
     weights: Mapping[str, Array]
@@ -76,16 +82,18 @@ class FineTuned:
     steps: int
     loss_before: float
     loss_after: float
+    enough: bool = False
 
     def told(self) -> str:
         """The run in a sentence."""
         settings, left = self.settings, ""
+        early = f" of {settings.steps}, enough for its own data" if self.enough else ""
         if self.left_out:
             left = f" ({self.left_out} more are in the golden set, and were left out)"
         return (
             f"fine-tuned with rounded weights and activations on {self.rows} rows{left}: "
-            f"{self.steps} steps, learning rate {settings.learning_rate:g}{self._of_ranges()}, "
-            f"seed {settings.seed}, "
+            f"{self.steps} steps{early}, learning rate {settings.learning_rate:g}"
+            f"{self._of_ranges()}, seed {settings.seed}, "
             f"{self.objective} {self.loss_before:.4g} → {self.loss_after:.4g}"
         )
 
@@ -99,6 +107,7 @@ class FineTuned:
         return {
             **asdict(self.settings),
             "asked_steps": self.settings.steps,
+            "enough": self.enough,
             "steps": self.steps,
             "objective": self.objective,
             "rows": self.rows,
@@ -116,6 +125,7 @@ def fine_tune(
     rows: Rows,
     settings: FineTuning,
     on_step: OnStep | None = None,
+    enough: Enough | None = None,
 ) -> FineTuned:
     """Trains the weights that a configuration quantizes, and biases and norms beside them.
 
@@ -130,6 +140,7 @@ def fine_tune(
         rows: the training data.
         settings: of the training.
         on_step: is told of each update.
+        enough: asked now and then where training may end early.
 
     Raises:
         InputError: the data do not fit the model.
@@ -166,13 +177,21 @@ def fine_tune(
         measure = _Measure(paths[contract.EVAL_MODEL], state, teacher, objective)
         before = measure()
         step = TrainStep(paths[contract.TRAIN_STEP_MODEL], state)
-        done = _run(step, teacher, objective, settings, on_step)
+
+        def found() -> tuple[Arrays, dict[str, tuple[float, float]]]:
+            weights = {n.name: state.tensors[n.name].numpy().copy() for n in state.trained()}
+            parameters = {name: weights.pop(name) for name in learnt.tensors()}
+            return learnt.cut(weights, parameters), learnt.ranges(parameters)
+
+        def ends() -> bool:
+            return enough is not None and enough(*found())
+
+        done, ended = _run(step, teacher, objective, settings, on_step, ends)
         after = measure()
-    found = {spec.name: state.tensors[spec.name].numpy().copy() for spec in state.trained()}
-    parameters = {name: found.pop(name) for name in learnt.tensors()}
+    weights, new_ranges = found()
     return FineTuned(
-        weights=learnt.cut(found, parameters),
-        ranges=learnt.ranges(parameters),
+        weights=weights,
+        ranges=new_ranges,
         settings=settings,
         objective=objective.told,
         rows=rows.count,
@@ -180,6 +199,7 @@ def fine_tune(
         steps=done,
         loss_before=before,
         loss_after=after,
+        enough=ended,
     )
 
 
@@ -231,8 +251,10 @@ def _run(
     objective: Objective,
     settings: FineTuning,
     on_step: OnStep | None,
-) -> int:
-    """Trains; how many updates were done."""
+    ends: Callable[[], bool],
+) -> tuple[int, bool]:
+    """Trains; how many updates were done, and whether that was enough."""
+    asked = max(1, settings.steps // _ASKED)
     names = step.input_names()
     order = _order(len(teacher.rows.batches), settings.seed)
     for done in range(settings.steps):
@@ -241,11 +263,13 @@ def _run(
         step.set_learning_rate(_rate(settings, done))
         loss = step(*(feeds[name] for name in names))
         if not np.isfinite(np.asarray(loss)).all():
-            return done
+            return done, False
         if on_step is not None:
             rows = GoldenSet.size_of(teacher.rows.batches[index])
             on_step(done + 1, float(np.asarray(loss)), rows)
-    return settings.steps
+        if (done + 1) % asked == 0 and done + 1 < settings.steps and ends():
+            return done + 1, True
+    return settings.steps, False
 
 
 def _rate(settings: FineTuning, done: int) -> float:
