@@ -68,6 +68,7 @@ whole = _number(_int, lambda value: value >= 0, "a whole number from 0 up", LARG
 seed = _number(_int, lambda value: 0 <= value < 2**32, "a whole number from 0 to 4294967295")
 positive = _number(_float, lambda value: 0 < value < inf, "a number above 0")
 not_negative = _number(_float, lambda value: 0 <= value < inf, "a number from 0 up")
+share = _number(_float, lambda value: 0 <= value <= 1, "a share, 0 to 1")
 probability = _number(_float, lambda value: 0 <= value < 1, "a probability below 1")
 
 

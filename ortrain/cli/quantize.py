@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from ortrain.cli import golden
-from ortrain.cli.arguments import count, names, path, positive, seed, whole
+from ortrain.cli.arguments import count, names, path, positive, seed, share, whole
 from ortrain.cli.output import libraries_to_stderr
+from ortrain.cli.progress import Progress
 from ortrain.cli.usage import UsageError
 from ortrain.extras import require
 
 PRESETS = ("auto", "arm64", "avx2", "avx512", "avx512_vnni", "ppc64le", "tensorrt")
+RANGES = ("learnt", "fixed")
 LOSSES = ("auto", "labels", "distillation")
 METHODS = ("minmax", "entropy", "percentiles")
 
@@ -64,6 +66,15 @@ def add_to(commands: Any) -> None:
     add("--learning-rate", type=positive, default=5e-5, metavar="X", help="(%(default)s)")
     add("--seed", type=seed, default=0, metavar="N", help="of the batches' order (%(default)s)")
     add("--train-loss", choices=LOSSES, default="auto", help="what is learnt (%(default)s)")
+    add("--train-ranges", choices=RANGES, default="learnt", help="of roundings (%(default)s)")
+    add(
+        "--distillation",
+        type=share,
+        default=0.5,
+        metavar="X",
+        help="how much the original's answers count beside labels, 0 to 1 (%(default)s)",
+    )
+    add("--stop-early", action="store_true", help="end when the budgets hold on some of --train")
     golden.add_options(parser)
     parser.set_defaults(run=run)
 
@@ -153,6 +164,9 @@ def _quantize(options: argparse.Namespace, examples: Path | None) -> None:
                 learning_rate=options.learning_rate,
                 seed=options.seed,
                 loss=options.train_loss,
+                ranges=options.train_ranges,
+                distillation=options.distillation,
+                stop_early=options.stop_early,
             )
     if options.weight_only:
         configuration = tool.WeightOnlyConfig(
@@ -168,7 +182,13 @@ def _quantize(options: argparse.Namespace, examples: Path | None) -> None:
         configuration = _configuration(tool, options)
         if options.static:
             given["calibration_tensors_range"] = _ranges(tool, quantizer, configuration, options)
-    quantizer.quantize(configuration, options.output, file_suffix=options.suffix, **given)
+    progress = Progress(sys.stderr, options.train_steps)
+    if "fine_tuning" in given:
+        given["on_step"] = progress.update
+    try:
+        quantizer.quantize(configuration, options.output, file_suffix=options.suffix, **given)
+    finally:
+        progress.close()
 
 
 def _configuration(tool: Any, options: argparse.Namespace) -> Any:

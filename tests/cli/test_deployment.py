@@ -241,7 +241,9 @@ def test_a_model_outside_its_budgets_is_trained_for_its_quantization(
     training = ["--train", str(train), "--train-steps", "60", "--learning-rate", "1e-3"]
     more = [*training, "--train-loss", "distillation"]
     assert main([*command, *judged, *recovery, *more, "-o", str(tmp_path / "after")]) == 0
-    assert "fine-tuned with rounded weights and activations on 12 rows" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "fine-tuned with rounded weights and activations on 12 rows" in told.out
+    assert "step 60/60  loss " in told.err
     assert EquivalenceReport.load(tmp_path / "after").max_abs_diff <= before.max_abs_diff / 2
     assert json.loads((tmp_path / "after" / "fine_tuning.json").read_text())["steps"] == 60
 

@@ -365,6 +365,7 @@ def test_what_a_recovery_trains_on_is_read_as_the_examples(
     assert call["training_data"].examples == 7
     assert call["max_excluded"] == 0
     wanted = {"steps": 9, "learning_rate": 1e-3, "seed": 5, "loss": "labels"}
+    wanted |= {"ranges": "learnt", "distillation": 0.5, "stop_early": False}
     assert vars(call["fine_tuning"]) == wanted
 
 

@@ -197,6 +197,7 @@ class ORTQuantizer:
         max_excluded: int | None = None,
         training_data: Any = None,
         fine_tuning: FineTuning | None = None,
+        on_step: Callable[[int, float, int], None] | None = None,
     ) -> Path:
         """Writes the quantized files with what goes along to a folder, as a whole or not at all.
 
@@ -219,6 +220,8 @@ class ORTQuantizer:
             training_data: for training: a :class:`GoldenSet`, or what its ``draw`` takes, with
                 labels or without. Rows of ``validate`` are left out, and counted in the report.
             fine_tuning: steps, learning rate, seed and loss of the training.
+            on_step: is told of each step of the training: how many there were, the loss of its
+                batch, and how many rows that has.
 
         Returns:
             ``save_dir``, with ``ort_config.json``; with ``validate`` also ``equivalence.json`` and
@@ -248,7 +251,15 @@ class ORTQuantizer:
                 f"max_excluded={max_excluded}: expected a number from 0 up, with on_fail='recover'"
             )
         tune = tuner(
-            self._source, config, ranges, validate, training_data, fine_tuning, recover=recover
+            self._source,
+            config,
+            ranges,
+            validate,
+            training_data,
+            fine_tuning,
+            on_step,
+            budgets,
+            recover=recover,
         )
         rewrites = Rewrites(self._source, ranges)
         configs = {file: rewrites.chosen(file, config, preprocessor) for file in self.files}

@@ -144,7 +144,7 @@ class Recovery:
         except (GradientError, GraphError) as error:
             because = f" ({error.because})" if error.because else ""
             return None, f"fine-tuning was not possible: {error.what}{because}".replace("\n", " ")
-        if tuned.steps < tuned.settings.steps:
+        if tuned.steps < tuned.settings.steps and not tuned.enough:
             return None, f"{tuned.told()}: the loss was no number in the next step"
         self._write(configs, tuned)
         report = self._compare(quick=False)

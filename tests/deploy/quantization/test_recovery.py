@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tempfile
 from pathlib import Path
@@ -97,7 +98,7 @@ def test_training_recovers_what_leaving_nodes_out_may_not(
     after = tmp_path / "b" / "model_quantized.onnx"
     assert operators(after)["QuantizeLinear"] > 3
     written = json.loads((tmp_path / "b" / FINE_TUNING).read_text())
-    assert written["objective"] == "cross entropy"
+    assert written["objective"] == "0.5 cross entropy + 0.5 divergence"
     assert (written["steps"], written["rows"], written["seed"]) == (100, 384, 0)
     assert written["loss_after"] < written["loss_before"] - 0.1
     first, second = report.notes[-2:]
@@ -108,6 +109,18 @@ def test_training_recovers_what_leaving_nodes_out_may_not(
     accuracy = report.overall.after["accuracy"]
     assert f"→ {accuracy:.4g} (before quantization 1)" in second
     assert checksums(path.parent) == before
+
+
+def test_training_ends_early_where_its_own_data_keep_the_budgets(
+    quantizer: ORTQuantizer, path: Path, tmp_path: Path
+) -> None:
+    settings = dataclasses.replace(SETTINGS, steps=200, stop_early=True)
+    report = recovered(quantizer, path, tmp_path / "b", training(path), fine_tuning=settings)
+    written = json.loads((tmp_path / "b" / FINE_TUNING).read_text())
+    assert written["enough"]
+    assert written["steps"] in range(25, 200, 25)
+    assert report.passed
+    assert f"{written['steps']} steps of 200, enough for its own data" in report.notes[-1]
 
 
 def test_without_labels_the_original_is_learnt(
@@ -175,7 +188,7 @@ def test_what_was_tried_is_told_in_order_and_nothing_is_written(
     excluded, trained = caught.value.report.notes[-2:]
     assert excluded.startswith("leaving out 1 of ")
     assert "was not enough" in excluded
-    assert "2 steps, learning rate 5e-05, seed 0, cross entropy" in trained
+    assert "2 steps, learning rate 5e-05, of ranges 0.01, seed 0, 0.5 cross entropy + " in trained
     assert excluded in str(caught.value)
     assert trained in str(caught.value)
     assert not (tmp_path / "b").exists()

@@ -89,8 +89,14 @@ class _Insertion:
         elif how.fixed is not None:
             scale, zero = self._learnt.steps[how.learnt]
         else:
-            scale, zero = _steps(op, how, ranged, self._learnt.shares[how.learnt])
-            low, high = ends_of(how)  # what lies beyond is cut off where it is quantized, too
+            share = self._learnt.shares[how.learnt]
+            scale, zero = _steps(op, how, ranged, share)
+            # What lies beyond the range is cut off before it is quantized, too.
+            ends = ends_of(how)
+            if ends is None:
+                limit = _largest(op, how, ranged) * share
+                value = op.Max(op.Min(value, limit), op.Neg(limit))
+            low, high = ends or how.cut
         result: ir.Value = op.node(
             "FakeQuantize", [value, scale, zero], domain=DOMAIN, low=low, high=high
         )
@@ -115,7 +121,7 @@ def _steps(op: Builder, how: Rounding, ranged: ir.Value, share: ir.Value | None 
     levels = how.high - how.low
     if how.symmetric:
         middle = float(np.round((how.low + how.high) / 2))
-        largest = _held(op, op.ReduceMax(op.Abs(ranged), axes, keepdims=int(axes is not None)))
+        largest = _largest(op, how, ranged)
         if share is not None:
             largest = largest * share
         return _positive(op, largest * 2.0 / float(levels)), op.constant(middle, ir.DataType.FLOAT)
@@ -124,6 +130,11 @@ def _steps(op: Builder, how: Rounding, ranged: ir.Value, share: ir.Value | None 
     highest = op.Max(_held(op, op.ReduceMax(ranged, axes, keepdims=kept)), 0.0)
     scale = _positive(op, (highest - lowest) / float(levels))
     return scale, op.Round(float(how.low) - lowest / scale)
+
+
+def _largest(op: Builder, how: Rounding, ranged: ir.Value) -> ir.Value:
+    axes = _reduced(ranged, how.axis)
+    return _held(op, op.ReduceMax(op.Abs(ranged), axes, keepdims=int(axes is not None)))
 
 
 def _held(op: Builder, value: ir.Value) -> ir.Value:

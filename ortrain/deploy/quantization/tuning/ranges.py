@@ -25,8 +25,10 @@ from ortrain.program import Program, Role, set_role
 
 Array = np.ndarray
 
-PATTERN = "ortrain.range.*"
 _ACTIVATIONS, _WEIGHTS = "ortrain.range.activations", "ortrain.range.weights"
+# Parameter → how fast it is trained. A hundredth of a weight's scale moves all of its large numbers
+# to other integers, which is noise; an activation's range has as far to go as its data were few.
+RATES = {_ACTIVATIONS: 1.0, _WEIGHTS: 0.1}
 _TINY = float(np.finfo(np.float32).tiny)
 # Shares of a weight's largest number that its range may begin with, the one of least error wins.
 _SHARES = np.linspace(0.5, 1.0, 11)
@@ -159,15 +161,19 @@ class LearntRanges:
             if activation is None or learnt.activations.setdefault(name, activation) != activation:
                 continue
             changed[place] = dataclasses.replace(how, learnt=name)
-        changed |= learnt._weights(model, found)
+        changed |= learnt._weights(model, found, ranges)
         return learnt, found.replaced(changed)
 
-    def _weights(self, model: ir.Model, found: Roundings) -> dict[Place, Rounding]:
+    def _weights(
+        self, model: ir.Model, found: Roundings, ranges: Ranges | None
+    ) -> dict[Place, Rounding]:
         nodes = {node.name or "": node for node in model.graph}
         read: dict[str, dict[Place, tuple[Rounding, tuple[int, ...]] | None]] = {}
         for place, how in found.places():
             if not how.weight or place[0] not in nodes:
                 continue
+            if ranges is not None and place[0] in found.rows:
+                continue  # what reads the rows may have the table's own steps, which are fixed
             where = layout(nodes[place[0]].inputs[place[1]])
             if where is None:
                 continue
@@ -280,12 +286,14 @@ class Attached:
 Place = tuple[str, int]
 
 
-def ends_of(how: Rounding) -> tuple[int, int]:
-    """The integers of the two ends of a symmetric range, as far as there are such integers."""
-    half = (how.high - how.low) / 2
-    middle = np.round((how.low + how.high) / 2)
-    low, high = np.round(-half) + middle, np.round(half) + middle
-    return int(max(low, how.cut[0])), int(min(high, how.cut[1]))
+def ends_of(how: Rounding) -> tuple[int, int] | None:
+    """The integers of the two ends of a symmetric range.
+
+    None of unsigned integers, whose ends lie between two: the last bit of the scale decides there.
+    """
+    half, odd = divmod(how.high - how.low, 2)
+    middle = round((how.low + how.high) / 2)
+    return None if odd else (middle - half, middle + half)
 
 
 def _steps(
@@ -330,12 +338,11 @@ def _best(array: Array, how: Rounding) -> Array:
         array = array.reshape(-1)[:: array.size // _LOOKED_AT]
         largest = largest.reshape(1)
     axes = tuple(each for each in range(array.ndim) if how.axis is None or each != how.axis)
-    low, high = ends_of(how)
-    middle = round((how.low + how.high) / 2)
+    half = (how.high - how.low) / 2
     errors = []
     for share in _SHARES:
         scale = np.maximum(largest * share * 2 / (how.high - how.low), _TINY)
-        held = np.clip(np.round(array / scale), low - middle, high - middle) * scale
+        held = np.clip(np.round(array / scale), -half, half) * scale
         errors.append(np.square(held - array).mean(axes).reshape(-1))
     # The widest of equals: of zeros alone all are.
     best: Array = _SHARES[::-1][np.argmin(errors[::-1], 0)]

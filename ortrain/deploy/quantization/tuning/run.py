@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
+from ortrain.deploy.equivalence import GoldenSet
 from ortrain.deploy.equivalence.sessions import File, Runnable
 from ortrain.deploy.equivalence.tasks import task_of
 from ortrain.deploy.model_folder import ModelFolder
@@ -23,7 +24,7 @@ from ortrain.deploy.quantization.configuration import QuantizationConfig
 from ortrain.deploy.quantization.rewriting import Ranges
 from ortrain.deploy.quantization.tuning.insertion import insert
 from ortrain.deploy.quantization.tuning.objective import Objective
-from ortrain.deploy.quantization.tuning.ranges import PATTERN, LearntRanges
+from ortrain.deploy.quantization.tuning.ranges import RATES, LearntRanges
 from ortrain.deploy.quantization.tuning.roundings import followed, roundings, trained
 from ortrain.deploy.quantization.tuning.rows import Rows
 from ortrain.deploy.quantization.tuning.settings import FineTuning
@@ -43,6 +44,15 @@ Arrays = dict[str, Array]
 _WARM_UP = 0.1
 # Of the batches on which the loss is measured before and after, at most.
 _MEASURED = 32
+# Bytes of the original's answers that are kept from one round to the next.
+_KEPT = 1 << 28
+
+OnStep = Callable[[int, float, int], None]
+"""Is told of each update: how many there were, the loss of its batch, and the batch's rows."""
+Enough = Callable[[Mapping[str, Array], Mapping[str, tuple[float, float]]], bool]
+"""Whether weights and ranges keep the budgets on a part of the training data."""
+# Of all steps, one of so many is followed by the question whether it is enough.
+_ASKED = 8
 
 
 @dataclass(frozen=True)
@@ -56,9 +66,11 @@ class FineTuned:
         objective: the kind of its loss.
         rows: how many examples there were.
         left_out: examples that were not taken, being in the golden set.
-        steps: updates that were done; fewer than were asked for where the loss was no number.
+        steps: updates that were done; fewer than were asked for where the loss was no number, or
+            where that was enough.
         loss_before: of the rounded model on the training data, before the first update.
         loss_after: the same after the last.
+        enough: whether it ended early, with the budgets kept on a part of the training data.
     """
 
     weights: Mapping[str, Array]
@@ -70,16 +82,18 @@ class FineTuned:
     steps: int
     loss_before: float
     loss_after: float
+    enough: bool = False
 
     def told(self) -> str:
         """The run in a sentence."""
         settings, left = self.settings, ""
+        early = f" of {settings.steps}, enough for its own data" if self.enough else ""
         if self.left_out:
             left = f" ({self.left_out} more are in the golden set, and were left out)"
         return (
             f"fine-tuned with rounded weights and activations on {self.rows} rows{left}: "
-            f"{self.steps} steps, learning rate {settings.learning_rate:g}{self._of_ranges()}, "
-            f"seed {settings.seed}, "
+            f"{self.steps} steps{early}, learning rate {settings.learning_rate:g}"
+            f"{self._of_ranges()}, seed {settings.seed}, "
             f"{self.objective} {self.loss_before:.4g} → {self.loss_after:.4g}"
         )
 
@@ -93,6 +107,7 @@ class FineTuned:
         return {
             **asdict(self.settings),
             "asked_steps": self.settings.steps,
+            "enough": self.enough,
             "steps": self.steps,
             "objective": self.objective,
             "rows": self.rows,
@@ -109,6 +124,8 @@ def fine_tune(
     ranges: Ranges | None,
     rows: Rows,
     settings: FineTuning,
+    on_step: OnStep | None = None,
+    enough: Enough | None = None,
 ) -> FineTuned:
     """Trains the weights that a configuration quantizes, and biases and norms beside them.
 
@@ -122,6 +139,8 @@ def fine_tune(
         ranges: of activations, for static quantization.
         rows: the training data.
         settings: of the training.
+        on_step: is told of each update.
+        enough: asked now and then where training may end early.
 
     Raises:
         InputError: the data do not fit the model.
@@ -130,10 +149,11 @@ def fine_tune(
         ExecutionError: onnxruntime cannot run it.
     """
     (file,) = source.files
-    teacher = Runnable(
+    original = Runnable(
         (File.open(source.path / file, file.removesuffix(".onnx"), "CPUExecutionProvider", None),)
     )
-    _, outputs = _answer(teacher, rows, 0)
+    teacher = _Teacher(original, rows)
+    _, outputs = teacher.answer(0)
     labels = None if rows.labels is None else rows.labels[0]
     task = task_of(rows.task, source.config, outputs, labels)
     objective = Objective.of(settings, task, outputs, labels)
@@ -141,8 +161,9 @@ def fine_tune(
         with _at_batch(index):
             objective.expect(own, outputs)
     forward, learnt = _forward(source, file, config, ranges, objective, settings)
-    of_ranges = Group(lr_scale=settings.range_learning_rate / settings.learning_rate)
-    optimizer = AdamW(weight_decay=0.0, max_norm=settings.max_norm, groups={PATTERN: of_ranges})
+    faster = settings.range_learning_rate / settings.learning_rate
+    groups = {name: Group(lr_scale=RATES[name] * faster) for name in learnt.tensors()}
+    optimizer = AdamW(weight_decay=0.0, max_norm=settings.max_norm, groups=groups)
     with warnings.catch_warnings():
         # Of weights that the loss does not depend on, as those of a pooler that no output reads.
         warnings.filterwarnings("ignore", "the loss does not depend on", OrtrainWarning)
@@ -153,16 +174,24 @@ def fine_tune(
         for name in (contract.TRAIN_STEP_MODEL, contract.EVAL_MODEL):
             paths[name] = Path(folder, name)
             programs[name].save(paths[name])
-        measure = _Measure(paths[contract.EVAL_MODEL], state, teacher, rows, objective)
+        measure = _Measure(paths[contract.EVAL_MODEL], state, teacher, objective)
         before = measure()
         step = TrainStep(paths[contract.TRAIN_STEP_MODEL], state)
-        done = _run(step, teacher, rows, objective, settings)
+
+        def found() -> tuple[Arrays, dict[str, tuple[float, float]]]:
+            weights = {n.name: state.tensors[n.name].numpy().copy() for n in state.trained()}
+            parameters = {name: weights.pop(name) for name in learnt.tensors()}
+            return learnt.cut(weights, parameters), learnt.ranges(parameters)
+
+        def ends() -> bool:
+            return enough is not None and enough(*found())
+
+        done, ended = _run(step, teacher, objective, settings, on_step, ends)
         after = measure()
-    found = {spec.name: state.tensors[spec.name].numpy().copy() for spec in state.trained()}
-    parameters = {name: found.pop(name) for name in learnt.tensors()}
+    weights, new_ranges = found()
     return FineTuned(
-        weights=learnt.cut(found, parameters),
-        ranges=learnt.ranges(parameters),
+        weights=weights,
+        ranges=new_ranges,
         settings=settings,
         objective=objective.told,
         rows=rows.count,
@@ -170,6 +199,7 @@ def fine_tune(
         steps=done,
         loss_before=before,
         loss_after=after,
+        enough=ended,
     )
 
 
@@ -216,18 +246,30 @@ def named(model: ir.Model) -> ir.Model:
 
 
 def _run(
-    step: TrainStep, teacher: Runnable, rows: Rows, objective: Objective, settings: FineTuning
-) -> int:
-    """Trains; how many updates were done."""
+    step: TrainStep,
+    teacher: _Teacher,
+    objective: Objective,
+    settings: FineTuning,
+    on_step: OnStep | None,
+    ends: Callable[[], bool],
+) -> tuple[int, bool]:
+    """Trains; how many updates were done, and whether that was enough."""
+    asked = max(1, settings.steps // _ASKED)
     names = step.input_names()
-    order = _order(len(rows.batches), settings.seed)
+    order = _order(len(teacher.rows.batches), settings.seed)
     for done in range(settings.steps):
-        feeds = _feeds(teacher, rows, next(order), objective)
+        index = next(order)
+        feeds = teacher.feeds(index, objective)
         step.set_learning_rate(_rate(settings, done))
         loss = step(*(feeds[name] for name in names))
         if not np.isfinite(np.asarray(loss)).all():
-            return done
-    return settings.steps
+            return done, False
+        if on_step is not None:
+            rows = GoldenSet.size_of(teacher.rows.batches[index])
+            on_step(done + 1, float(np.asarray(loss)), rows)
+        if (done + 1) % asked == 0 and done + 1 < settings.steps and ends():
+            return done + 1, True
+    return settings.steps, False
 
 
 def _rate(settings: FineTuning, done: int) -> float:
@@ -244,22 +286,37 @@ def _order(count: int, seed: int) -> Iterator[int]:
         yield from (int(index) for index in generator.permutation(count))
 
 
-def _answer(teacher: Runnable, rows: Rows, index: int) -> tuple[Arrays, Arrays]:
-    """The inputs of a batch as the model takes them, and what the original gives."""
-    try:
-        answer = next(teacher.answer(rows.batches[index], f"batch {index}"))
-    except InputError as error:
-        # The gate's own words are about the golden set.
-        what, help = (t.replace("golden set", "training data") for t in (error.what, error.help))
-        raise InputError(what, where=error.where, because=error.because, help=help) from error
-    return dict(answer.feeds), answer.outputs
+class _Teacher:
+    """What the original answers, batch by batch; asked once for each, as far as there is room."""
 
+    def __init__(self, original: Runnable, rows: Rows) -> None:
+        self._original, self.rows = original, rows
+        self._kept: dict[int, tuple[Arrays, Arrays]] = {}
+        self._room = _KEPT
 
-def _feeds(teacher: Runnable, rows: Rows, index: int, objective: Objective) -> Arrays:
-    feeds, outputs = _answer(teacher, rows, index)
-    labels = None if rows.labels is None else rows.labels[index]
-    with _at_batch(index):
-        return {**feeds, **objective.targets(outputs, labels)}
+    def answer(self, index: int) -> tuple[Arrays, Arrays]:
+        """The inputs of a batch as the model takes them, and what the original gives."""
+        if index in self._kept:
+            return self._kept[index]
+        try:
+            answer = next(self._original.answer(self.rows.batches[index], f"batch {index}"))
+        except InputError as error:
+            # The gate's own words are about the golden set.
+            told = (error.what, error.help)
+            what, help = (text.replace("golden set", "training data") for text in told)
+            raise InputError(what, where=error.where, because=error.because, help=help) from error
+        found = dict(answer.feeds), answer.outputs
+        size = sum(array.nbytes for arrays in found for array in arrays.values())
+        if size <= self._room:
+            self._kept[index], self._room = found, self._room - size
+        return found
+
+    def feeds(self, index: int, objective: Objective) -> Arrays:
+        """What a step takes of a batch."""
+        feeds, outputs = self.answer(index)
+        labels = None if self.rows.labels is None else self.rows.labels[index]
+        with _at_batch(index):
+            return {**feeds, **objective.targets(outputs, labels)}
 
 
 @contextmanager
@@ -277,23 +334,21 @@ class _Measure:
         self,
         path: Path,
         state: CheckpointState,
-        teacher: Runnable,
-        rows: Rows,
+        teacher: _Teacher,
         objective: Objective,
     ) -> None:
         self._session = onnxruntime.InferenceSession(
             path, default_options(state), providers=["CPUExecutionProvider"]
         )
         self._names = [value.name for value in self._session.get_inputs()]
-        self._state, self._teacher = state, teacher
-        self._rows, self._objective = rows, objective
+        self._state, self._teacher, self._objective = state, teacher, objective
 
     def __call__(self) -> float:
         total, count = 0.0, 0
         tensors = self._state.tensors
         held = {name: tensors[name].numpy() for name in self._names if name in tensors}
-        for index, batch in enumerate(self._rows.batches[:_MEASURED]):
-            feeds = {**held, **_feeds(self._teacher, self._rows, index, self._objective)}
+        for index, batch in enumerate(self._teacher.rows.batches[:_MEASURED]):
+            feeds = {**held, **self._teacher.feeds(index, self._objective)}
             given = {name: feeds[name] for name in self._names}
             (loss,) = self._session.run([contract.LOSS], given)
             size = next((len(a) for a in batch.values() if a.ndim), 1)

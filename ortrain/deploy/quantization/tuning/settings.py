@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ortrain.kinds import expect, expect_number, expect_whole
+from ortrain.kinds import expect, expect_flag, expect_number, expect_whole
 
 RANGES = ("learnt", "fixed")
 LOSSES = ("auto", "labels", "distillation")
@@ -20,8 +20,10 @@ class FineTuning:
         ranges: ``"learnt"``: ends of ranges are trained beside the weights, of activations where
             they are calibrated, and of symmetric weights; ``"fixed"``: they stay as they were
             calibrated, and those of weights are their smallest and largest numbers.
-        range_learning_rate: the share by which a step changes the end of a range at most, in the
-            schedule of the learning rate.
+        range_learning_rate: the share by which a step changes the end of an activation's range at
+            most, in the schedule of the learning rate; that of a weight by a tenth of it.
+        stop_early: whether it ends as soon as the quantized model keeps the budgets on the first
+            batches of the training data, where it is compared after each eighth of the steps.
         distillation: how much the original's outputs count where labels are learnt by
             ``loss="auto"``, 0 to 1; the labels count for the rest.
         learning_rate: of AdamW, the highest: it rises over the first tenth of the steps and falls
@@ -50,6 +52,7 @@ class FineTuning:
     ranges: str = "learnt"
     range_learning_rate: float = 1e-2
     distillation: float = 0.5
+    stop_early: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("seed", 0), ("batch_size", 1)):
@@ -62,6 +65,7 @@ class FineTuning:
             expect_number(name, value)
             if not 0 < value < math.inf:
                 raise ValueError(f"{name}={value}: expected a finite number above 0")
+        expect_flag("stop_early", self.stop_early)
         expect_number("distillation", self.distillation)
         if not 0 <= self.distillation <= 1:
             raise ValueError(f"distillation={self.distillation}: expected a share, 0 to 1")

@@ -31,17 +31,39 @@ def loss(objective: Objective, said: np.ndarray, targets: dict[str, np.ndarray],
 
 def test_labels_of_classes_are_learnt_by_cross_entropy() -> None:
     labels = np.array([0, 2, 1, 1])
-    found = Objective.of(FineTuning(), "classification", {"logits": ORIGINAL}, labels)
+    found = Objective.of(FineTuning(loss="labels"), "classification", {"logits": ORIGINAL}, labels)
     targets = found.targets({"logits": ORIGINAL}, labels)
     wanted = F.cross_entropy(torch.tensor(LOGITS), torch.tensor(labels))
     assert found.kind == "cross entropy"
     assert loss(found, LOGITS, targets) == pytest.approx(float(wanted), rel=1e-5)
 
 
+def test_the_original_is_learnt_beside_labels() -> None:
+    labels = np.array([0, 2, 1, 1])
+    outputs = {"logits": ORIGINAL}
+    losses = []
+    for settings in (
+        FineTuning(loss="labels"),
+        FineTuning(loss="distillation"),
+        FineTuning(distillation=0.25),
+        FineTuning(distillation=0),
+    ):
+        found = Objective.of(settings, "classification", outputs, labels)
+        losses.append(loss(found, LOGITS, found.targets(outputs, labels)))
+    assert losses[0] != pytest.approx(losses[1], rel=0.1)
+    assert losses[2] == pytest.approx(0.75 * losses[0] + 0.25 * losses[1], rel=1e-5)
+    assert losses[3] == losses[0]
+    assert Objective.of(FineTuning(), "classification", outputs, labels).told == (
+        "0.5 cross entropy + 0.5 divergence"
+    )
+
+
 def test_labels_of_tokens_may_be_narrower_than_the_logits() -> None:
     logits = np.random.default_rng(2).standard_normal((2, 4, 3)).astype(np.float32)
     labels = np.array([[0, 1, -100], [2, -100, -100]])
-    found = Objective.of(FineTuning(), "token-classification", {"logits": logits}, labels)
+    found = Objective.of(
+        FineTuning(loss="labels"), "token-classification", {"logits": logits}, labels
+    )
     targets = found.targets({"logits": logits}, labels)
     wide = torch.full((2, 4), -100)
     wide[:, :3] = torch.tensor(labels)
@@ -77,7 +99,7 @@ def test_features_are_learnt_by_the_mean_square_without_padding() -> None:
 def test_numbers_are_learnt_by_the_mean_square() -> None:
     labels = np.array([1.0, 2.0, 3.0, 4.0])
     outputs = {"logits": ORIGINAL[:, :1]}
-    found = Objective.of(FineTuning(), "regression", outputs, labels)
+    found = Objective.of(FineTuning(loss="labels"), "regression", outputs, labels)
     targets = found.targets(outputs, labels)
     wanted = float(((LOGITS[:, 0] - labels) ** 2).mean())
     assert loss(found, LOGITS[:, :1], targets) == pytest.approx(wanted, rel=1e-5)
@@ -110,6 +132,9 @@ def test_a_label_that_is_no_class_is_told(wrong: int) -> None:
     [
         ({"steps": 0}, "steps=0: expected a whole number from 1 up"),
         ({"learning_rate": 0.0}, "learning_rate=0.0: expected a finite number above 0"),
+        ({"distillation": 1.5}, "distillation=1.5: expected a share, 0 to 1"),
+        ({"ranges": "open"}, "ranges='open': expected one of learnt, fixed"),
+        ({"range_learning_rate": 0}, "range_learning_rate=0: expected a finite number above 0"),
         ({"loss": "both"}, "loss='both': expected one of auto, labels, distillation"),
     ],
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ortrain.deploy import GoldenSet
+from ortrain.deploy.equivalence.sessions import Runnable
 from ortrain.deploy.model_folder import ModelFolder
 from ortrain.deploy.quantization import (
     AutoCalibrationConfig,
@@ -45,6 +46,27 @@ def test_a_seed_decides_the_weights(tmp_path: Path) -> None:
     for name, weight in first.weights.items():
         assert np.array_equal(weight, again.weights[name]), name
     assert any((first.weights[name] != other.weights[name]).any() for name in first.weights)
+
+
+def test_each_step_is_told_and_the_original_is_asked_once_for_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    answer = Runnable.answer
+    monkeypatch.setattr(
+        Runnable,
+        "answer",
+        lambda self, batch, name: asked.append(name) or answer(self, batch, name),
+    )
+    classifier(tmp_path / "a")
+    settings = FineTuning(steps=5, batch_size=8)
+    rows = Rows.of([ids(8, 6, seed) for seed in range(2)], JUDGING, settings)
+    told: list[tuple[int, float, int]] = []
+    source = ModelFolder.open(tmp_path / "a")
+    fine_tune(source, DYNAMIC, None, rows, settings, lambda *step: told.append(step))
+    assert [(number, rows) for number, _, rows in told] == [(n, 8) for n in range(1, 6)]
+    assert all(0 < loss < 1 for _, loss, _ in told)
+    assert sorted(asked) == ["batch 0", "batch 1"]
 
 
 def test_weights_that_stay_floating_point_are_not_trained(tmp_path: Path) -> None:
