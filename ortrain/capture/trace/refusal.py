@@ -31,6 +31,7 @@ class Refusal(CaptureError):
         by_value: whether it needs the value of a tensor.
         several: whether it needs one value of a tensor that has several.
         effect: whether the forward leaves something in the module, which a later call may find.
+        settles: whether such a later call does nothing but compute; None where nobody has tried.
         failed: what was tried, each with its reason.
     """
 
@@ -38,6 +39,7 @@ class Refusal(CaptureError):
     by_value: bool = False
     several: bool = False
     effect: bool = False
+    settles: bool | None = None
     failed: tuple[str, ...] = ()
 
     def after(self, others: list[Refusal], failed: list[str]) -> Refusal:
@@ -45,7 +47,7 @@ class Refusal(CaptureError):
         places = (error.where for error in (self, *others) if error.where)
         result = type(self)(self.what, where=next(places, ""), because=self.because, help=self.help)
         result.failed, result.final = tuple(failed), self.final
-        result.effect = self.effect
+        result.effect, result.settles = self.effect, self.settles
         codes = [code for error in (self, *others) for code in error.codes]
         result.codes, result.lines = tuple(dict.fromkeys(codes)), self.lines
         return result
