@@ -6,9 +6,9 @@ Overhead is of a row of small layers with a custom function behind each, beyond 
 without one and beyond the function's own time in eager PyTorch; the least of all rounds, as the
 machine may do other things as well. The BERT's steps alternate by rounds, on texts without padding.
 Of tokens that nobody reads (all but the first, in the last layer) a graph leaves none out in front
-of a call that it does not know: "whole" is ours with ``skip_padding=False``, which leaves none out.
-"divided" is the same BERT with a hook on its encoder, which runs in PyTorch then: its layers are
-graphs of their own.
+of a call that it does not know; the function here is one that it knows to treat each token alone.
+"whole" is ours with ``skip_padding=False``, which leaves none out. "divided" is the same BERT with
+a hook on its encoder, which runs in PyTorch then: its layers are graphs of their own.
 """
 
 from __future__ import annotations

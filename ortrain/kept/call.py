@@ -1,18 +1,17 @@
 """``Kept``: one call of the user's code as a node of a graph, forward and backward.
 
 A step runs without autograd. Around a kept call it is on: the call's inputs become leaves, and what
-autograd saves is a :class:`Context` that travels from the forward to the backward as one of the
-graph's saved values. Nobody else refers to it, so it is freed with these.
+autograd saves is a context (:mod:`~ortrain.kept.context`) that travels from the forward to the
+backward as one of the graph's saved values. Nobody else refers to it, so it is freed with these.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +21,12 @@ from torch import Tensor, nn
 from ortrain.errors import CheckFailed, ExecutionError, StateError
 from ortrain.guards.autocast import Autocast, autocast_as
 from ortrain.kept.arguments import Arguments, Result
+from ortrain.kept.context import Context, contexts
 from ortrain.kept.parameter import BUFFERS, Parameter, instead
 from ortrain.kept.parameter import memory_of as _memory
 from ortrain.kept.premises import Premises
 from ortrain.kept.shared import Watched
+from ortrain.kept.times import Times
 from ortrain.module_state.fact import version_of
 
 _class: Any = Tensor  # with what is private in it
@@ -49,62 +50,6 @@ class Site:
     name: str
     where: str
     because: str
-
-
-class Context:
-    """What autograd has saved of one call.
-
-    Attributes:
-        key: of the call.
-        outputs: of it, those that depend on the leaves with their history.
-        leaves: what gradients are asked for.
-        premises: by which it was given some tokens alone; None where it was given all.
-    """
-
-    __slots__ = ("key", "leaves", "outputs", "premises")
-
-    requires_grad = False  # as what hands values on asks of each
-
-    def __init__(self, key: str, outputs: list[Tensor], leaves: list[Tensor]) -> None:
-        self.key, self.outputs, self.leaves = key, outputs, leaves
-        self.premises: Premises | None = None
-
-    def is_neg(self) -> bool:
-        """Likewise."""
-        return False
-
-
-class Times:
-    """What runs take: of the first of a row, behind two in which memory is warmed up.
-
-    Attributes:
-        total: seconds of those that were timed.
-        count: how many they are.
-    """
-
-    MOST, WARM = 50, 2
-
-    __slots__ = ("count", "left", "total")
-
-    def __init__(self) -> None:
-        self.total, self.count, self.left = 0.0, 0, self.MOST + self.WARM
-
-    def begin(self) -> float:
-        """When a run began; 0 where it is not timed."""
-        return time.perf_counter() if self.left else 0.0
-
-    def end(self, since: float) -> None:
-        """Adds a run that began then."""
-        if since and self.left:
-            self.left -= 1
-            if self.left < self.MOST:
-                self.total += time.perf_counter() - since
-                self.count += 1
-
-    @property
-    def mean(self) -> float:
-        """Seconds of a run; 0 where none was timed."""
-        return self.total / self.count if self.count else 0.0
 
 
 class Kept:
@@ -200,7 +145,7 @@ class Kept:
         Args:
             inputs: tensors of the call, parameters of the module, buffers, sizes.
         """
-        if _replayed.contexts is not None:
+        if contexts() is not None:
             self._repeats()
         since = self.forwards.begin()
         outputs = self._outputs(inputs, [*inputs])
@@ -216,7 +161,7 @@ class Kept:
             needs: places of those that a gradient is asked of.
         """
         seen: set[int] = set()
-        known = _replayed.contexts
+        known = contexts()
         if known is not None and (context := known.get(self.key)) is not None:
             outputs = context.outputs
             return [*[self._own(t, inputs, seen, detached=True) for t in outputs], context]
@@ -475,30 +420,6 @@ _table: weakref.WeakValueDictionary[str, Kept] = weakref.WeakValueDictionary()
 _process = f"{time.time_ns():x}"
 _numbers = itertools.count()
 _NOTHING = contextlib.nullcontext()
-
-
-class _Replayed(threading.local):
-    """Contexts of a forward that is run again, by their calls' keys; None where none is."""
-
-    contexts: dict[str, Context] | None = None
-
-
-_replayed = _Replayed()
-
-
-@contextlib.contextmanager
-def replayed(values: Iterable[object]) -> Iterator[None]:
-    """Inside, a call whose context is among some values is not run: it gives what it gave.
-
-    Raises:
-        StateError: inside, where a call without one cannot be run again.
-    """
-    before = _replayed.contexts
-    _replayed.contexts = {v.key: v for v in values if isinstance(v, Context)}
-    try:
-        yield
-    finally:
-        _replayed.contexts = before
 
 
 def kept(key: str) -> Kept:

@@ -20,7 +20,7 @@ from ortrain.autodiff.held import largest, peak, saved_bytes
 from ortrain.cache import Cache
 from ortrain.capture.export import Captured, capture
 from ortrain.capture.onnx.translations.base import SymbolicSize
-from ortrain.capture.trace.keeping import Keeper
+from ortrain.capture.trace.keeping import Keeper, keeping
 from ortrain.capture.trace.records import records_registered
 from ortrain.capture.trace.refusal import Refusal, located
 from ortrain.capture.trace.rehearsal import settles
@@ -297,7 +297,9 @@ class StepCompiler:
             except CaptureError as error:
                 if waits and isinstance(error, Refusal) and error.effect:
                     waits = False
-                    if settles(self.module, args, kwargs):
+                    with keeping(keep):
+                        error.settles = settles(self.module, args, kwargs)
+                    if error.settles:
                         raise  # the next call has all of it in its graph
                 search.failed(self.module, error, keep)
                 for function in search.useless:

@@ -501,6 +501,8 @@ class Runner:
         if self.compiler.has_waited or not (isinstance(error, Refusal) and error.effect):
             return False
         self.compiler.has_waited = True
+        if error.settles is not None:
+            return error.settles
         with EXCLUSIVE, uncollected(), keeping(self.compiler.keeper()):
             return settles(self.module, flat.args, flat.kwargs)
 

@@ -11,7 +11,7 @@ import torch
 from ortrain.errors import StateError, UnsupportedGradient, listing
 from ortrain.graph.walk import dependencies
 from ortrain.guards.structure import FlatCall
-from ortrain.kept.call import replayed
+from ortrain.kept.context import replayed
 from ortrain.module_state.fact import contents
 from ortrain.step.build import Plan
 from ortrain.step.feeds import COPIED

@@ -18,6 +18,7 @@ _COPIES = (
     "DistributedDataParallel around ORTModule"
 )
 _COUNTS = "counts its own forwards to know which gradients it exchanges; it goes around ORTModule"
+_COMPILED = ("torch._dynamo.eval_frame", "OptimizedModule")
 # Classes of files that may not have been loaded: (file, class, what it does).
 _RARE = (
     (
@@ -26,8 +27,7 @@ _RARE = (
         "gathers its parameters for the time of its own forward",
     ),
     (
-        "torch._dynamo.eval_frame",
-        "OptimizedModule",
+        *_COMPILED,
         "is what torch.compile has made, and runs as such; give ORTModule the module itself",
     ),
 )
@@ -41,16 +41,16 @@ def needs_its_own_forward(module: nn.Module) -> str:
     """
     for name, each in module.named_modules():
         for kind, why in _kinds():
-            if isinstance(each, kind) and not (name and _only_calls(each)):
+            if isinstance(each, kind) and not (name and _only_calls(each, kind)):
                 return f"{name or 'it'} is a {kind.__name__}, which {why}"
     return ""
 
 
-def _only_calls(module: object) -> bool:
-    """Whether a wrapper does nothing but call its module, which a graph of one around it holds."""
+def _only_calls(module: object, kind: type) -> bool:
+    """Whether a wrapper of a kind only calls its module, which a graph of one around it holds."""
     if isinstance(module, nn.DataParallel):
         return not module.device_ids
-    return type(module).__name__ == "OptimizedModule"  # the graph is faster than what it compiles
+    return kind is _loaded(*_COMPILED)  # the graph is faster than what it compiles
 
 
 def _kinds() -> Iterator[tuple[type, str]]:
@@ -58,6 +58,12 @@ def _kinds() -> Iterator[tuple[type, str]]:
     yield DistributedDataParallel, _COUNTS
     yield torch.jit.ScriptModule, "runs TorchScript; give ORTModule the module it was made of"
     for file, name, why in _RARE:
-        kind = getattr(sys.modules.get(file), name, None)
-        if isinstance(kind, type):
+        kind = _loaded(file, name)
+        if kind is not None:
             yield kind, why
+
+
+def _loaded(file: str, name: str) -> type | None:
+    """A class of a file; None where that has not been loaded."""
+    kind = getattr(sys.modules.get(file), name, None)
+    return kind if isinstance(kind, type) else None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
 from ortrain.errors import CaptureError
-from ortrain.kept.call import Context
+from ortrain.kept.context import Context
 from tests.kept.functions import KINDS, Scaled
 from tests.kept.twins import Twins
 

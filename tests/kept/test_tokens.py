@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from ortrain import Options, ORTModule
 from ortrain.capture.trace.aside import aside
-from ortrain.capture.trace.keeping import find
+from ortrain.capture.trace.found import find
 from ortrain.capture.trace.rowwise import axes_of
 from ortrain.capture.trace.token_axes import POINTWISE
 from ortrain.errors import ExecutionError

@@ -23,6 +23,7 @@ from ortrain import Options, ORTModule
 from ortrain.errors import CaptureError, OrtrainWarning
 from ortrain.module_state.survey import LARGE
 from ortrain.module_state.untouched import call_aside
+from ortrain.step import compiler, runner
 
 ENGINE = Options(engine="onnxruntime", fallback="torch")
 pytestmark = pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
@@ -358,6 +359,23 @@ class Masked(nn.Module):
         if self.mask is None or self.mask.shape[0] != x.shape[0]:
             self.mask = torch.full((x.shape[0], 1), 2.0)
         return x * self.scale * self.mask
+
+
+def test_a_call_that_makes_a_mask_is_rehearsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the capture has found of it, the error tells the runner."""
+    asked, plain = [], compiler.settles
+
+    def settles(*args: Any) -> bool:
+        asked.append(args)
+        return plain(*args)
+
+    monkeypatch.setattr(compiler, "settles", settles)
+    monkeypatch.setattr(runner, "settles", settles)
+    parts = nn.Sequential(nn.Linear(4, 4), Masked(), nn.Linear(4, 4))
+    model = ORTModule(parts, options=Options(engine="aten", fallback="raise"))
+    for _ in range(2):
+        model(torch.randn(3, 4)).sum().backward()
+    assert (len(asked), model.report.captures, model.report.eager_calls) == (1, 1, 1)
 
 
 @pytest.mark.filterwarnings("error::ortrain.errors.OrtrainWarning")

@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 from ortrain.capture.fx.splice import from_same_place, substitute
 from ortrain.capture.origin import operator_name, origin
 from ortrain.capture.trace.aside import aside
-from ortrain.capture.trace.keeping import Found, Keeper, find
+from ortrain.capture.trace.found import Found, find
+from ortrain.capture.trace.keeping import Keeper
 from ortrain.errors import OrtrainError
 from ortrain.kept.arguments import Arguments, Result
 from ortrain.kept.call import Kept, Site

@@ -9,6 +9,8 @@
 - What it may not: `custom_function`, `autograd_calls`, `seeding`, and what would tell a size or a
   number from what stands in for it (`stand_ins`). `refusal` puts an error in words of the user's
   code.
+- What stays PyTorch's: `keeping` has its calls, `found` what they give; `rowwise` knows those that
+  treat tokens alone, by their code (`closed_code`) and their operators (`token_axes`).
 - What is learned: `decisions` about sizes, which have `outcomes`; outputs that are no new tensors
   (`returned`).
 """

@@ -34,24 +34,24 @@ _FLOW = ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF", "DELETE
 
 # Of tensors, of torch, of math and of a context: what computes, and what tells of sizes and dtypes.
 _READ = frozenset(
-    """abs acos acosh add addcdiv addcmul addmm all amax amin any argmax argmin asin asinh atan atan2
-    atanh bmm bool cat ceil celu chunk clamp clamp_max clamp_min clip clone contiguous cos cosh
-    cumprod cumsum deg2rad detach diff digamma dim div double dtype e elu eq erf erfc erfinv exp
-    exp2 expand expand_as expm1 flatten flip float float16 float32 float64 bfloat16 floor
-    floor_divide fmod frac full full_like functional gather ge gelu gt half hardshrink hardsigmoid
-    hardswish hardtanh heaviside index_select inf int int8 int32 int64 uint8 isfinite isinf isnan
-    layer_norm le leaky_relu lerp lgamma linalg linear log log10 log1p log2 log_softmax logaddexp
-    logical_and logical_not logical_or logical_xor logsigmoid logsumexp long lt masked_fill matmul
-    max maximum mean min minimum mish mm movedim mul narrow ndim ne neg negative new_full new_ones
-    new_zeros nan nan_to_num nn norm normalize numel ones ones_like outer permute pi pow prod
-    rad2deg reciprocal relu relu6 remainder repeat reshape reshape_as roll round rsqrt rsub select
-    selu sgn shape sigmoid sign silu sin sinh size softmax softplus softshrink softsign sort split
-    sqrt square squeeze stack std sub sum swapaxes swapdims t tan tanh tensor tile to topk
-    transpose tril triu true_divide trunc type_as unbind unflatten unfold unsqueeze var
-    vector_norm view view_as where xlogy zeros zeros_like T mT mul_ add_ sub_ div_ neg_ clamp_
-    masked_fill_ sigmoid_ tanh_ relu_ sign_ exp_ square_ sqrt_ abs_ round_ floor_ pow_ reciprocal_
-    copy_ zero_ fill_ append save_for_backward saved_tensors mark_non_differentiable
-    needs_input_grad set_materialize_grads""".split()
+    """abs acos acosh add addcdiv addcmul addmm all amax amin any argmax argmin asin asinh atan
+    atan2 atanh bmm bool cat ceil celu chunk clamp clamp_max clamp_min clip clone contiguous cos
+    cosh cumprod cumsum deg2rad detach diff digamma dim div double dtype e elu eq erf erfc
+    erfinv exp exp2 expand expand_as expm1 flatten flip float float16 float32 float64 bfloat16
+    floor floor_divide fmod frac full full_like functional gather ge gelu gt half hardshrink
+    hardsigmoid hardswish hardtanh heaviside index_select inf int int8 int32 int64 uint8
+    isfinite isinf isnan layer_norm le leaky_relu lerp lgamma linalg linear log log10 log1p log2
+    log_softmax logaddexp logical_and logical_not logical_or logical_xor logsigmoid logsumexp
+    long lt masked_fill matmul max maximum mean min minimum mish mm movedim mul narrow ndim ne
+    neg negative new_full new_ones new_zeros nan nan_to_num nn norm normalize numel ones
+    ones_like outer permute pi pow prod rad2deg reciprocal relu relu6 remainder repeat reshape
+    reshape_as roll round rsqrt rsub select selu sgn shape sigmoid sign silu sin sinh size
+    softmax softplus softshrink softsign sort split sqrt square squeeze stack std sub sum
+    swapaxes swapdims t tan tanh tensor tile to topk transpose tril triu true_divide trunc
+    type_as unbind unflatten unfold unsqueeze var vector_norm view view_as where xlogy zeros
+    zeros_like T mT mul_ add_ sub_ div_ neg_ clamp_ masked_fill_ sigmoid_ tanh_ relu_ sign_ exp_
+    square_ sqrt_ abs_ round_ floor_ pow_ reciprocal_ copy_ zero_ fill_ append save_for_backward
+    saved_tensors mark_non_differentiable needs_input_grad set_materialize_grads""".split()
 )
 _NEVER_STORED = frozenset({"data", "grad", "requires_grad", "names", "real", "imag"})
 

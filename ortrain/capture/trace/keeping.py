@@ -13,53 +13,32 @@ import contextvars
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.capture.origin import place
 from ortrain.capture.trace.aside import aside, is_aside
+from ortrain.capture.trace.found import Found, find, like, refused
 from ortrain.capture.trace.refusal import first_line, line_of
 from ortrain.capture.trace.rowwise import axes_of
-from ortrain.errors import CaptureError, OrtrainError
+from ortrain.errors import OrtrainError
 from ortrain.exclusive import this_thread
 from ortrain.guards.autocast import active
 from ortrain.kept.arguments import Arguments, Result
 from ortrain.kept.call import Kept, Site
-from ortrain.kept.effects import Watch, undone
+from ortrain.kept.effects import undone
 from ortrain.kept.parameter import Parameter
 from ortrain.kept.shared import buffers_of, place_of
-from ortrain.module_state.untouched import call_aside, untouched
+from ortrain.module_state.untouched import call_aside
 from ortrain.ops.kept import keys_of
 from ortrain.program import Program
 
 _LIBRARY = torch.library.Library("ortrain", "FRAGMENT")
 _LIBRARY.define("kept(Tensor[] tensors, SymInt[] sizes, int number) -> Tensor[]")
-
-
-@dataclass(frozen=True)
-class Found:
-    """What is known of a call.
-
-    Attributes:
-        result: how its tensors make it up.
-        tensors: in it.
-        differentiable: whether each has a gradient.
-        connected: of each input whether a gradient may reach it.
-        repeatable: see :class:`~ortrain.kept.call.Kept`.
-        given: shapes of the inputs.
-    """
-
-    result: Result
-    tensors: list[Tensor]
-    differentiable: list[bool]
-    connected: list[bool]
-    repeatable: bool
-    given: list[tuple[int, ...]]
 
 
 @dataclass
@@ -330,90 +309,6 @@ def _is_of_a_value(size: Any) -> bool:
     )
 
 
-def like(example: Found, call: Kept, tensors: Sequence[Tensor]) -> Found:
-    """What a call gives where its example gave something: sizes are those of inputs, or numbers.
-
-    A result of an input's shape has that; else an axis has the size of the first axis that had as
-    many in the example. Each call is compared with that: see :attr:`Kept.sizes`.
-    """
-    rules: list[list[int | tuple[int, int]]] = []
-    results = []
-    count = len(call.arguments.plain)  # what parameters have are numbers
-    for made in example.tensors:
-        whole = [i for i in range(count) if example.given[i] == tuple(made.shape)]
-        rule: list[int | tuple[int, int]] = []
-        for axis, size in enumerate(made.shape):
-            places = [(i, axis) for i in whole] or [
-                (i, at)
-                for at in (axis, *range(9))
-                for i in range(count)
-                if at < len(example.given[i]) and example.given[i][at] == size
-            ]
-            rule.append(places[0] if places else int(size))
-        rules.append(rule)
-        shape = [r if isinstance(r, int) else tensors[r[0]].shape[r[1]] for r in rule]
-        results.append(torch.empty(shape, dtype=made.dtype, device=made.device))
-    call.sizes = rules
-    return replace(example, tensors=results)
-
-
-def find(call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> Found:
-    """Runs a call beside the trace, after which its module is as before.
-
-    Raises:
-        CaptureError: it does what no node of a graph may do.
-    """
-    count = len(call.arguments.plain)
-    tracked = [True] * len(tensors)
-    if call.custom_function is not None:  # autograd looks into none of its arguments
-        tracked[:count] = call.arguments.plain
-    if call.buffers:
-        tracked[-len(call.buffers) :] = [False] * len(call.buffers)
-    draws, module = _Draws(), call.module
-    around = contextlib.nullcontext() if module is None else untouched(module)
-    with around, torch.set_grad_enabled(call.grad), draws, _marked_dirty() as dirty:
-        watch = None if module is None else Watch(module)
-        leaves = [
-            t.detach().requires_grad_(call.grad and p and t.is_floating_point())
-            for t, p in zip(tensors, tracked, strict=True)
-        ]
-        # No leaves, into which autograd lets nobody write: what is written to shall be seen.
-        given = [*(t.clone() for t in leaves[:count]), *leaves[count:]]
-        versions = [t._version for t in given]
-        output = call.call([*given, *sizes], own=False)
-        if dirty or versions != [t._version for t in given]:
-            raise refused(call.site, "it changes one of its arguments in place")
-        result = Result(output)
-        repeatable = not draws.seen and (watch is None or not watch.changed())
-        if call.custom_function is not None and call.comes_to_more:
-            repeatable = False  # nothing watches what it is given
-        connected = _connected(result.tensors, leaves)
-        return Found(
-            result,
-            [t.detach() for t in result.tensors],
-            [t.requires_grad for t in result.tensors],
-            connected,
-            repeatable,
-            [tuple(t.shape) for t in tensors],
-        )
-
-
-def _connected(results: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[bool]:
-    """Of each input whether a gradient reaches it; of all that may where that cannot be tried."""
-    wanted = [leaf for leaf in leaves if leaf.requires_grad]
-    roots = [t for t in results if t.requires_grad]
-    if not wanted or not roots:
-        return [False] * len(leaves)
-    try:
-        found: Any = torch.autograd.grad(
-            roots, wanted, [torch.ones_like(t) for t in roots], allow_unused=True
-        )
-    except Exception:  # its backward needs values
-        return [leaf.requires_grad for leaf in leaves]
-    reached = {id(leaf) for leaf, g in zip(wanted, found, strict=True) if g is not None}
-    return [id(leaf) in reached for leaf in leaves]
-
-
 @contextlib.contextmanager
 def kept_modules(module: nn.Module) -> Iterator[None]:
     """Inside, the forwards of sub-modules that stay PyTorch's are kept calls.
@@ -486,42 +381,3 @@ def _forwards(
                 del child.forward
             else:
                 child.forward = before[name]
-
-
-class _Draws(TorchDispatchMode):
-    """Sees whether random numbers are drawn."""
-
-    seen = False
-
-    def __torch_dispatch__(
-        self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        self.seen |= torch.Tag.nondeterministic_seeded in operator.tags
-        return operator(*args, **(kwargs or {}))
-
-
-@contextlib.contextmanager
-def _marked_dirty() -> Iterator[list[Tensor]]:
-    """Collects the tensors that custom functions say they change."""
-    context: Any = torch.autograd.function.FunctionCtx
-    own, found = context.mark_dirty, list[Tensor]()
-
-    def mark(self: Any, *tensors: Tensor) -> None:
-        found.extend(tensors)
-        own(self, *tensors)
-
-    context.mark_dirty = mark
-    try:
-        yield found
-    finally:
-        context.mark_dirty = own
-
-
-def refused(site: Site, because: str) -> CaptureError:
-    """The refusal of a call that can be no node."""
-    return CaptureError(
-        f"{site.name} can be no node of a graph that PyTorch runs",
-        where=site.where,
-        because=f"{because}; and it cannot be taken apart, as {site.because}",
-        help="change it, or leave this module to PyTorch",
-    )

@@ -32,6 +32,7 @@ class Refusal(CaptureError):
         several: whether it needs one value of a tensor that has several.
         effect: whether the forward leaves something in the module, which a later call may find.
         drawn: whether random numbers decide too often which way the code goes.
+        settles: whether such a later call does nothing but compute; None where nobody has tried.
         failed: what was tried, each with its reason.
     """
 
@@ -40,6 +41,7 @@ class Refusal(CaptureError):
     several: bool = False
     effect: bool = False
     drawn: bool = False
+    settles: bool | None = None
     failed: tuple[str, ...] = ()
 
     def after(self, others: list[Refusal], failed: list[str]) -> Refusal:
@@ -47,7 +49,7 @@ class Refusal(CaptureError):
         places = (error.where for error in (self, *others) if error.where)
         result = type(self)(self.what, where=next(places, ""), because=self.because, help=self.help)
         result.failed, result.final = tuple(failed), self.final
-        result.effect, result.drawn = self.effect, self.drawn
+        result.effect, result.settles, result.drawn = self.effect, self.settles, self.drawn
         codes = [code for error in (self, *others) for code in error.codes]
         result.codes, result.lines = tuple(dict.fromkeys(codes)), self.lines
         return result

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ortrain.capture.trace.aside import aside, is_aside
+from ortrain.capture.trace.found import Found, like, refused
 from ortrain.capture.trace.functions import called_instead, twin_of
-from ortrain.capture.trace.keeping import Found, Keeper, keeper, like, refused
+from ortrain.capture.trace.keeping import Keeper, keeper
 from ortrain.capture.trace.seen import Seen, site_of
 from ortrain.errors import CaptureError
 from ortrain.exclusive import this_thread

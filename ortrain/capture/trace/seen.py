@@ -23,8 +23,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ortrain.capture.origin import place
+from ortrain.capture.trace.found import Found, refused
 from ortrain.capture.trace.functions import called_instead, twin_of
-from ortrain.capture.trace.keeping import Found, Keeper, refused
+from ortrain.capture.trace.keeping import Keeper
 from ortrain.errors import CaptureError, listing
 from ortrain.guards.autocast import active, autocast_as
 from ortrain.kept.arguments import Arguments, Result
