@@ -47,11 +47,11 @@ class Scaled(nn.Module):
 
 
 class Fourier(nn.Module):
-    """Uses an operator of complex numbers, which no graph has."""
+    """Uses an operator of complex numbers, and has no products that a graph would be left with."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(4, 4)
+        self.layer = nn.LayerNorm(4)
 
     def forward(self, value: Tensor) -> Tensor:
         return torch.fft.rfft(self.layer(value)).abs()

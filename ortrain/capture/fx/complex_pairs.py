@@ -87,7 +87,8 @@ class _Pairs:
     def __init__(self, exported: ExportedProgram, keeper: Keeper) -> None:
         self.exported, self.keeper = exported, keeper
         self.graph = exported.graph_module.graph
-        self.pairs: set[fx.Node] = set()  # nodes that stand for complex tensors by now
+        # Nodes that stand for complex tensors by now, each with the name of what made it.
+        self.pairs: dict[fx.Node, str] = {}
 
     def run(self) -> None:
         specs = {s.arg.name: s for s in self.exported.graph_signature.input_specs
@@ -101,7 +102,7 @@ class _Pairs:
             if node in self.pairs:
                 raise captured_error(
                     node,
-                    "the forward returns a complex tensor, or writes one into a buffer",
+                    f"{self.pairs[node]} is complex",
                     because=_BECAUSE,
                     help="return the real and the imaginary part (torch.view_as_real), or leave "
                     "this to eager",
@@ -118,7 +119,7 @@ class _Pairs:
         self.exported.constants[spec.target] = _as_real(held)
         with aside(), mode:
             node.meta["val"] = _as_real(value)
-        self.pairs.add(node)
+        self.pairs[node] = node.name
 
     def _call(self, node: fx.Node) -> None:
         given = [n for n in node.all_input_nodes if n in self.pairs]
@@ -205,7 +206,7 @@ class _Pairs:
 
     def _replace(self, node: fx.Node, new: fx.Node) -> None:
         if _is_complex(node):
-            self.pairs.add(new)
+            self.pairs[new] = operator_name(node.target)
         name = node.name
         substitute(node, new)
         new.name = name
@@ -225,7 +226,7 @@ class _Pairs:
         made = keep_call(self.graph, node, self.keeper, _BECAUSE, name, known)
         values = pytree.tree_leaves(value)
         self.pairs.update(
-            part for part, each in zip(made, values, strict=True) if each.is_complex()
+            (part, name) for part, each in zip(made, values, strict=True) if each.is_complex()
         )
 
 
