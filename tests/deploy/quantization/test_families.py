@@ -38,7 +38,7 @@ CONFIGS = {
     "dynamic avx2": (lambda: AutoQuantizationConfig.avx2(False, per_channel=False), 0.12),
     "minmax": (lambda: AutoQuantizationConfig.avx512_vnni(True), 0.3),
     "percentiles": (AutoQuantizationConfig.tensorrt, 0.3),
-    # It cuts by intent: attention of few words at 0.6. Where zeros counted, errors were 0.7 to 0.95.
+    # It cuts by intent: attention of few words at 0.6. With zeros counted, errors were 0.7 to 0.95.
     "entropy": (lambda: AutoQuantizationConfig.avx2(True), 0.6),
     "4 bits": (lambda: WeightOnlyConfig(4, 16), 0.4),
     "8 bits": (lambda: WeightOnlyConfig(8, 32), 0.05),
