@@ -155,7 +155,7 @@ class Histogram:
         return (index + min(max(inside, 0.0), 1.0)) * self.width
 
     def _rebinned(self, bins: int, top: float) -> np.ndarray:
-        """Counts in even bins over ``[-top, top]``, of all but zeros; a bin may be in two."""
+        """Counts of all but zeros in even bins over ``[-top, top]``, of a bin by its parts."""
         counts = self._counts.copy()
         counts[SIDE] -= self.zeros
         total = np.concatenate([[0], np.cumsum(counts)]).astype(np.float64)
