@@ -165,7 +165,9 @@ class _Function(torch.autograd.Function):
             # Another node gives some of them: what stands for these here refers to no node, and an
             # in-place change is seen by it all the same.
             kept.chain = Chain(kept, outputs)
-            mine = [outputs[i].detach() if plan.linked[i] else outputs[i] for i in plan.keeps_outputs]
+            mine = [
+                outputs[i].detach() if plan.linked[i] else outputs[i] for i in plan.keeps_outputs
+            ]
         else:
             mine = [outputs[i] for i in plan.keeps_outputs]
         ctx.save_for_backward(*watched, *step.reads_held, *mine)

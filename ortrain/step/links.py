@@ -66,9 +66,7 @@ def _source(value: ir.Value) -> ir.Value:
     return value
 
 
-def _reached_from(
-    graph: ir.Graph, source: ir.Value, stops: Collection[ir.Value]
-) -> list[ir.Value]:
+def _reached_from(graph: ir.Graph, source: ir.Value, stops: Collection[ir.Value]) -> list[ir.Value]:
     """The outputs to which a gradient flows from a value, up to the first on each way."""
     reached, met = {source}, []
     for node in graph:

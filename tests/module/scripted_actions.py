@@ -287,10 +287,10 @@ s.backward(s.loss(out))
 args, kwargs = s.batch($n, $length)
 out = s.model(*args, **kwargs)
 outs = [t for t in s.tensors(out) if t.grad_fn is not None]
-heard = []
-for t in outs:
+heard = [[] for t in outs]  # in which order those of one node hear is nobody's promise
+for t, own in zip(outs, heard):
     t.retain_grad()
-    t.register_hook(heard.append)
+    t.register_hook(own.append)
 s.loss(out).backward()
 s.see(heard)
 s.see([t.grad for t in outs])
