@@ -562,7 +562,8 @@ s.optimizer.load_state_dict(copy.deepcopy(s.optimizer.state_dict()))
 """,
     "optimizer's state is dropped": "s.optimizer.state.clear()",
     "load_state_dict": """
-state = {k: v.detach() * 0.9 if v.is_floating_point() else v for k, v in s.model.state_dict().items()}
+state = s.model.state_dict()
+state = {k: v.detach() * 0.9 if v.is_floating_point() else v for k, v in state.items()}
 s.see(str(s.model.load_state_dict(state)))
 """,
     "load_state_dict, assigned": """
@@ -704,7 +705,7 @@ for part in s.model.modules():
 """,
     "weight norm of old": """
 for _, _, layer in s.linears()[:1]:
-    if not torch.nn.utils.parametrize.is_parametrized(layer, "weight") and "weight" in layer._parameters:
+    if "weight" in layer._parameters and "weight_g" not in layer._parameters:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.nn.utils.weight_norm(layer)
