@@ -36,7 +36,7 @@ import copy, gc, inspect, io, pickle, threading, warnings
 import torch
 
 from ortrain import Options
-from tests.module.scripted_modules import Around, Halved, Lora
+from tests.module.scripted_modules import Around, Halved, Lora, Recomputed, Running
 from tests.module.scripted_run import agree
 
 """

@@ -386,7 +386,11 @@ args, kwargs = s.batch($n, $length)
 with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
     s.see(twin(*args, **kwargs), reduced=True)
 """,
+    # "Around an ORTModule both work, with the gradients of the first of the two runs where the
+    # forward changes a buffer that it reads": in evaluation it changes none.
     "checkpoint around it": """
+if isinstance(s.inner(), Running):
+    s.model.eval()
 args, kwargs = s.batch($n, $length)
 args = tuple(a.requires_grad_() if a.is_floating_point() else a for a in args)
 def first(*given):
@@ -397,6 +401,8 @@ loss.backward()
 s.see([a.grad for a in args])
 """,
     "reentrant checkpoint around it": """
+if isinstance(s.inner(), Running):
+    s.model.eval()
 args, kwargs = s.batch($n, $length)
 args = tuple(a.requires_grad_() if a.is_floating_point() else a for a in args)
 def first(*given):
@@ -933,10 +939,12 @@ s.see(out)
 s.see(list(outer.state_dict()))
 s.loss(out).backward()
 """,
+    # "A checkpoint in a module, around a part that is an ORTModule of its own inside of another one,
+    # raises PyTorch's `CheckpointError`" where second derivatives are taken.
     "a part is wrapped": """
 owner, name = s.seat($which)
 part = getattr(owner, name)
-if not isinstance(part, (torch.nn.ModuleList, torch.nn.ParameterList, torch.nn.ParameterDict)):
+if not isinstance(owner, Recomputed) and not isinstance(part, (torch.nn.ModuleList, torch.nn.ParameterList, torch.nn.ParameterDict)):
     setattr(owner, name, s.wrap(part))
 """,
     "vector of parameters": """

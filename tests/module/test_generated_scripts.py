@@ -15,7 +15,7 @@ from tests.module.scripted_run import Difference
 pytestmark = pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
 
 # Each a module after the other, engines in turn; about a second a script.
-SAMPLE = range(9)
+SAMPLE = range(6)
 BREADTH = range(150)
 
 
