@@ -386,8 +386,8 @@ args, kwargs = s.batch($n, $length)
 with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
     s.see(twin(*args, **kwargs), reduced=True)
 """,
-    # "Around an ORTModule both work, with the gradients of the first of the two runs where the
-    # forward changes a buffer that it reads": in evaluation it changes none.
+    # "Around an ORTModule both work, but for a forward that changes a buffer which it reads, so
+    # that its two runs differ": in evaluation it changes none.
     "checkpoint around it": """
 if isinstance(s.inner(), Running):
     s.model.eval()
@@ -939,12 +939,13 @@ s.see(out)
 s.see(list(outer.state_dict()))
 s.loss(out).backward()
 """,
-    # "A checkpoint in a module, around a part that is an ORTModule of its own inside of another one,
-    # raises PyTorch's `CheckpointError`" where second derivatives are taken.
+    # "A checkpoint in a module, around a part that is an ORTModule of its own inside of another
+    # one, raises PyTorch's `CheckpointError`" where second derivatives are taken.
     "a part is wrapped": """
 owner, name = s.seat($which)
 part = getattr(owner, name)
-if not isinstance(owner, Recomputed) and not isinstance(part, (torch.nn.ModuleList, torch.nn.ParameterList, torch.nn.ParameterDict)):
+lists = (torch.nn.ModuleList, torch.nn.ParameterList, torch.nn.ParameterDict)
+if not isinstance(part, lists) and not isinstance(owner, Recomputed):
     setattr(owner, name, s.wrap(part))
 """,
     "vector of parameters": """
