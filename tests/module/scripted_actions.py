@@ -823,7 +823,7 @@ s.see(list(s.model.state_dict()))
 s.see([n for n, _ in s.model.named_parameters()])
 s.see([n for n, _ in s.model.named_buffers()])
 s.see([n for n, _ in s.model.named_modules()][1:])
-s.see([type(m).__name__ for m in s.model.children()])
+s.see([type(s.unwrap(m)).__name__ for m in s.model.children()])
 s.see(sum(p.numel() for p in s.model.parameters()))
 s.see(next(s.model.parameters()).dtype)
 """,
