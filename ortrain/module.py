@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -184,6 +185,20 @@ class ORTModule(nn.Module):
     @only_loss_is_read.setter
     def only_loss_is_read(self, only: bool) -> None:
         self._runner.only_loss = only
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """That of the module where it is one of transformers, whose trainers ask for it.
+
+        They save, and look for labels and a loss, as the class says; ``type(model)`` is ORTModule,
+        and so is ``isinstance(model, ORTModule)`` true as well.
+        """
+        models, module = sys.modules.get("transformers.modeling_utils"), self.__dict__["_original"]
+        own = models is not None and isinstance(module, models.PreTrainedModel)
+        return type(module) if own else type(self)
+
+    def _get_name(self) -> str:
+        return type(self).__name__
 
     # -- everything else is the module's own -------------------------------------------------
 
