@@ -130,6 +130,14 @@ class _Completing(Loader):
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         _complete(sys.modules.get(module.__name__, module))
+        # transformers.processing_utils runs its package a second time, which is another module then.
+        root = module.__name__.partition(".")[0]
+        if root in HOSTS and root in sys.modules and not _is_complete(sys.modules[root]):
+            _complete(sys.modules[root])
+
+
+def _is_complete(module: ModuleType) -> bool:
+    return getattr(vars(module).get("__getattr__"), "__module__", None) == __name__
 
 
 def _complete(module: ModuleType) -> None:
