@@ -24,6 +24,6 @@ def is_torch_tpu_available(check_device: bool = True) -> bool:
     Args:
         check_device: also asks for a device, not only for the package torch_xla.
     """
-    from transformers.utils import is_torch_xla_available
+    from transformers.utils.import_utils import is_torch_xla_available
 
     return bool(is_torch_xla_available(check_is_tpu=check_device))

@@ -130,7 +130,7 @@ class _Completing(Loader):
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         _complete(sys.modules.get(module.__name__, module))
-        # transformers.processing_utils runs its package a second time, which is another module then.
+        # transformers.processing_utils runs its package again, which is another module then.
         root = module.__name__.partition(".")[0]
         if root in HOSTS and root in sys.modules and not _is_complete(sys.modules[root]):
             _complete(sys.modules[root])

@@ -1,7 +1,7 @@
 """What transformers 4 and datasets 2 had that their versions of today have not, as data.
 
-The example scripts of Optimum 1.23 and of transformers 4.30 to 4.45 are written with it. As all names
-of the table, those that an installed version has stay its own.
+The example scripts of Optimum 1.23 and of transformers 4.30 to 4.45 are written with it. As with
+all of the table, what an installed version has stays its own.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ NAMES: dict[str, dict[str, str]] = {
     "datasets.load": {"ortrain.compat.metrics": "load_metric"},
 }
 
-# Packages that are there or not: where one is missing, its name is not made up, as programs look for it.
+# Where one of these is not installed it is not made up: programs look whether it is there.
 HOSTS = frozenset({"datasets", "transformers"})
 
 _FROM_PRETRAINED = "ortrain.compat.tokens:extend"
 
-# Installed modules → functions of them, ``module:name``, that have what is there take old arguments.
+# Installed modules → functions, ``module:name``, that have what is in them take old arguments.
 EXTENSIONS: dict[str, tuple[str, ...]] = {
     "transformers.configuration_utils": (_FROM_PRETRAINED,),
     "transformers.generation.configuration_utils": (_FROM_PRETRAINED,),

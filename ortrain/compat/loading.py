@@ -36,7 +36,7 @@ def extend(module: ModuleType) -> None:
     """
     package = sys.modules["datasets"]
     for name, extended in {
-        "load_dataset": _taking_tasks(taking(module.load_dataset)),
+        "load_dataset": taking(_taking_tasks(module.load_dataset)),
         "load_dataset_builder": taking(module.load_dataset_builder),
     }.items():
         own = getattr(module, name)
@@ -58,14 +58,14 @@ def _taking_tasks(load: Callable[..., Any]) -> Callable[..., Any]:
             raise ValueError(f"load_dataset: task={task!r} is not here; {_REMEDY}")
         if kwargs.pop("ignore_verifications", False):
             message = "load_dataset: ignore_verifications is verification_mode='no_checks' now"
-            warnings.warn(message, OrtrainWarning, stacklevel=2)
+            warnings.warn(message, OrtrainWarning, stacklevel=3)
             kwargs["verification_mode"] = "no_checks"
         loaded = load(*args, **kwargs)
         if task is None or task not in _CLASSIFYING:
             return loaded
         if kwargs.get("streaming"):
             message = f"load_dataset: task={task!r} has no effect with streaming=True, as ever"
-            warnings.warn(message, OrtrainWarning, stacklevel=2)
+            warnings.warn(message, OrtrainWarning, stacklevel=3)
             return loaded
         return _prepared(loaded, task)
 

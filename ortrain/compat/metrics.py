@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from typing import Any
 
@@ -47,9 +48,7 @@ def load_metric(
             because="datasets has no metrics since its version 3",
             help="pip install evaluate",
         )
-    import evaluate
-
-    return evaluate.load(
+    return importlib.import_module("evaluate").load(
         path,
         config_name,
         process_id=process_id,
