@@ -89,6 +89,7 @@ TABLE: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[str]]]]
             "certificate": {"int"},
             "keep_in_torch": {"names"},
             "custom_autograd": FLAG,
+            "parts": FLAG,
         },
     ),
     "DebugOptions": (

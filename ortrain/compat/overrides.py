@@ -7,6 +7,10 @@ is given what it takes. Where an argument also said how a loss is scaled, the sc
 
 from __future__ import annotations
 
+from ortrain.extras import require
+
+require("hf", __name__)
+
 import functools
 import inspect
 from collections.abc import Callable, Iterator

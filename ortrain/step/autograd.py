@@ -16,8 +16,8 @@ from ortrain.errors import CheckFailed, StateError
 from ortrain.guards.structure import FlatCall
 from ortrain.step.backward import Backward, Group, groups_of
 from ortrain.step.build import Plan
-from ortrain.step.feeds import Feeds
 from ortrain.step.chain import Chain
+from ortrain.step.feeds import Feeds
 from ortrain.step.replay import PROBE, Caller, Original
 from ortrain.step.saved_forward import Received, SavedForward, matters, stash_of
 
@@ -154,7 +154,11 @@ class _Function(torch.autograd.Function):
         plan = step.plan
         fetches = plan.forward.run_values(list(feeds))
         count, at = plan.outputs, plan.exchange.at
-        outputs = _expanded([at(fetches, i, i in plan.bools) for i in range(count)], plan)
+        made = _expanded([at(fetches, i, i in plan.bools) for i in range(count)], plan)
+        # What is kept for the backward must not be what refers to this node, in a circle; and a
+        # view, as some are, could not be written to once it has come out of a node. Changes in
+        # place are seen in both.
+        outputs = [t.detach() for t in made]
         for i, buffer in step.buffers:
             buffer.copy_(at(fetches, i, False))
         kept.stash = stash_of(plan, feeds, fetches)
@@ -162,13 +166,8 @@ class _Function(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         watched = [users[i] for i in step.reads_users]
         if probe is not None:
-            # Another node gives some of them: what stands for these here refers to no node, and an
-            # in-place change is seen by it all the same.
             kept.chain = Chain(kept, outputs)
-            mine = [outputs[i].detach() if plan.linked[i] else outputs[i] for i in plan.keeps_outputs]
-        else:
-            mine = [outputs[i] for i in plan.keeps_outputs]
-        ctx.save_for_backward(*watched, *step.reads_held, *mine)
+        ctx.save_for_backward(*watched, *step.reads_held, *[made[i] for i in plan.keeps_outputs])
         fixed = [t for t, reachable in zip(outputs, plan.reachable, strict=True) if not reachable]
         if fixed:
             ctx.mark_non_differentiable(*fixed)
@@ -238,9 +237,7 @@ def _expanded(outputs: list[torch.Tensor], plan: Plan) -> list[torch.Tensor]:
     """The outputs, those that nobody reads in their whole width, in the memory that they have."""
     for i, width in plan.widths:
         outputs[i] = outputs[i].expand(*outputs[i].shape[:-1], width)
-    # Autograd lets nobody write to what a function has returned as a view. This is none for it, and
-    # counts writes along with what it is a view of.
-    return [t.detach() if t._is_view() else t for t in outputs]
+    return outputs
 
 
 def _zero() -> torch.Tensor:

@@ -197,7 +197,7 @@ class Backward:
         return list(Sealed.apply(why, len(gradients), *gradients, *connected))
 
     def _of_whole(self) -> Gradients:
-        """Those of the arguments where hooks on outputs have seen, or changed, what passes there."""
+        """Those of the arguments where hooks on outputs have seen what passes there."""
         again = is_grad_enabled()
         if again and self.kept.caller is not None:
             self.kept.caller.differentiated_again()

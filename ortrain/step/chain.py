@@ -3,9 +3,9 @@
 Autograd calls the hooks of an output, keeps its ``grad`` and gives it to ``autograd.grad`` when all
 that was computed from it has sent its gradient. So logits must come behind the loss that the module
 has made of them. An output that is computed from others is therefore given by a :class:`Follower`,
-which has these as inputs. Where nobody looks at what passes between outputs, nothing does: followers
-only note what arrives, and the graph's backward runs once for all of it. Where somebody does,
-the module's own forward runs again, and autograd says what each output sends to the others.
+which has these as inputs. Where nobody looks at what passes between outputs, nothing does: the
+followers only note what arrives, and the graph's backward runs once for all of it. Where somebody
+does, the module's own forward runs again, and autograd says what each output sends to the others.
 """
 
 from __future__ import annotations

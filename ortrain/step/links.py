@@ -1,12 +1,13 @@
 """Which outputs of a module are computed from others of them, as a loss is from logits.
 
-What a hook on an output hears, what it keeps as its ``grad`` and what ``autograd.grad`` gives for it
-is the gradient along all ways, those through later outputs among them.
+What a hook on an output hears, what it keeps as its ``grad`` and what ``autograd.grad`` gives for
+it is the gradient along all ways, those through later outputs among them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 
 import onnx_ir as ir
 
@@ -35,7 +36,7 @@ def links(graph: ir.Graph, outputs: Sequence[ir.Value], reached: Collection[ir.V
             sources.setdefault(_source(value), []).append(place)
     found: list[set[int]] = [set() for _ in outputs]
     for source, places in sources.items():
-        for earlier, later in zip(places, places[1:], strict=False):
+        for earlier, later in pairwise(places):
             found[later].add(earlier)  # a copy of it
         for value in _reached_from(graph, source, sources.keys()):
             for place in sources.get(value, ())[:1]:
@@ -66,9 +67,7 @@ def _source(value: ir.Value) -> ir.Value:
     return value
 
 
-def _reached_from(
-    graph: ir.Graph, source: ir.Value, stops: Collection[ir.Value]
-) -> list[ir.Value]:
+def _reached_from(graph: ir.Graph, source: ir.Value, stops: Collection[ir.Value]) -> list[ir.Value]:
     """The outputs to which a gradient flows from a value, up to the first on each way."""
     reached, met = {source}, []
     for node in graph:

@@ -104,7 +104,7 @@ class Original:
 
     @contextlib.contextmanager
     def around(self, call: FlatCall) -> Iterator[None]:
-        """What has to be around a forward and its backward: all as it was in the graph's forward."""
+        """What has to be around a forward and its backward: all as it was in the graph's."""
         with self._as_captured(), call.as_it_was(), torch.enable_grad():
             yield
 

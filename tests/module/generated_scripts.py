@@ -36,7 +36,7 @@ import copy, gc, inspect, io, pickle, threading, warnings
 import torch
 
 from ortrain import Options
-from tests.module.scripted_modules import Around, Halved, Lora
+from tests.module.scripted_modules import Around, Halved, Lora, Recomputed, Running
 from tests.module.scripted_run import agree
 
 """
@@ -68,10 +68,11 @@ class Made:
         ]
         dtype = "torch.float64" if self.double else "torch.float32"
         options = f"Options(engine={engine!r}, certificate={self.certificate!r})"
+        asked = f"dtype={dtype}, seed={self.seed}, options={options}"
         return (
             f"{PREAMBLE}\ndef script(s):\n{textwrap.indent(''.join(body) or 'pass', '    ')}\n\n"
             f"if __name__ == '__main__':\n    torch.set_num_threads(1)\n"
-            f"    agree(script, {self.kind!r}, dtype={dtype}, seed={self.seed}, options={options})\n"
+            f"    agree(script, {self.kind!r}, {asked})\n"
         )
 
     def run(self, engine: str) -> tuple[int, int]:
@@ -170,8 +171,9 @@ def main() -> None:
         try:
             graph, eager = made.run(asked.engine)
             calls.update(agreed=1, graph=graph, eager=eager)
-        except Exception as error:
+        except Exception as first:
             calls["failed"] += 1
+            error = first
             if not asked.whole:
                 made, error = made.shortest(asked.engine)
             names = ", ".join(name for name, _ in made.actions)

@@ -39,7 +39,10 @@ class ConvolutionAndNorm(nn.Module):
 class Gated(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.gru = nn.Embedding(11, 5, padding_idx=0), nn.GRU(5, 4, batch_first=True)
+        self.embedding, self.gru = (
+            nn.Embedding(11, 5, padding_idx=0),
+            nn.GRU(5, 4, batch_first=True),
+        )
 
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         return self.gru(self.embedding(ids))  # type: ignore[no-any-return]
@@ -153,7 +156,9 @@ class Structured(nn.Module):
         logits = self.last(first)
         loss = None if labels is None else nn.functional.mse_loss(logits, labels)
         hidden = (first, first * 2) if deep else ()
-        return Result(logits, hidden, loss, {"choice": logits.argmax(-1), "scale": scale, "no": None})
+        return Result(
+            logits, hidden, loss, {"choice": logits.argmax(-1), "scale": scale, "no": None}
+        )
 
 
 class Pair(NamedTuple):
@@ -261,7 +266,11 @@ class Detached(nn.Module):
         with torch.no_grad():
             target = torch.softmax(self.teacher(x), -1)
         student = self.student(x)
-        return student, target, -(target * torch.log_softmax(student.detach() * 0.5 + student, -1)).sum()
+        return (
+            student,
+            target,
+            -(target * torch.log_softmax(student.detach() * 0.5 + student, -1)).sum(),
+        )
 
 
 class Attention(nn.Module):

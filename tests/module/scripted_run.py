@@ -118,7 +118,9 @@ class Run:
         floats = [t for t in tensors(out) if t.is_floating_point()]
         total = torch.zeros((), dtype=torch.float64)
         for place, tensor in enumerate(floats):
-            total = total + (tensor.double().square().sum() * 0.05 + tensor.sum() * 0.02) / (place + 1)
+            total = total + (tensor.double().square().sum() * 0.05 + tensor.sum() * 0.02) / (
+                place + 1
+            )
         return total
 
     def inner(self) -> nn.Module:
@@ -161,11 +163,11 @@ class Run:
     def places_of(self, model: nn.Module) -> list[tuple[nn.Module, str, str]]:
         """All parameters: their module, their name there, and the whole name."""
         root = unwrapped(model)
+        parts = [(root, ""), *((part, f"{path}.") for path, part in named(root))]
         return [
-            (module, name, f"{path}.{name}" if path else name)
-            for path, module in root.named_modules()
-            if not isinstance(module, ORTModule)
-            for name, parameter in module._parameters.items()
+            (part, name, f"{path}{name}")
+            for part, path in parts
+            for name, parameter in part._parameters.items()
             if parameter is not None
         ]
 
@@ -290,6 +292,15 @@ def seats(root: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
     return found
 
 
+def named(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """All modules below one, without wrappers, by their paths."""
+    for name, child in root._modules.items():
+        if child is not None:
+            inner = unwrapped(child)
+            yield name, inner
+            yield from ((f"{name}.{path}", part) for path, part in named(inner))
+
+
 def tensors(value: Any) -> list[Tensor]:
     """The tensors in an output, in order."""
     if isinstance(value, Tensor):
@@ -347,7 +358,9 @@ def _compare(eager: Run, ours: Run) -> None:
             raise Difference(f"{step}: {kind} of {other} where eager has {what}")
         if what == "error":
             if not isinstance(b, type(a)):
-                raise Difference(f"{step}: raises {b!r} where eager raises {a!r}\n{ours.traces[step]}")
+                raise Difference(
+                    f"{step}: raises {b!r} where eager raises {a!r}\n{ours.traces[step]}"
+                )
         elif difference := _differs(a, b):
             raise Difference(f"{step}: {what}{difference}")
     assert len(eager.record) == len(ours.record)

@@ -365,7 +365,7 @@ def _learned(program: Program) -> set[ir.Value]:
     return given
 
 
-_HUGE, _GIVEN = 1, 2  # from constants and the like, or from what the user gives
+_HUGE, _GIVEN = 1, 2  # from constants and the like, or from what the user gives or computes
 
 
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "Conv"})
@@ -394,6 +394,8 @@ def _large(program: Program, learned: set[ir.Value]) -> set[ir.Value]:
             large &= ~_GIVEN
         elif _makes_large(node, name, learned):
             large |= _HUGE
+        elif name == "ortrain::Kept":  # the user's code may make a mask
+            large |= _GIVEN
         if large:
             found.update({v: large for v in node.outputs if v.dtype in (None, *shapes.FLOATING)})
     for value in program.graph.initializers.values():

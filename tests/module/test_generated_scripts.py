@@ -1,0 +1,89 @@
+"""Whole scripts made up at random, eagerly and with ORTModule."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.breadth import sampled
+from tests.module.generated_scripts import ENGINES, Made, script
+from tests.module.scripted_actions import ACTIONS
+from tests.module.scripted_modules import MODULES, Mlp, Subject
+from tests.module.scripted_run import Difference
+
+pytestmark = pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+
+# Each a module after the other, engines in turn; about a second a script.
+SAMPLE = range(6)
+BREADTH = range(150)
+
+
+@pytest.mark.parametrize("seed", sampled(BREADTH, SAMPLE))
+def test_a_script_leaves_after_each_action_what_it_leaves_in_pytorch(seed: int) -> None:
+    script(seed).run(ENGINES[seed % len(ENGINES)])
+
+
+@pytest.mark.breadth
+@pytest.mark.parametrize("name", ACTIONS)
+def test_each_action_stands_in_a_script_of_its_own(name: str) -> None:
+    place = list(ACTIONS).index(name)
+    script(place, only=name).run(ENGINES[place % len(ENGINES)])
+
+
+def test_a_script_is_the_same_each_time_and_a_file_that_compiles() -> None:
+    made = script(7)
+    assert made == script(7)
+    compile(made.source("aten"), "<script>", "exec")
+
+
+class Forgetful(nn.Module):
+    """Computes something else in its third call, unseen by any graph."""
+
+    calls: list[int] = []  # noqa: RUF012 - of all of them, which is the defect
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.append(1)
+        return self.layer(x) * len(self.calls)  # type: ignore[no-any-return]
+
+
+def test_a_difference_is_found_and_the_script_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = MODULES["mlp"].batch
+    monkeypatch.setitem(MODULES, "forgetful", Subject(Forgetful, batch))
+    kept = [(name, "pass") for name in "abc"]
+    call = ("call", "args, kwargs = s.batch(2, 2)\ns.see(s.model(*args, **kwargs))")
+    made = Made(0, "forgetful", double=False, actions=(*kept, call, *kept))
+    with pytest.raises(Difference, match="3: call: result"):
+        made.run("aten")
+    shorter, error = made.shortest("aten")
+    assert [name for name, _ in shorter.actions] == ["call"]
+    assert isinstance(error, Difference)
+
+
+@pytest.mark.parametrize(
+    ("lines", "seen"),
+    [
+        (
+            "s.inner().first.bias.data[0] += 1e-3 * (s.wrap(s.inner()) is not s.inner())",
+            "parameters",
+        ),
+        ("if s.wrap(s.inner()) is not s.inner(): raise KeyError", "ORTModule raises"),
+        ("if s.wrap(s.inner()) is s.inner(): raise KeyError", "eager alone raises"),
+        ("if s.wrap(s.inner()) is not s.inner(): torch.rand(1)", "generator"),
+        ("if s.wrap(s.inner()) is not s.inner(): s.model.eval()", "modes"),
+        ("s.see(torch.ones(2, requires_grad=s.wrap(s.inner()) is s.inner()))", "requires_grad"),
+    ],
+)
+def test_what_differs_is_told(lines: str, seen: str) -> None:
+    with pytest.raises(Difference, match=seen):
+        Made(0, "mlp", double=False, actions=(("defect", lines),)).run("aten")
+
+
+def test_the_tables_have_what_they_should() -> None:
+    assert len(MODULES) >= 20
+    assert len(ACTIONS) >= 150
+    assert isinstance(Mlp()(torch.randn(2, 6)), Tensor)
