@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ortrain.extras import require
+
+require("torch", __name__)
+
 from typing import Any
 
 from torch.optim.optimizer import ParamsT
