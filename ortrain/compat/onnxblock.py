@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ortrain.extras import require
+
+require("onnx", __name__)
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ortrain.extras import require
+
+require("hf", __name__)
+
 from typing import Any
 
 from transformers.trainer_utils import (

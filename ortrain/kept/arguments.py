@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +30,9 @@ class Arguments:
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._leaves, self._spec = pytree.tree_flatten((args, kwargs))
-        self._is_flat = not kwargs and len(self._leaves) == len(args)
+        # A list of one is not what it holds.
+        alike = len(self._leaves) == len(args) and all(map(operator.is_, self._leaves, args))
+        self._is_flat = not kwargs and alike
         own = {id(value) for value in (*args, *kwargs.values())}
         of_tensors = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, torch.Tensor)]
         of_sizes = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, torch.SymInt)]
