@@ -30,9 +30,10 @@ def install() -> None:
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     sys.meta_path.insert(0, _Finder())
-    for name in [*sys.modules]:
-        if name in PACKAGES or name in EXTENSIONS:
-            _complete(sys.modules[name])
+    for name, module in [*sys.modules.items()]:
+        # None stands for what must not be imported.
+        if isinstance(module, ModuleType) and (name in PACKAGES or name in EXTENSIONS):
+            _complete(module)
 
 
 class _Finder(MetaPathFinder):
@@ -131,9 +132,9 @@ class _Completing(Loader):
         self._loader.exec_module(module)
         _complete(sys.modules.get(module.__name__, module))
         # transformers.processing_utils runs its package again, which is another module then.
-        root = module.__name__.partition(".")[0]
-        if root in HOSTS and root in sys.modules and not _is_complete(sys.modules[root]):
-            _complete(sys.modules[root])
+        root = sys.modules.get(module.__name__.partition(".")[0])
+        if root is not None and root.__name__ in HOSTS and not _is_complete(root):
+            _complete(root)
 
 
 def _is_complete(module: ModuleType) -> bool:

@@ -34,13 +34,11 @@ def extend(module: ModuleType) -> None:
     Args:
         module: ``datasets.load``.
     """
-    package = sys.modules["datasets"]
-    for name, extended in {
-        "load_dataset": taking(_taking_tasks(module.load_dataset)),
-        "load_dataset_builder": taking(module.load_dataset_builder),
-    }.items():
-        own = getattr(module, name)
-        for place in (module, package):
+    for name in ("load_dataset", "load_dataset_builder"):
+        if (own := vars(module).get(name)) is None:
+            continue
+        extended = taking(_taking_tasks(own) if name == "load_dataset" else own)
+        for place in (module, sys.modules["datasets"]):
             # The package has it already where it was imported before ortrain.compat.
             if vars(place).get(name) is own:
                 setattr(place, name, extended)

@@ -30,8 +30,8 @@ def extend(module: ModuleType) -> None:
     Args:
         module: that of all tokenizers' base.
     """
-    base: Any = module.PreTrainedTokenizerBase
-    if not hasattr(base, "as_target_tokenizer"):
+    base: Any = getattr(module, "PreTrainedTokenizerBase", None)
+    if base is not None and not hasattr(base, "as_target_tokenizer"):
         base.as_target_tokenizer = as_target_tokenizer
 
 

@@ -104,6 +104,15 @@ def test_what_a_package_has_stays_its_own(first: str, tmp_path: Path) -> None:
     python(script, path=os.pathsep.join([str(tmp_path), str(ROOT)]))
 
 
+def test_packages_that_must_not_be_imported_stay_so() -> None:
+    python(
+        "import sys\n"
+        "sys.modules['transformers'] = sys.modules['datasets.load'] = None\n"
+        "import ortrain.compat\n"
+        "assert sys.modules['transformers'] is None\n"
+    )
+
+
 def test_names_outlive_the_second_run_of_the_package() -> None:
     # transformers.processing_utils runs transformers/__init__.py again: another module is there.
     python(
