@@ -30,9 +30,10 @@ def install() -> None:
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     sys.meta_path.insert(0, _Finder())
-    for name, module in [*sys.modules.items()]:
-        # None stands for what must not be imported.
-        if isinstance(module, ModuleType) and (name in PACKAGES or name in EXTENSIONS):
+    # None stands there for what must not be imported.
+    present: dict[str, ModuleType | None] = {**sys.modules}
+    for name, module in present.items():
+        if module is not None and (name in PACKAGES or name in EXTENSIONS):
             _complete(module)
 
 
