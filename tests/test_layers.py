@@ -46,7 +46,7 @@ LAYERS = """
     deploy.quantization
     classic
     testing
-    compat.table compat.finder
+    compat.hugging_face compat.table compat.finder
     compat
     cli
     __main__

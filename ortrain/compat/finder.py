@@ -1,4 +1,4 @@
-"""What makes old names importable: a finder of modules, and attributes that installed ones lack."""
+"""What makes old names importable: a finder of modules, and what installed ones lack."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import Any
 
+from ortrain.compat.hugging_face import EXTENSIONS, HOSTS
 from ortrain.compat.table import (
     PACKAGES,
     PROGRAMS,
@@ -29,9 +30,11 @@ def install() -> None:
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     sys.meta_path.insert(0, _Finder())
-    for name in PACKAGES:
-        if name in sys.modules:
-            _complete(sys.modules[name])
+    # None stands there for what must not be imported.
+    present: dict[str, ModuleType | None] = {**sys.modules}
+    for name, module in present.items():
+        if module is not None and (name in PACKAGES or name in EXTENSIONS):
+            _complete(module)
 
 
 class _Finder(MetaPathFinder):
@@ -40,15 +43,18 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in PACKAGES and removal_of(fullname) is None:
+        known = fullname in PACKAGES or fullname in EXTENSIONS
+        if not known and removal_of(fullname) is None:
             return None
         installed = self._installed(fullname, path, target)
         if installed is not None:
-            if fullname in PACKAGES and installed.loader is not None:
+            if known and installed.loader is not None:
                 installed.loader = _Completing(installed.loader)
             return installed
         if (removal := removal_of(fullname)) is not None:
             raise removal.error(RemovedImport, fullname)
+        if fullname not in PACKAGES or fullname in HOSTS:
+            return None
         return ModuleSpec(fullname, _Old(), origin="ortrain.compat", is_package=True)
 
     def _installed(
@@ -126,13 +132,23 @@ class _Completing(Loader):
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         _complete(sys.modules.get(module.__name__, module))
+        # transformers.processing_utils runs its package again, which is another module then.
+        root = sys.modules.get(module.__name__.partition(".")[0])
+        if root is not None and root.__name__ in HOSTS and not _is_complete(root):
+            _complete(root)
+
+
+def _is_complete(module: ModuleType) -> bool:
+    return getattr(vars(module).get("__getattr__"), "__module__", None) == __name__
 
 
 def _complete(module: ModuleType) -> None:
-    """Adds the names of the table that a module lacks, in memory alone."""
-    if not isinstance(module, _OldModule):
-        name = module.__name__
+    """Adds the names and arguments of the table that a module lacks, in memory alone."""
+    name = module.__name__
+    if name in PACKAGES and not isinstance(module, _OldModule):
         module.__dict__["__getattr__"] = _lookup(name, _own_lookup(module))
+    for extend in EXTENSIONS.get(name, ()):
+        _target(extend)(module)
 
 
 def _own_lookup(module: ModuleType) -> Callable[[str], Any] | None:
@@ -147,11 +163,12 @@ def _lookup(module: str, own: Callable[[str], Any] | None) -> Callable[[str], An
     """The ``__getattr__`` of a module: first its own, then the table."""
 
     def load(name: str) -> Any:
+        missing = AttributeError(f"module {module!r} has no attribute {name!r}")
         if own is not None:
             try:
                 return own(name)
-            except AttributeError:
-                pass
+            except AttributeError as error:
+                missing = error
         full = f"{module}.{name}"
         # Where a program looks for the attributes that every module may have, nothing is loaded.
         if not name.startswith("__") or name == "__all__":
@@ -165,7 +182,7 @@ def _lookup(module: str, own: Callable[[str], Any] | None) -> Callable[[str], An
                 raise removal.error(RemovedAttribute, full)
             if full in PACKAGES:
                 return importlib.import_module(full)
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        raise missing
 
     return load
 

@@ -11,6 +11,7 @@ import importlib
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ortrain.compat import hugging_face
 from ortrain.errors import OrtrainError
 
 _Error = TypeVar("_Error", bound=OrtrainError)
@@ -251,6 +252,8 @@ MODULES: dict[str, dict[str, str]] = {
     "optimum.onnxruntime.utils": {
         "ortrain.compat.capabilities": "is_onnxruntime_training_available=is_ortmodule_available"
     },
+    # transformers and datasets
+    **hugging_face.NAMES,
 }
 
 # Old modules that `-m` runs → those that run in their place.

@@ -81,6 +81,18 @@ optimum.onnxruntime.trainer_seq2seq: ORTSeq2SeqTrainer
 optimum.onnxruntime.training_args: ORTTrainingArguments ORTOptimizerNames
 optimum.onnxruntime.training_args_seq2seq: ORTSeq2SeqTrainingArguments
 optimum.onnxruntime.utils: is_onnxruntime_training_available
+transformers: AdamW MT5Tokenizer MT5TokenizerFast TRANSFORMERS_CACHE is_torch_tpu_available
+transformers: is_flax_available is_safetensors_available is_tf_available
+transformers.utils: send_example_telemetry is_offline_mode is_torch_tpu_available TRANSFORMERS_CACHE
+transformers.utils: check_min_version PaddingStrategy
+transformers.utils.versions: require_version
+transformers.file_utils: is_offline_mode is_torch_tpu_available
+transformers.optimization: AdamW get_scheduler
+transformers.trainer_utils: EvaluationStrategy get_last_checkpoint is_main_process
+transformers.testing_utils: CaptureLogger
+transformers.tokenization_utils_base: PreTrainedTokenizerBase
+transformers.deepspeed: HfDeepSpeedConfig is_deepspeed_zero3_enabled deepspeed_config
+datasets: load_metric load_dataset ClassLabel DatasetDict
 """
 # Those of the trainers of 2020.
 CLASSIC = """
