@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import distributed, is_grad_enabled, nn
-from torch.utils import _pytree as pytree
 
 from ortrain.autodiff.engine import influences
 from ortrain.autodiff.held import largest, peak, saved_bytes
@@ -24,7 +23,6 @@ from ortrain.capture.trace.keeping import Keeper, keeping
 from ortrain.capture.trace.records import records_registered
 from ortrain.capture.trace.refusal import Refusal, located
 from ortrain.capture.trace.rehearsal import settles
-from ortrain.capture.trace.returned import Source
 from ortrain.capture.trace.stand_ins import stand_ins_watched
 from ortrain.config import (
     DebugOptions,
@@ -37,7 +35,7 @@ from ortrain.graph.cost import Multiplications
 from ortrain.graph.rounding import PRODUCTS
 from ortrain.guards.attributes import WithAttributes
 from ortrain.guards.numbers import WithNumbers
-from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
+from ortrain.guards.structure import FlatCall
 from ortrain.ops.kept import keys_of
 from ortrain.passes.linear_loss import blocks_of, in_blocks
 from ortrain.passes.tokens import Shown, packed
@@ -73,6 +71,7 @@ from ortrain.step.kept import (
     still_there,
     with_refused,
 )
+from ortrain.step.places import axes_of, device_of, distinct, placed, structure_of
 from ortrain.step.progress import progress
 from ortrain.step.ranges import marked
 from ortrain.step.replay import Original
@@ -214,7 +213,7 @@ class StepCompiler:
             quiet_backward(),
             self._numbers_as_tensors(state, flat),
         ):
-            place, args, kwargs = _distinct(flat)
+            place, args, kwargs = distinct(flat)
             # Where engines are measured the first calls are PyTorch's anyway.
             waits = not self.has_waited and self.options.engine_for(form.grad) != "auto"
             captured = self._captured(args, kwargs, exact=exact, still=not form.served, waits=waits)
@@ -229,7 +228,7 @@ class StepCompiler:
         self.report.captures += 1
         state.settle(self.module, form)
         cost = Multiplications(captured.program.graph)
-        structure, ordered = _structure(captured)
+        structure, ordered = structure_of(captured)
         device = device_of(flat, state.tensors)
         shown = form.shown if ordered else "all"
         program, hidden = in_blocks(captured.program, shown) or (captured.program, ())
@@ -240,10 +239,10 @@ class StepCompiler:
             [place[t.position] for t in captured.tensors],
             positions,
             structure,
-            _axes(captured.program, positions),
+            axes_of(captured.program, positions),
             cost,
             returned={
-                i: _placed(source, place, self.module, state.tensors)
+                i: placed(source, place, self.module, state.tensors)
                 for i, source in captured.returned.items()
             },
         )
@@ -765,75 +764,6 @@ def _no_bug(doing: str) -> Iterator[None]:
         ) from error
 
 
-def _distinct(flat: FlatCall) -> tuple[dict[int, int], tuple[Any, ...], dict[str, Any]]:
-    """The call with a tensor object of its own at each place where one stands.
-
-    Returns:
-        Position in torch's flattening of the call → place among ``flat.tensors``, and the
-        arguments. Capture flattens a call in torch's order, the hot path in its own; where a tensor
-        is passed twice, the objects alone do not tell which is which.
-    """
-    leaves, spec = pytree.tree_flatten(flat.traced)
-    own = [_alias(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    args, kwargs = pytree.tree_unflatten(own, spec)
-    places = {id(tensor): i for i, tensor in enumerate(flatten_call(args, kwargs).tensors)}
-    return {p: places[id(leaf)] for p, leaf in enumerate(own) if id(leaf) in places}, args, kwargs
-
-
-def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    if type(tensor) not in (torch.Tensor, nn.Parameter):
-        return tensor  # which capture refuses by name
-    detached = tensor.clone() if tensor.is_inference() else tensor.detach()
-    return detached.requires_grad_(tensor.requires_grad)
-
-
-def _structure(captured: Captured) -> tuple[OutputStructure, bool]:
-    """How the program's outputs make up the module's, from stand-ins in their places.
-
-    Returns:
-        The structure, and whether they come in its order.
-    """
-    count = len(captured.program.outputs(Role.USER_OUTPUT, Role.LOSS))
-    tensors = [torch.empty(()) for _ in range(count)]
-    found, structure = OutputStructure.from_output(captured.rebuild(tensors))
-    order = [next(i for i, t in enumerate(tensors) if t is f) for f in found]
-    ordered = order == list(range(count))
-    if not ordered:
-        rebuild = structure.rebuild
-        structure.rebuild = lambda outputs: rebuild([outputs[i] for i in order])
-    return structure, ordered
-
-
-def _placed(
-    source: Source, place: Mapping[int, int], module: nn.Module, tensors: Mapping[str, torch.Tensor]
-) -> Source:
-    """A source with an argument's place in the call, or the first of the names of what is held."""
-    if source.kind == "argument":
-        return replace(source, index=place[source.index])
-    if source.kind == "held":
-        parameters = dict(module.named_parameters(remove_duplicate=False))
-        every = parameters | dict(module.named_buffers(remove_duplicate=False))
-        held = every[source.name]
-        return replace(source, name=next(n for n, t in tensors.items() if t is held))
-    return source
-
-
-def device_of(flat: FlatCall, tensors: Mapping[str, torch.Tensor]) -> torch.device:
-    """That a call and its module are on."""
-    first = next(iter((*tensors.values(), *flat.tensors)), None)
-    return torch.device("cpu") if first is None else first.device
-
-
 def _users(program: Program) -> list[str]:
     """Names of the outputs that the user gets."""
     return [v.name or "" for v in program.outputs(Role.USER_OUTPUT, Role.LOSS)]
-
-
-def _axes(program: Program, positions: Sequence[int]) -> list[tuple[str, int, int]]:
-    """A place for each symbolic dimension of a program, among the tensors of a call."""
-    places: dict[str, tuple[int, int]] = {}
-    for value, position in zip(program.inputs(Role.USER_INPUT), positions, strict=True):
-        for axis, dim in enumerate(value.shape or ()):
-            if not isinstance(dim, int) and dim.value is not None:
-                places.setdefault(dim.value, (position, axis))
-    return [(symbol, *place) for symbol, place in places.items()]

@@ -15,8 +15,8 @@ from ortrain.guards.guard import Ambient, inner_hooks
 from ortrain.guards.structure import FlatCall
 from ortrain.program import Role
 from ortrain.runtime import engines
-from ortrain.step.compiler import device_of
 from ortrain.step.forms import CallForm, CompiledCapture, ModuleState
+from ortrain.step.places import device_of
 
 _transforms = torch._C._functorch.peek_interpreter_stack
 

@@ -43,7 +43,7 @@ from ortrain.module_state.untouched import call_aside
 from ortrain.passes.tokens import Shown
 from ortrain.runtime import engines
 from ortrain.step import contest
-from ortrain.step.compiler import MOST_SHAPES, StepCompiler, device_of
+from ortrain.step.compiler import MOST_SHAPES, StepCompiler
 from ortrain.step.contest import Race
 from ortrain.step.density import print_density
 from ortrain.step.draws import replayed_draws
@@ -63,6 +63,7 @@ from ortrain.step.forms import CallForm, CompiledCapture, ModuleState, Sizes, to
 from ortrain.step.kept import named_modules
 from ortrain.step.memory_stats import print_memory
 from ortrain.step.parts import Parts
+from ortrain.step.places import device_of
 from ortrain.step.prospect import Prospect
 from ortrain.step.report import Report
 from ortrain.step.states import States
