@@ -8,8 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import FunctionType
-from typing import Any
 
 import torch
 from torch import distributed, is_grad_enabled, nn
@@ -17,22 +15,17 @@ from torch import distributed, is_grad_enabled, nn
 from ortrain.autodiff.engine import influences
 from ortrain.autodiff.held import largest, peak, saved_bytes
 from ortrain.cache import Cache
-from ortrain.capture.export import Captured, capture
-from ortrain.capture.onnx.translations.base import SymbolicSize
-from ortrain.capture.trace.keeping import Keeper, keeping
 from ortrain.capture.trace.records import records_registered
-from ortrain.capture.trace.refusal import Refusal, located
-from ortrain.capture.trace.rehearsal import settles
+from ortrain.capture.trace.refusal import located
 from ortrain.capture.trace.stand_ins import stand_ins_watched
 from ortrain.config import (
     DebugOptions,
     LogLevel,
     Options,
 )
-from ortrain.errors import CaptureError, CheckFailed, NotServed, OrtrainError, UnsupportedInput
+from ortrain.errors import CaptureError, CheckFailed, OrtrainError
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.graph.cost import Multiplications
-from ortrain.graph.rounding import PRODUCTS
 from ortrain.guards.attributes import WithAttributes
 from ortrain.guards.numbers import WithNumbers
 from ortrain.guards.structure import FlatCall
@@ -46,6 +39,7 @@ from ortrain.runtime.memory import Ceiling
 from ortrain.runtime.onnxruntime.executor import SMALL
 from ortrain.step.autograd import Step
 from ortrain.step.build import Plan, build, likely_upstream
+from ortrain.step.capturer import Capturer
 from ortrain.step.certificate import (
     ENOUGH,
     Certificate,
@@ -62,14 +56,6 @@ from ortrain.step.forms import (
     Sizes,
     StepVariants,
     Variant,
-)
-from ortrain.step.kept import (
-    ASKED,
-    MOST_REFUSED,
-    Search,
-    named_modules,
-    still_there,
-    with_refused,
 )
 from ortrain.step.places import axes_of, device_of, distinct, placed, structure_of
 from ortrain.step.progress import progress
@@ -107,16 +93,12 @@ class StepCompiler:
         rewrites: run on each captured program before it is differentiated.
         trains: whether calls with gradients were seen.
         certificate: the last one.
-        kept: sub-modules that stay PyTorch's in graphs, by name, each with the reason.
-        routines: functions and methods that do, each with the reason.
+        capturer: of the module, which knows what stays PyTorch's.
     """
 
     def __init__(self, module: nn.Module, options: Options, debug_options: DebugOptions) -> None:
         self.module = module
         self.debug_options = debug_options
-        self.routines: dict[FunctionType, str] = {}
-        # In whose place there are buffers while the module is traced.
-        self._numbers: frozenset[tuple[int, str]] = frozenset()
         # Whether a call was left to PyTorch for what it makes and the next ones find.
         self.has_waited = False
         self.use(options)
@@ -132,8 +114,7 @@ class StepCompiler:
         """Takes other settings."""
         self.options = options
         self.cache = Cache(options.cache_dir, options.cache_bytes)
-        self._keep(named_modules(self.module, options.keep_in_torch))
-        self.routines.clear()
+        self.capturer = Capturer(self.module, options, self.cache)
 
     def find(
         self, state: ModuleState, form: CallForm, flat: FlatCall, sizes: Sizes
@@ -216,14 +197,16 @@ class StepCompiler:
             place, args, kwargs = distinct(flat)
             # Where engines are measured the first calls are PyTorch's anyway.
             waits = not self.has_waited and self.options.engine_for(form.grad) != "auto"
-            captured = self._captured(args, kwargs, exact=exact, still=not form.served, waits=waits)
+            captured = self.capturer.capture(
+                args, kwargs, exact=exact, still=not form.served, waits=waits
+            )
         positions = [place[t.position] for t in captured.inputs]
         if state.moving:
             first = len(flat.tensors) - len(state.attributes)
             positions += [first + i for i in state.moving.enter(captured.program)]
         for rewrite in self.rewrites:
             rewrite(captured.program)
-        state.leave(self.module, self.live())
+        state.leave(self.module, self.capturer.live())
         form.report.stages = {"capture": time.perf_counter() - start}
         self.report.captures += 1
         state.settle(self.module, form)
@@ -248,147 +231,6 @@ class StepCompiler:
         )
         self._leave_out(served, form, flat, device, shown)
         return served
-
-    def _captured(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        exact: bool,
-        still: bool,
-        waits: bool,
-    ) -> Captured:
-        """A capture, in which what it refuses stays PyTorch's: the innermost functions around it.
-
-        Where there are none that can be nodes, the innermost sub-modules are. With ``waits`` a call
-        that only makes what the next ones find is refused, and the next one is captured whole.
-
-        A graph that leaves all products to PyTorch saves nothing: unless they were asked for, it is
-        as if nothing could be kept.
-
-        Raises:
-            CaptureError: the whole is refused, or too much of it.
-        """
-
-        def attempt(keep: Keeper | None) -> Captured:
-            return capture(
-                self.module,
-                args,
-                kwargs,
-                opset=self.options.opset,
-                exact=exact,
-                # Images are of one size, mostly; once they are not, of any.
-                still=still,
-                branches=True,
-                cache=self.cache,
-                keep=keep,
-            )
-
-        there = still_there(self.module, self.kept, self._kept_objects)
-        self._keep({name: why for name, why in self.kept.items() if name in there})
-        before, routines = self.kept, dict(self.routines)
-        search = Search()
-        while True:
-            keep = self.keeper()
-            try:
-                captured = attempt(keep)
-                break
-            except CaptureError as error:
-                if waits and isinstance(error, Refusal) and error.effect:
-                    waits = False
-                    with keeping(keep):
-                        error.settles = settles(self.module, args, kwargs)
-                    if error.settles:
-                        raise  # the next call has all of it in its graph
-                search.failed(self.module, error, keep)
-                for function in search.useless:
-                    self.routines.pop(function, None)
-                if not self._keeps_more(search):
-                    self._keep(before)
-                    self.routines = routines
-                    drawn = isinstance(error, Refusal) and error.drawn
-                    told = error if drawn else search.first
-                    raise told from told.__cause__
-        if all(call.site.because is ASKED for call in captured.kept):
-            return captured
-        if too_much := self._held_by_parts():
-            self._keep(before)
-            self.routines = routines
-            raise search.first if search.begun else CaptureError(f"{too_much} is no graph")
-        if any(node.op_type in PRODUCTS for node in captured.program.graph):
-            return captured
-        self._keep({name: why for name, why in before.items() if why is ASKED})
-        self.routines = {}
-        return attempt(Keeper(functions=False, operators=False, modules=dict(self.kept)))
-
-    def _held_by_parts(self) -> str:
-        """A sub-module that would be PyTorch's where its parts can have graphs of most weights.
-
-        They lie in modules that are made of others, below it. Empty where it is not so.
-        """
-        serves = self.options.parts and self.options.memory_budget is None and is_grad_enabled()
-        refused = [name for name, why in self.kept.items() if why is not ASKED]
-        if not serves or not refused:
-            return ""
-        inside: set[torch.Tensor] = set()
-        for name in refused:
-            for part in [*self.module.get_submodule(name).modules()][1:]:
-                if type(part).forward is not torch.nn.Module.forward and [*part.children()]:
-                    inside.update(part.parameters())
-        weights = [(p.numel(), p in inside) for p in self.module.parameters() if p.dim() > 1]
-        most = 2 * sum(n for n, held in weights if held) > sum(n for n, _ in weights)
-        return refused[0] if most else ""
-
-    def _keeps_more(self, search: Search) -> bool:
-        """Takes it that something more stays PyTorch's: a function, else a sub-module."""
-        error = search.last
-        refused = sum(why is not ASKED for why in self.kept.values()) + len(self.routines)
-        if refused == MOST_REFUSED or not self.may_keep(error, search):
-            return False
-        function = search.next(self.routines)
-        if function is not None:
-            self.routines[function] = error.what
-        else:
-            self._keep(with_refused(self.module, self.kept, error))
-        return True
-
-    def may_keep(self, error: OrtrainError, search: Search | None = None) -> bool:
-        """Whether what an error is about may stay PyTorch's, and the rest become a graph."""
-        if (
-            self.keeper() is None
-            or not isinstance(error, CaptureError)
-            or isinstance(error, NotServed | UnsupportedInput | SymbolicSize)
-            or (isinstance(error, Refusal) and error.drawn)
-        ):
-            return False
-        if search is None:
-            search = Search()
-            search.failed(self.module, error, None)
-        found = search.next(self.routines) is not None
-        return found or with_refused(self.module, self.kept, error) != self.kept
-
-    def keeper(self) -> Keeper | None:
-        """What stays PyTorch's in a graph; None where no engine has a place for it."""
-        if "reference" in (self.options.engine, self.options.inference):
-            return None
-        there = still_there(self.module, self.kept, self._kept_objects)
-        modules = {name: why for name, why in self.kept.items() if name in there}
-        return Keeper(
-            functions=self.options.custom_autograd,
-            modules=modules,
-            routines=dict(self.routines),
-            numbers=self._numbers,
-        )
-
-    def live(self) -> tuple[nn.Module, ...]:
-        """The sub-modules that stay PyTorch's."""
-        there = still_there(self.module, self.kept, self._kept_objects)
-        return tuple([self.module.get_submodule(name) for name in self.kept if name in there])
-
-    def _keep(self, kept: dict[str, str]) -> None:
-        """Takes it that these sub-modules stay PyTorch's."""
-        self.kept = kept
-        self._kept_objects = {name: self.module.get_submodule(name) for name in kept}
 
     def _leave_out(
         self,
@@ -434,11 +276,11 @@ class StepCompiler:
             stand_ins_watched(self.module, held, arguments_too=isinstance(plain, WithNumbers)),
         ):
             if moving is not None:
-                self._numbers = frozenset((id(a.owner), a.name) for a in moving.attributes)
+                self.capturer.numbers = frozenset((id(a.owner), a.name) for a in moving.attributes)
             try:
                 yield
             finally:
-                self._numbers = frozenset()
+                self.capturer.numbers = frozenset()
 
     def _holds(
         self,

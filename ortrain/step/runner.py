@@ -121,7 +121,7 @@ class Runner:
         """Takes other settings, under which everything is captured anew."""
         self.options = options
         self.compiler.use(options)
-        self.states = States(self.module, self.compiler.live)
+        self.states = States(self.module, self.compiler.capturer.live)
         self.parts: Parts | None = None
         # So many steps of the graph, and it is compared with the module once more.
         every = options.certificate
@@ -504,7 +504,7 @@ class Runner:
         self.compiler.has_waited = True
         if error.settles is not None:
             return error.settles
-        with EXCLUSIVE, uncollected(), keeping(self.compiler.keeper()):
+        with EXCLUSIVE, uncollected(), keeping(self.compiler.capturer.keeper()):
             return settles(self.module, flat.args, flat.kwargs)
 
     def _astray(
@@ -597,10 +597,10 @@ class Runner:
         form.asked = True
         if not form.grad and self.compiler.trains:
             return
-        with EXCLUSIVE, uncollected(), keeping(self.compiler.keeper()):
+        with EXCLUSIVE, uncollected(), keeping(self.compiler.capturer.keeper()):
             error = error or foretold(self.module, flat.args, flat.kwargs)
             by_value = isinstance(error, Refusal) and error.by_value  # of which a trace knows more
-            if error is not None and (by_value or self.compiler.may_keep(error)):
+            if error is not None and (by_value or self.compiler.capturer.may_keep(error)):
                 try:
                     self.compiler.find(state, form, flat, tuple([t.shape for t in flat.tensors]))
                     error = None

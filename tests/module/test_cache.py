@@ -201,7 +201,7 @@ def test_a_module_without_a_backward_in_the_graph_is_no_damage(
     """Its evaluation and its training have one capture, and only the first becomes a step."""
     monkeypatch.delitem(registry._ENTRIES, registry._key("Tanh"))
     # Else the operator would be PyTorch's in the graph, which is no entry of the cache.
-    monkeypatch.setattr("ortrain.step.compiler.StepCompiler.keeper", lambda self: None)
+    monkeypatch.setattr("ortrain.step.capturer.Capturer.keeper", lambda self: None)
     for _ in range(3):
         model = ORTModule(
             nn.Sequential(nn.Linear(4, 3), nn.Tanh()),

@@ -131,14 +131,14 @@ def test_an_operator_that_no_graph_has_runs_eagerly() -> None:
     assert_eager_step(model, eager, rows())
 
 
-@pytest.mark.parametrize("stage", ["capture", "build"])
+@pytest.mark.parametrize("stage", ["capturer.capture", "compiler.build"])
 def test_an_error_of_our_own_costs_no_training_run(
     monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(f"ortrain.step.compiler.{stage}", broken)
+    monkeypatch.setattr(f"ortrain.step.{stage}", broken)
     eager = Takes()
     model = ORTModule(copy.deepcopy(eager), options=EAGER_IF_NEEDED)
     with pytest.warns(OrtrainWarning, match="KeyError: 'a bug'"):
@@ -213,7 +213,7 @@ def test_a_failed_capture_is_not_repeated_unless_asked_for(
         tries.append(1)
         return capture(*args, **kwargs)
 
-    monkeypatch.setattr("ortrain.step.compiler.capture", counted)
+    monkeypatch.setattr("ortrain.step.capturer.capture", counted)
     for retry in (False, True):
         tries.clear()
         options = Options(engine="onnxruntime", retry=retry, parts=False)
