@@ -25,7 +25,7 @@ from ortrain.step.digest import Digest
 from ortrain.step.evidence import Certificate, Evidence
 
 if TYPE_CHECKING:
-    from ortrain.step.certificate import Trial
+    from ortrain.step.trial import Trial
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import distributed, is_grad_enabled, nn
@@ -40,15 +38,8 @@ from ortrain.runtime.onnxruntime.executor import SMALL
 from ortrain.step.autograd import Step
 from ortrain.step.build import Plan, build, likely_upstream
 from ortrain.step.capturer import Capturer
-from ortrain.step.certificate import (
-    ENOUGH,
-    Certificate,
-    Trial,
-    compare,
-    quiet_backward,
-    refuted,
-    without_tf32,
-)
+from ortrain.step.certificate import certify, refuted
+from ortrain.step.evidence import Certificate
 from ortrain.step.forms import (
     CallForm,
     CompiledCapture,
@@ -65,16 +56,13 @@ from ortrain.step.report import Report
 from ortrain.step.saved_forward import Received
 from ortrain.step.saved_graphs import save_pieces, save_stages
 from ortrain.step.tokens import TokenCounts, Tokens, dense
+from ortrain.step.trial import quiet_backward
 from ortrain.uncollected import uncollected
 
 # Captures of one form of call that differ in sizes which the module's code depends on.
 MOST_SHAPES = 8
-# Comparisons of one capture, each with other random numbers, until one goes the graph's way.
-MOST_TRIALS = 4
 # Sizes of calls that are remembered with the capture that serves them.
 MOST_SIZES = 4096
-
-_USER = Role.USER_INPUT
 
 
 class StepCompiler:
@@ -304,70 +292,9 @@ class StepCompiler:
             variants = served.variants.get(variant)
             if variants is None:
                 variants = self._step(state, form, served, flat, variant)
-            step = variants.step
-            served.ones[untraced] = not self.certify(state, served, flat, step).faults
+            certificate = certify(self.module, state.tensors, served, flat, variants.step)
+            served.ones[untraced] = not certificate.faults
         return served.ones[untraced]
-
-    @without_tf32()
-    def certify(
-        self, state: ModuleState, served: CompiledCapture, flat: FlatCall, step: Step
-    ) -> Certificate:
-        """Compares a step with the module on one call, aside.
-
-        Raises:
-            CaptureError: the module cannot be run aside.
-        """
-        # Not asked of the graph, which may know of no gradient where there is one.
-        grad = is_grad_enabled() and any(
-            t.requires_grad for t in (*flat.tensors, *self.module.parameters())
-        )
-        names = [""] * len(flat.tensors)
-        for place, tensor in zip(served.order, served.captured.tensors, strict=True):
-            names[place] = tensor.name
-        rows, number = self._rows(served, flat), 0
-        while True:
-            trial = Trial.of(self.module, flat, names, step.plan, grad, rows, number)
-            try:
-                trial = replace(trial, hidden=step.hidden)
-                if step.is_partial:
-                    trial = trial.masked(step, state.tensors, served)
-                eager = trial.eager()
-            except Exception as error:
-                if not rows:
-                    raise CaptureError(
-                        f"{type(self.module).__name__} cannot be compared with its graph",
-                        because=f"run aside it raises {type(error).__name__}: {error}",
-                        help='Options(certificate="off") uses the graph without a comparison',
-                    ) from error
-                rows = {}
-                continue
-            try:
-                run = functools.partial(trial.graph, step, state.tensors, served)
-                return compare(eager, run(), trial, run)
-            except CheckFailed as error:
-                # Fewer rows than the call has, or its random numbers, may lead another way.
-                number += 1
-                if not rows and (error.seed is None or number == MOST_TRIALS):
-                    raise
-                rows = {}
-
-    def _rows(self, served: CompiledCapture, flat: FlatCall) -> dict[int, int]:
-        """Of each tensor of a large batch, how many rows a comparison takes; {} takes all."""
-        cost = served.cost(served.sizes(flat))
-        dims = [[str(d) for d in v.shape or ()] for v in served.captured.program.inputs(_USER)]
-        batch = next((shape[0] for shape in dims if shape and not shape[0].isdigit()), "")
-        if cost <= ENOUGH or not batch or any(batch in shape[1:] for shape in dims):
-            return {}
-        places = [p for p, shape in zip(served.positions, dims, strict=True) if batch in shape]
-        whole = flat.tensors[places[0]].shape[0]
-        rows = dict.fromkeys(places, max(2, int(whole * ENOUGH / cost)))
-        shapes = [
-            torch.Size([rows[place], *shape[1:]]) if place in rows else shape
-            for place, shape in ((i, flat.tensors[i].shape) for i in served.order)
-        ]
-        constraints = served.captured.constraints
-        fits = rows[places[0]] < whole and constraints.accepts(shapes)
-        return rows if fits and not constraints.untraced(shapes) else {}
 
     def variant(
         self, state: ModuleState, form: CallForm, served: CompiledCapture, flat: FlatCall
@@ -409,7 +336,7 @@ class StepCompiler:
         """
         start = time.perf_counter()
         with uncollected():
-            certificate = self.certify(state, served, flat, step)
+            certificate = certify(self.module, state.tensors, served, flat, step)
         report = self.described(is_grad_enabled())
         report.stages["certificate"] = time.perf_counter() - start
         report.certificate, self.certificate = str(certificate), certificate

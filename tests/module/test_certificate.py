@@ -18,10 +18,10 @@ from ortrain import Options, ORTModule
 from ortrain.autodiff import registry
 from ortrain.capture.trace.checkpointing import without_checkpoints
 from ortrain.errors import OrtrainWarning, ParityError
-from ortrain.step import agreement, compiler
-from ortrain.step import certificate as file
-from ortrain.step.compiler import StepCompiler
+from ortrain.step import agreement, certificate
 from ortrain.step.digest import Digest
+from ortrain.step.evidence import Evidence
+from ortrain.step.trial import Trial
 from tests.module.agreement import GRAPH
 
 FALLBACK = replace(GRAPH, fallback="torch")
@@ -106,7 +106,7 @@ class Tipping:
         number = self.seed * 100 + 10 * (engine == "graph") + run
         noise = torch.randn(200, generator=torch.Generator().manual_seed(number)) * 1e-3
         gradient = self.exact + noise + self.tipped * (run in self.tips[engine])
-        return file.Evidence(gradients={"w": Digest.of(gradient, 32)})
+        return Evidence(gradients={"w": Digest.of(gradient, 32)})
 
     def eager(self, rounding: int = 0) -> Any:
         return self.evidence("eager", rounding)
@@ -116,7 +116,7 @@ class Tipping:
 
     def faults(self, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
         """What a certificate of these runs finds."""
-        truth = file.Evidence(gradients={"w": Digest.of(self.exact, 32)})
+        truth = Evidence(gradients={"w": Digest.of(self.exact, 32)})
         monkeypatch.setattr(agreement, "_in_truth", lambda _: truth)
         run = functools.partial(self.evidence, "graph")
         return agreement.compare(self.eager(), run(0), self, run).faults  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ def test_numbers_that_are_not_finite_are_no_matter_of_rounding(
         if (engine, run) != ("graph", 0):
             return own(engine, run)
         gradient = torch.where(torch.arange(200) == 7, special, runs.exact)
-        return file.Evidence(gradients={"w": Digest.of(gradient, 32)})
+        return Evidence(gradients={"w": Digest.of(gradient, 32)})
 
     monkeypatch.setattr(runs, "evidence", evidence)
     assert runs.faults(monkeypatch) == ("gradient w has NaN or infinities in other places",)
@@ -202,7 +202,7 @@ SCALE = torch.ones(4, requires_grad=True)
 
 
 def test_a_gradient_that_the_graph_does_not_know_is_found() -> None:
-    trial = file.Trial.of(Hidden(), _flat(rows()), ["value"], _Plan(), True)
+    trial = Trial.of(Hidden(), _flat(rows()), ["value"], _Plan(), True)
     assert trial.eager().strays == ["a tensor of shape [4] that is no parameter"]
     value = rows()
     model = ORTModule(Hidden(), options=FALLBACK)
@@ -320,13 +320,12 @@ def test_it_is_made_for_evaluation_too() -> None:
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The batch sizes at which a comparison was made."""
     sizes: list[int] = []
-    own = StepCompiler.certify
 
-    def certify(self: StepCompiler, state: Any, served: Any, flat: Any, step: Any) -> Any:
+    def certify(module: Any, tensors: Any, served: Any, flat: Any, step: Any) -> Any:
         sizes.append(len(flat.tensors[0]))
-        return own(self, state, served, flat, step)
+        return certificate.certify(module, tensors, served, flat, step)
 
-    monkeypatch.setattr(StepCompiler, "certify", certify)
+    monkeypatch.setattr("ortrain.step.compiler.certify", certify)
     return sizes
 
 
@@ -371,8 +370,8 @@ def test_a_wrong_option_is_refused(wrong: Any) -> None:
 def test_graph_and_eager_draw_the_same(module: nn.Module, shape: tuple[int, ...]) -> None:
     model = ORTModule(module, options=GRAPH)
     model(rows(*shape))
-    certificate = model._runner.compiler.certificate
-    assert max(certificate.differences.values()) < 1e-5
+    made = model._runner.compiler.certificate
+    assert max(made.differences.values()) < 1e-5
 
 
 def test_inside_a_checkpoint_too() -> None:
@@ -398,14 +397,14 @@ def test_a_large_batch_is_compared_by_its_first_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[int] = []
-    own = file.Trial.eager
+    own = Trial.eager
 
-    def eager(self: file.Trial, dtype: Any = None) -> Any:
+    def eager(self: Trial, dtype: Any = None) -> Any:
         seen.append(len(self.call.tensors[0]))
         return own(self, dtype)
 
-    monkeypatch.setattr(file.Trial, "eager", eager)
-    monkeypatch.setattr("ortrain.step.compiler.ENOUGH", 500)
+    monkeypatch.setattr(Trial, "eager", eager)
+    monkeypatch.setattr("ortrain.step.certificate.ENOUGH", 500)
     model = ORTModule(two_layers(nn.Tanh()), options=GRAPH)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -446,7 +445,7 @@ def test_the_truth_of_sixteen_bits_is_not_rounded_by_the_modules_own_autocast(
         trials.append(trial)
         return agreement.compare(eager, graph, trial, rounded)
 
-    monkeypatch.setattr(compiler, "compare", noting)
+    monkeypatch.setattr(certificate, "compare", noting)
     model = ORTModule(Rounds(), options=Options(engine="aten", fallback="raise"))
     model(torch.randn(8, 16)).backward()
     (trial,) = trials
@@ -470,7 +469,7 @@ def test_both_engines_are_rounded_alike(
         pairs.extend((trial.eager(rounding=number), rounded(number)) for number in (1, 2))
         return agreement.compare(eager, graph, trial, rounded)
 
-    monkeypatch.setattr(compiler, "compare", noting)
+    monkeypatch.setattr(certificate, "compare", noting)
     module = two_layers(nn.ReLU())
     module[0].bias.requires_grad_(False)
     model = ORTModule(module, options=replace(GRAPH, engine="aten"))
