@@ -13,6 +13,7 @@ from ortrain.deploy.model_folder import ModelFolder, save_model
 from ortrain.deploy.ort_config import ORTConfig
 from ortrain.deploy.quantization.recovery import Recovery
 from ortrain.deploy.quantization.rewrites import Config, Rewrites
+from ortrain.deploy.quantization.sensitivity import evenly
 from ortrain.deploy.quantization.tuning.tuner import Tune
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Publication:
             golden,
             budgets,
             self.write,
-            lambda: self._rewrites.sensitivities(configs, golden.batches),
+            lambda: self._rewrites.sensitivities(configs, evenly(golden.batches)),
             at_most,
             tune if isinstance(tune, str) else partial(tune, configs),
         )

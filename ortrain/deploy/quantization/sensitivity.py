@@ -16,6 +16,9 @@ from ortrain.errors import ExecutionError, InputError
 
 Batches = Sequence[Mapping[str, np.ndarray]]
 
+# Examples that show which nodes are the most sensitive ones, where nobody has chosen others.
+ENOUGH = 128
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sensitivity:
@@ -44,6 +47,21 @@ class Sensitivity:
         if not np.isfinite(self.signal_to_noise):
             values["signal_to_noise"] = None
         return values
+
+
+def evenly(batches: Batches, examples: int = ENOUGH) -> Batches:
+    """Batches of at least so many examples, evenly spaced; all where there are no more.
+
+    Args:
+        batches: inputs by their names, each an array with the batch as its first axis.
+        examples: that are enough.
+    """
+    rows = [len(next(iter(batch.values()))) for batch in batches]
+    for count in range(1, len(batches)):
+        places = [i * len(batches) // count for i in range(count)]
+        if sum(rows[place] for place in places) >= examples:
+            return [batches[place] for place in places]
+    return batches
 
 
 def measure(

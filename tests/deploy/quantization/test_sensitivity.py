@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from ortrain.deploy.quantization import (
     ORTQuantizer,
     QuantizationConfig,
     WeightOnlyConfig,
+    publication,
+    rewrites,
+    sensitivity,
 )
 from tests.deploy.quantization.models import answers, classifier, ids, operators, saved
 
@@ -214,3 +218,42 @@ def test_nodes_that_cannot_be_quantized_alone_are_left_out(tmp_path: Path) -> No
     found = quantizer.sensitivity(config, [batch], ranges)
     assert "product" in {each.node for each in found}
     assert "mask" not in {each.node for each in found}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nodes_are_ranked_on_batches_that_are_evenly_spaced(seed: int) -> None:
+    dice = np.random.default_rng(seed)
+    rows = dice.integers(1, 9, size=40)
+    batches = [{"value": np.full((count, 2), i)} for i, count in enumerate(rows)]
+    for examples in (1, 7, 50, int(rows.sum()), 1000):
+        found = sensitivity.evenly(batches, examples)
+        places = [int(batch["value"][0, 0]) for batch in found]
+        assert len(batches) == len(found) or sum(len(b["value"]) for b in found) >= examples
+        gaps = np.diff([*places, len(batches)])
+        assert places[0] == 0
+        assert gaps.max() - gaps.min() <= 1
+        if examples >= rows.sum():
+            assert len(found) == len(batches)
+
+
+def test_the_gate_ranks_nodes_on_some_examples_and_judges_by_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = sensitive(tmp_path / "a")
+    every = golden(path)
+    seen: list[int] = []
+    measured = rewrites.measure
+
+    def noting(before: Path, variants: Any, batches: Any) -> Any:
+        seen.append(sum(len(next(iter(batch.values()))) for batch in batches))
+        return measured(before, variants, batches)
+
+    monkeypatch.setattr(rewrites, "measure", noting)
+    monkeypatch.setattr(publication, "evenly", functools.partial(sensitivity.evenly, examples=1))
+    with pytest.raises(EquivalenceError, match="most sensitive: product_1") as caught:
+        ORTQuantizer.from_pretrained(tmp_path / "a").quantize(
+            dynamic(), tmp_path / "b", validate=every, budgets=Budgets(max_abs_diff=0.2)
+        )
+    report: Any = caught.value.report  # type: ignore[attr-defined]
+    assert report.examples == every.examples
+    assert seen == [len(next(iter(every.batches[0].values())))] != [every.examples]

@@ -1,0 +1,425 @@
+"""``Trial``: a call on tensors of its own, which the module and its graph both run aside."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ortrain.capture.trace.returned import instead
+from ortrain.errors import OrtrainError, listing
+from ortrain.guards.autocast import without_autocast
+from ortrain.guards.structure import FlatCall, OutputStructure
+from ortrain.kept.call import Kept
+from ortrain.kept.effects import modules_of, undone
+from ortrain.module_state.untouched import random_states, untouched
+from ortrain.program import Program, Role
+from ortrain.runtime.reduced import reduced_products
+from ortrain.step.agreement import TOLERANCES
+from ortrain.step.autograd import Step
+from ortrain.step.build import Plan
+from ortrain.step.digest import Digest
+from ortrain.step.draws import replayed_draws, unreplayed
+from ortrain.step.evidence import Evidence
+from ortrain.step.feeds import draw_seed
+from ortrain.step.saved_forward import Received
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A call on tensors of its own, which both engines run.
+
+    Attributes:
+        module: that is called.
+        call: tensors of its own in the place of the user's.
+        names: of its tensors, for messages.
+        grad: whether gradients are compared.
+        upstream: which outputs receive a gradient.
+        seed: of the random numbers.
+        draws: whether the graph draws any.
+        precision: the narrowest dtype that the graph computes in; float32 where it is wider.
+        reduced: whether that is so in products of float32 only, which PyTorch then has likewise.
+        hidden: outputs that are not compared.
+        masks: output → where it is compared, bool; the graph has zeros elsewhere.
+        kept: calls in the graph that stay PyTorch's.
+    """
+
+    module: nn.Module
+    call: FlatCall
+    names: tuple[str, ...]
+    grad: bool
+    upstream: Received
+    seed: int
+    draws: bool
+    precision: torch.dtype = torch.float32
+    reduced: bool = False
+    hidden: tuple[int, ...] = ()
+    masks: dict[int, torch.Tensor] = field(default_factory=dict)
+    kept: tuple[Kept, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        flat: FlatCall,
+        names: Sequence[str],
+        plan: Plan,
+        grad: bool,
+        rows: dict[int, int] | None = None,
+        number: int = 0,
+    ) -> Trial:
+        """A trial of a user's call.
+
+        Args:
+            module: that is called.
+            flat: the call.
+            names: of its tensors.
+            plan: of the graph.
+            grad: whether gradients are enabled.
+            rows: tensor → how many of its first rows take part; all where it is not here.
+            number: another draws other random numbers.
+        """
+        rows = rows or {}
+        leaves, spec = pytree.tree_flatten((flat.args, flat.kwargs))
+        places = {id(tensor): i for i, tensor in enumerate(flat.tensors)}
+
+        def own(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            part = leaf.detach()[: rows.get(places[id(leaf)])] if leaf.ndim else leaf.detach()
+            return part.clone().requires_grad_(leaf.requires_grad and grad)
+
+        with torch.inference_mode(False):
+            args, kwargs = pytree.tree_unflatten([own(leaf) for leaf in leaves], spec)
+            call = flat.rebuilt(args, kwargs)
+        seed = int(torch.initial_seed() + number & 0x7FFFFFFF)
+        draws = any(role is Role.SEED for role, _ in plan.feeds)
+        reduced = bool(getattr(plan.forward, "reduced", False))
+        precision = torch.bfloat16 if reduced else _precision(plan.programs)
+        return cls(
+            module, call, tuple(names), grad, plan.upstream, seed, draws, precision, reduced,
+            kept=plan.kept,
+        )  # fmt: skip
+
+    def digest(self, tensor: torch.Tensor) -> Digest:
+        """What is kept of a tensor, as exact as the comparison needs it."""
+        return Digest.of(tensor, TOLERANCES[self.precision].directions)
+
+    def tensors(self, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
+        """The call's tensors anew, in another floating dtype where one is asked for."""
+        return [_own(t, dtype, t.requires_grad) for t in self.call.tensors]
+
+    def typical(self) -> float:
+        """The median root mean square of the parameters and of the inputs."""
+        with torch.no_grad():
+            given = [*self.module.parameters(), *self.call.tensors]
+            scales = [
+                float(torch.linalg.vector_norm(t)) / math.sqrt(t.numel())
+                for t in given
+                if t.is_floating_point() and t.numel()
+            ]
+        return statistics.median(scales) if scales else 0.0
+
+    def eager(self, dtype: torch.dtype | None = None, rounding: int = 0) -> Evidence:
+        """What the module makes of it.
+
+        Args:
+            dtype: floating, of everything; None leaves each tensor its own.
+            rounding: number of a way of rounding parameters and arguments; 0 leaves them.
+        """
+        # A checkpoint runs some of it once more in the backward.
+        with undone(self.kept), reduced_products() if self.reduced else contextlib.nullcontext():
+            return self._eager(dtype, rounding)
+
+    def _eager(self, dtype: torch.dtype | None, rounding: int) -> Evidence:
+        evidence = Evidence()
+        tensors, structure, leaves, buffers = self._forward(dtype, rounding)
+        evidence.buffers = {name: self.digest(buffer) for name, buffer in buffers.items()}
+        strays = _strays(tensors, leaves.values()) if self.grad else []
+        if strays:
+            # What the forward has made itself, as transformers does for reentrant checkpointing,
+            # is another tensor the next time, and nobody sees its gradient.
+            again, _, others, _ = self._forward(dtype, rounding)
+            lasting = {id(stray) for stray in _strays(again, others.values())}
+            evidence.strays = [
+                f"a tensor of shape {[*stray.shape]} that is no parameter"
+                for stray in strays
+                if id(stray) in lasting
+            ]
+            del again, others
+        self._close(evidence, structure.names, tensors, leaves)
+        return evidence
+
+    def _forward(
+        self, dtype: torch.dtype | None, rounding: int
+    ) -> tuple[
+        list[torch.Tensor], OutputStructure, dict[str, torch.Tensor], dict[str, torch.Tensor]
+    ]:
+        """The module's outputs and their structure, the leaves that it was given, its buffers."""
+        module = self.module
+        named = list(module.named_parameters())
+        held = {n: _own_parameter(p, dtype, self.grad and p.requires_grad) for n, p in named}
+        buffers = {n: _own(b, dtype, False) for n, b in module.named_buffers()}
+        held, users = self._rounded(held, self.tensors(dtype), rounding)
+        everything = {**held, **buffers}
+        args, kwargs = _replaced(self.call, users)
+        with untouched(module), quiet_backward(), torch.set_grad_enabled(self.grad):
+            torch.manual_seed(self.seed)
+            with self._drawing():
+                output = torch.func.functional_call(module, everything, args, kwargs)
+        tensors, structure = OutputStructure.from_output(output)
+        leaves = dict(zip(self.names, users, strict=True)) | held
+        return tensors, structure, leaves, {name: everything[name] for name in buffers}
+
+    @contextlib.contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """PyTorch draws what the graph draws; what stays PyTorch's draws as it does there."""
+        if not self.draws:
+            yield
+            return
+        with unreplayed(self.kept), replayed_draws(int(draw_seed())):
+            yield
+
+    def _rounded(
+        self, parameters: dict[str, torch.Tensor], users: list[torch.Tensor], rounding: int
+    ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+        """Parameters and arguments, rounded in the way of a number; 0 leaves them."""
+        if not rounding:
+            return parameters, users
+        generator = torch.Generator().manual_seed(rounding)
+        parameters = {n: _rounded(p, self.precision, generator) for n, p in parameters.items()}
+        return parameters, [_rounded(t, self.precision, generator) for t in users]
+
+    def masked(self, step: Step, tensors: dict[str, torch.Tensor], served: Any) -> Trial:
+        """The trial of a step that shows only some tokens of some outputs.
+
+        Args:
+            step: the compiled step; of its outputs those are partial that the tokens tell.
+            tensors: the module's parameters and buffers by name.
+            served: the capture that the step belongs to.
+        """
+        tokens = served.tokens
+        own = {name: _own(tensor, None, False) for name, tensor in tensors.items()}
+        bound, users = Step(step.plan, own, _no_other, step.original), self.tensors()
+        with undone(step.plan.kept), random_states(), torch.no_grad():
+            torch.manual_seed(self.seed)
+            outputs = bound.infer([users[i] for i in served.positions])
+        masks = {i: (outputs[i] != 0).any(-1, keepdim=True) for i in tokens.partial}
+        return replace(self, masks=masks)
+
+    def graph(
+        self, step: Step, tensors: dict[str, torch.Tensor], served: Any, rounding: int = 0
+    ) -> Evidence:
+        """What the graph makes of it.
+
+        Args:
+            step: the compiled step.
+            tensors: the module's parameters and buffers by name.
+            served: the capture that the step belongs to: its order of inputs, its output structure.
+            rounding: number of a way of rounding, PyTorch's of this number; 0 is none.
+
+        Raises:
+            CheckFailed: the numbers lead the module's code another way than the graph.
+        """
+        with undone(step.plan.kept):
+            return self._graph(step, tensors, served, rounding)
+
+    def _graph(
+        self, step: Step, tensors: dict[str, torch.Tensor], served: Any, rounding: int
+    ) -> Evidence:
+        evidence = Evidence()
+        trained = {n: tensors[n] for n, _ in self.module.named_parameters() if n in tensors}
+        parameters = {
+            n: _own_parameter(t, None, self.grad and t.requires_grad) for n, t in trained.items()
+        }
+        buffers = {n: _own(t, None, False) for n, t in tensors.items() if n not in trained}
+        parameters, users = self._rounded(parameters, self.tensors(), rounding)
+        bound = Step(step.plan, {**buffers, **parameters}, _no_other, step.original)
+        with random_states(), quiet_backward(), torch.set_grad_enabled(self.grad):
+            torch.manual_seed(self.seed)
+            chosen = [users[i] for i in served.positions]
+            trains = bool(step.plan.arguments)
+            outputs = bound.train(chosen, self.call, _Nobody()) if trains else bound.infer(chosen)
+        outputs = instead(outputs, served.returned, users, {**buffers, **parameters})
+        found, structure = OutputStructure.from_output(served.structure.rebuild(outputs))
+        del outputs
+        buffers |= self._own_buffers(step, tensors)
+        evidence.buffers = {name: self.digest(buffer) for name, buffer in buffers.items()}
+        leaves = dict(zip(self.names, users, strict=True)) | parameters
+        self._close(evidence, structure.names, found, leaves)
+        return evidence
+
+    def _own_buffers(self, step: Step, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The buffers that modules in the graph have written to themselves, by name."""
+        names = {id(tensor): name for name, tensor in tensors.items()}
+        paths = {id(module): path for path, module in self.module.named_modules()}
+        found = {
+            names.get(id(buffer), f"{paths[id(module)]}.{path}"): buffer
+            for module in modules_of(step.plan.kept)
+            for path, buffer in module.named_buffers()
+        }
+        for _, name in step.plan.updated:  # the graph has written to these
+            found.pop(name, None)
+        return found
+
+    def _close(
+        self,
+        evidence: Evidence,
+        names: Sequence[str],
+        outputs: list[torch.Tensor],
+        leaves: dict[str, torch.Tensor],
+    ) -> None:
+        """Digests the outputs, then each gradient as it comes."""
+        known = {id(leaf) for leaf in leaves.values()}
+        for i, mask in self.masks.items():
+            outputs[i] = torch.where(mask, outputs[i], 0)
+        for i, (name, tensor) in enumerate(zip(names, outputs, strict=True)):
+            if i in self.hidden:
+                continue
+            # A view made under no_grad says that it requires a gradient, and passes none on.
+            requires = any(id(leaf) in known for leaf in _leaves([tensor]))
+            evidence.outputs[name] = (self.digest(tensor), requires)
+        if not self.grad:
+            return
+        roots = [
+            tensor
+            for tensor, receives in zip(outputs, self.upstream, strict=False)
+            if receives and tensor.requires_grad
+        ]
+        waiting = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+        evidence.gradients = dict.fromkeys(waiting)
+        if not roots:
+            return
+        cotangents = [_cotangent(root) for root in roots]
+        outputs.clear()
+
+        def digested(name: str) -> Any:
+            def take(leaf: torch.Tensor) -> None:
+                if leaf.grad is None:
+                    return  # the hooks of a leaf run where no gradient came, too
+                gradient = leaf.grad.to_dense() if leaf.grad.is_sparse else leaf.grad
+                evidence.gradients[name] = self.digest(gradient)
+                leaf.grad = None
+
+            return take
+
+        for name, leaf in waiting.items():
+            leaf.register_post_accumulate_grad_hook(digested(name))
+        with quiet_backward(), random_states(), without_autocast():
+            torch.autograd.backward(roots, cotangents)
+        torch.clear_autocast_cache()  # of parameters that nobody else knows
+
+
+def _names(outputs: dict[str, Any]) -> str:
+    return listing(list(outputs)) or "none"
+
+
+def _strays(outputs: Sequence[torch.Tensor], leaves: Any) -> list[torch.Tensor]:
+    """The leaves of autograd's graph that are none of ours."""
+    known = {id(leaf) for leaf in leaves}
+    return [leaf for leaf in _leaves(outputs) if id(leaf) not in known]
+
+
+def _leaves(outputs: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The leaves that autograd's graph of these outputs ends in."""
+    yield from (tensor for tensor in outputs if tensor.requires_grad and tensor.is_leaf)
+    stack = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, torch.Tensor):
+            yield variable
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+
+
+def _replaced(flat: FlatCall, tensors: Sequence[torch.Tensor]) -> tuple[Any, dict[str, Any]]:
+    """The call with other tensors, in their order."""
+    new = {id(old): tensor for old, tensor in zip(flat.tensors, tensors, strict=True)}
+    leaves, spec = pytree.tree_flatten((flat.args, flat.kwargs))
+    args, kwargs = pytree.tree_unflatten([new.get(id(leaf), leaf) for leaf in leaves], spec)
+    return args, kwargs
+
+
+def _own(tensor: torch.Tensor, dtype: torch.dtype | None, grad: bool) -> torch.Tensor:
+    """A copy that shares nothing."""
+    with torch.inference_mode(False), torch.no_grad():
+        wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        copied = tensor.detach().to(wanted, copy=True)
+    return copied.requires_grad_(grad)
+
+
+def _own_parameter(parameter: torch.Tensor, dtype: torch.dtype | None, grad: bool) -> torch.Tensor:
+    """The same memory under a parameter of its own: its gradients and hooks are apart."""
+    with torch.inference_mode(False):
+        value = parameter.detach()
+        value = value if dtype is None or not value.is_floating_point() else value.to(dtype)
+        return nn.Parameter(value, requires_grad=grad)
+
+
+def _cotangent(root: torch.Tensor) -> torch.Tensor:
+    """The gradient that an output receives: 1 for a loss, else noise, the same in every dtype."""
+    if root.ndim == 0:
+        return torch.ones_like(root)
+    generator = torch.Generator().manual_seed(root.ndim)
+    noise = torch.randn(root.shape, generator=generator, dtype=torch.float32)
+    return (noise * 16).round_().div_(16).to(root.device, root.dtype)
+
+
+def _precision(programs: Sequence[Program]) -> torch.dtype:
+    """The narrowest dtype in some programs; float32 where it is wider."""
+    graphs = [program.graph for program in programs]
+    made = {v.dtype for graph in graphs for node in graph.all_nodes() for v in node.outputs}
+    found = made | {v.dtype for graph in graphs for v in graph.inputs}
+    narrow = {ir.DataType.BFLOAT16: torch.bfloat16, ir.DataType.FLOAT16: torch.float16}
+    return next((own for dtype, own in narrow.items() if dtype in found), torch.float32)
+
+
+def _rounded(
+    tensor: torch.Tensor, precision: torch.dtype, generator: torch.Generator
+) -> torch.Tensor:
+    """A leaf like another, whose numbers another rounding to a narrow dtype might have made."""
+    if not tensor.is_floating_point():
+        return tensor
+    step = torch.finfo(precision).eps / (1 if tensor.dtype is precision else 2)
+    with torch.no_grad():
+        noise = torch.rand(tensor.shape, generator=generator).to(tensor.device) * 2 - 1
+        other = (tensor * (1 + step * noise)).to(tensor.dtype)
+    other = nn.Parameter(other) if isinstance(tensor, nn.Parameter) else other
+    return other.requires_grad_(tensor.requires_grad)
+
+
+class _Nobody:
+    """Hears nothing of what a trial's backward needs: one that fails, fails."""
+
+    def differentiated_again(self) -> None:
+        raise AssertionError("a trial differentiates once")
+
+    def recovers(self, error: OrtrainError, call: FlatCall) -> bool:
+        return False
+
+
+def _no_other(received: Received) -> Step:
+    raise AssertionError("a trial gives gradients to the outputs that its step expects")
+
+
+@contextlib.contextmanager
+def quiet_backward() -> Iterator[None]:
+    """What is saved for a backward of our own, or none, is not for the caller's hooks."""
+    with torch.autograd.graph.saved_tensors_hooks(_itself, _itself):
+        yield
+
+
+def _itself(value: Any) -> Any:
+    return value
