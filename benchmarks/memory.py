@@ -18,11 +18,11 @@ from typing import Any
 
 from contestants import CONTESTANTS, Training
 from measurement import ProcessFailed, Results, Row, arguments, in_a_process, one_of
-from workloads import CHECKPOINTED, WORKLOADS
+from workloads import BESIDE, WORKLOADS
 
 from ortrain.runtime.memory import resident
 
-MODELS = {**WORKLOADS, "bert-checkpointed": CHECKPOINTED}
+MODELS = WORKLOADS | BESIDE
 
 
 class Peak(threading.Thread):

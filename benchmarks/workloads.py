@@ -69,9 +69,11 @@ def minilm_model() -> nn.Module:
     )
 
 
-def bert(batch: int = 8, length: int = 128, layers: int = 4, padded: bool = True) -> Made:
+def bert(
+    batch: int = 8, length: int = 128, layers: int = 4, padded: bool = True, **more: Any
+) -> Made:
     """The first layers of BERT-base."""
-    return bert_model(num_hidden_layers=layers), [text_batch(30522, batch, length, padded)]
+    return bert_model(num_hidden_layers=layers, **more), [text_batch(30522, batch, length, padded)]
 
 
 def bert_checkpointed() -> Made:
@@ -258,10 +260,17 @@ WORKLOADS = {
     ),
 }
 """What is timed; `memory.py` has more."""
-CHECKPOINTED = Workload(
-    title="4 layers of BERT-base, checkpointed, batch 32 x 128 padded, dropout, AdamW",
-    make=bert_checkpointed,
-)
+BESIDE = {
+    "bert-checkpointed": Workload(
+        title="4 layers of BERT-base, checkpointed, batch 32 x 128 padded, dropout, AdamW",
+        make=bert_checkpointed,
+    ),
+    "longtext-spelled": Workload(
+        title="4 layers of BERT-base, attention spelled out, batch 2 x 512 padded, dropout, AdamW",
+        make=partial(bert, batch=2, length=512, attn_implementation="eager"),
+    ),
+}
+"""What `memory.py` measures besides."""
 
 
 def loss_of(output: Any) -> torch.Tensor:
