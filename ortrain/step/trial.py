@@ -23,7 +23,7 @@ from ortrain.kept.effects import modules_of, undone
 from ortrain.module_state.untouched import random_states, untouched
 from ortrain.program import Program, Role
 from ortrain.runtime.reduced import reduced_products
-from ortrain.step.agreement import TOLERANCES
+from ortrain.step.agreement import NARROW, TOLERANCES
 from ortrain.step.autograd import Step
 from ortrain.step.build import Plan
 from ortrain.step.digest import Digest
@@ -389,12 +389,21 @@ def _precision(programs: Sequence[Program]) -> torch.dtype:
 def _rounded(
     tensor: torch.Tensor, precision: torch.dtype, generator: torch.Generator
 ) -> torch.Tensor:
-    """A leaf like another, whose numbers another rounding to a narrow dtype might have made."""
+    """A leaf like another, whose numbers another rounding might have made.
+
+    Args:
+        tensor: the leaf.
+        precision: that its module computes in, where it is narrower than the leaf.
+        generator: draws the roundings.
+    """
     if not tensor.is_floating_point():
         return tensor
-    step = torch.finfo(precision).eps / (1 if tensor.dtype is precision else 2)
+    own = torch.finfo(tensor.dtype).eps
+    narrow = torch.finfo(precision).eps if precision in NARROW else own
+    step = max(own, narrow / 2)
     with torch.no_grad():
-        noise = torch.rand(tensor.shape, generator=generator).to(tensor.device) * 2 - 1
+        wide = torch.promote_types(tensor.dtype, torch.float32)
+        noise = torch.rand(tensor.shape, generator=generator, dtype=wide).to(tensor.device) * 2 - 1
         other = (tensor * (1 + step * noise)).to(tensor.dtype)
     other = nn.Parameter(other) if isinstance(tensor, nn.Parameter) else other
     return other.requires_grad_(tensor.requires_grad)

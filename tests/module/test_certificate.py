@@ -7,6 +7,7 @@ import functools
 import itertools
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -87,16 +88,23 @@ def test_a_wrong_gradient_rule_is_found_in_sixteen_bits(
 
 
 class Tipping:
-    """Runs of two engines in 16 bits, in some of which a number has tipped at a bend.
+    """Runs of two engines, in some of which a number has tipped at a bend.
 
     Attributes:
         module: with no parameters.
-        precision: of 16 bits.
+        precision: that they compute in.
     """
 
-    module, precision = nn.Identity(), torch.float16
+    module = nn.Identity()
 
-    def __init__(self, seed: int, eager: set[int], graph: set[int]) -> None:
+    def __init__(
+        self,
+        seed: int,
+        eager: set[int],
+        graph: set[int],
+        precision: torch.dtype = torch.float16,
+    ) -> None:
+        self.precision, self.directions = precision, agreement.TOLERANCES[precision].directions
         self.exact = torch.randn(200, generator=torch.Generator().manual_seed(seed))
         self.tipped = torch.randn(200, generator=torch.Generator().manual_seed(seed + 1)) / 5
         self.seed, self.tips = seed, {"eager": eager, "graph": graph}
@@ -104,9 +112,10 @@ class Tipping:
     def evidence(self, engine: str, run: int) -> Any:
         """Of a run; the call's own is the one of number 0."""
         number = self.seed * 100 + 10 * (engine == "graph") + run
-        noise = torch.randn(200, generator=torch.Generator().manual_seed(number)) * 1e-3
+        noise = torch.randn(200, generator=torch.Generator().manual_seed(number))
+        noise *= torch.finfo(self.precision).eps
         gradient = self.exact + noise + self.tipped * (run in self.tips[engine])
-        return Evidence(gradients={"w": Digest.of(gradient, 32)})
+        return Evidence(gradients={"w": Digest.of(gradient, self.directions)})
 
     def eager(self, rounding: int = 0) -> Any:
         return self.evidence("eager", rounding)
@@ -116,27 +125,73 @@ class Tipping:
 
     def faults(self, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
         """What a certificate of these runs finds."""
-        truth = Evidence(gradients={"w": Digest.of(self.exact, 32)})
+        truth = Evidence(gradients={"w": Digest.of(self.exact, self.directions)})
         monkeypatch.setattr(agreement, "_in_truth", lambda _: truth)
         run = functools.partial(self.evidence, "graph")
         return agreement.compare(self.eager(), run(0), self, run).faults  # type: ignore[arg-type]
 
 
+PRECISIONS = pytest.mark.parametrize("precision", [torch.float16, torch.float32], ids=str)
+
+
+@PRECISIONS
 @pytest.mark.parametrize("seed", range(10))
 def test_what_is_wrong_in_most_roundings_is_found(
-    monkeypatch: pytest.MonkeyPatch, seed: int
+    monkeypatch: pytest.MonkeyPatch, seed: int, precision: torch.dtype
 ) -> None:
-    count = agreement.TOLERANCES[torch.float16].roundings
+    count = agreement.TOLERANCES[precision].roundings
     for tips in itertools.product((False, True), repeat=count):
         graph = {0} | {k for k, tipped in enumerate(tips, 1) if tipped}
-        faults = Tipping(seed, set(), graph).faults(monkeypatch)
+        faults = Tipping(seed, set(), graph, precision).faults(monkeypatch)
         assert bool(faults) == (2 * sum(tips) > count), graph
 
 
+@PRECISIONS
 @pytest.mark.parametrize("run", range(1, agreement.TOLERANCES[torch.float16].roundings + 1))
-def test_what_tips_in_pytorch_too_is_no_fault(monkeypatch: pytest.MonkeyPatch, run: int) -> None:
+def test_what_tips_in_pytorch_too_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch, run: int, precision: torch.dtype
+) -> None:
     for seed in range(4):
-        assert not Tipping(seed, {run}, {*range(5)}).faults(monkeypatch)
+        assert not Tipping(seed, {run}, {*range(5)}, precision).faults(monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_another_rounding_is_one_of_the_tensors_own_dtype(dtype: torch.dtype) -> None:
+    """Else one of float32 would excuse what is wrong in float64."""
+    trial = Trial.of(
+        nn.Linear(40, 30).to(dtype), _flat(rows(5, 40).to(dtype)), ["x"], _Plan(), True
+    )
+    (own,) = trial.tensors()
+    _, (other,) = trial._rounded({}, [own], 1)
+    step = torch.finfo(dtype).eps
+    assert 0 < float(((other - own) / own).abs().max()) <= 2 * step
+
+
+@pytest.mark.parametrize(
+    ("beside", "apart", "wrong"),
+    [
+        ("running_var", 2e-8, False),
+        ("running_var", 1e-6, True),
+        ("running_median", 2e-8, True),
+    ],
+)
+def test_a_running_mean_near_zero_has_the_digits_of_its_deviation(
+    monkeypatch: pytest.MonkeyPatch, beside: str, apart: float, wrong: bool
+) -> None:
+    mean, deviation = torch.linspace(1, 2, 16) * 2e-5, torch.linspace(0.8, 1.2, 16)
+
+    def run(apart: float) -> Evidence:
+        buffers = {"norm.running_mean": mean + apart, f"norm.{beside}": deviation}
+        return Evidence(buffers={name: Digest.of(value) for name, value in buffers.items()})
+
+    monkeypatch.setattr(agreement, "_in_truth", lambda _: run(0.0))
+    trial: Any = SimpleNamespace(
+        precision=torch.float32, typical=lambda: 1.0, eager=lambda rounding: run(1e-9)
+    )
+    faults = agreement.compare(run(1e-9), run(apart), trial, lambda _: run(apart)).faults
+    assert [fault.partition(" by ")[0] for fault in faults] == [
+        "buffer norm.running_mean differs"
+    ] * wrong
 
 
 @pytest.mark.parametrize("special", [torch.nan, torch.inf])
