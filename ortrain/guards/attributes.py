@@ -24,7 +24,7 @@ from ortrain.program import Program, Role, set_role, target_of
 
 @dataclass(frozen=True)
 class Attribute:
-    """A number that a module holds.
+    """A number that a module holds, or any other attribute of its own.
 
     Attributes:
         owner: the module.
@@ -50,6 +50,14 @@ class Attribute:
     def movable(self) -> bool:
         """Whether a buffer can stand in its place: the class has nothing of that name."""
         return is_number(self.value) and not hasattr(type(self.owner), self.name)
+
+
+def by_owner(attributes: Collection[Attribute]) -> dict[int, set[str]]:
+    """The names of some attributes, by the ids of their modules."""
+    found: dict[int, set[str]] = {}
+    for each in attributes:
+        found.setdefault(id(each.owner), set()).add(each.name)
+    return found
 
 
 class Moving:

@@ -21,7 +21,8 @@ What belongs to the state of a module is told in `module_state`; transformers'
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Hashable, Iterator
+import re
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
@@ -40,7 +41,7 @@ from torch._C import (
 from torch.autograd import forward_ad
 from torch.nn.modules import module as global_hooks
 
-from ortrain.guards.attributes import Attribute, Moving
+from ortrain.guards.attributes import Attribute, Moving, by_owner
 from ortrain.guards.autocast import Autocast, active
 from ortrain.guards.numbers import is_number
 from ortrain.module_state.fact import (
@@ -56,6 +57,10 @@ from ortrain.module_state.holder import cell_value, memo_state, slot_value, slot
 from ortrain.module_state.hooks import HOOKS, untraced_hooks
 from ortrain.module_state.survey import Survey
 from ortrain.module_state.value import ABSENT, same
+
+# Facts of what is no attribute, and attributes that torch itself sets.
+_NO_ATTRIBUTES = {"child", "parameter", "buffer", "class", *HOOKS.values()}
+_MODES = {"training", "forward"}
 
 _attributes = attrgetter("__dict__")  # in map, half as much as in a comprehension
 _transforms = _functorch.peek_interpreter_stack
@@ -134,6 +139,10 @@ class Guard:
         module: the module.
         moving: numbers that are inputs of its graphs, whose values do not count.
         live: sub-modules whose own code runs at each call, and reads their attributes then.
+        unread: attributes that no code has read, which do not count.
+
+    Attributes:
+        reads_past: whether code may read attributes without that it could be noted.
     """
 
     __slots__ = (
@@ -176,7 +185,9 @@ class Guard:
         "_suspect",
         "_tensors",
         "_types",
+        "_unread",
         "_values",
+        "reads_past",
     )
 
     def __init__(
@@ -184,12 +195,11 @@ class Guard:
         module: nn.Module,
         moving: Collection[Attribute] = (),
         live: Collection[nn.Module] = (),
+        unread: Collection[Attribute] = (),
     ) -> None:
         self._module, self._live = module, live
-        self._moving: dict[int, set[str]] = {}
-        for each in moving:
-            self._moving.setdefault(id(each.owner), set()).add(each.name)
-        self._arm(Survey(module, live))
+        self._moving, self._unread = by_owner(moving), by_owner(unread)
+        self._arm(self._survey())
 
     def changed(self) -> str | None:
         """Say what has changed since the guard was made.
@@ -245,6 +255,23 @@ class Guard:
         with Moving(found, wide=False).at([*found.values()]):
             return None if self.changed() is not None else set(found)
 
+    def attributes_changed(self) -> set[Attribute] | None:
+        """The attributes in or behind which the module differs from this state.
+
+        None where more is different: a child, a parameter, a mode, or what is around the module.
+        """
+        survey, modules = self._survey(), dict(self._module.named_modules())
+        found: set[Attribute] = set()
+        for path, name in self._different(survey):
+            kinds = {
+                f.kind for f in (self._facts.get((path, name)), survey.facts.get((path, name))) if f
+            }
+            attribute = _attribute_of(path, name, modules)
+            if attribute is None or not kinds.isdisjoint(_NO_ATTRIBUTES):
+                return None
+            found.add(attribute)
+        return found
+
     def trainable(self) -> tuple[bool, ...]:
         """``requires_grad`` of every parameter, in the order of ``named_parameters``.
 
@@ -256,6 +283,7 @@ class Guard:
     def _arm(self, survey: Survey) -> None:
         """Remember a survey, and in the form in which each kind of thing is compared fastest."""
         self._facts = survey.facts
+        self.reads_past = survey.reads_past
         self._modules = survey.modules
         self._types = [type(module) for module in survey.modules]
         self._parameters = list(self._module.parameters())
@@ -371,7 +399,7 @@ class Guard:
                 live.keys() == frozen.keys()
                 and (
                     all(map(is_, live.values(), frozen.values()))
-                    or (self._moving and self._only_moved(index, live, frozen))
+                    or ((self._moving or self._unread) and self._only_free(index, live, frozen))
                 )
             ):
                 self._suspect = index
@@ -379,13 +407,16 @@ class Guard:
         self._owner_versions, self._dict_versions = owners, dicts
         return True
 
-    def _only_moved(self, index: int, live: dict[str, Any], frozen: dict[str, Any]) -> bool:
-        """Whether numbers that are inputs have other values, and nothing else has."""
+    def _only_free(self, index: int, live: dict[str, Any], frozen: dict[str, Any]) -> bool:
+        """Whether only what is an input, or is not read, has another value."""
         if index >= len(self._owners):
             return False
-        moving = self._moving.get(id(self._owners[index]), ())
+        owner = id(self._owners[index])
+        moving, unread = self._moving.get(owner, ()), self._unread.get(owner, ())
         return all(
-            now is frozen[name] or (name in moving and _another_number(now, frozen[name]))
+            now is frozen[name]
+            or name in unread
+            or (name in moving and _another_number(now, frozen[name]))
             for name, now in live.items()
         )
 
@@ -404,7 +435,20 @@ class Guard:
         if key_and_fact := self._changed_value():
             key, fact = key_and_fact
             return sentence(key, self._facts, {key: fact}, root)
-        survey = Survey(self._module, self._live)
+        survey = self._survey()
+        before, now = self._facts, survey.facts
+        different = self._different(survey)
+        if different:  # what the code reaches around a module may follow from what is in it
+            key = next((k for k in different if not k[0].startswith(AROUND)), different[0])
+            return sentence(key, before, now, root)
+        self._arm(survey)  # values were replaced by equal ones: watch those from now on
+        return None
+
+    def _survey(self) -> Survey:
+        return Survey(self._module, self._live, self._unread)
+
+    def _different(self, survey: Survey) -> list[Key]:
+        """The facts that are others now, or are there once only."""
         before, now = self._facts, survey.facts
         moved = {
             (path, name)
@@ -412,18 +456,13 @@ class Guard:
             for name in self._moving.get(id(owner), ())
             if _another_number(owner.__dict__.get(name), held[name])
         }
-        different = [
+        return [
             key
             for key in (*before, *(key for key in now if key not in before))
             if (old := before.get(key)) is None
             or (new := now.get(key)) is None
             or not (old.equals(new) or key in moved)
         ]
-        if different:  # what the code reaches around a module may follow from what is in it
-            key = next((k for k in different if not k[0].startswith(AROUND)), different[0])
-            return sentence(key, before, now, root)
-        self._arm(survey)  # values were replaced by equal ones: watch those from now on
-        return None
 
     def _changed_value(self) -> tuple[Key, Fact] | None:
         """A new value in the first dictionary that differs, which spares the survey.
@@ -442,6 +481,18 @@ class Guard:
                 if old is not None and new is not None and not old.equals(new):
                     return (path, name), new
         return None
+
+
+def _attribute_of(path: str, name: str, modules: Mapping[str, nn.Module]) -> Attribute | None:
+    """The attribute of a module in or behind which a fact lies; None where there is none."""
+    parts = path.split(".") if path else []
+    for length in range(len(parts), -1, -1):
+        owner = modules.get(".".join(parts[:length]))
+        if owner is not None:
+            first = re.split(r"[.\[(]", ".".join([*parts[length:], name]), maxsplit=1)[0]
+            there = first in owner.__dict__ and first not in _MODES
+            return Attribute(owner, ".".join(parts[:length]), first) if there else None
+    return None
 
 
 def _another_number(now: Any, then: Any) -> bool:

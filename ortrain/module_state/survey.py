@@ -24,7 +24,7 @@ import random
 import time
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property, partial, partialmethod
 from itertools import chain
 from types import (
@@ -88,6 +88,8 @@ _SETTINGS = ("generation_config", "GenerationConfig")
 _TRAINABLE = {"requires_grad", "grad_fn", "is_leaf"}
 # With these the code comes to every attribute of an object.
 _WHOLE = {"__dict__", "vars", "asdict", "astuple", "__slots__"}
+# With these it reads attributes that no class hears of.
+_PAST = {"__getattribute__", "getattr_static"}
 _CLOCKS = {
     getattr(time, f"{name}{unit}")
     for name in ("time", "perf_counter", "monotonic", "process_time", "thread_time")
@@ -130,6 +132,7 @@ class Survey:
         module: where the walk begins.
         live: sub-modules whose own code runs at each call. Of these only parameters and children
             count, and what the code around them may name.
+        unread: ids of modules, each with names of attributes that do not count.
 
     Attributes:
         live: they and the modules in them, as far as their attributes do not count.
@@ -156,10 +159,17 @@ class Survey:
         unwatched: what the code names and what cannot be watched, each with the reason.
         reads_trainable: whether the code reads ``requires_grad``, or what follows from it.
         asks_class: whether the code may ask of which class a value is, other than by isinstance.
+        reads_past: whether the code may read attributes past ``__getattribute__``.
     """
 
-    def __init__(self, module: nn.Module, live: Collection[nn.Module] = ()) -> None:
-        self.asks_class = False
+    def __init__(
+        self,
+        module: nn.Module,
+        live: Collection[nn.Module] = (),
+        unread: Mapping[int, Collection[str]] = MappingProxyType({}),
+    ) -> None:
+        self._unread = unread
+        self.asks_class = self.reads_past = False
         self.live: list[nn.Module] = []
         self._live = {id(inner) for each in live for inner in each.modules()}
         self.facts: dict[Key, Fact] = {}
@@ -256,7 +266,7 @@ class Survey:
 
     def _watch_attributes(self, path: str, module: nn.Module) -> None:
         self._own(path, module)
-        free = UNWATCHED | weighed_attributes(module)
+        free = UNWATCHED.union(weighed_attributes(module), self._unread.get(id(module), ()))
         for name, value in list(module.__dict__.items()):
             if name not in free and (name, type(value).__name__) != _SETTINGS:
                 self._attribute(path, name, value, module, name)
@@ -565,6 +575,8 @@ class Survey:
     def _function(self, function: FunctionType) -> None:
         """Watches what a function closes over, its defaults, and the globals that it names."""
         code, source = function.__code__, function.__globals__.get("__name__") or ""
+        if function.__name__ != "__getattribute__":  # there it is the class's own way
+            self.reads_past |= not reach.names(code).isdisjoint(_PAST)
         cells = list(zip(code.co_freevars, function.__closure__ or (), strict=False))
         if is_library(source):
             if not is_foreign(source):

@@ -181,6 +181,7 @@ class StepCompiler:
             # checkpointing would count it.
             quiet_backward(),
             self._numbers_as_tensors(state, flat),
+            state.reads_noted(self.module),
         ):
             place, args, kwargs = distinct(flat)
             # Where engines are measured the first calls are PyTorch's anyway.

@@ -8,7 +8,8 @@ gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ from ortrain.graph.cost import Multiplications
 from ortrain.guards.attributes import Attribute, Moving
 from ortrain.guards.guard import Guard
 from ortrain.guards.numbers import Numbers, Seen
+from ortrain.guards.reads import reads_noted
 from ortrain.guards.structure import FlatCall, OutputStructure
 from ortrain.passes.tokens import Shown
 from ortrain.program import Program
@@ -239,6 +241,8 @@ class ModuleState:
         forms: of calls, by their structure and the ambient modes.
         attributes: numbers that are inputs.
         live: sub-modules that stay PyTorch's in its graphs.
+        unread: attributes that are not watched, since no code has read them.
+        read: attributes that were not watched at first, until code did.
         numbers: which numbers among the arguments are inputs.
         moving: adds the attributes to a call; None where there are none.
     """
@@ -248,6 +252,8 @@ class ModuleState:
     forms: dict[Any, CallForm] = field(default_factory=dict)
     attributes: frozenset[Attribute] = frozenset()
     live: tuple[nn.Module, ...] = ()
+    unread: frozenset[Attribute] = frozenset()
+    read: set[Attribute] = field(default_factory=set)
     numbers: Numbers = field(init=False)
     moving: Moving | None = field(init=False)
 
@@ -270,7 +276,7 @@ class ModuleState:
             return
         for other in self.forms.values():
             other.drop()
-        self.guard = Guard(module, self.attributes, self.live)
+        self._guard(module)
 
     def leave(self, module: nn.Module, live: tuple[nn.Module, ...]) -> None:
         """Takes it that some sub-modules stay PyTorch's: what they hold is read at each call.
@@ -281,7 +287,30 @@ class ModuleState:
         """
         if live != self.live:
             self.live = live
-            self.guard = Guard(module, self.attributes, live)
+            self._guard(module)
+
+    @contextmanager
+    def reads_noted(self, module: nn.Module) -> Iterator[None]:
+        """What is read inside of the attributes that are not watched, is watched from now on.
+
+        Args:
+            module: the module, whose code is traced.
+        """
+        if not self.unread:
+            yield
+            return
+        read: set[Attribute] = set()
+        try:
+            with reads_noted(self.unread) as read:
+                yield
+        finally:
+            if read:
+                self.read |= read
+                self.unread = self.unread.difference(read)
+                self._guard(module)
+
+    def _guard(self, module: nn.Module) -> None:
+        self.guard = Guard(module, self.attributes, self.live, self.unread)
 
     def retire(self) -> None:
         """Drops all that was captured in it."""
@@ -294,6 +323,7 @@ class ModuleState:
         module: nn.Module,
         attributes: frozenset[Attribute] = frozenset(),
         live: tuple[nn.Module, ...] = (),
+        unread: frozenset[Attribute] = frozenset(),
     ) -> ModuleState:
         """The state that the module is in now.
 
@@ -301,6 +331,11 @@ class ModuleState:
             module: the module.
             attributes: of it that are inputs of its graphs.
             live: sub-modules that stay PyTorch's in these.
+            unread: attributes that no capture has read.
         """
         tensors = {**dict(module.named_buffers()), **dict(module.named_parameters())}
-        return cls(Guard(module, attributes, live), tensors, attributes=attributes, live=live)
+        guard = Guard(module, attributes, live, unread)
+        if unread and guard.reads_past:
+            unread = frozenset()
+            guard = Guard(module, attributes, live)
+        return cls(guard, tensors, attributes=attributes, live=live, unread=unread)

@@ -598,7 +598,8 @@ class Runner:
         if not form.grad and self.compiler.trains:
             return
         with EXCLUSIVE, uncollected(), keeping(self.compiler.capturer.keeper()):
-            error = error or foretold(self.module, flat.args, flat.kwargs)
+            with state.reads_noted(self.module):
+                error = error or foretold(self.module, flat.args, flat.kwargs)
             by_value = isinstance(error, Refusal) and error.by_value  # of which a trace knows more
             if error is not None and (by_value or self.compiler.capturer.may_keep(error)):
                 try:

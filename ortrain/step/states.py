@@ -37,6 +37,9 @@ class States:
         self._known: list[ModuleState] = []
         # Numbers that the module holds and that cannot be inputs of its graph.
         self._fixed: frozenset[Attribute] = frozenset()
+        # Attributes that have made a new state, and of these those that a capture has read.
+        self._suspects: set[Attribute] = set()
+        self._read: set[Attribute] = set()
         self._arrivals: deque[int] = deque(maxlen=RESTLESS_STATES)
 
     def __iter__(self) -> Iterator[ModuleState]:
@@ -75,7 +78,11 @@ class States:
 
     def add(self) -> ModuleState:
         """The state that the module is in now, which is a new one."""
-        state = ModuleState.of(self.module, self._moving_attributes(), self.live())
+        for known in self._known:
+            self._read |= known.read
+            self._suspects |= known.guard.attributes_changed() or set()
+        unread = frozenset(self._suspects - self._read)
+        state = ModuleState.of(self.module, self._moving_attributes(), self.live(), unread)
         self._enter(state)
         return state
 

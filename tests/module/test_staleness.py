@@ -275,11 +275,21 @@ def test_ten_changes_in_ten_steps_of_a_long_run_are_followed(trio: Trio) -> None
 def test_ten_changes_of_what_can_be_no_input_are_followed(trio: Trio) -> None:
     for number in range(10):
         trio.change(_set("gain", 1.0 + number))
-        trio.change(_set("note", str(number)))
+        trio.change(_set("config.scale", [1.0 + number, 2.0]))
         for _ in range(3):
             trio.check()
     assert trio.graph.report.mode == "graph"
     assert trio.graph.report.captures == 10
+
+
+def test_ten_changes_of_which_the_code_reads_one_are_those_of_one(trio: Trio) -> None:
+    for number in range(10):
+        trio.change(_set("gain", 1.0 + number))
+        trio.change(_set("note", str(number)))
+        for _ in range(3):
+            trio.check()
+    assert trio.graph.report.mode == "graph"
+    assert trio.graph.report.captures == 4
 
 
 # --- what no graph can follow -------------------------------------------------------------------

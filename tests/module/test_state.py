@@ -23,7 +23,7 @@ from ortrain import Options, ORTModule
 from ortrain.errors import CaptureError, OrtrainWarning
 from ortrain.module_state.survey import LARGE
 from ortrain.module_state.untouched import call_aside
-from ortrain.step import compiler, runner
+from ortrain.step import capturer, runner
 
 ENGINE = Options(engine="onnxruntime", fallback="torch")
 pytestmark = pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
@@ -363,13 +363,13 @@ class Masked(nn.Module):
 
 def test_a_call_that_makes_a_mask_is_rehearsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the capture has found of it, the error tells the runner."""
-    asked, plain = [], compiler.settles
+    asked, plain = [], capturer.settles
 
     def settles(*args: Any) -> bool:
         asked.append(args)
         return plain(*args)
 
-    monkeypatch.setattr(compiler, "settles", settles)
+    monkeypatch.setattr(capturer, "settles", settles)
     monkeypatch.setattr(runner, "settles", settles)
     parts = nn.Sequential(nn.Linear(4, 4), Masked(), nn.Linear(4, 4))
     model = ORTModule(parts, options=Options(engine="aten", fallback="raise"))
