@@ -32,6 +32,10 @@ from ortrain.step.evidence import Evidence
 from ortrain.step.feeds import draw_seed
 from ortrain.step.saved_forward import Received
 
+# By so many roundings of its terms two libraries' sums of some hundred products differ: with one, a
+# perceptron of 500 ReLUs over 784 inputs was refused for 2 calls of 3000 in which one has tipped.
+ACCUMULATED = 8
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -398,9 +402,8 @@ def _rounded(
     """
     if not tensor.is_floating_point():
         return tensor
-    own = torch.finfo(tensor.dtype).eps
-    narrow = torch.finfo(precision).eps if precision in NARROW else own
-    step = max(own, narrow / 2)
+    own, narrow = (torch.finfo(dtype).eps for dtype in (tensor.dtype, precision))
+    step = max(own, narrow / 2) if precision in NARROW else ACCUMULATED * own
     with torch.no_grad():
         wide = torch.promote_types(tensor.dtype, torch.float32)
         noise = torch.rand(tensor.shape, generator=generator, dtype=wide).to(tensor.device) * 2 - 1
