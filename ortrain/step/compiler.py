@@ -200,9 +200,9 @@ class StepCompiler:
         self.report.captures += 1
         state.settle(self.module, form)
         cost = Multiplications(captured.program.graph)
-        structure, ordered = structure_of(captured)
+        structure, ordered, changes = structure_of(captured)
         device = device_of(flat, state.tensors)
-        shown = form.shown if ordered else "all"
+        shown = form.shown if ordered and changes is None else "all"
         program, hidden = in_blocks(captured.program, shown) or (captured.program, ())
         served = CompiledCapture(
             captured,
@@ -217,6 +217,7 @@ class StepCompiler:
                 i: placed(source, place, self.module, state.tensors)
                 for i, source in captured.returned.items()
             },
+            changes=changes,
         )
         self._leave_out(served, form, flat, device, shown)
         return served

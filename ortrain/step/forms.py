@@ -22,6 +22,7 @@ from ortrain.errors import CaptureError, CheckFailed, OrtrainError
 from ortrain.graph.cost import Multiplications
 from ortrain.guards.attributes import Attribute, Moving
 from ortrain.guards.guard import Guard
+from ortrain.guards.handed import Changes
 from ortrain.guards.numbers import Numbers, Seen
 from ortrain.guards.reads import reads_noted
 from ortrain.guards.structure import FlatCall, OutputStructure
@@ -90,6 +91,7 @@ class CompiledCapture:
         since: calls of the graph at the first stray, and at the last one.
         returned: the outputs that are no new contiguous tensors; arguments by their places in the
             call.
+        changes: what a call changes in the containers that it is given; None where there is none.
     """
 
     captured: Captured
@@ -110,6 +112,7 @@ class CompiledCapture:
     in_a_row: int = 0
     since: tuple[int, int] = (0, 0)
     returned: dict[int, Source] = field(default_factory=dict)
+    changes: Changes | None = None
 
     def sizes(self, flat: FlatCall) -> dict[str, int]:
         """The value that each symbolic dimension has in a call."""

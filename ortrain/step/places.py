@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ortrain.capture.export import Captured
 from ortrain.capture.trace.returned import Source
+from ortrain.guards.handed import Changes, Handed
 from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.program import Program, Role
 
@@ -38,21 +39,23 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
     return detached.requires_grad_(tensor.requires_grad)
 
 
-def structure_of(captured: Captured) -> tuple[OutputStructure, bool]:
+def structure_of(captured: Captured) -> tuple[OutputStructure, bool, Changes | None]:
     """How the program's outputs make up the module's, from stand-ins in their places.
 
     Returns:
-        The structure, and whether they come in its order.
+        The structure, whether they come in its order, and what of them goes to the arguments.
     """
     count = len(captured.program.outputs(Role.USER_OUTPUT, Role.LOSS))
     tensors = [torch.empty(()) for _ in range(count)]
-    found, structure = OutputStructure.from_output(captured.rebuild(tensors))
+    output = captured.rebuild(tensors)
+    changes = output.changes if isinstance(output, Handed) else None
+    found, structure = OutputStructure.from_output(output)
     order = [next(i for i, t in enumerate(tensors) if t is f) for f in found]
     ordered = order == list(range(count))
     if not ordered:
         rebuild = structure.rebuild
         structure.rebuild = lambda outputs: rebuild([outputs[i] for i in order])
-    return structure, ordered
+    return structure, ordered, changes
 
 
 def placed(

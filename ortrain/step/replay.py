@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ortrain.errors import OrtrainError, StateError, UnsupportedGradient
 from ortrain.guards.autocast import active, autocast_as, without_autocast
+from ortrain.guards.handed import Containers
 from ortrain.guards.structure import FlatCall, OutputStructure
 from ortrain.module_state.modes import modes_kept
 from ortrain.module_state.untouched import untouched
@@ -122,9 +123,11 @@ class Original:
         args, kwargs = structure.rebuild([_instead(t, views) for t in given])
         draws = contextlib.nullcontext() if seed is None else replayed_draws(seed)
         with untouched(self.module), draws, autocast_as(self.autocast):
+            containers = Containers(args, kwargs)
             output = torch.func.functional_call(
                 self.module, self._state(views, buffers), args, kwargs, tie_weights=False
             )
+            output = containers.handed(output)
         found, _ = OutputStructure.from_output(output)
         outputs = [None if place is None else found[place] for place in self.places]
         return Repeated(self, outputs, views, [id(tensor) for tensor in wrt])

@@ -37,6 +37,7 @@ from ortrain.errors import (
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.guards.attributes import WithAttributes
 from ortrain.guards.guard import Ambient, ambient, inner_hooks
+from ortrain.guards.handed import Changes, apart
 from ortrain.guards.numbers import MOST_VALUES, WithNumbers
 from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.module_state.untouched import call_aside
@@ -76,6 +77,7 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 
 # Calls that go to the module unseen once eager has won the contest; then one is looked at again.
 EAGER_SPELL = 256
+TWICE = "a container that the forward changes stands twice in the call"
 TURN = "its turn in the contest with the graph"
 
 # Forms of call that are known in each state of the module; the oldest make way.
@@ -219,7 +221,8 @@ class Runner:
             tensors = flat.tensors
             users = [tensors[i] for i in served.positions]
             trains = bool(step.plan.arguments)
-            outputs = step.train(users, flat, form) if trains else step.infer(users)
+            call = flat if served.changes is None else self._apart(served.changes, flat)
+            outputs = step.train(users, call, form) if trains else step.infer(users)
         except CheckFailed as error:
             return self._astray(form, served, flat, error)
         except OrtrainError as error:
@@ -254,7 +257,18 @@ class Runner:
             sample.forward_done(outputs, leaves, trains)
         if served.returned:
             outputs = instead(outputs, served.returned, tensors, state.tensors)
-        return served.structure.rebuild(outputs)
+        output = served.structure.rebuild(outputs)
+        return output if served.changes is None else output.over(flat.args, flat.kwargs)
+
+    def _apart(self, changes: Changes, flat: FlatCall) -> FlatCall:
+        """The call with containers of its own: a backward may ask for what was in them before.
+
+        Raises:
+            CaptureError: one stands in it twice, which the capture has not known.
+        """
+        if not changes.serve(flat.args, flat.kwargs):
+            raise CaptureError(TWICE)
+        return flat.rebuilt(*apart(flat.args, flat.kwargs))
 
     def _made_anew(self, form: CallForm, flat: FlatCall) -> Any:
         """Runs a call whose graph came from the cache and does not serve, captured anew."""

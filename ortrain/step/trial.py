@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from ortrain.capture.trace.returned import instead
 from ortrain.errors import OrtrainError, listing
 from ortrain.guards.autocast import without_autocast
+from ortrain.guards.handed import Containers
 from ortrain.guards.structure import FlatCall, OutputStructure
 from ortrain.kept.call import Kept
 from ortrain.kept.effects import modules_of, undone
@@ -178,7 +179,9 @@ class Trial:
         with untouched(module), quiet_backward(), torch.set_grad_enabled(self.grad):
             torch.manual_seed(self.seed)
             with self._drawing():
+                containers = Containers(args, kwargs)
                 output = torch.func.functional_call(module, everything, args, kwargs)
+                output = containers.handed(output)
         tensors, structure = OutputStructure.from_output(output)
         leaves = dict(zip(self.names, users, strict=True)) | held
         return tensors, structure, leaves, {name: everything[name] for name in buffers}

@@ -38,6 +38,7 @@ from ortrain.capture.trace.seeding import seeding_watched
 from ortrain.capture.trace.value_checks import Ways
 from ortrain.errors import CaptureError
 from ortrain.guards.constraints import Constraints
+from ortrain.guards.handed import Handed, handed_over, unhanded
 from ortrain.guards.key_value_cache import opened_caches
 from ortrain.module_state.untouched import Effects, Filling, call_aside, watched
 
@@ -270,6 +271,7 @@ def _trace(
             asked() as questions,
             seeding as seeds,
             explicit_signature(module, call),
+            handed_over(module) if not rung.strict else contextlib.nullcontext(),
             opened_caches(module) if not rung.strict else contextlib.nullcontext(),
             written,
             known.watching() if known and not rung.strict else contextlib.nullcontext(),
@@ -287,8 +289,14 @@ def _trace(
                 ways=ways,
             )
         if rung.strict:
-            with watched(module, traced=False) as effects, assignments(module) as assigned:
-                call_aside(module, example.args, example.kwargs)
+            with (
+                watched(module, traced=False) as effects,
+                assignments(module) as assigned,
+                handed_over(module),
+            ):
+                output = call_aside(module, example.args, example.kwargs)
+            if isinstance(output, Handed):
+                raise unhanded()
             if assigned:
                 raise keeping(assigned)
     except Exception as error:
