@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -209,13 +209,15 @@ def _copied(value: Any) -> Any:
             copied[name] = _copied(child)
         elif isinstance(value, dict):  # past the checks of its class
             dict.__setitem__(copied, name, _copied(child))
+        elif isinstance(value, UserDict):
+            copied.data[name] = _copied(child)
         else:
             object.__setattr__(copied, str(name), _copied(child))
     return copied
 
 
 def _is_container(value: Any) -> bool:
-    return isinstance(value, list | dict) or dataclasses.is_dataclass(value)
+    return isinstance(value, list | dict | UserDict) or dataclasses.is_dataclass(value)
 
 
 def _containers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
@@ -242,6 +244,8 @@ def _entries(container: Any) -> Iterable[tuple[Hashable, Any]]:
         return enumerate(container)
     if isinstance(container, dict):
         return container.items()
+    if isinstance(container, UserDict):
+        return cast(Any, container.data).items()
     if hasattr(container, "__dict__"):
         return vars(container).items()
     names = [field.name for field in dataclasses.fields(container)]
@@ -258,9 +262,10 @@ def _fill(container: Any, entries: list[tuple[Any, Any]]) -> None:
     """Gives a container these entries, and no others."""
     if isinstance(container, list):
         container[:] = [value for _, value in entries]
-    elif isinstance(container, dict):
-        container.clear()
-        container.update(entries)
+    elif isinstance(container, dict | UserDict):
+        held = container if isinstance(container, dict) else container.data
+        held.clear()
+        held.update(entries)
     else:
         for name, _ in [*_entries(container)]:
             if name not in dict(entries):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from enum import Enum
 from operator import itemgetter
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain.errors import UnsupportedInput, UnsupportedOutput
+from ortrain.guards import user_dict
 from ortrain.guards.key_value_cache import Count, is_cache
 
 Path: TypeAlias = tuple[Hashable, ...]
@@ -227,6 +228,8 @@ def _open(value: Any) -> tuple[Hashable, Iterable[Any]] | None:
         return len(value), value
     if isinstance(value, dict):
         return tuple(value), value.values()
+    if isinstance(value, UserDict):
+        return user_dict.parts(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = tuple(field.name for field in dataclasses.fields(value))
         return names, [getattr(value, name) for name in names]

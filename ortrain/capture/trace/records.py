@@ -1,4 +1,4 @@
-"""Dataclasses among arguments and outputs, as the export sees them.
+"""Dataclasses among arguments and outputs, and tokenizers' dictionaries, as the export sees them.
 
 torch.export takes apart what is registered as a pytree, and a dataclass is not by itself. Those
 that a call of the module takes or returns are registered where they are met, field by field and
@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections import UserDict
 from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 from torch.utils import _pytree as pytree
+
+from ortrain.guards import user_dict
 
 
 @contextlib.contextmanager
@@ -30,8 +33,11 @@ def records_registered(
 
 
 def register(tree: Any) -> None:
-    """Registers the class of every dataclass in a tree of containers."""
+    """Registers the class of every dataclass and `UserDict` in a tree of containers."""
     for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, UserDict):
+            user_dict.register(type(leaf))
+            register([*leaf.data.values()])
         if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             _register(type(leaf))
             register(leaf)
