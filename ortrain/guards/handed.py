@@ -9,7 +9,6 @@ each run of the graph the caller's own are changed likewise.
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ortrain.errors import CaptureError
+from ortrain.guards.record import attributes_of
 from ortrain.guards.structure import Path
 
 _PLAIN = (list, dict, OrderedDict, defaultdict)
@@ -217,7 +217,7 @@ def _copied(value: Any) -> Any:
 
 
 def _is_container(value: Any) -> bool:
-    return isinstance(value, list | dict | UserDict) or dataclasses.is_dataclass(value)
+    return isinstance(value, list | dict | UserDict) or attributes_of(value) is not None
 
 
 def _containers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
@@ -248,8 +248,7 @@ def _entries(container: Any) -> Iterable[tuple[Hashable, Any]]:
         return cast(Any, container.data).items()
     if hasattr(container, "__dict__"):
         return vars(container).items()
-    names = [field.name for field in dataclasses.fields(container)]
-    return [(name, getattr(container, name)) for name in names if hasattr(container, name)]
+    return [(name, getattr(container, name)) for name in attributes_of(container) or ()]
 
 
 def _same(before: list[tuple[Hashable, Any]], now: list[tuple[Hashable, Any]]) -> bool:

@@ -12,7 +12,6 @@ Both run before and after every step, so both have a short way for the common ca
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from ortrain.errors import UnsupportedInput, UnsupportedOutput
 from ortrain.guards import user_dict
 from ortrain.guards.key_value_cache import Count, is_cache
+from ortrain.guards.record import attributes_of, new
 
 Path: TypeAlias = tuple[Hashable, ...]
 Builder: TypeAlias = Callable[[Sequence[Tensor]], Any]
@@ -230,10 +230,8 @@ def _open(value: Any) -> tuple[Hashable, Iterable[Any]] | None:
         return tuple(value), value.values()
     if isinstance(value, UserDict):
         return user_dict.parts(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = tuple(field.name for field in dataclasses.fields(value))
-        return names, [getattr(value, name) for name in names]
-    return None
+    names = attributes_of(value)
+    return None if names is None else (names, [getattr(value, name) for name in names])
 
 
 def _constant(value: Any) -> Hashable:
@@ -358,12 +356,12 @@ class _Compiler:
             return lambda tensors: list(gather(tensors))
         if isinstance(value, dict):
             return self._dict(value, path)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return self._dataclass(value, path)
         if value is None:
             return _none
         if is_cache(value):
             return self._object(value, vars(value), path)
+        if (names := attributes_of(value)) is not None:
+            return self._object(value, names, path)
         try:
             _constant(value)
         except _NotALeaf:
@@ -448,13 +446,6 @@ class _Compiler:
 
         return build
 
-    def _dataclass(self, value: Any, path: Path) -> Builder:
-        fields = [field.name for field in dataclasses.fields(value)]
-        # Whatever else __post_init__ left on the object comes back as well, without running it.
-        extra = [name for name in getattr(value, "__dict__", ()) if name not in fields]
-        names = [name for name in [*fields, *extra] if hasattr(value, name)]
-        return self._object(value, names, path)
-
     def _object(self, value: Any, names: Iterable[str], path: Path) -> Builder:
         """An object that is all in these attributes, made without its constructor."""
         kind, names = type(value), tuple(names)
@@ -462,10 +453,10 @@ class _Compiler:
         set_attribute = object.__setattr__  # works for frozen and for slotted classes
 
         def build(tensors: Sequence[Tensor]) -> Any:
-            new = object.__new__(kind)
+            made = new(kind)
             for name, child in zip(names, gather(tensors), strict=False):
-                set_attribute(new, name, child)
-            return new
+                set_attribute(made, name, child)
+            return made
 
         return build
 

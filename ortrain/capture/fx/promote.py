@@ -40,6 +40,8 @@ def promote(module: fx.GraphModule) -> None:
             continue
         name = node.target._schema.name.removeprefix("aten::")
         tensors = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+        if (_common_dtype(node) if name in _COMPARING else result.dtype) != torch.bool:
+            _bools_as_numbers(node)
         if name in _COMPARING:
             dtype = _common_dtype(node)
         elif name in _LOGICAL:
@@ -63,6 +65,19 @@ def promote(module: fx.GraphModule) -> None:
             cast.meta["val"] = _in_dtype(known, dtype)
             from_same_place(cast, node)
             node.replace_input_with(tensor, cast)
+
+
+def _bools_as_numbers(node: fx.Node) -> None:
+    """``x + True`` adds 1: no operator of ONNX adds a bool to a number."""
+    schema: Any = node.target
+    for i, parameter in enumerate(schema._schema.arguments):
+        if str(parameter.type) not in ("number", "Optional[number]", "Tensor"):
+            continue
+        given, named = (node.args[i] if i < len(node.args) else None), parameter.name
+        if given is True or given is False:
+            node.update_arg(i, int(given))
+        elif (given := node.kwargs.get(named)) is True or given is False:
+            node.update_kwarg(named, int(given))
 
 
 def _common_dtype(node: fx.Node) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""Dataclasses among arguments and outputs, and tokenizers' dictionaries, as the export sees them.
+"""Records among arguments and outputs, and tokenizers' dictionaries, as the export sees them.
 
 torch.export takes apart what is registered as a pytree, and a dataclass is not by itself. Those
 that a call of the module takes or returns are registered where they are met, field by field and
@@ -8,7 +8,6 @@ without running their constructors, as `guards.structure` rebuilds them at every
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections import UserDict
 from collections.abc import Iterator
 from typing import Any
@@ -17,13 +16,14 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ortrain.guards import user_dict
+from ortrain.guards.record import attributes_of, new
 
 
 @contextlib.contextmanager
 def records_registered(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[None]:
-    """Registers the dataclasses in a call's arguments, and in outputs made while this is open."""
+    """Registers the records in a call's arguments, and in outputs made while this is open."""
     register((args, kwargs))
     handle = module.register_forward_hook(lambda _, inputs, output: register(output))
     try:
@@ -33,23 +33,20 @@ def records_registered(
 
 
 def register(tree: Any) -> None:
-    """Registers the class of every dataclass and `UserDict` in a tree of containers."""
+    """Registers the class of every record and `UserDict` in a tree of containers."""
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, UserDict):
             user_dict.register(type(leaf))
             register([*leaf.data.values()])
-        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+        elif attributes_of(leaf) is not None:
             _register(type(leaf))
             register(leaf)
 
 
 def _register(kind: type) -> None:
-    fields = [field.name for field in dataclasses.fields(kind)]
-
     def flatten(record: Any) -> tuple[list[Any], tuple[str, ...]]:
-        # Whatever else the constructor left on the object belongs to it too.
-        extra = [name for name in getattr(record, "__dict__", ()) if name not in fields]
-        names = tuple(name for name in [*fields, *extra] if hasattr(record, name))
+        names = attributes_of(record)
+        names = tuple(vars(record)) if names is None else names  # of one that has no tensor left
         return [getattr(record, name) for name in names], names
 
     def flatten_with_keys(record: Any) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
@@ -58,7 +55,7 @@ def _register(kind: type) -> None:
         return list(zip(keys, values, strict=True)), names
 
     def unflatten(values: Any, names: Any) -> Any:
-        record: Any = object.__new__(kind)
+        record = new(kind)
         for name, value in zip(names, values, strict=True):
             object.__setattr__(record, name, value)
         return record

@@ -54,6 +54,7 @@ def make_standard(program: Program) -> None:
     count_axes_from_the_front(program)
     pad_along_all_axes(program)
     spell_scattered_reductions(program)
+    spell_choices_of_bools(program)
     clean(program)
     program.import_domains()
 
@@ -153,6 +154,22 @@ def spell_scattered_reductions(program: Program) -> int:
             total = reduce_places(op, data, indices, updates, reduction.as_string())
         take_place(total, node.outputs[0])
         program.graph.remove(node, safe=True)
+        changed += 1
+    return changed
+
+
+def spell_choices_of_bools(program: Program) -> int:
+    """``Where`` of bools → ``And`` and ``Or``; returns how many. onnxruntime has no such kernel."""
+    changed = 0
+    for node in list(program.graph.all_nodes()):
+        if node.op_type != "Where" or node.domain or node.outputs[0].dtype != ir.DataType.BOOL:
+            continue
+        condition, chosen, other = node.inputs
+        with Builder.before(node, opset=program.opset) as op:
+            left = op.And(op.Not(condition), other)
+            take_place(op.Or(op.And(condition, chosen), left), node.outputs[0])
+        assert node.graph is not None
+        node.graph.remove(node, safe=True)
         changed += 1
     return changed
 

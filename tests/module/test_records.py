@@ -1,0 +1,173 @@
+"""Objects of a script's own classes among arguments and results: images with masks, batches."""
+
+from __future__ import annotations
+
+import copy
+from argparse import Namespace
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ortrain import Options, ORTModule
+
+
+class Masked:
+    """Tensors with a mask, as detectors pass them."""
+
+    def __init__(self, tensors: Tensor, mask: Tensor | None) -> None:
+        self.tensors, self.mask = tensors, mask
+
+    def decompose(self) -> tuple[Tensor, Tensor | None]:
+        """Both."""
+        return self.tensors, self.mask
+
+    @property
+    def width(self) -> int:
+        """Of the tensors."""
+        return self.tensors.shape[-1]
+
+
+class Holding:
+    """Has another record, a number and a word."""
+
+    def __init__(self, inner: Masked, factor: float = 2.0, kind: str = "sum") -> None:
+        self.inner, self.factor, self.kind = inner, factor, kind
+
+
+class Layer(nn.Module):
+    """Reads what it is given in one way or another."""
+
+    def __init__(self, read: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.layer, self.read = nn.Linear(4, 4), read
+
+    def forward(self, given: Any) -> Any:
+        return self.layer(self.read(given))
+
+
+def _masked() -> Masked:
+    return Masked(torch.randn(2, 4), torch.ones(2, 4))
+
+
+CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "a mask": (_masked, lambda b: b.tensors * b.mask),
+    "its methods": (_masked, lambda b: b.decompose()[0] * b.width),
+    "no mask": (lambda: Masked(torch.randn(2, 4), None), lambda b: b.tensors),
+    "a namespace": (lambda: SimpleNamespace(x=torch.randn(2, 4), n=3), lambda b: b.x * b.n),
+    "arguments": (lambda: Namespace(x=torch.randn(2, 4)), lambda b: b.x),
+    "one in another": (
+        lambda: Holding(_masked()),
+        lambda b: b.inner.tensors * b.factor + (b.kind == "sum"),
+    ),
+    "some in a list": (
+        lambda: [_masked(), {"more": _masked()}],
+        lambda b: b[0].tensors + b[1]["more"].mask,
+    ),
+    "a list in one": (
+        lambda: SimpleNamespace(xs=[torch.randn(2, 4)] * 2),
+        lambda b: torch.stack(b.xs).sum(0),
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_they_hold_are_inputs(case: str, engine: Any) -> None:
+    torch.manual_seed(0)
+    make, read = CASES[case]
+    module = Layer(read)
+    eager = copy.deepcopy(module)
+    model = ORTModule(module, options=Options(engine=engine, fallback="raise"))
+    for _ in range(2):
+        given = make()
+        output = model(given)
+        torch.testing.assert_close(output, eager(given))
+        output.sum().backward()
+    assert (model.report.captures, model.report.graph_calls) == (1, 2)
+
+
+def test_constants_that_they_hold_are_watched() -> None:
+    model = ORTModule(Layer(CASES["one in another"][1]), options=Options(engine="aten"))
+    for factor, kind in ((2.0, "sum"), (2.0, "mean"), (3.0, "sum")):
+        given = Holding(_masked(), factor, kind)
+        torch.testing.assert_close(model(given), model.module(given))
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+def test_results_are_of_their_classes(engine: Any) -> None:
+    class Returning(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, given: Masked) -> Any:
+            return Holding(Masked(self.layer(given.tensors), given.mask), 0.5), "text"
+
+    model = ORTModule(Returning(), options=Options(engine=engine, fallback="raise"))
+    for _ in range(2):
+        given = _masked()
+        found, text = model(given)
+        assert (type(found), type(found.inner), found.factor, text) == (
+            Holding,
+            Masked,
+            0.5,
+            "text",
+        )
+        assert found.inner.mask is given.mask
+        torch.testing.assert_close(found.inner.tensors, model.module.layer(given.tensors))
+        found.inner.tensors.sum().backward()
+
+
+def test_what_the_forward_sets_is_there() -> None:
+    class Setting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, given: Any) -> Tensor:
+            given.embedding = self.layer(given.tensors)
+            del given.mask
+            result: Tensor = given.embedding.sum()
+            return result
+
+    model = ORTModule(Setting(), options=Options(engine="aten", fallback="raise"))
+    for _ in range(2):
+        given: Any = _masked()
+        loss = model(given)
+        assert sorted(vars(given)) == ["embedding", "tensors"]
+        torch.testing.assert_close(given.embedding.sum(), loss)
+    assert model.report.graph_calls == 2
+
+
+class Handle:
+    """Nothing that a graph could take or watch."""
+
+    def run(self) -> None:
+        """Does nothing."""
+
+
+def _in_itself() -> Any:
+    record = SimpleNamespace(x=torch.randn(2, 4))
+    record.around = [record]
+    return record
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SimpleNamespace(x=torch.randn(2, 4), handle=Handle()),
+        lambda: SimpleNamespace(x=torch.randn(2, 4), run=Handle().run),
+        _in_itself,
+    ],
+    ids=["an object", "a bound method", "itself"],
+)
+def test_one_that_holds_more_runs_in_pytorch(make: Callable[[], Any]) -> None:
+    model = ORTModule(Layer(lambda b: b.x), options=Options(engine="aten"))
+    given = make()
+    with pytest.warns(match=r" is of type (types|builtins|tests)\."):
+        output = model(given)
+    torch.testing.assert_close(output, model.module(given))
