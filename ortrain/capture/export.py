@@ -49,6 +49,7 @@ from ortrain.graph.shapes import FLOATING
 from ortrain.graph.walk import reads
 from ortrain.guards.autocast import Autocast, active
 from ortrain.guards.constraints import Constraints, Shapes
+from ortrain.guards.handed import Handed
 from ortrain.guards.key_value_cache import closed
 from ortrain.kept.call import Kept
 from ortrain.module_state.untouched import untouched
@@ -455,6 +456,8 @@ def _outputs(exported: ExportedProgram) -> tuple[tuple[OutputLeaf, ...], list[st
         elif isinstance(output.arg, TensorArgument):
             leaves.append(OutputLeaf(len(names)))
             steps = [step_name(step) for step in path]
+            if spec.type is Handed and steps[0] == "output":  # where the output would stand alone
+                steps = steps[1:]
             names.append(".".join(["output", *steps] if not steps or steps[0].isdigit() else steps))
         else:
             raise UnsupportedOutput(

@@ -140,6 +140,7 @@ class Guard:
         moving: numbers that are inputs of its graphs, whose values do not count.
         live: sub-modules whose own code runs at each call, and reads their attributes then.
         unread: attributes that no code has read, which do not count.
+        kinds: classes of arguments, whose code counts.
 
     Attributes:
         reads_past: whether code may read attributes without that it could be noted.
@@ -161,6 +162,7 @@ class Guard:
         "_functions",
         "_global_values",
         "_globals",
+        "_kinds",
         "_layouts",
         "_list_values",
         "_lists",
@@ -196,8 +198,9 @@ class Guard:
         moving: Collection[Attribute] = (),
         live: Collection[nn.Module] = (),
         unread: Collection[Attribute] = (),
+        kinds: Collection[type] = (),
     ) -> None:
-        self._module, self._live = module, live
+        self._module, self._live, self._kinds = module, live, kinds
         self._moving, self._unread = by_owner(moving), by_owner(unread)
         self._arm(self._survey())
 
@@ -445,7 +448,7 @@ class Guard:
         return None
 
     def _survey(self) -> Survey:
-        return Survey(self._module, self._live, self._unread)
+        return Survey(self._module, self._live, self._unread, self._kinds)
 
     def _different(self, survey: Survey) -> list[Key]:
         """The facts that are others now, or are there once only."""

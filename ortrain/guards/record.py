@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ortrain.guards.key_value_cache import is_cache
 from ortrain.module_state.holder import slots_of
-from ortrain.module_state.scope import is_constant
+from ortrain.module_state.scope import is_constant, is_library
 
 # Classes with another may take arguments there.
 _NEW: tuple[Any, ...] = (object.__new__, SimpleNamespace.__new__)
@@ -40,6 +40,19 @@ def attributes_of(value: Any) -> tuple[str, ...] | None:
 
 class _InItself(Exception):
     """A value is in what it holds; no user ever sees this."""
+
+
+def classes_of(value: Any) -> set[type]:
+    """The classes of a script's own among the records and containers in a value."""
+    if isinstance(value, dict | UserDict):
+        children = list(value.values())
+    elif isinstance(value, list | tuple):
+        children = list(value)
+    else:
+        children = [getattr(value, name) for name in attributes_of(value) or ()]
+    kind = type(value)
+    known = is_library(kind.__module__) or not (children or isinstance(value, dict | list | tuple))
+    return set().union(() if known else {kind}, *map(classes_of, children))
 
 
 def new(kind: type) -> Any:

@@ -133,6 +133,7 @@ class Survey:
         live: sub-modules whose own code runs at each call. Of these only parameters and children
             count, and what the code around them may name.
         unread: ids of modules, each with names of attributes that do not count.
+        kinds: further classes whose code is in reach, such as those of arguments.
 
     Attributes:
         live: they and the modules in them, as far as their attributes do not count.
@@ -167,6 +168,7 @@ class Survey:
         module: nn.Module,
         live: Collection[nn.Module] = (),
         unread: Mapping[int, Collection[str]] = MappingProxyType({}),
+        kinds: Iterable[type] = (),
     ) -> None:
         self._unread = unread
         self.asks_class = self.reads_past = False
@@ -197,7 +199,7 @@ class Survey:
         self._names: set[str] = set()
         self._names_all = False
         self._seen: set[int] = {id(random), id(np.random)}
-        self._kinds: dict[type, None] = {}
+        self._kinds: dict[type, None] = dict.fromkeys(kinds)
         self._made: set[type] = set()  # which the code may make objects of
         self._whole: set[int] = set()
         self._functions: list[FunctionType] = []

@@ -26,6 +26,7 @@ from ortrain.exclusive import EXCLUSIVE
 from ortrain.graph.cost import Multiplications
 from ortrain.guards.attributes import WithAttributes
 from ortrain.guards.numbers import WithNumbers
+from ortrain.guards.record import classes_of
 from ortrain.guards.structure import FlatCall
 from ortrain.ops.kept import keys_of
 from ortrain.passes.linear_loss import blocks_of, in_blocks
@@ -196,6 +197,7 @@ class StepCompiler:
         for rewrite in self.rewrites:
             rewrite(captured.program)
         state.leave(self.module, self.capturer.live())
+        state.know(self.module, classes_of((flat.args, flat.kwargs)))
         form.report.stages = {"capture": time.perf_counter() - start}
         self.report.captures += 1
         state.settle(self.module, form)

@@ -246,6 +246,7 @@ class ModuleState:
         live: sub-modules that stay PyTorch's in its graphs.
         unread: attributes that are not watched, since no code has read them.
         read: attributes that were not watched at first, until code did.
+        kinds: classes of arguments, whose code counts.
         numbers: which numbers among the arguments are inputs.
         moving: adds the attributes to a call; None where there are none.
     """
@@ -257,6 +258,7 @@ class ModuleState:
     live: tuple[nn.Module, ...] = ()
     unread: frozenset[Attribute] = frozenset()
     read: set[Attribute] = field(default_factory=set)
+    kinds: set[type] = field(default_factory=set)
     numbers: Numbers = field(init=False)
     moving: Moving | None = field(init=False)
 
@@ -292,6 +294,17 @@ class ModuleState:
             self.live = live
             self._guard(module)
 
+    def know(self, module: nn.Module, kinds: set[type]) -> None:
+        """Takes it that a capture depends on the code of some classes of arguments.
+
+        Args:
+            module: the module.
+            kinds: the classes.
+        """
+        if not kinds <= self.kinds:
+            self.kinds |= kinds
+            self._guard(module)
+
     @contextmanager
     def reads_noted(self, module: nn.Module) -> Iterator[None]:
         """What is read inside of the attributes that are not watched, is watched from now on.
@@ -313,7 +326,8 @@ class ModuleState:
                 self._guard(module)
 
     def _guard(self, module: nn.Module) -> None:
-        self.guard = Guard(module, self.attributes, self.live, self.unread)
+        kinds = tuple(self.kinds)
+        self.guard = Guard(module, self.attributes, self.live, self.unread, kinds)
 
     def retire(self) -> None:
         """Drops all that was captured in it."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
+from ortrain.capture.export import capture
 from ortrain.guards.handed import Containers, Handed
 from tests.module.agreement import GRAPH
 
@@ -293,3 +294,11 @@ def test_what_is_only_read_is_no_change() -> None:
     twin = {"a": batch["a"], "b": Batch(1)}
     assert found.over((twin,), {"more": [[]]}) is twin["b"]
     assert twin["b"] == Batch(1, 2)
+
+
+def test_outputs_are_named_as_without_what_is_handed_over() -> None:
+    for change, names in ((_whole, ["values.0"]), (_updated, ["output", "values.0", "values.1"])):
+        program = capture(Changing(change), ({"x": torch.randn(2, 4)},)).program
+        assert [value.name for value in program.graph.outputs] == names
+    program = capture(Changing(_nested), (_dict(),)).program
+    assert next(iter(program.graph.outputs)).name == "loss"

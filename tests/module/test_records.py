@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from argparse import Namespace
+from collections import UserDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -171,3 +173,65 @@ def test_one_that_holds_more_runs_in_pytorch(make: Callable[[], Any]) -> None:
     with pytest.warns(match=r" is of type (types|builtins|tests)\."):
         output = model(given)
     torch.testing.assert_close(output, model.module(given))
+
+
+FACTOR = 2.0
+
+
+class Scaled:
+    """Its code reads a global, and a constant of its class."""
+
+    power = 1
+
+    def __init__(self) -> None:
+        self.x = torch.randn(2, 4)
+
+    @property
+    def scaled(self) -> Tensor:
+        """What the module reads."""
+        return self.x**self.power * FACTOR
+
+
+@dataclass
+class ScaledRecord:
+    """The same as a dataclass."""
+
+    x: Tensor = field(default_factory=lambda: torch.randn(2, 4))
+    power = 1
+    scaled = Scaled.scaled
+
+
+class ScaledDict(UserDict[str, Tensor]):
+    """And as a dictionary."""
+
+    power = 1
+    scaled = Scaled.scaled
+
+    @property
+    def x(self) -> Tensor:
+        """Its entry."""
+        return self["x"]
+
+
+@pytest.mark.parametrize(
+    "make", [Scaled, ScaledRecord, lambda: [ScaledDict(x=torch.randn(2, 4))]], ids=str
+)
+def test_what_the_code_of_their_classes_reads_is_watched(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any]
+) -> None:
+    model = ORTModule(
+        Layer(lambda b: (b[0] if isinstance(b, list) else b).scaled), options=Options(engine="aten")
+    )
+
+    def check() -> None:
+        for _ in range(2):
+            given = make()
+            torch.testing.assert_close(model(given), model.module(given))
+
+    check()
+    monkeypatch.setattr(f"{__name__}.FACTOR", 3.0)
+    check()
+    made = make()
+    monkeypatch.setattr(type(made[0] if isinstance(made, list) else made), "power", 2)
+    check()
+    assert model.report.captures == 3
