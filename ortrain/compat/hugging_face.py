@@ -58,5 +58,11 @@ EXTENSIONS: dict[str, tuple[str, ...]] = {
     "transformers.models.auto.image_processing_auto": (_FROM_PRETRAINED,),
     "transformers.models.auto.video_processing_auto": (_FROM_PRETRAINED,),
     "transformers.models.auto.processing_auto": (_FROM_PRETRAINED,),
+    "transformers.training_args": ("ortrain.compat.old_fields:extend",),
+    "transformers.training_args_seq2seq": ("ortrain.compat.old_fields:extend",),
+    "transformers.trainer": ("ortrain.compat.plain_trainer:extend",),
+    "transformers.trainer_callback": ("ortrain.compat.plain_trainer:extend_callbacks",),
     "datasets.load": ("ortrain.compat.loading:extend",),
+    # What old scripts find inside of an ORTModule.
+    "ortrain.module": ("ortrain.compat.execution_manager:extend",),
 }
