@@ -14,7 +14,7 @@ require("torch", __name__)
 import os
 import warnings
 from dataclasses import replace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ortrain.config import LogLevel
@@ -62,8 +62,19 @@ class ExecutionManager:
     def _loglevel(self, level: LogLevel) -> None:
         self._model._show(replace(self._model._debug_options, log_level=level))
 
+    @property
+    def _debug_options(self) -> SimpleNamespace:
+        """What is shown, as it was laid out then; to be read."""
+        now = self._model._debug_options
+        saved = SimpleNamespace(
+            save=now.save_onnx, name_prefix=now.onnx_prefix, path=str(now.folder)
+        )
+        logging = SimpleNamespace(log_level=now.log_level)
+        return SimpleNamespace(logging=logging, save_onnx_models=saved)
+
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(getattr(type(self), name, None), property):
+        own = getattr(type(self), name, None)
+        if isinstance(own, property) and own.fset is not None:
             super().__setattr__(name, value)
             return
         told = self._model.__dict__.setdefault("_ort_told", set())

@@ -63,6 +63,9 @@ EXTENSIONS: dict[str, tuple[str, ...]] = {
     "transformers.trainer": ("ortrain.compat.plain_trainer:extend",),
     "transformers.trainer_callback": ("ortrain.compat.plain_trainer:extend_callbacks",),
     "datasets.load": ("ortrain.compat.loading:extend",),
+    "torch.onnx": ("ortrain.compat.exporting:extend",),
+    "ortrain.ondevice.running.checkpoint": ("ortrain.compat.first_ondevice:extend_checkpoint",),
+    "ortrain.ondevice.running.module": ("ortrain.compat.first_ondevice:extend_module",),
     # What old scripts find inside of an ORTModule.
     "ortrain.module": ("ortrain.compat.execution_manager:extend",),
 }

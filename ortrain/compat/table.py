@@ -167,7 +167,10 @@ MODULES: dict[str, dict[str, str]] = {
     "onnxruntime.training.api.module": {"ortrain.ondevice": "Module"},
     "onnxruntime.training.api.optimizer": {"ortrain.ondevice": "Optimizer"},
     "onnxruntime.training.api.lr_scheduler": {"ortrain.ondevice": "LinearLRScheduler"},
-    "onnxruntime.training.artifacts": {"ortrain.ondevice": "generate_artifacts LossType OptimType"},
+    "onnxruntime.training.artifacts": {
+        "ortrain.compat.artifacts": "generate_artifacts",
+        "ortrain.ondevice": "LossType OptimType",
+    },
     "onnxruntime.training.onnxblock": {
         "ortrain.ondevice.onnxblock": "Block ForwardBlock TrainingBlock base empty_base "
         "custom_op_library load_checkpoint_to_model save_checkpoint",
