@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ortrain.capture.trace.checkpointing import reentrant_as_the_others
 from ortrain.capture.trace.returned import instead
 from ortrain.errors import OrtrainError, ParityError, listing
 from ortrain.guards.autocast import without_autocast
@@ -187,7 +188,8 @@ class Trial:
         args, kwargs = _replaced(self.call, users)
         with untouched(module), quiet_backward(), torch.set_grad_enabled(self.grad):
             torch.manual_seed(self.seed)
-            with self._drawing():
+            # A reentrant checkpoint gives gradients to the module's parameters, not to these.
+            with self._drawing(), reentrant_as_the_others():
                 output = torch.func.functional_call(module, everything, args, kwargs)
         tensors, structure = OutputStructure.from_output(output)
         leaves = dict(zip(self.names, users, strict=True)) | held

@@ -4,6 +4,10 @@
 has the function's operators and no trace of the checkpoint. Here every operator inside one is
 marked with its number; the cut between forward and backward then keeps nothing of what lies inside,
 and computes it again (:func:`ortrain.autodiff.partition.saved_values`).
+
+A reentrant checkpoint, as all were before PyTorch 1.11, is traced as the other kind, with what sets
+it apart: it has gradients where one of its arguments has, and of its results only tensors do that
+are not nested.
 """
 
 from __future__ import annotations
@@ -12,8 +16,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import fx
 from torch.fx import traceback
+from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
 from ortrain.exclusive import this_thread
@@ -50,7 +56,8 @@ def marked_checkpoints() -> Iterator[None]:
 
     checkpoint._checkpoint_without_reentrant_generator = surround
     try:
-        yield
+        with reentrant_as_the_others():
+            yield
     finally:
         checkpoint._checkpoint_without_reentrant_generator = own
 
@@ -68,9 +75,45 @@ def without_checkpoints() -> Iterator[None]:
 
     checkpoint._checkpoint_without_reentrant_generator = surround
     try:
-        yield
+        with reentrant_as_the_others():
+            yield
     finally:
         checkpoint._checkpoint_without_reentrant_generator = own
+
+
+@contextlib.contextmanager
+def reentrant_as_the_others() -> Iterator[None]:
+    """Reentrant checkpoints run as those that are not, with the gradients that they have."""
+    own, here = checkpoint.CheckpointFunction, this_thread()
+
+    class Reentrant(own):  # type: ignore[misc, valid-type]
+        @staticmethod
+        def apply(function: Any, preserve: bool, *args: Any) -> Any:
+            if not here():
+                return own.apply(function, preserve, *args)
+            needed = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+            if not (needed and torch.is_grad_enabled()):
+                with torch.no_grad():
+                    return function(*args)
+            result = checkpoint.checkpoint(
+                function, *args, use_reentrant=False, preserve_rng_state=preserve
+            )
+            if isinstance(result, tuple):
+                return tuple(_seen_by_autograd(each) for each in result)
+            return _seen_by_autograd(result)
+
+    checkpoint.CheckpointFunction = Reentrant  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        checkpoint.CheckpointFunction = own  # type: ignore[misc]
+
+
+def _seen_by_autograd(result: Any) -> Any:
+    """A result of a function of autograd: a tensor itself, and without gradients what nests some."""
+    if isinstance(result, torch.Tensor):
+        return result
+    return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
 
 
 def checkpoint_of(node: fx.Node) -> str:
