@@ -28,6 +28,9 @@ NAMES: dict[str, dict[str, str]] = {
     "transformers.utils.hub": {**_CACHE, **_OFFLINE, **_TELEMETRY},
     "transformers.utils.import_utils": _AVAILABLE,
     "transformers.file_utils": {**_AVAILABLE, **_CACHE, **_OFFLINE, **_TELEMETRY},
+    "transformers.modeling_utils": {
+        "transformers.pytorch_utils": "apply_chunking_to_forward prune_linear_layer"
+    },
     "transformers.optimization": _ADAMW,
     "transformers.trainer_utils": _STRATEGY,
     "transformers.training_args": _STRATEGY,

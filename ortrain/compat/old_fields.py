@@ -54,6 +54,7 @@ class OldFields:
     """Fields of old versions of transformers; what became of them is said once for each object."""
 
     overwrite_output_dir: bool = _old(False)  # scripts read it; Trainer itself never did
+    ort: bool = _old(False)  # of the transformers that came with ORTModule: wraps Trainer's model
     evaluation_strategy: str | None = _old()
     no_cuda: bool = _old(False)
     warmup_ratio: float = _old(0.0)

@@ -1,7 +1,7 @@
 """transformers' own Trainer, as scripts of transformers 4 call it around an ORTModule.
 
-``tokenizer=`` is ``processing_class=`` there, and subclasses may override methods with the
-signatures of then (:mod:`ortrain.compat.overrides`).
+``tokenizer=`` is ``processing_class=`` there, ``TrainingArguments(ort=True)`` wraps the model, and
+subclasses may override methods with the signatures of then (:mod:`ortrain.compat.overrides`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ def extend(module: ModuleType) -> None:
     """
     trainer = vars(module).get("Trainer")
     if trainer is None or hasattr(trainer, _OLD):
-        return
-    if _OLD in inspect.signature(trainer.__init__).parameters:
         return
     trainer.__init__ = _taking_tokenizer(trainer.__init__)
     trainer.tokenizer = property(
@@ -56,8 +54,14 @@ def extend_callbacks(module: ModuleType) -> None:
 
 
 def _taking_tokenizer(init: Callable[..., None]) -> Callable[..., None]:
-    """Trainer's ``__init__``, with ``tokenizer`` given to it as its ``processing_class``."""
-    place = list(inspect.signature(init).parameters).index(_NEW)
+    """An ``__init__`` of Trainer's, with ``tokenizer`` given to it as its ``processing_class``.
+
+    One that takes no ``processing_class``, or a ``tokenizer`` of its own, stays as it is.
+    """
+    names = list(inspect.signature(init).parameters)
+    if _NEW not in names or _OLD in names:
+        return init
+    place = names.index(_NEW)
 
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -66,9 +70,25 @@ def _taking_tokenizer(init: Callable[..., None]) -> Callable[..., None]:
             if kwargs.get(_NEW) is not None or len(args) >= place:
                 raise ValueError(f"Trainer: {_OLD} and {_NEW} are one: give {_NEW}")
             kwargs[_NEW] = given
-        init(self, *args, **kwargs)
+        init(self, *_with_wrapped_model(self, args, kwargs), **kwargs)
 
     return __init__
+
+
+def _with_wrapped_model(trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Trainer's positions; its model is in an ORTModule where its arguments say ``ort``."""
+    training = args[1] if len(args) > 1 else kwargs.get("args")
+    model = args[0] if args else kwargs.get("model")
+    own = any(kind.__module__.startswith("ortrain.") for kind in type(trainer).__mro__)
+    if own or model is None or not getattr(training, "ort", False):
+        return args
+    from ortrain.module import ORTModule
+
+    wrapped = model if isinstance(model, ORTModule) else ORTModule(model)
+    if args:
+        return (wrapped, *args[1:])
+    kwargs["model"] = wrapped
+    return args
 
 
 def _dividing_itself(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,10 +105,12 @@ def _dividing_itself(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _adopting(trainer: type) -> Callable[..., None]:
-    """What runs where a script derives from Trainer: overrides are called as they were then."""
+    """What runs where a class derives from Trainer: overrides are called as they were then."""
 
-    def __init_subclass__(cls: type, **kwargs: Any) -> None:
+    def __init_subclass__(cls: Any, **kwargs: Any) -> None:
         super(trainer, cls).__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = _taking_tokenizer(cls.__init__)
         if cls.__module__.partition(".")[0] not in ("transformers", "ortrain"):
             from ortrain.compat.overrides import adopt
 
