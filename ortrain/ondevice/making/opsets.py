@@ -35,11 +35,8 @@ def converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
                 trained[node.output[0]] = list(node.output[1:3])
                 del node.output[1:]
     result = onnx.version_converter.convert_version(proto, opset)
-    # Exporters name the statistics behind an update as those before it; nobody else reads them.
-    taken = {name for node in result.graph.node for name in (*node.input, *node.output)}
     for node in result.graph.node:
         if node.op_type == "BatchNormalization" and node.output[0] in trained:
-            names = trained[node.output[0]]
-            node.output.extend(f"{name}_updated" if name in taken else name for name in names)
+            node.output.extend(trained[node.output[0]])
             node.attribute.append(onnx.helper.make_attribute("training_mode", 1))
     return result
