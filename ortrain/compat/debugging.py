@@ -12,6 +12,7 @@ require("torch", __name__)
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ortrain.config import LogLevel
@@ -43,7 +44,7 @@ def save_intermediate_onnx_graphs(
         model._show(replace(model._debug_options, save_onnx=False))
         return False
     folder, name = os.path.split(given)
-    if not os.path.isdir(folder):
+    if not folder or not Path(folder).is_dir():
         raise NotADirectoryError(
             f"prefix={given!r}: {folder!r} is not a valid directory to save ONNX graphs; write "
             "folder/start_of_names"

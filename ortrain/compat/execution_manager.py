@@ -33,6 +33,8 @@ class ExecutionManager:
         model: the ORTModule.
     """
 
+    _model: ORTModule
+
     def __init__(self, model: ORTModule) -> None:
         self.__dict__["_model"] = model
 

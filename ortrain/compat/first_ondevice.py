@@ -25,12 +25,12 @@ def extend_checkpoint(module: ModuleType) -> None:
     own = kind.__init__
 
     @functools.wraps(own)
-    def __init__(self: Any, content: Any) -> None:
+    def made(self: Any, content: Any) -> None:
         if isinstance(content, str | os.PathLike | bytes):
             content = module.checkpoint_file.read(content)
         own(self, content)
 
-    kind.__init__ = __init__
+    kind.__init__ = made
 
 
 def extend_module(module: ModuleType) -> None:
@@ -43,7 +43,7 @@ def extend_module(module: ModuleType) -> None:
     own = kind.__call__
 
     @functools.wraps(own)
-    def __call__(self: Any, *user_inputs: Any) -> Any:
+    def called(self: Any, *user_inputs: Any) -> Any:
         if len(user_inputs) == 1 and isinstance(user_inputs[0], list | tuple):
             user_inputs = _widened(self, user_inputs[0])
         return own(self, *user_inputs)
@@ -51,7 +51,7 @@ def extend_module(module: ModuleType) -> None:
     def save_checkpoint(self: Any, ckpt_uri: Any) -> None:
         type(self.state).save_checkpoint(self.state, ckpt_uri)
 
-    kind.__call__ = __call__
+    kind.__call__ = called
     kind.reset_grad = kind.lazy_reset_grad
     kind.save_checkpoint = save_checkpoint
 

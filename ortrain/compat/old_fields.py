@@ -194,9 +194,9 @@ def extend(module: ModuleType) -> None:
             continue  # a version that has them, or a class that was extended
         extended = with_old_fields(own)
         for place in [*sys.modules.values()]:
-            if (getattr(place, "__name__", None) or "").startswith("transformers"):
-                if vars(place).get(name) is own:
-                    setattr(place, name, extended)
+            of_transformers = (getattr(place, "__name__", None) or "").startswith("transformers")
+            if of_transformers and vars(place).get(name) is own:
+                setattr(place, name, extended)
 
 
 def with_old_fields(kind: type[_Arguments]) -> type[_Arguments]:
@@ -208,11 +208,12 @@ def with_old_fields(kind: type[_Arguments]) -> type[_Arguments]:
     if issubclass(kind, OldFields):
         return kind
 
-    def __post_init__(self: Any) -> None:
+    def completed(self: Any) -> None:
         self.translate()
         super(extended, self).__post_init__()
 
     names = ("__module__", "__qualname__", "__doc__")
-    body = {**{name: getattr(kind, name) for name in names}, "__post_init__": __post_init__}
+    body = {**{name: getattr(kind, name) for name in names}, "__post_init__": completed}
     extended: Any = dataclass(type(kind.__name__, (OldFields, kind), body))
-    return extended  # type: ignore[no-any-return]
+    made: type[_Arguments] = extended
+    return made

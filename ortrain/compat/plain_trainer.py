@@ -64,7 +64,7 @@ def _taking_tokenizer(init: Callable[..., None]) -> Callable[..., None]:
     place = names.index(_NEW)
 
     @functools.wraps(init)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
         if _OLD in kwargs and (given := kwargs.pop(_OLD)) is not None:
             # The position counts `self`.
             if kwargs.get(_NEW) is not None or len(args) >= place:
@@ -72,7 +72,7 @@ def _taking_tokenizer(init: Callable[..., None]) -> Callable[..., None]:
             kwargs[_NEW] = given
         init(self, *_with_wrapped_model(self, args, kwargs), **kwargs)
 
-    return __init__
+    return made
 
 
 def _with_wrapped_model(trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -104,10 +104,10 @@ def _dividing_itself(step: Callable[..., Any]) -> Callable[..., Any]:
     return training_step
 
 
-def _adopting(trainer: type) -> Callable[..., None]:
+def _adopting(trainer: Any) -> Callable[..., None]:
     """What runs where a class derives from Trainer: overrides are called as they were then."""
 
-    def __init_subclass__(cls: Any, **kwargs: Any) -> None:
+    def derived(cls: Any, **kwargs: Any) -> None:
         super(trainer, cls).__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
             cls.__init__ = _taking_tokenizer(cls.__init__)
@@ -116,4 +116,4 @@ def _adopting(trainer: type) -> Callable[..., None]:
 
             adopt(cls)
 
-    return __init_subclass__
+    return derived

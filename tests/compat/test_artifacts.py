@@ -26,8 +26,10 @@ def test_an_option_that_there_never_was_is_told_with_those_near_it(
             training=1,
         )
     assert [str(w.message) for w in told] == [
-        "generate_artifacts: there is no option 'artifacts_dir', and there was none; near it is "
-        "'artifact_directory'",
+        (
+            "generate_artifacts: there is no option 'artifacts_dir', and there was none; near it "
+            "is 'artifact_directory'"
+        ),
         "generate_artifacts: there is no option 'training', and there was none",
     ]
     assert told[0].filename == __file__

@@ -1,4 +1,4 @@
-"""Calls of ``torch.onnx.export`` with old arguments go to the exporter that they were written for."""
+"""Calls of ``torch.onnx.export`` with old arguments go to the exporter that they were made for."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ config = BertConfig(
     max_position_embeddings=8, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
 )
 model = BertForSequenceClassification(config)
-rows = [{"input_ids": torch.arange(i, i + 6) % 16, "labels": torch.tensor(i % 2)} for i in range(16)]
+rows = [{"input_ids": torch.arange(i, i + 6) % 16, "labels": i % 2} for i in range(16)]
 
 class Weighted(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False):
@@ -43,7 +43,8 @@ class Seen(TrainerCallback):
         print("tokenizer", tokenizer)
 
 trainer = Weighted(
-    model=model, args=args, train_dataset=rows, eval_dataset=rows, tokenizer=None, callbacks=[Seen()]
+    model=model, args=args, train_dataset=rows, eval_dataset=rows, tokenizer=None,
+    callbacks=[Seen()],
 )
 print("wrapped", type(trainer.model).__name__, trainer.tokenizer)
 trainer.train()
@@ -164,5 +165,9 @@ def test_callbacks_are_given_the_tokenizer_by_both_names() -> None:
     vars(module)["CallbackHandler"] = CallbackHandler
     extend_callbacks(module)
     handler = CallbackHandler("t")
-    assert handler.call_event("on_log", 1, logs={}) == ("on_log", (1,), {"logs": {}, "tokenizer": "t"})
+    assert handler.call_event("on_log", 1, logs={}) == (
+        "on_log",
+        (1,),
+        {"logs": {}, "tokenizer": "t"},
+    )
     assert handler.call_event("on_log", tokenizer="u")[2] == {"tokenizer": "u"}

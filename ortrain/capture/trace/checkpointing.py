@@ -110,7 +110,7 @@ def reentrant_as_the_others() -> Iterator[None]:
 
 
 def _seen_by_autograd(result: Any) -> Any:
-    """A result of a function of autograd: a tensor itself, and without gradients what nests some."""
+    """A result of a function of autograd: a tensor itself; what nests some has no gradients."""
     if isinstance(result, torch.Tensor):
         return result
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)

@@ -23,8 +23,8 @@ def save_checkpoint(
 
     Args:
         parameters: those that are trained and those that are frozen, as
-            :meth:`TrainingBlock.parameters` returns them, as they are or taken apart. The states of an optimizer that was
-            called with them stand in the checkpoint, so call it first.
+            :meth:`TrainingBlock.parameters` returns them, as they are or taken apart. The states
+            of an optimizer that was called with them stand in the checkpoint, so call it first.
         path_to_checkpoint: of the file, which is replaced.
         nominal_checkpoint: leave the values of the parameters out.
 
