@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ortrain.capture.trace.checkpointing import reentrant_as_the_others
+from ortrain.capture.trace.checkpointing import reentrant_as_it_is, reentrant_as_the_others
 from ortrain.capture.trace.returned import instead
 from ortrain.errors import OrtrainError, ParityError, listing
 from ortrain.guards.autocast import without_autocast
@@ -156,13 +156,18 @@ class Trial:
 
     def _eager(self, dtype: torch.dtype | None, rounding: int) -> Evidence:
         evidence = Evidence()
-        tensors, structure, leaves, buffers = self._forward(dtype, rounding)
+        # A reentrant checkpoint gives gradients to the module's parameters, not to a trial's.
+        with reentrant_as_the_others() as reentrant:
+            tensors, structure, leaves, buffers = self._forward(dtype, rounding)
+        if reentrant:
+            evidence.otherwise = self._otherwise(tensors, reentrant, dtype, rounding)
         evidence.buffers = {name: self.digest(buffer) for name, buffer in buffers.items()}
         strays = _strays(tensors, leaves.values()) if self.grad else []
         if strays:
             # What the forward has made itself, as transformers does for reentrant checkpointing,
             # is another tensor the next time, and nobody sees its gradient.
-            again, _, others, _ = self._forward(dtype, rounding)
+            with reentrant_as_the_others():
+                again, _, others, _ = self._forward(dtype, rounding)
             lasting = {id(stray) for stray in _strays(again, others.values())}
             evidence.strays = [
                 f"a tensor of shape {[*stray.shape]} that is no parameter"
@@ -173,8 +178,30 @@ class Trial:
         self._close(evidence, structure.names, tensors, leaves)
         return evidence
 
+    def _otherwise(
+        self,
+        outputs: list[torch.Tensor],
+        names: Sequence[str],
+        dtype: torch.dtype | None,
+        rounding: int,
+    ) -> list[str]:
+        """Where functions in reentrant checkpoints compute something else without gradients.
+
+        PyTorch runs them so first, and again with gradients in the backward.
+        """
+        again, *_ = self._forward(dtype, rounding, reentrant_as_it_is())
+        same = len(again) == len(outputs) and all(
+            torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True)
+            for a, b in zip(again, outputs, strict=True)
+            if a.shape == b.shape and a.is_floating_point()
+        )
+        return [] if same else [f"{names[0]} computes something else where gradients are off"]
+
     def _forward(
-        self, dtype: torch.dtype | None, rounding: int
+        self,
+        dtype: torch.dtype | None,
+        rounding: int,
+        reentrant: contextlib.AbstractContextManager[Any] | None = None,
     ) -> tuple[
         list[torch.Tensor], OutputStructure, dict[str, torch.Tensor], dict[str, torch.Tensor]
     ]:
@@ -188,8 +215,7 @@ class Trial:
         args, kwargs = _replaced(self.call, users)
         with untouched(module), quiet_backward(), torch.set_grad_enabled(self.grad):
             torch.manual_seed(self.seed)
-            # A reentrant checkpoint gives gradients to the module's parameters, not to these.
-            with self._drawing(), reentrant_as_the_others():
+            with self._drawing(), reentrant or contextlib.nullcontext():
                 output = torch.func.functional_call(module, everything, args, kwargs)
         tensors, structure = OutputStructure.from_output(output)
         leaves = dict(zip(self.names, users, strict=True)) | held

@@ -184,3 +184,32 @@ def test_what_a_reentrant_checkpoint_nests_has_no_gradient_and_numbers_stay_pyto
         each(x).pow(2).mean().backward()
     for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_function_that_asks_whether_gradients_are_on_stays_pytorchs(dropout: float) -> None:
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.dropout = nn.Linear(4, 4), nn.Dropout(dropout)
+
+        def twice(self, x: torch.Tensor) -> torch.Tensor:
+            return 2.0 * x if torch.is_grad_enabled() else 3.0 * x
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = checkpoint(self.twice, self.dropout(self.inner(x)), use_reentrant=True)
+            result: torch.Tensor = y
+            return result
+
+    eager = Asking()
+    model = ORTModule(copy.deepcopy(eager), options=replace(GRAPH, fallback="torch"))
+    x = torch.randn(3, 4)
+    results = []
+    for each in (eager, model):
+        torch.manual_seed(0)
+        results.append(each(x))
+        results[-1].sum().backward()
+    assert torch.equal(*results)
+    assert model.report.graph_calls == 0
+    assert "computes something else where gradients are off" in str(model.report)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -26,6 +26,7 @@ from ortrain.exclusive import this_thread
 
 # Of a node's `meta["custom"]`, which torch hands on wherever a graph is traced again.
 _KEY = "ortrain_checkpoint"
+_REENTRANT = checkpoint.CheckpointFunction
 
 
 @contextlib.contextmanager
@@ -82,11 +83,20 @@ def without_checkpoints() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reentrant_as_the_others() -> Iterator[None]:
-    """Reentrant checkpoints run as those that are not, with the gradients that they have."""
+def reentrant_as_the_others() -> Iterator[list[str]]:
+    """Reentrant checkpoints run as those that are not, with the gradients that they have.
+
+    Yields:
+        What will hold the name of each function that was run so.
+    """
     own, here = checkpoint.CheckpointFunction, this_thread()
+    if (around := vars(own).get("met")) is not None:
+        yield around
+        return
 
     class Reentrant(own):  # type: ignore[misc, valid-type]
+        met: ClassVar[list[str]] = []
+
         @staticmethod
         def apply(function: Any, preserve: bool, *args: Any) -> Any:
             if not here():
@@ -95,6 +105,7 @@ def reentrant_as_the_others() -> Iterator[None]:
             if not (needed and torch.is_grad_enabled()):
                 with torch.no_grad():
                     return function(*args)
+            Reentrant.met.append(getattr(function, "__qualname__", type(function).__name__))
             result = checkpoint.checkpoint(
                 function, *args, use_reentrant=False, preserve_rng_state=preserve
             )
@@ -104,9 +115,20 @@ def reentrant_as_the_others() -> Iterator[None]:
 
     checkpoint.CheckpointFunction = Reentrant  # type: ignore[misc]
     try:
-        yield
+        yield Reentrant.met
     finally:
         checkpoint.CheckpointFunction = own  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def reentrant_as_it_is() -> Iterator[list[str]]:
+    """Reentrant checkpoints are PyTorch's again, inside of what runs them as the others."""
+    before = checkpoint.CheckpointFunction
+    checkpoint.CheckpointFunction = _REENTRANT  # type: ignore[misc]
+    try:
+        yield []
+    finally:
+        checkpoint.CheckpointFunction = before  # type: ignore[misc]
 
 
 def _seen_by_autograd(result: Any) -> Any:
