@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -11,9 +12,12 @@ from typing import Any
 
 import pytest
 from torch import nn
+from torch.utils.data import SequentialSampler
 
 from ortrain import ORTModule
 from ortrain.compat.plain_trainer import extend, extend_callbacks
+from tests.compat.test_trainers import expected
+from tests.trainer.models import arguments, gpt2, texts, train
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -171,3 +175,52 @@ def test_callbacks_are_given_the_tokenizer_by_both_names() -> None:
         {"logs": {}, "tokenizer": "t"},
     )
     assert handler.call_event("on_log", tokenizer="u")[2] == {"tokenizer": "u"}
+
+
+# --- overrides of then, in subclasses of transformers' own Trainer -------------------------------
+
+Trainer: Any = importlib.import_module("transformers").Trainer
+TrainingArguments: Any = importlib.import_module("transformers").TrainingArguments
+
+
+class InOrder(Trainer):  # type: ignore[misc]
+    """Takes its batches in the order of the data."""
+
+    def _get_train_sampler(self) -> Any:
+        return SequentialSampler(self.train_dataset)
+
+
+class OwnLoss(InOrder):
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False) -> Any:
+        outputs = model(**inputs)
+        return (2 * outputs.loss, outputs) if return_outputs else 2 * outputs.loss
+
+
+class StepAround(OwnLoss):
+    def training_step(self, model: Any, inputs: Any) -> Any:
+        return super().training_step(model, inputs)
+
+
+class OwnStep(InOrder):
+    """A step as Trainer's own was in 4.45."""
+
+    def training_step(self, model: Any, inputs: Any) -> Any:
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        with self.compute_loss_context_manager():
+            loss = 2 * self.compute_loss(model, inputs)
+        self.accelerator.backward(loss)
+        return loss.detach() / self.args.gradient_accumulation_steps
+
+
+@pytest.mark.parametrize("ort", [False, True])
+@pytest.mark.parametrize("kind", [OwnLoss, StepAround, OwnStep])
+def test_an_old_override_accumulates_means_as_it_did(kind: Any, ort: bool, tmp_path: Path) -> None:
+    rows = texts(kind="copy")
+    settings: dict[str, Any] = {"gradient_accumulation_steps": 2, "max_steps": 1}
+    settings |= {"per_device_train_batch_size": 4, "max_grad_norm": 1e9, "ort": ort}
+    run = train(kind, arguments(tmp_path, TrainingArguments, **settings), gpt2(), rows)
+    loss, norm = expected(gpt2(), rows, 4, 2)
+    assert run.losses[0] == pytest.approx(loss, rel=1e-4)
+    assert run.norms[0] == pytest.approx(norm, rel=1e-4)
+    assert (type(run.trainer.model) is ORTModule) == ort
