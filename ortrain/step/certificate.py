@@ -150,9 +150,21 @@ class Trial:
             dtype: floating, of everything; None leaves each tensor its own.
             rounding: number of a way of rounding parameters and arguments; 0 leaves them.
         """
+        before = {n: (b, b.clone()) for n, b in self.module.named_buffers()} if self.grad else {}
         # A checkpoint runs some of it once more in the backward.
         with undone(self.kept), reduced_products() if self.reduced else contextlib.nullcontext():
-            return self._eager(dtype, rounding)
+            evidence = self._eager(dtype, rounding)
+        # That run has the module's own buffers: a normalization by the batch moves them twice.
+        moved = [name for name, (now, then) in before.items() if not _same(now, then)]
+        if moved:
+            with torch.no_grad():
+                for name in moved:
+                    now, then = before[name]
+                    now.copy_(then)
+            evidence.otherwise.append(
+                f"what a checkpoint runs again in the backward writes to {listing(moved, 3)}"
+            )
+        return evidence
 
     def _eager(self, dtype: torch.dtype | None, rounding: int) -> Evidence:
         evidence = Evidence()
@@ -371,6 +383,14 @@ def refuted(module: nn.Module, certificate: Certificate) -> ParityError:
 
 def _names(outputs: dict[str, Any]) -> str:
     return listing(list(outputs)) or "none"
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors hold the same values, of which some may be no numbers."""
+    if torch.equal(one, other):
+        return True
+    floats = one.is_floating_point() or one.is_complex()
+    return floats and torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _strays(outputs: Sequence[torch.Tensor], leaves: Any) -> list[torch.Tensor]:

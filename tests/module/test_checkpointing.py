@@ -212,3 +212,29 @@ def test_a_function_that_asks_whether_gradients_are_on_stays_pytorchs(dropout: f
     assert torch.equal(*results)
     assert model.report.graph_calls == 0
     assert "computes something else where gradients are off" in str(model.report)
+
+
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_statistics_that_a_checkpoint_moves_twice_are_pytorchs(reentrant: bool) -> None:
+    class Normalized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+            self.block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = checkpoint(self.block, self.inner(x), use_reentrant=reentrant)
+            return y
+
+    eager = Normalized()
+    model = ORTModule(copy.deepcopy(eager), options=replace(GRAPH, fallback="torch"))
+    for _ in range(3):
+        x = torch.randn(6, 4)
+        for each in (eager, model):
+            each(x).pow(2).sum().backward()
+    for ours, theirs in zip(model.buffers(), eager.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert "a checkpoint runs again in the backward writes to block.1.running_mean" in str(
+        model.report
+    )
