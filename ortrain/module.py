@@ -46,7 +46,6 @@ _SHARED = (
 )
 # What ORTModule has for itself, its hooks above all. Every other attribute is the module's.
 _OWN = frozenset(nn.Module().__dict__) - {*_SHARED, "training"}
-_SETTINGS = frozenset({"steps_to_come", "only_loss_is_read"})
 # Where a library wraps `forward`, as accelerate does for autocast, it wraps ORTModule's; the mark
 # that it has done so is not the module's either, of which there may be another ORTModule.
 _FORWARD = frozenset({"forward", "_original_forward", "_is_accelerate_prepared"})
@@ -214,7 +213,7 @@ class ORTModule(nn.Module):
             self.__dict__[name] = value
         elif name in _SHARED:
             self.__dict__[name] = self.module.__dict__[name] = value
-        elif name in _SETTINGS or (name == "options" and isinstance(value, Options)):
+        elif _is_settable(type(self), name) and (name != "options" or isinstance(value, Options)):
             object.__setattr__(self, name, value)
         else:
             setattr(self.__dict__["_original"], name, value)
@@ -354,6 +353,12 @@ def _rebuild(
 
 # With ``weights_only=True`` a file with an ORTModule loads where one with the module itself does.
 torch.serialization.add_safe_globals([_rebuild, ORTModule])
+
+
+def _is_settable(kind: type[ORTModule], name: str) -> bool:
+    """Whether a name is a property that can be set, of ORTModule or of a class derived from it."""
+    own = getattr(kind, name, None)
+    return isinstance(own, property) and own.fset is not None
 
 
 def _overrides(kind: type[nn.Module], name: str) -> bool:

@@ -102,8 +102,9 @@ class Descriptions:
     ) -> tuple[Descriptions, list[str]]:
         """These descriptions without what a call shows to be wrong, where nothing depends on it.
 
-        That is so of the dtypes of all inputs, and of how many dimensions the label of a loss
-        function has: the examples of 2020 themselves describe both otherwise than they pass them.
+        That is so of dtypes, and of how many dimensions a label has, which is that of a loss
+        function or any input of whole numbers: the examples of 2020 themselves describe both
+        otherwise than they pass them.
 
         Args:
             tensors: inputs of the call.
@@ -124,9 +125,11 @@ class Descriptions:
                 )
                 entry = replace(entry, dtype=None)
             is_label = has_label and i + 1 == len(self.inputs)
-            if is_label and tensor.ndim != len(entry.shape):
+            counts = is_label or not (tensor.is_floating_point() or tensor.is_complex())
+            if counts and tensor.ndim != len(entry.shape):
+                kind = "label" if is_label else "input"
                 told.append(
-                    f"the label {entry.name!r} has the shape {list(tensor.shape)}, and is "
+                    f"the {kind} {entry.name!r} has the shape {list(tensor.shape)}, and is "
                     f"described as {list(entry.shape)}: it is taken as it comes"
                 )
                 entry = replace(entry, shape=tuple(f"{entry.name}_{d}" for d in range(tensor.ndim)))

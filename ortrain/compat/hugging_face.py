@@ -28,6 +28,9 @@ NAMES: dict[str, dict[str, str]] = {
     "transformers.utils.hub": {**_CACHE, **_OFFLINE, **_TELEMETRY},
     "transformers.utils.import_utils": _AVAILABLE,
     "transformers.file_utils": {**_AVAILABLE, **_CACHE, **_OFFLINE, **_TELEMETRY},
+    "transformers.modeling_utils": {
+        "transformers.pytorch_utils": "apply_chunking_to_forward prune_linear_layer"
+    },
     "transformers.optimization": _ADAMW,
     "transformers.trainer_utils": _STRATEGY,
     "transformers.training_args": _STRATEGY,
@@ -58,5 +61,14 @@ EXTENSIONS: dict[str, tuple[str, ...]] = {
     "transformers.models.auto.image_processing_auto": (_FROM_PRETRAINED,),
     "transformers.models.auto.video_processing_auto": (_FROM_PRETRAINED,),
     "transformers.models.auto.processing_auto": (_FROM_PRETRAINED,),
+    "transformers.training_args": ("ortrain.compat.old_fields:extend",),
+    "transformers.training_args_seq2seq": ("ortrain.compat.old_fields:extend",),
+    "transformers.trainer": ("ortrain.compat.plain_trainer:extend",),
+    "transformers.trainer_callback": ("ortrain.compat.plain_trainer:extend_callbacks",),
     "datasets.load": ("ortrain.compat.loading:extend",),
+    "torch.onnx": ("ortrain.compat.exporting:extend",),
+    "ortrain.ondevice.running.checkpoint": ("ortrain.compat.first_ondevice:extend_checkpoint",),
+    "ortrain.ondevice.running.module": ("ortrain.compat.first_ondevice:extend_module",),
+    # What old scripts find inside of an ORTModule.
+    "ortrain.module": ("ortrain.compat.execution_manager:extend",),
 }

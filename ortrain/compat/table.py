@@ -54,6 +54,11 @@ _EXCEPTIONS = (
     "ORTModuleONNXModelException"
 )
 _FALLBACK = {"ortrain.compat.fallback": _EXCEPTIONS}
+_DEBUGGING = {"ortrain.compat.debugging": "save_intermediate_onnx_graphs set_log_level"}
+_CASTS = {
+    "ortrain.compat.graph_config": "PropagateCastLevel PropagateCastOpsStrategy "
+    "set_propagate_cast_ops_optimization"
+}
 _GRAPHS = {"ortrain.compat.gradient_graph": "GradientGraphBuilder get_optimized_model"}
 _TRAINERS = {
     "ortrain.compat.trainers": "ORTTrainer ORTSeq2SeqTrainer ORTTrainingArguments "
@@ -86,12 +91,10 @@ MODULES: dict[str, dict[str, str]] = {
     "torch_ort.optim": _FUSED,
     "torch_ort.utils": _SAMPLERS,
     "torch_ort.utils.data": _SAMPLERS,
-    "torch_ort.experimental": {},
+    "torch_ort.experimental": {**_DEBUGGING, **_CASTS, "ortrain": "LogLevel"},
+    "torch_ort.experimental.debug": {**_DEBUGGING, "ortrain": "LogLevel"},
     "torch_ort.experimental.json_config": {"ortrain.compat.json_config": "load_from_json"},
-    "torch_ort.experimental.graph_config": {
-        "ortrain.compat.graph_config": "PropagateCastLevel PropagateCastOpsStrategy "
-        "set_propagate_cast_ops_optimization"
-    },
+    "torch_ort.experimental.graph_config": _CASTS,
     # onnxruntime
     "onnxruntime": {"ortrain.compat.seed": "set_seed"},
     "onnxruntime.training": {
@@ -112,6 +115,7 @@ MODULES: dict[str, dict[str, str]] = {
     "onnxruntime.training.ortmodule.ortmodule": _MODULE,
     "onnxruntime.training.ortmodule.options": _SETTINGS,
     "onnxruntime.training.ortmodule.debug_options": _SETTINGS,
+    "onnxruntime.training.ortmodule._logger": {"ortrain": "LogLevel"},
     "onnxruntime.training.ortmodule._fallback": {
         "ortrain.compat.fallback": f"_FallbackPolicy {_EXCEPTIONS}"
     },
@@ -163,7 +167,10 @@ MODULES: dict[str, dict[str, str]] = {
     "onnxruntime.training.api.module": {"ortrain.ondevice": "Module"},
     "onnxruntime.training.api.optimizer": {"ortrain.ondevice": "Optimizer"},
     "onnxruntime.training.api.lr_scheduler": {"ortrain.ondevice": "LinearLRScheduler"},
-    "onnxruntime.training.artifacts": {"ortrain.ondevice": "generate_artifacts LossType OptimType"},
+    "onnxruntime.training.artifacts": {
+        "ortrain.compat.artifacts": "generate_artifacts",
+        "ortrain.ondevice": "LossType OptimType",
+    },
     "onnxruntime.training.onnxblock": {
         "ortrain.ondevice.onnxblock": "Block ForwardBlock TrainingBlock base empty_base "
         "custom_op_library load_checkpoint_to_model save_checkpoint",
@@ -200,12 +207,16 @@ MODULES: dict[str, dict[str, str]] = {
         "ortrain.compat.graph_config": "PropagateCastOpsStrategy",
         "ortrain.compat.capabilities": "is_ortmodule_available is_triton_enabled "
         "is_torch_interop_default_on",
+        "ortrain.compat.session_settings": "set_arena_extend_strategy set_cuda_device_id "
+        "set_cuda_mem_limit get_mpi_context_local_rank get_mpi_context_local_size "
+        "get_mpi_context_world_rank get_mpi_context_world_size",
     },
     "onnxruntime.capi.onnxruntime_pybind11_state": _GRAPHS,
     # onnxruntime: the trainers of 2020
     "onnxruntime.training.amp": _SCALERS,
     "onnxruntime.training.amp.loss_scaler": _SCALERS,
     "onnxruntime.training.checkpoint": {"ortrain.classic.checkpoint": "*"},
+    "onnxruntime.training._utils": {},
     "onnxruntime.training.orttrainer": _CLASSIC,
     "onnxruntime.training.orttrainer_options": {"ortrain.classic": "ORTTrainerOptions"},
     "onnxruntime.capi.ort_trainer": {"ortrain.classic.first": "*"},
@@ -337,6 +348,9 @@ _C = ("onnxruntime.capi._pybind_state", "onnxruntime.capi.onnxruntime_pybind11_s
 REMOVED: dict[str, Removal] = {
     "torch_ort.experimental.exporter": _SYMBOLICS,
     f"{_TRAINING}.TrainingParameters": _PARAMETERS,
+    f"{_TRAINING}.TrainingSession": _SESSIONS,
+    f"{_TRAINING}.training_session": _SESSIONS,
+    "onnxruntime.capi.training.training_session": _SESSIONS,
     f"{_TRAINING}.ort_triton": _TRITON,
     f"{_TRAINING}.experimental.exporter": _SYMBOLICS,
     f"{_TRAINING}.optim.fused_ops": _KERNELS,

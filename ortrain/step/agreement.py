@@ -94,6 +94,7 @@ def compare(
         rounded: runs the graph on tensors that are rounded in the way of a number.
     """
     faults = [f"{name} receives a gradient that the graph does not know" for name in eager.strays]
+    faults += eager.otherwise
     if list(eager.outputs) != list(graph.outputs):
         faults.append(f"the outputs are {_names(eager)}, not {_names(graph)}")
         return Certificate(False, {}, {}, {}, tuple(faults))

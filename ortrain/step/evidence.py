@@ -17,12 +17,14 @@ class Evidence:
         gradients: name of a parameter or input → digest; None where autograd delivers none.
         buffers: name → digest, after the call.
         strays: tensors that receive a gradient and are neither parameters nor inputs.
+        otherwise: what the module does otherwise than it was run for this.
     """
 
     outputs: dict[str, tuple[Digest, bool]] = field(default_factory=dict)
     gradients: dict[str, Digest | None] = field(default_factory=dict)
     buffers: dict[str, Digest] = field(default_factory=dict)
     strays: list[str] = field(default_factory=list)
+    otherwise: list[str] = field(default_factory=list)
 
     def tensors(self, kind: str) -> Mapping[str, Digest | None]:
         """All that is known of outputs, gradients or buffers."""

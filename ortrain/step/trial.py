@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ortrain.capture.trace.checkpointing import reentrant_as_it_is, reentrant_as_the_others
 from ortrain.capture.trace.returned import instead
 from ortrain.errors import OrtrainError, listing
 from ortrain.guards.autocast import without_autocast
@@ -140,19 +141,36 @@ class Trial:
             dtype: floating, of everything; None leaves each tensor its own.
             rounding: number of a way of rounding parameters and arguments; 0 leaves them.
         """
+        before = {n: (b, b.clone()) for n, b in self.module.named_buffers()} if self.grad else {}
         # A checkpoint runs some of it once more in the backward.
         with undone(self.kept), reduced_products() if self.reduced else contextlib.nullcontext():
-            return self._eager(dtype, rounding)
+            evidence = self._eager(dtype, rounding)
+        # That run has the module's own buffers: a normalization by the batch moves them twice.
+        moved = [name for name, (now, then) in before.items() if not _same(now, then)]
+        if moved:
+            with torch.no_grad():
+                for name in moved:
+                    now, then = before[name]
+                    now.copy_(then)
+            evidence.otherwise.append(
+                f"what a checkpoint runs again in the backward writes to {listing(moved, 3)}"
+            )
+        return evidence
 
     def _eager(self, dtype: torch.dtype | None, rounding: int) -> Evidence:
         evidence = Evidence()
-        tensors, structure, leaves, buffers = self._forward(dtype, rounding)
+        # A reentrant checkpoint gives gradients to the module's parameters, not to a trial's.
+        with reentrant_as_the_others() as reentrant:
+            tensors, structure, leaves, buffers = self._forward(dtype, rounding)
+        if reentrant:
+            evidence.otherwise = self._otherwise(tensors, reentrant, dtype, rounding)
         evidence.buffers = {name: self.digest(buffer) for name, buffer in buffers.items()}
         strays = _strays(tensors, leaves.values()) if self.grad else []
         if strays:
             # What the forward has made itself, as transformers does for reentrant checkpointing,
             # is another tensor the next time, and nobody sees its gradient.
-            again, _, others, _ = self._forward(dtype, rounding)
+            with reentrant_as_the_others():
+                again, _, others, _ = self._forward(dtype, rounding)
             lasting = {id(stray) for stray in _strays(again, others.values())}
             evidence.strays = [
                 f"a tensor of shape {[*stray.shape]} that is no parameter"
@@ -163,8 +181,30 @@ class Trial:
         self._close(evidence, structure.names, tensors, leaves)
         return evidence
 
+    def _otherwise(
+        self,
+        outputs: list[torch.Tensor],
+        names: Sequence[str],
+        dtype: torch.dtype | None,
+        rounding: int,
+    ) -> list[str]:
+        """Where functions in reentrant checkpoints compute something else without gradients.
+
+        PyTorch runs them so first, and again with gradients in the backward.
+        """
+        again, *_ = self._forward(dtype, rounding, reentrant_as_it_is())
+        same = len(again) == len(outputs) and all(
+            torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True)
+            for a, b in zip(again, outputs, strict=True)
+            if a.shape == b.shape and a.is_floating_point()
+        )
+        return [] if same else [f"{names[0]} computes something else where gradients are off"]
+
     def _forward(
-        self, dtype: torch.dtype | None, rounding: int
+        self,
+        dtype: torch.dtype | None,
+        rounding: int,
+        reentrant: contextlib.AbstractContextManager[Any] | None = None,
     ) -> tuple[
         list[torch.Tensor], OutputStructure, dict[str, torch.Tensor], dict[str, torch.Tensor]
     ]:
@@ -178,7 +218,7 @@ class Trial:
         args, kwargs = _replaced(self.call, users)
         with untouched(module), quiet_backward(), torch.set_grad_enabled(self.grad):
             torch.manual_seed(self.seed)
-            with self._drawing():
+            with self._drawing(), reentrant or contextlib.nullcontext():
                 containers = Containers(args, kwargs)
                 output = torch.func.functional_call(module, everything, args, kwargs)
                 output = containers.handed(output)
@@ -327,6 +367,14 @@ class Trial:
 
 def _names(outputs: dict[str, Any]) -> str:
     return listing(list(outputs)) or "none"
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors hold the same values, of which some may be no numbers."""
+    if torch.equal(one, other):
+        return True
+    floats = one.is_floating_point() or one.is_complex()
+    return floats and torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _strays(outputs: Sequence[torch.Tensor], leaves: Any) -> list[torch.Tensor]:

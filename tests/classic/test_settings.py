@@ -449,6 +449,25 @@ def test_inputs_of_another_shape_are_told(x: Any, y: Any, told: str) -> None:
         trainer.train_step(torch.zeros(x), torch.zeros(y, dtype=torch.int64))
 
 
+def test_whole_numbers_of_other_dimensions_are_taken_as_they_come() -> None:
+    # The BERT example describes its labels of sentences as [batch, 2], and passes [batch].
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = models.classifier()
+
+        def forward(self, x: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.inside(x), label)
+
+    description = {"inputs": [X, ("label", ["n", 2])], "outputs": [LOSS]}
+    trainer = models.second(Tagger(), description=description, loss_fn=None)
+    x, label = torch.randn(5, 6), torch.randint(0, 4, (5,))
+    with pytest.warns(OrtrainWarning, match=r"input 'label' has the shape \[5\].*\['n', 2\]"):
+        trainer.train_step(x, label)
+    with pytest.raises(InputError, match="input 'label' has the shape"):
+        trainer.train_step(x, torch.zeros(5, 2, dtype=torch.int64))
+
+
 @pytest.mark.parametrize(
     ("outputs", "told"),
     [

@@ -7,6 +7,14 @@ torch_ort.optim: FusedAdam FP16_Optimizer
 torch_ort.utils: LoadBalancingDistributedSampler LoadBalancingDistributedBatchSampler
 torch_ort.utils.data: LoadBalancingDistributedSampler LoadBalancingDistributedBatchSampler
 torch_ort.experimental.json_config: load_from_json
+torch_ort.experimental: save_intermediate_onnx_graphs set_log_level LogLevel PropagateCastLevel
+torch_ort.experimental: PropagateCastOpsStrategy set_propagate_cast_ops_optimization
+torch_ort.experimental.debug: save_intermediate_onnx_graphs set_log_level
+onnxruntime.training.ortmodule._logger: LogLevel
+onnxruntime.capi._pybind_state: set_arena_extend_strategy ArenaExtendStrategy set_cuda_mem_limit
+onnxruntime.capi._pybind_state: set_cuda_device_id get_mpi_context_local_rank
+onnxruntime.capi._pybind_state: get_mpi_context_local_size get_mpi_context_world_rank
+onnxruntime.capi._pybind_state: get_mpi_context_world_size
 torch_ort.experimental.graph_config: PropagateCastLevel set_propagate_cast_ops_optimization
 torch_ort.configure: build_torch_cpp_extensions
 onnxruntime: set_seed
@@ -88,6 +96,7 @@ transformers.utils: check_min_version PaddingStrategy
 transformers.utils.versions: require_version
 transformers.file_utils: is_offline_mode is_torch_tpu_available
 transformers.optimization: AdamW get_scheduler
+transformers.modeling_utils: apply_chunking_to_forward prune_linear_layer
 transformers.trainer_utils: EvaluationStrategy get_last_checkpoint is_main_process
 transformers.testing_utils: CaptureLogger
 transformers.tokenization_utils_base: PreTrainedTokenizerBase
@@ -98,7 +107,7 @@ datasets: load_metric load_dataset ClassLabel DatasetDict
 CLASSIC = """
 onnxruntime.capi.ort_trainer: ORTTrainer IODescription ModelDescription LossScaler
 onnxruntime.capi.ort_trainer: save_checkpoint load_checkpoint
-onnxruntime.training: ORTTrainer ORTTrainerOptions TrainStepInfo checkpoint
+onnxruntime.training: ORTTrainer ORTTrainerOptions TrainStepInfo checkpoint _utils orttrainer
 onnxruntime.training.orttrainer: ORTTrainer TrainStepInfo ORTTrainerOptions
 onnxruntime.training.orttrainer_options: ORTTrainerOptions
 onnxruntime.training.amp: LossScaler DynamicLossScaler
@@ -114,7 +123,8 @@ onnxruntime.capi.training.optim: AdamConfig LambConfig SGDConfig
 """
 # Those that raise, with a reason and a way on.
 GONE = """
-onnxruntime.training: TrainingParameters ort_triton
+onnxruntime.training: TrainingParameters TrainingSession ort_triton
+onnxruntime.capi.training.training_session: TrainingSession
 onnxruntime.training.ortmodule: register_graph_optimizer
 onnxruntime.training.ortmodule._custom_op_symbolic_registry: register_symbolic
 onnxruntime.training.ortmodule._custom_gradient_registry: register_gradient

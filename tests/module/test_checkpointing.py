@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -123,3 +124,117 @@ def test_each_checkpoint_runs_again_in_a_piece_of_its_own() -> None:
     model = graph_of(Blocks(True))
     model(torch.randn(32, 16))
     assert len(model.report.nodes) == 1 + 1 + 6  # the forward, the loss, the blocks
+
+
+class Reentrant(nn.Module):
+    """Blocks in checkpoints of the kind that all were before PyTorch 1.11."""
+
+    def __init__(self, first: bool = False, nested: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8) if first else None
+        self.nested = nested
+        self.inner = nn.Linear(8, 16)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3)])
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.first is not None:
+            x = checkpoint(self.first, x, use_reentrant=True)
+        x = self.inner(x)
+        for block in self.blocks:
+            if self.nested:
+                x, (again,) = checkpoint(
+                    lambda v, block=block: (block(v), (2.0 * block(v),)), x, use_reentrant=True
+                )
+                x = x + again
+            else:
+                x = checkpoint(block, x, use_reentrant=True)
+        result: torch.Tensor = self.head(x)
+        return result
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+@pytest.mark.parametrize("first", [False, True])
+def test_reentrant_checkpoints_are_regions_as_the_others_are(first: bool) -> None:
+    eager = Reentrant(first)
+    model = graph_of(eager)
+    for rows in (6, 3):
+        x = torch.randn(rows, 8)
+        for each in (eager, model):
+            each.zero_grad()
+            each(x).pow(2).mean().backward()
+        for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+            # What no argument of a checkpoint needs a gradient for has none, as in PyTorch.
+            assert (ours.grad is None) == (theirs.grad is None)
+            if theirs.grad is not None:
+                torch.testing.assert_close(ours.grad, theirs.grad)
+    assert (model.report.captures, model.report.graph_calls) == (1, 2)
+    if first:
+        assert eager.first is not None
+        assert eager.first.weight.grad is None
+    assert len(model.report.nodes) > 4  # a piece of the backward for each region
+
+
+def test_what_a_reentrant_checkpoint_nests_has_no_gradient() -> None:
+    eager = Reentrant(nested=True)
+    model = graph_of(eager)
+    x = torch.randn(6, 8)
+    for each in (eager, model):
+        each(x).pow(2).mean().backward()
+    for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_function_that_asks_whether_gradients_are_on_stays_pytorchs(dropout: float) -> None:
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.dropout = nn.Linear(4, 4), nn.Dropout(dropout)
+
+        def twice(self, x: torch.Tensor) -> torch.Tensor:
+            return 2.0 * x if torch.is_grad_enabled() else 3.0 * x
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = checkpoint(self.twice, self.dropout(self.inner(x)), use_reentrant=True)
+            result: torch.Tensor = y
+            return result
+
+    eager = Asking()
+    model = ORTModule(copy.deepcopy(eager), options=replace(GRAPH, fallback="torch"))
+    x = torch.randn(3, 4)
+    results = []
+    for each in (eager, model):
+        torch.manual_seed(0)
+        results.append(each(x))
+        results[-1].sum().backward()
+    assert torch.equal(*results)
+    assert model.report.graph_calls == 0
+    assert "computes something else where gradients are off" in str(model.report)
+
+
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_statistics_that_a_checkpoint_moves_twice_are_pytorchs(reentrant: bool) -> None:
+    class Normalized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+            self.block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = checkpoint(self.block, self.inner(x), use_reentrant=reentrant)
+            return y
+
+    eager = Normalized()
+    model = ORTModule(copy.deepcopy(eager), options=replace(GRAPH, fallback="torch"))
+    for _ in range(3):
+        x = torch.randn(6, 4)
+        for each in (eager, model):
+            each(x).pow(2).sum().backward()
+    for ours, theirs in zip(model.buffers(), eager.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert "a checkpoint runs again in the backward writes to block.1.running_mean" in str(
+        model.report
+    )

@@ -97,6 +97,30 @@ def test_a_method_of_a_subclass_of_ours_stays_its_own() -> None:
     assert model.calls == "ours"
 
 
+def test_a_property_of_a_subclass_is_set_on_the_subclass() -> None:
+    class Wrapper(ORTModule):
+        @property
+        def temperature(self) -> float:
+            return float(self.__dict__.get("degrees", 1.0))
+
+        @temperature.setter
+        def temperature(self, degrees: float) -> None:
+            self.__dict__["degrees"] = degrees
+
+        @property
+        def fixed(self) -> int:
+            return 3
+
+    module = nn.Linear(4, 4)
+    model: Any = Wrapper(module, options=GRAPH)
+    model.temperature = 2.0
+    assert model.temperature == 2.0
+    assert not hasattr(module, "temperature")
+    # What cannot be set is the module's, as any other attribute.
+    model.fixed = 4
+    assert vars(module)["fixed"] == 4
+
+
 # --- files --------------------------------------------------------------------------------------
 
 

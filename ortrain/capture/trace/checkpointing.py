@@ -4,22 +4,29 @@
 has the function's operators and no trace of the checkpoint. Here every operator inside one is
 marked with its number; the cut between forward and backward then keeps nothing of what lies inside,
 and computes it again (:func:`ortrain.autodiff.partition.saved_values`).
+
+A reentrant checkpoint, as all were before PyTorch 1.11, is traced as the other kind, with what sets
+it apart: it has gradients where one of its arguments has, and of its results only tensors do that
+are not nested.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import fx
 from torch.fx import traceback
+from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
 from ortrain.exclusive import this_thread
 
 # Of a node's `meta["custom"]`, which torch hands on wherever a graph is traced again.
 _KEY = "ortrain_checkpoint"
+_REENTRANT = checkpoint.CheckpointFunction
 
 
 @contextlib.contextmanager
@@ -50,7 +57,8 @@ def marked_checkpoints() -> Iterator[None]:
 
     checkpoint._checkpoint_without_reentrant_generator = surround
     try:
-        yield
+        with reentrant_as_the_others():
+            yield
     finally:
         checkpoint._checkpoint_without_reentrant_generator = own
 
@@ -68,9 +76,66 @@ def without_checkpoints() -> Iterator[None]:
 
     checkpoint._checkpoint_without_reentrant_generator = surround
     try:
-        yield
+        with reentrant_as_the_others():
+            yield
     finally:
         checkpoint._checkpoint_without_reentrant_generator = own
+
+
+@contextlib.contextmanager
+def reentrant_as_the_others() -> Iterator[list[str]]:
+    """Reentrant checkpoints run as those that are not, with the gradients that they have.
+
+    Yields:
+        What will hold the name of each function that was run so.
+    """
+    own, here = checkpoint.CheckpointFunction, this_thread()
+    if (around := vars(own).get("met")) is not None:
+        yield around
+        return
+
+    class Reentrant(own):  # type: ignore[misc, valid-type]
+        met: ClassVar[list[str]] = []
+
+        @staticmethod
+        def apply(function: Any, preserve: bool, *args: Any) -> Any:
+            if not here():
+                return own.apply(function, preserve, *args)
+            needed = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+            if not (needed and torch.is_grad_enabled()):
+                with torch.no_grad():
+                    return function(*args)
+            Reentrant.met.append(getattr(function, "__qualname__", type(function).__name__))
+            result = checkpoint.checkpoint(
+                function, *args, use_reentrant=False, preserve_rng_state=preserve
+            )
+            if isinstance(result, tuple):
+                return tuple(_seen_by_autograd(each) for each in result)
+            return _seen_by_autograd(result)
+
+    checkpoint.CheckpointFunction = Reentrant  # type: ignore[misc]
+    try:
+        yield Reentrant.met
+    finally:
+        checkpoint.CheckpointFunction = own  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def reentrant_as_it_is() -> Iterator[list[str]]:
+    """Reentrant checkpoints are PyTorch's again, inside of what runs them as the others."""
+    before = checkpoint.CheckpointFunction
+    checkpoint.CheckpointFunction = _REENTRANT  # type: ignore[misc]
+    try:
+        yield []
+    finally:
+        checkpoint.CheckpointFunction = before  # type: ignore[misc]
+
+
+def _seen_by_autograd(result: Any) -> Any:
+    """A result of a function of autograd: a tensor itself; what nests some has no gradients."""
+    if isinstance(result, torch.Tensor):
+        return result
+    return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
 
 
 def checkpoint_of(node: fx.Node) -> str:

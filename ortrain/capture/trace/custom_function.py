@@ -86,8 +86,7 @@ def checked_custom_functions() -> Iterator[None]:
     """Notes every custom function that is called inside with gradients on, and proves each after.
 
     Raises:
-        CaptureError: a function's backward is not known to be the derivative of its forward,
-            reentrant checkpointing included.
+        CaptureError: a function's backward is not known to be the derivative of its forward.
     """
     seen: list[Call] = []
     plain = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
@@ -103,7 +102,7 @@ def checked_custom_functions() -> Iterator[None]:
             return
         if _GENERATED.fullmatch(function.__qualname__) and known is not None and known.operators:
             return  # it is recorded as the operator that it is, which has no translation
-        if function.__module__.startswith("torch."):  # checkpointing, control flow
+        if function.__module__.startswith("torch."):  # control flow
             raise _refusal(function, "it runs code that only eager PyTorch can run again")
         if not torch.is_grad_enabled():
             return

@@ -23,7 +23,7 @@ import onnx_ir as ir
 import onnxruntime
 from onnx_ir.passes.common import InlinePass, NameFixPass
 
-from ortrain.errors import GraphError, OrtrainError
+from ortrain.errors import GraphError, OrtrainError, OrtrainWarning, listing
 from ortrain.files import seal
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
@@ -32,6 +32,7 @@ from ortrain.kinds import shown
 from ortrain.ondevice import contract
 from ortrain.ondevice.making.base import without_weights
 from ortrain.ondevice.making.forward import Forward
+from ortrain.ondevice.making.opsets import converted
 from ortrain.ops.base import DOMAIN
 from ortrain.passes.clean import RANDOM
 from ortrain.program import PHASE, Phase, Program, Role, set_role
@@ -216,7 +217,7 @@ def _standard(proto: onnx.ModelProto) -> ir.Model:
         )
     if version < contract.OPSET:
         try:
-            proto = onnx.version_converter.convert_version(proto, contract.OPSET)
+            proto = converted(proto, contract.OPSET)
         except Exception as error:
             raise GraphError(
                 f"the model, of opset {version}, cannot be converted to opset {contract.OPSET}",
@@ -303,9 +304,17 @@ def _lift(
             because="" if min(both) in frozen_params else "it is a running statistic",
             help="leave it out of one of them",
         )
-    for name in (*requires_grad, *frozen_params):
+    for name in requires_grad:
         if name not in graph.initializers:
             raise _unknown(name, graph.initializers)
+    if missing := [name for name in frozen_params if name not in graph.initializers]:
+        warnings.warn(
+            f"frozen_params has {listing(missing)}, of which the model has no initializer: they "
+            "are in no checkpoint; an exporter leaves out what nothing reads, and folds what it "
+            "can",
+            OrtrainWarning,
+            stacklevel=2,
+        )
     tensors = {}
     # In the order of the file, whatever that of the arguments.
     roles = [(trained, Role.PARAMETER), (kept - set(buffers), Role.PARAMETER)]

@@ -23,8 +23,8 @@ def save_checkpoint(
 
     Args:
         parameters: those that are trained and those that are frozen, as
-            :meth:`TrainingBlock.parameters` returns them. The states of an optimizer that was
-            called with them stand in the checkpoint, so call it first.
+            :meth:`TrainingBlock.parameters` returns them, as they are or taken apart. The states
+            of an optimizer that was called with them stand in the checkpoint, so call it first.
         path_to_checkpoint: of the file, which is replaced.
         nominal_checkpoint: leave the values of the parameters out.
 
@@ -35,9 +35,9 @@ def save_checkpoint(
     trained, frozen = parameters
     buffers: Sequence[TensorProto] = ()
     states: list[dict[str, object]] = []
-    if isinstance(parameters, Parameters):
-        buffers = parameters.buffers
-        states = [state.row() for state in parameters.states]
+    if (whole := Parameters.of(parameters)) is not None:
+        buffers = whole.buffers
+        states = [state.row() for state in whole.states]
     content = checkpoint_file.new(
         {
             tensor.name: (numpy_helper.to_array(tensor), requires_grad)

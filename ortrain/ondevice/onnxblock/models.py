@@ -52,6 +52,12 @@ class ForwardBlock(Block):
         return self._model
 
 
+class _Tensors(list[TensorProto]):
+    """One list of :class:`Parameters`, which scripts take apart and put together again."""
+
+    whole: Parameters
+
+
 class Parameters(tuple[list[TensorProto], list[TensorProto]]):
     """The tensors of a model that are trained, and those that are frozen.
 
@@ -71,15 +77,32 @@ class Parameters(tuple[list[TensorProto], list[TensorProto]]):
     def __new__(cls, content: Content) -> Parameters:
         """The pair, with all else beside it."""
 
-        def protos(specs: Sequence[Spec]) -> list[TensorProto]:
-            return [numpy_helper.from_array(content.tensors[s.name], s.name) for s in specs]
+        def protos(specs: Sequence[Spec]) -> _Tensors:
+            tensors = content.tensors
+            return _Tensors(numpy_helper.from_array(tensors[s.name], s.name) for s in specs)
 
         trained = [spec for spec in content.parameters if spec.requires_grad]
         frozen = [spec for spec in content.parameters if not spec.requires_grad]
-        result = super().__new__(cls, (protos(trained), protos(frozen)))
+        lists = protos(trained), protos(frozen)
+        result = super().__new__(cls, lists)
+        for each in lists:
+            each.whole = result
         result.buffers = protos(content.buffers)
         result.model, result.states = content.texts["model"], ()
         return result
+
+    @staticmethod
+    def of(parameters: Sequence[Sequence[TensorProto]]) -> Parameters | None:
+        """Those that a pair is of, also where it was put together again of the two lists.
+
+        Args:
+            parameters: trained and frozen; None of other lists.
+        """
+        if isinstance(parameters, Parameters):
+            return parameters
+        wholes = {id(getattr(each, "whole", None)): each for each in parameters}
+        first = next(iter(wholes.values()), None)
+        return first.whole if len(wholes) == 1 and isinstance(first, _Tensors) else None
 
 
 class TrainingBlock(Block):

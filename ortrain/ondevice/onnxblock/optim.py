@@ -65,9 +65,9 @@ class _Optimizer(ForwardBlock):
             for tensor in parameters[0]
         ]
         program = optim.optimizer_program(self.optimizer, shapes)
-        if isinstance(parameters, Parameters):
-            parameters.states = optim.states(self.optimizer, shapes)
-            program.model.metadata_props[contract.MODEL_HASH] = parameters.model
+        if (whole := Parameters.of(parameters)) is not None:
+            whole.states = optim.states(self.optimizer, shapes)
+            program.model.metadata_props[contract.MODEL_HASH] = whole.model
             program.model.metadata_props[seal.KEY] = seal.NONE
         base.CopyFrom(ir.to_proto(program.model))
         return [output.name for output in base.graph.output]

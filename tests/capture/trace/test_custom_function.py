@@ -305,13 +305,10 @@ def test_a_function_without_gradients_is_captured() -> None:
     assert captured.program.operators() == {"Mul": 1}
 
 
-def test_reentrant_checkpointing_is_refused_with_the_way_out() -> None:
-    with pytest.raises(CaptureError, match="use_reentrant=False"):
-        capture(Checkpointed(reentrant=True), (torch.randn(3, 4),))
-
-
-def test_checkpointing_without_reentrance_is_captured() -> None:
-    captured = capture(Checkpointed(reentrant=False), (torch.randn(3, 4),))
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_is_captured(reentrant: bool) -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    captured = capture(Checkpointed(reentrant), (x,))
     assert {v.name for v in captured.program.inputs()} == {"x", "linear.weight", "linear.bias"}
 
 

@@ -202,6 +202,25 @@ def test_a_checkpoint_takes_any_pair_of_lists_of_tensors(tmp_path: Path) -> None
     np.testing.assert_array_equal(content.tensors["b"], floats(2, 2))
 
 
+def test_lists_that_were_taken_apart_still_know_statistics_and_states(tmp_path: Path) -> None:
+    block, optimizer = Training(WeightedAverageLoss()), onnxblock.optim.AdamW()
+    block.requires_grad(ALL[0])
+    with onnxblock.base(Heads().as_onnx()):
+        block("output1", "output2")
+    trained, frozen = block.parameters()
+    with onnxblock.empty_base():
+        optimizer((trained, frozen))
+    onnxblock.save_checkpoint(block.parameters(), tmp_path / "whole")
+    onnxblock.save_checkpoint((trained, frozen), tmp_path / "apart")
+    whole, apart = read(tmp_path / "whole"), read(tmp_path / "apart")
+    assert apart.states == whole.states
+    assert [state.name for state in apart.states] == [f"{ALL[0]}.exp_avg", f"{ALL[0]}.exp_avg_sq"]
+    # Lists of two blocks, and copies, are lists of tensors and no more.
+    for pair in ((list(trained), frozen), ([*trained], [*frozen])):
+        onnxblock.save_checkpoint(pair, tmp_path / "copied")
+        assert not read(tmp_path / "copied").states
+
+
 def test_tensors_that_a_model_lacks_are_left_out_with_a_warning(tmp_path: Path) -> None:
     heads = Heads()
     artifacts(heads, onnxblock.optim.SGD(), tmp_path)
