@@ -121,6 +121,11 @@ class Session:
         )
 
     @property
+    def inference_session(self) -> onnxruntime.InferenceSession:
+        """Onnxruntime's own."""
+        return self._loaded
+
+    @property
     def providers(self) -> list[str]:
         """The execution providers, in the order of preference."""
         return self._loaded.get_providers()

@@ -57,9 +57,10 @@ class ORTOptimizer:
         """An optimizer of a model's files.
 
         Args:
-            model_or_path: a folder with ONNX files, one such file, or a model that was loaded from
-                one (its ``model_save_dir`` or ``path`` is taken).
-            file_names: of its ONNX files; by default all of them, encoders and decoders alike.
+            model_or_path: a folder with ONNX files, one such file, or an `ORTModel` that was loaded
+                from one.
+            file_names: of its ONNX files; by default all of them, encoders and decoders alike, and
+                of a loaded model those that it runs.
 
         Raises:
             TypeError: an argument is of another type.
