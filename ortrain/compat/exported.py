@@ -200,51 +200,51 @@ def _part(session: Session) -> SimpleNamespace:
 
 
 class ORTModelForAudioClassification(_OfOneFile, models.ORTModelForAudioClassification):
-    """As `ortrain.deploy`\'s."""
+    """As `ortrain.deploy`'s."""
 
 
 class ORTModelForCTC(_OfOneFile, models.ORTModelForCTC):
-    """As `ortrain.deploy`\'s."""
+    """As `ortrain.deploy`'s."""
 
 
 class ORTModelForFeatureExtraction(_OfOneFile, models.ORTModelForFeatureExtraction):
-    """As `ortrain.deploy`\'s."""
+    """As `ortrain.deploy`'s."""
 
 
 class ORTModelForImageClassification(_OfOneFile, models.ORTModelForImageClassification):
-    """As `ortrain.deploy`\'s."""
+    """As `ortrain.deploy`'s."""
 
 
 class ORTModelForMaskedLM(_OfOneFile, models.ORTModelForMaskedLM):
-    """As `ortrain.deploy`\'s."""
+    """As `ortrain.deploy`'s."""
 
 
 class ORTModelForMultipleChoice(_OfOneFile, models.ORTModelForMultipleChoice):
-    """As `ortrain.deploy`\'s."""
+    """As `ortrain.deploy`'s."""
 
 
 class ORTModelForQuestionAnswering(_OfOneFile, models.ORTModelForQuestionAnswering):
-    """As `ortrain.deploy`\'s."""
+    """As `ortrain.deploy`'s."""
 
 
 class ORTModelForSequenceClassification(_OfOneFile, models.ORTModelForSequenceClassification):
-    """As `ortrain.deploy`\'s."""
+    """As `ortrain.deploy`'s."""
 
 
 class ORTModelForTokenClassification(_OfOneFile, models.ORTModelForTokenClassification):
-    """As `ortrain.deploy`\'s."""
+    """As `ortrain.deploy`'s."""
 
 
 class ORTModelForCausalLM(_WithCache, _OfOneFile, models.ORTModelForCausalLM):
-    """As `ortrain.deploy`\'s."""
+    """As `ortrain.deploy`'s."""
 
 
 class ORTModelForSeq2SeqLM(_Paired, models.ORTModelForSeq2SeqLM):
-    """As `ortrain.deploy`\'s."""
+    """As `ortrain.deploy`'s."""
 
 
 class ORTModelForSpeechSeq2Seq(_Paired, models.ORTModelForSpeechSeq2Seq):
-    """As `ortrain.deploy`\'s."""
+    """As `ortrain.deploy`'s."""
 
 
 def _tell(what: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +16,8 @@ import onnx_ir as ir
 import onnxruntime
 import torch
 
-from ortrain.deploy.models.exporting import export_folder
+from ortrain.deploy import models
+from ortrain.deploy.models import export_folder
 from ortrain.deploy.optimization import AutoOptimizationConfig, ORTOptimizer
 from tests.deploy.optimization.exports import Named, dynamo, torchscript
 from tests.families.calls import Batch, batches_of
@@ -81,13 +83,22 @@ def of_file(family: Family, exporter: str) -> Verdict:
         warnings.simplefilter("ignore")
         source = Path(folder) / "source"
         source.mkdir()
+        own = exporter == "ortrain"
         try:
-            path, batches, answers = _exported(
-                family, model, exporter, source / "model.onnx", batches, answers
-            )
+            if own:
+                export_folder(model, source, _class(family).form)
+            else:
+                _exported(family, model, exporter, source / "model.onnx", batches[0])
         except Exception as error:
             return Verdict(Outcome.NOT_EXPORTED, _said(error))
-        return _judged(path, batches, answers, own=exporter == "ortrain")
+        verdict = _judged(family, source, batches, answers, own=own)
+        if own and verdict.outcome is Outcome.SAME and family.task.name.startswith("text"):
+            return _written(family, model, source, verdict)
+        return verdict
+
+
+def _class(family: Family) -> Any:
+    return getattr(models, family.task.loads)
 
 
 def _answer(model: Any, output: str, batch: Batch) -> np.ndarray:
@@ -98,39 +109,25 @@ def _answer(model: Any, output: str, batch: Batch) -> np.ndarray:
     return np.asarray(found.numpy())
 
 
-def _exported(
-    family: Family, model: Any, exporter: str, path: Path, batches: list[Batch], answers: Arrays
-) -> tuple[Path, list[Batch], Arrays]:
-    output = family.task.output
-    if exporter == "ortrain":
-        from ortrain.deploy import models
-
-        kind = getattr(models, family.task.loads)
-        export_folder(model, path.parent, kind.form)
-        return path, batches, answers
-    names = tuple(batches[0])
+def _exported(family: Family, model: Any, exporter: str, path: Path, sample: Batch) -> None:
+    """What one of PyTorch's exporters writes; the sample has no size like another."""
     model.config.use_cache = False
-    # What the exporter sees first is what it has run: several rows, no size like another.
-    module = Named(model, names, output)
-    sample = batches[0]
-    text = {name for name in names if name.endswith(("_ids", "_mask", "values"))}
-    axes = {
-        name: {0: "batch"}
-        if name not in text or name == "pixel_values"
-        else {0: "batch", 1: "target" if name.startswith("decoder") else "length"}
-        for name in names
-    }
+    module = Named(model, tuple(sample), family.task.output)
+    axes = {name: {0: "batch", **_open(name)} for name in sample}
     if exporter == "dynamo":
-        dims = {
-            label: torch.export.Dim(label)
-            for label in {n for a in axes.values() for n in a.values()}
-        }
+        names = {label for each in axes.values() for label in each.values()}
+        dims = {label: torch.export.Dim(label) for label in names}
         given = {n: {i: dims[label] for i, label in a.items()} for n, a in axes.items()}
         dynamo(module, sample, path, 18, dimensions=given)
     else:
-        opset = int(exporter.split()[-1])
-        torchscript(module, sample, path, opset, dimensions=axes)
-    return path, batches, answers
+        torchscript(module, sample, path, int(exporter.split()[-1]), dimensions=axes)
+
+
+def _open(name: str) -> dict[int, str]:
+    """Lengths that may be others: of tokens, and of sounds."""
+    if name.startswith("decoder"):
+        return {1: "target"}
+    return {} if name in ("pixel_values", "input_features") else {1: "length"}
 
 
 def session(path: Path) -> onnxruntime.InferenceSession:
@@ -141,27 +138,28 @@ def session(path: Path) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-def run(path: Path, batches: list[Batch]) -> tuple[Arrays, str]:
-    """The first output of each batch, None where onnxruntime refuses it; and the last refusal."""
-    loaded, found, why = session(path), [], ""
-    names = [value.name for value in loaded.get_inputs()]
+def run(family: Family, place: Path, batches: list[Batch], own: bool) -> tuple[Arrays, str]:
+    """The output of each batch, None where onnxruntime refuses it; and the last refusal."""
+    found: Arrays = []
+    why, call = "", _loaded(family, place, own)
     for batch in batches:
-        feeds = {name: tensor.numpy() for name, tensor in batch.items() if name in names}
-        rows, length = next(iter(batch.values())).shape[:2]
-        for value in loaded.get_inputs():
-            if value.name.startswith("past_key_values"):
-                sizes = [rows, value.shape[1], 0, value.shape[3]]
-                feeds[value.name] = np.zeros(sizes, np.float32)
-            elif value.name == "position_ids" and "position_ids" not in feeds:
-                feeds[value.name] = np.tile(np.arange(length), (rows, 1))
-            elif value.name == "token_type_ids":
-                feeds[value.name] = np.zeros((rows, length), np.int64)
         try:
-            found.append(loaded.run(None, feeds)[0])
+            found.append(call(batch))
         except Exception as error:
             found.append(None)
             why = _said(error)
     return found, why
+
+
+def _loaded(family: Family, place: Path, own: bool) -> Callable[[Batch], np.ndarray]:
+    if own:
+        model = _class(family).from_pretrained(place)
+        return lambda batch: _answer(model, family.task.output, batch)
+    loaded = session(next(place.glob("*.onnx")))
+    names = {value.name for value in loaded.get_inputs()}
+    return lambda batch: np.asarray(
+        loaded.run(None, {n: t.numpy() for n, t in batch.items() if n in names})[0]
+    )
 
 
 def distance(found: Arrays, expected: Arrays) -> float:
@@ -183,46 +181,89 @@ def _alike(mine: np.ndarray, its: np.ndarray) -> bool:
     return bool((np.isnan(mine) == np.isnan(its)).all())
 
 
-def _judged(path: Path, batches: list[Batch], answers: Arrays, own: bool) -> Verdict:
+def _judged(
+    family: Family, source: Path, batches: list[Batch], answers: Arrays, own: bool
+) -> Verdict:
     try:
-        before, why = run(path, batches)
+        before, why = run(family, source, batches, own)
     except Exception as error:
         return Verdict(Outcome.REFUSED if own else Outcome.NOT_RUN, _said(error))
     if all(each is None for each in before):
         return Verdict(Outcome.REFUSED if own else Outcome.NOT_RUN, why)
     notes = []
-    if not own and (count := sum(each is None for each in before)):
+    if count := sum(each is None for each in before):
+        if own:
+            return Verdict(Outcome.REFUSED, why)
         notes.append(f"the file runs on {len(before) - count} of {len(before)} batches")
-    unpadded = [i for i, b in enumerate(batches) if _unpadded(b)]
-    gap = distance([before[i] for i in unpadded], [answers[i] for i in unpadded])
+    # Of padding on the left an exporter and PyTorch may make different things.
+    places = [i for i, batch in enumerate(batches) if own or _unpadded(batch)]
+    gap = distance([before[i] for i in places], [answers[i] for i in places])
     if own and gap > _ORTRAIN:
         return Verdict(Outcome.WRONG, f"as exported, {gap:.1e} from PyTorch")
     if gap > _ORTRAIN:
         notes.append("the exporter's own file answers otherwise than PyTorch")
     counts: Counter[str] = Counter()
-    was = sum(_operators(path).values())
+    was = sum(_operators(source).values())
     nodes: list[int] = []
     for level in LEVELS:
-        target = path.parent.parent / level
+        target = source.parent / level
         try:
-            optimizer = ORTOptimizer.from_pretrained(path)
-            config = AutoOptimizationConfig.with_optimization_level(level)
-            optimizer.optimize(config, target)
-            written = target / f"{path.stem}_optimized.onnx"
-            after, why = run(written, batches)
+            optimizer = ORTOptimizer.from_pretrained(source)
+            optimizer.optimize(AutoOptimizationConfig.with_optimization_level(level), target)
+            after, why = run(family, target, batches, own)
         except Exception as error:
             return Verdict(Outcome.REFUSED, f"{level}: {_said(error)}", nodes=[was])
         gap = distance(after, before)
         if gap > _LIMITS[level]:
             return Verdict(Outcome.WRONG, f"{level}: off by {gap:.1e} {why}".strip(), nodes=[was])
         if level == "O2":
-            counts = _operators(written)
+            counts = _operators(target)
             nodes = [was, sum(counts.values())]
-            refused = optimizer.reports[path.name].refused
+            refused = [str(r.refused) for r in optimizer.reports.values() if r.refused]
             if counts["Softmax"] and refused:
-                notes.append(str(refused)[:200])
+                notes.append(refused[0][:200])
     attention = sum(counts[kind] for kind in ATTENTION)
     return Verdict(Outcome.SAME, "; ".join(notes), attention, counts["Softmax"], nodes)
+
+
+SEARCHES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "beams": {"num_beams": 3, "num_return_sequences": 2},
+    "sampling": {"do_sample": True, "top_k": 20},
+    "no cache": {"use_cache": False},
+}
+
+
+def _written(family: Family, model: Any, source: Path, verdict: Verdict) -> Verdict:
+    """The same verdict, or another where generated tokens are others than PyTorch's."""
+    batches = [b for b in batches_of(model) if _generates(b)]
+    for place in (source, source.parent / "O2"):
+        ours = _class(family).from_pretrained(place)
+        for search, arguments in SEARCHES.items():
+            for batch in batches:
+                given = {n: t for n, t in batch.items() if not n.startswith("decoder")}
+                found = []
+                for each in (model, ours):
+                    torch.manual_seed(7)
+                    try:
+                        made = each.generate(
+                            **given, max_new_tokens=6, min_new_tokens=6, **arguments
+                        )
+                    except Exception as error:
+                        if each is model:
+                            break
+                        return Verdict(Outcome.REFUSED, f"{search}: {_said(error)}")
+                    found.append(made)
+                if len(found) == 2 and not torch.equal(found[0], found[1]):
+                    what = f"{search} of {place.name}, {[*next(iter(given.values())).shape]}"
+                    return Verdict(Outcome.WRONG, f"{what}: other tokens than PyTorch's")
+    return verdict
+
+
+def _generates(batch: Batch) -> bool:
+    """Whether rows are padded on the left or not at all, as a decoder reads them."""
+    mask = batch.get("attention_mask")
+    return mask is None or "decoder_input_ids" in batch or bool(mask[:, -1].all())
 
 
 def _unpadded(batch: Batch) -> bool:
@@ -230,9 +271,11 @@ def _unpadded(batch: Batch) -> bool:
     return mask is None or bool(mask.all())
 
 
-def _operators(path: Path) -> Counter[str]:
-    model = ir.load(path)
-    return Counter(node.op_type for graph in model.graphs() for node in graph)
+def _operators(place: Path) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for path in place.glob("*.onnx"):
+        found.update(node.op_type for graph in ir.load(path).graphs() for node in graph)
+    return found
 
 
 def _said(error: Exception) -> str:
