@@ -10,9 +10,11 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Self
 
+import torch
+
+from ortrain.compat.parts import preprocessors
 from ortrain.deploy import models
 from ortrain.deploy.models.session import Session
 from ortrain.errors import OrtrainWarning
@@ -81,8 +83,6 @@ class _AsThen:
         for name in _WITHOUT_EFFECT:
             if kwargs.pop(name, None) is not None:
                 _tell(f"{name} has no effect: a file shows by itself what it is")
-        if use_merged:
-            _tell("use_merged has no effect: a decoder's file takes an empty cache, too")
         for name in ("config", "file_name", "use_cache"):
             if name in kwargs and kwargs[name] is None:
                 del kwargs[name]
@@ -90,6 +90,8 @@ class _AsThen:
             del kwargs["subfolder"]
         base: Any = super()
         made: Self = base.from_pretrained(model_id, *args, **kwargs)
+        if use_merged and not getattr(made, "use_merged", False):
+            _tell("use_merged has no effect: a decoder's own file takes an empty cache, too")
         if model_save_dir is not None and kwargs.get("export"):
             keep: Any = made
             keep.save_pretrained(model_save_dir)
@@ -143,21 +145,7 @@ class _AsThen:
     @property
     def preprocessors(self) -> list[Any]:
         """Of its folder: the tokenizer, the feature extractor, the image processor."""
-        from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
-
-        here = {path.name for path in self.folder.iterdir()}
-        found: list[Any] = []
-        for kind, file in (
-            (AutoTokenizer, "tokenizer_config.json"),
-            (AutoFeatureExtractor, "preprocessor_config.json"),
-            (AutoImageProcessor, "preprocessor_config.json"),
-        ):
-            if file in here:
-                try:
-                    found.append(kind.from_pretrained(self.folder))
-                except (OSError, ValueError, KeyError):
-                    continue
-        return found
+        return [*preprocessors(self.folder).values()]
 
 
 class _OfOneFile(_AsThen):
@@ -186,17 +174,32 @@ class _Paired(_WithCache):
     @property
     def decoder(self) -> Any:
         """The decoder's first file: ``session``, ``device``."""
-        return _part(self.sessions["decoder_model"])
+        return ORTDecoder(self.sessions["decoder_model"])
 
     @property
     def decoder_with_past(self) -> Any:
         """The file that goes on from a cache, None where there is none or it is the first."""
         found = self.sessions.get("decoder_with_past_model")
-        return None if found is None else _part(found)
+        return None if found is None else ORTDecoder(found)
 
 
-def _part(session: Session) -> SimpleNamespace:
-    return SimpleNamespace(session=session.inference_session, device=session.device)
+class ORTDecoder:
+    """One file of a decoder: what scripts look up of it.
+
+    Attributes:
+        session: onnxruntime's own.
+        device: where its tensors are.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.session, self.device = session.inference_session, session.device
+
+    def forward(self, **inputs: torch.Tensor) -> list[torch.Tensor]:
+        """The file's outputs in its order, of a tensor for each of its inputs."""
+        return self._session.run(inputs)
+
+    __call__ = forward
 
 
 class ORTModelForAudioClassification(_OfOneFile, models.ORTModelForAudioClassification):

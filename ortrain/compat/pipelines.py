@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ortrain.compat import exported
+from ortrain.compat.parts import preprocessors
 from ortrain.errors import InputError, listing
 
 # Task → classes that it may be done with; of two, the first whose files are there.
@@ -22,7 +23,6 @@ _CLASSES = {
     "zero-shot-classification": ("ORTModelForSequenceClassification",),
 }
 _OTHERWISE = {"sentiment-analysis": "text-classification", "ner": "token-classification"}
-_PARTS = ("tokenizer", "feature_extractor", "image_processor")
 
 
 def pipeline(
@@ -67,10 +67,8 @@ def pipeline(
         model = _loaded(task, model, {name: value for name, value in hub.items() if value})
     parts = {"tokenizer": tokenizer, "feature_extractor": feature_extractor}
     parts["image_processor"] = kwargs.pop("image_processor", None)
-    given = {name: part for name, part in parts.items() if part is not None}
-    for name in _PARTS:
-        if name not in given and (found := _part(name, model.folder)) is not None:
-            given[name] = found
+    given = preprocessors(model.folder)
+    given.update((name, part) for name, part in parts.items() if part is not None)
     run: Callable[..., Any] = transformers.pipeline
     return run(task, model=model, use_fast=use_fast, **given, **kwargs)
 
@@ -97,22 +95,3 @@ def _loaded(task: str, model: Any, hub: dict[str, Any]) -> Any:
             error = error or raised
     assert error is not None
     raise error
-
-
-def _part(name: str, folder: Path) -> Any:
-    """The tokenizer of a folder, or the like; None where it has none."""
-    from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
-
-    kinds: dict[str, Any] = {
-        "tokenizer": (AutoTokenizer, "tokenizer_config.json"),
-        "feature_extractor": (AutoFeatureExtractor, "preprocessor_config.json"),
-        "image_processor": (AutoImageProcessor, "preprocessor_config.json"),
-    }
-    kind, file = kinds[name]
-    for place in (folder, folder.parent):
-        if (place / file).is_file():
-            try:
-                return kind.from_pretrained(place)
-            except (OSError, ValueError, KeyError):
-                return None
-    return None

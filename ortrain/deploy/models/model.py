@@ -19,7 +19,7 @@ from ortrain.deploy.models.configuration import config_of
 from ortrain.deploy.models.exporting import export_folder
 from ortrain.deploy.models.files import HUB, located
 from ortrain.deploy.models.frozen import Frozen
-from ortrain.deploy.models.saving import Saved
+from ortrain.deploy.models.saving import Saved, preprocessor_files
 from ortrain.deploy.models.session import CPU, Session, described, expect_session_options
 from ortrain.errors import InputError, NotServed, UnsupportedInput, listing
 from ortrain.kinds import NONE, expect, expect_flag, expect_path
@@ -166,6 +166,9 @@ class ORTModel(Frozen, Saved):
         else:
             loaded = source
         export_folder(loaded, folder, cls.form)
+        if isinstance(source, Path):
+            for path in preprocessor_files(source):
+                shutil.copyfile(path, folder / path.name)
 
     @classmethod
     def _file_names(cls, file_name: str | None, config: dict[str, Any]) -> dict[str, str | None]:

@@ -15,11 +15,37 @@ from ortrain.errors import SaveError, listing
 from ortrain.files.replacing import staged
 from ortrain.kinds import expect, expect_flag, expect_path
 
+# What makes a model's inputs, by the names that transformers' tokenizers and processors have.
+_GOES_ALONG = {
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.json", "normalizer.json"),
+    *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
+    *("sentencepiece.bpe.model", "spiece.model", "tokenizer.model", "source.spm", "target.spm"),
+    *("chat_template.jinja", "bpe.codes", "dict.txt", "entity_vocab.json", "vocab-src.json"),
+    *("vocab-tgt.json", "prophetnet.tokenizer", "spm_char.model", "spm.model", "bpe.vocab"),
+}
+# Arguments of transformers' own save_pretrained, which are of weights in PyTorch.
+_OF_WEIGHTS = {"is_main_process", "max_shard_size", "safe_serialization", "save_function",
+               "save_original_format", "save_peft_format", "state_dict", "variant"}  # fmt: skip
+
+
+def preprocessor_files(folder: Path) -> list[Path]:
+    """Files of a folder, or of the one that it is in, that make a model's inputs of texts and such.
+
+    Args:
+        folder: of the model, or ``onnx`` in it.
+    """
+    place = folder if (folder / "config.json").is_file() else folder.parent
+    if not (place / "config.json").is_file():
+        return []
+    return sorted(p for p in place.iterdir() if p.name in _GOES_ALONG and p.is_file())
+
 
 class Saved:
     """Writes the files that a model runs, its configuration, and no others."""
 
     config: Any
+    folder: Path
     generation_config: GenerationConfig | None
 
     @property
@@ -30,14 +56,15 @@ class Saved:
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **hub: Any
     ) -> None:
-        """Writes the ONNX files with their weights, and the configuration.
+        """Writes the ONNX files with their weights, the configuration, and the tokenizer.
 
         Nothing is half-written: files appear in the folder once all of them are complete.
 
         Args:
             save_directory: the folder, made where it does not exist.
             push_to_hub: whether they are also uploaded; `push_to_hub` does that alone.
-            hub: arguments of `push_to_hub`; the repository's name is the folder's by default.
+            hub: arguments of `push_to_hub`; the repository's name is the folder's by default. What
+                transformers' models take for their weights, as ``safe_serialization``, is left out.
 
         Raises:
             SaveError: they could not be written.
@@ -45,6 +72,7 @@ class Saved:
         """
         expect_path("save_directory", save_directory, expected="the path of a folder")
         expect_flag("push_to_hub", push_to_hub)
+        hub = {name: value for name, value in hub.items() if name not in _OF_WEIGHTS}
         if hub and not push_to_hub:
             raise TypeError(f"save_pretrained takes {listing([*hub])} with push_to_hub=True alone")
         target = Path(save_directory)
@@ -54,6 +82,8 @@ class Saved:
                     f"save_directory={str(target)!r}: the model was loaded from there; take another"
                 )
         with staged(target, "model", "exported model") as folder:
+            for path in preprocessor_files(self.folder):
+                shutil.copyfile(path, folder / path.name)
             self._save_pretrained(folder)
             self.config.save_pretrained(folder)
             if self.generation_config is not None:
