@@ -113,6 +113,26 @@ def test_masks_have_the_lowest_number_of_float16() -> None:
     assert_near(before, after, {"x": draw(3, 16), "m": mask})
 
 
+@pytest.mark.parametrize("lowest", ["-1e10", "-1e9", "-70000"])
+@pytest.mark.parametrize(
+    "mask", ["m = Where(seen, zero, low)", "n = Cast<to=1>(hidden) m = Mul(n, low)"]
+)
+def test_a_row_of_masks_that_float16_has_not_is_no_nan(lowest: str, mask: str) -> None:
+    """Cast to float16 they were infinities, of which a softmax makes NaN."""
+    signature = "(float[seq,16] x, bool[seq,16] hidden) => (float[seq,16] y)"
+    body = f"seen = Not(hidden) {mask} p = MatMul(x, w) s = Add(p, m) y = Softmax(s)"
+    before = graph(signature, body, f"float[16,16] w, float zero = {{0}}, float low = {{{lowest}}}")
+    after = half(before)
+    hidden = np.zeros((3, 16), bool)
+    hidden[0], hidden[1, :5] = True, True
+    found = answers(after, {"x": draw(3, 16), "hidden": hidden})[0]
+    expected = answers(before, {"x": draw(3, 16), "hidden": hidden})[0]
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found[1:], expected[1:], atol=4e-3)
+    np.testing.assert_allclose(found[0].sum(), 1, atol=4e-3)
+    assert not found[1, :5].any()
+
+
 def test_spelled_out_norms_stay_float32() -> None:
     body = """s = Mul(x, x) v = ReduceMean(s, last) r = Sqrt(v) y = Div(x, r)"""
     before = graph(SIGNATURE, body, "int64[1] last = {-1}")
