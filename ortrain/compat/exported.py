@@ -17,7 +17,7 @@ import torch
 from ortrain.compat.parts import preprocessors
 from ortrain.deploy import models
 from ortrain.deploy.models.session import Session
-from ortrain.errors import OrtrainWarning
+from ortrain.errors import OrtrainWarning, listing
 
 # Arguments that say what a file shows by itself, or how an exporter of then was to work.
 _WITHOUT_EFFECT = ("task", "library_name", "framework", "resume_download", "proxies", "slim")
@@ -96,6 +96,13 @@ class _AsThen:
             keep: Any = made
             keep.save_pretrained(model_save_dir)
         return made
+
+    @classmethod
+    def _files(cls, folder: Path, names: Mapping[str, str | None]) -> dict[str, Path]:
+        """Of several files that may be meant, the one of the plain name."""
+        base: Any = super()
+        found: dict[str, Path] = base._files(folder, _plain(folder, names))
+        return found
 
     def push_to_hub(self, save_directory: Any, repository_id: str | None = None, **hub: Any) -> str:
         """Uploads the model to the hub.
@@ -248,6 +255,21 @@ class ORTModelForSeq2SeqLM(_Paired, models.ORTModelForSeq2SeqLM):
 
 class ORTModelForSpeechSeq2Seq(_Paired, models.ORTModelForSpeechSeq2Seq):
     """As `ortrain.deploy`'s."""
+
+
+def _plain(folder: Path, names: Mapping[str, str | None]) -> dict[str, str | None]:
+    """The names, with ``model.onnx`` and the like where none is given and there are others."""
+    chosen = dict(names)
+    for place in (folder, folder / "onnx"):
+        there = sorted(path.name for path in place.glob("*.onnx"))
+        for role, name in names.items():
+            plain = f"{role}.onnx"
+            others = [n for n in there if n != plain and (role == "model" or n.startswith(role))]
+            others = [n for n in others if not n.startswith("decoder_model_merged")]
+            if name is None and chosen[role] is None and plain in there and others:
+                _tell(f"{plain} is taken, and {listing(others)} not: say file_name=… for those")
+                chosen[role] = plain
+    return chosen
 
 
 def _tell(what: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -122,6 +123,23 @@ def test_files_may_be_written_beside_the_source_but_not_over_it(tmp_path: Path) 
             optimizer.optimize(AutoOptimizationConfig.O1(), tmp_path, file_suffix=suffix)
     assert {path: path.read_bytes() for path in before} == before
     assert names(tmp_path) == {path.name for path in before} | added
+
+
+def test_of_several_files_the_plain_names_are_taken_and_told(tmp_path: Path) -> None:
+    classes, paired = tmp_path / "classes", tmp_path / "paired"
+    for name, place in (("classes", classes), ("t5", paired)):
+        shutil.copytree(folder(name), place)
+        ORTOptimizer.from_pretrained(place).optimize(AutoOptimizationConfig.O1(), place)
+    with pytest.warns(OrtrainWarning, match=r"model\.onnx is taken, and model_optimized\.onnx not"):
+        one = ORTModelForSequenceClassification.from_pretrained(classes)
+    assert [path.name for path in one.onnx_files] == ["model.onnx"]
+    with pytest.warns(OrtrainWarning, match=r"(en|de)coder(_with_past)?_model\.onnx is taken"):
+        several = ORTModelForSeq2SeqLM.from_pretrained(paired)
+    assert [path.name for path in several.onnx_files] == [
+        "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx",
+    ]  # fmt: skip
+    chosen = ORTModelForSequenceClassification.from_pretrained(classes, "model_optimized.onnx")
+    assert [path.name for path in chosen.onnx_files] == ["model_optimized.onnx"]
 
 
 def test_optimums_pipeline_finds_model_and_tokenizer(checkpoint: Path, tmp_path: Path) -> None:

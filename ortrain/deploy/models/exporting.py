@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
 
 from ortrain.deploy.cached_decoder import CachedDecoder, Encoder, States
 from ortrain.deploy.export import export_onnx
@@ -119,10 +118,12 @@ class _Decoder(nn.Module):
 class _PairedDecoder(nn.Module):
     """The decoder of an encoder-decoder, likewise, with what it needs of the encoder."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, encoded: Any) -> None:
         super().__init__()
         self.decoder = CachedDecoder(model)
-        self.width = int(model.get_encoder().config.hidden_size)
+        # What the encoder gives may have fields of its own, which the model's code looks up.
+        self.kind: type[Any] = type(encoded)
+        self.width = int(encoded.last_hidden_state.shape[-1])
 
     def forward(
         self,
@@ -141,7 +142,9 @@ class _PairedDecoder(nn.Module):
             assert keys is not None
             # Read for their sizes alone.
             encoder_hidden_states = keys.new_zeros(keys.shape[0], keys.shape[2], self.width)
-        kwargs: dict[str, Any] = {"encoder_outputs": BaseModelOutput(encoder_hidden_states)}
+        kwargs: dict[str, Any] = {
+            "encoder_outputs": self.kind(last_hidden_state=encoder_hidden_states)
+        }
         if encoder_attention_mask is not None:
             kwargs["attention_mask"] = encoder_attention_mask
         logits, own, computed = self.decoder(
@@ -198,7 +201,7 @@ def _paired(model: Any, target: Path) -> None:
     )
     first: list[Sample] = []
     after: list[Sample] = []
-    decoder = _PairedDecoder(model)
+    decoder = _PairedDecoder(model, coding(**sources[0]))
     for source, (length, new) in zip(sources, ((4, 2), (1, 1), (2, 1), (1, 3)), strict=False):
         states = coding(**source).last_hidden_state
         mask = {} if speech else {"encoder_attention_mask": source["attention_mask"]}
