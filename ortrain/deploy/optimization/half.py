@@ -36,6 +36,13 @@ _EXACT = frozenset(
     {"Pow", "Exp", "Log", "Sqrt", "Reciprocal", "Range", "CumSum", "ReduceMean", "ReduceSum",
      "ReduceSumSquare", "ReduceL2", "ReduceProd", "ReduceLogSumExp", "Sin", "Cos", "Tan"}
 )  # fmt: skip
+# Where numbers that become whole ones come from: what is before stays as it would be anyway.
+_ROUGH = frozenset(
+    {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "LSTM", "GRU", "RNN", "Attention",
+     "MultiHeadAttention", "GroupQueryAttention", "LayerNormalization", "RMSNormalization",
+     "SimplifiedLayerNormalization", "SkipLayerNormalization",
+     "SkipSimplifiedLayerNormalization", "BatchNormalization", "If", "Loop", "Scan"}
+)  # fmt: skip
 _ANGLES = frozenset({"Sin", "Cos", "Tan"})
 
 
@@ -87,6 +94,7 @@ class _Conversion:
     def note_exact(self, graph: ir.Graph, stays: Callable[[ir.Node], bool]) -> None:
         """Nodes that stay float32, or float16."""
         wanted: set[ir.Value] = set()
+        counted: set[ir.Value] = set()
         for node in reversed(list(graph)):
             kinds = {v.dtype for v in (*node.inputs, *node.outputs) if v is not None}
             if _HALF in kinds and not kinds & {_FLOAT, None}:
@@ -96,6 +104,11 @@ class _Conversion:
             others = any(map(shapes.is_no_tensor, (*node.inputs, *node.outputs)))
             beyond = any(map(_beyond, node.inputs))
             exact = node.op_type in _EXACT or _ends_sessions(node)
+            if _becomes_whole(node) or (
+                node.op_type not in _ROUGH and any(v in counted for v in node.outputs)
+            ):
+                exact = True
+                counted.update(reads(node))
             if of_angle or exact or beyond or others or stays(node):
                 self.exact.add(node)
             if any(map(_large, node.inputs)):
@@ -243,6 +256,18 @@ def _values(graph: ir.Graph) -> Iterator[ir.Value]:
     yield from graph.initializers.values()
     for node in graph:
         yield from node.outputs
+
+
+def _becomes_whole(node: ir.Node) -> bool:
+    """Whether floats become whole numbers, which decide on rows and places: they have to be exact.
+
+    An edge of a histogram, the float32 next to 3, is 3 in float16, and the last expert has no row.
+    """
+    if node.op_type != "Cast" or node.domain not in ("", "ai.onnx"):
+        return False
+    to = ir.DataType(node.attributes["to"].as_int()) if "to" in node.attributes else _FLOAT
+    source = node.inputs[0]
+    return to.is_integer() and source is not None and source.dtype in (_FLOAT, None)
 
 
 def _ends_sessions(node: ir.Node) -> bool:
