@@ -206,7 +206,17 @@ def _difference(
         # An input that cannot change the answer is not an input of the file.
         given = _flat(sample)
         feeds = {name: given[name].cpu().numpy() for name in taken}
-        for name, found in zip(names, session.run(names, feeds), strict=True):
+        try:
+            results = session.run(names, feeds)
+        except Exception as error:
+            sizes = [f"{name}{[*array.shape]}" for name, array in feeds.items()]
+            raise ParityError(
+                f"the ONNX file does not run on {listing(sizes, 12)}",
+                because=str(error).strip().splitlines()[0],
+                help="the module's code holds for the sizes of the first call alone; nothing was "
+                "written",
+            ) from error
+        for name, found in zip(names, results, strict=True):
             wanted = answer[name].cpu().numpy()
             if found.shape != wanted.shape:
                 return float("inf")

@@ -180,7 +180,14 @@ def _causal(model: Any, target: Path) -> None:
         # A prompt of one token more, so that there are sizes to take nothing of.
         read = max(before, 1)
         prompt = {name: value[:, :read] for name, value in whole.items()}
-        _, states, _ = CachedDecoder(model)([], [], **prompt, use_cache=True)
+        try:
+            _, states, _ = CachedDecoder(model)([], [], **prompt, use_cache=True)
+        except AttributeError as error:
+            raise NotServed(
+                f"{type(model).__name__} has a cache of another kind than keys and values",
+                because=str(error),
+                help="ortrain.deploy.export_onnx writes it without a cache",
+            ) from error
         past = [state[:, :, :before] for state in states]
         sample = {name: value[:, before:] for name, value in whole.items()}
         samples.append({**sample, "attention_mask": mask, "past_key_values": _named(past)})
