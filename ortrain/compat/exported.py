@@ -10,7 +10,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -21,7 +21,88 @@ from ortrain.errors import OrtrainWarning, listing
 
 # Arguments that say what a file shows by itself, or how an exporter of then was to work.
 _WITHOUT_EFFECT = ("task", "library_name", "framework", "resume_download", "proxies", "slim")
-_CACHES = ("use_cache", "use_merged")
+
+
+def _loaded(
+    cls: Any,
+    /,
+    model_id: Any = None,
+    *args: Any,
+    from_transformers: bool | None = None,
+    use_auth_token: str | bool | None = None,
+    provider: str | Sequence[str] | None = None,
+    providers: Sequence[str] | None = None,
+    provider_options: Any = None,
+    model_save_dir: str | os.PathLike[str] | None = None,
+    use_merged: bool | None = None,
+    **kwargs: Any,
+) -> Any:
+    """As `ortrain.deploy`'s, also with what Optimum took.
+
+    Args:
+        cls: one of the classes below.
+        model_id: a folder, a file, or a name on the hub; of a checkpoint with ``export``.
+        args: as ``ortrain.deploy`` has them.
+        from_transformers: of old, ``export``.
+        use_auth_token: of old, ``token``.
+        provider: one, or several, the first of which is taken.
+        providers: likewise.
+        provider_options: of the provider; of several a list.
+        model_save_dir: where an exported model is kept as well.
+        use_merged: whether a decoder's two files are one; a file of ours is both in any case.
+        kwargs: as ``ortrain.deploy`` has them.
+
+    Raises:
+        ValueError: an argument and its old name are both given.
+    """
+    if from_transformers is not None:
+        _tell("from_transformers is export now")
+        if kwargs.setdefault("export", from_transformers) != from_transformers:
+            raise ValueError("from_transformers and export are one: give export")
+    if use_auth_token is not None:
+        _tell("use_auth_token is token now")
+        if kwargs.setdefault("token", use_auth_token) != use_auth_token:
+            raise ValueError("use_auth_token and token are one: give token")
+    if isinstance(provider, Sequence) and not isinstance(provider, str):
+        provider, providers = None, provider
+    if provider is None and providers:
+        provider = providers[0]
+    if provider is not None:
+        kwargs["provider"] = provider
+    if isinstance(provider_options, Sequence):
+        provider_options = next(iter(provider_options), None)
+    if isinstance(provider_options, Mapping):
+        kwargs["provider_options"] = provider_options
+    for name in _WITHOUT_EFFECT:
+        if kwargs.pop(name, None) is not None:
+            _tell(f"{name} has no effect: a file shows by itself what it is")
+    for name in ("config", "file_name", "use_cache"):
+        if name in kwargs and kwargs[name] is None:
+            del kwargs[name]
+    if "subfolder" in kwargs and kwargs["subfolder"] is None:
+        del kwargs["subfolder"]
+    made = super(_AsThen, cls).from_pretrained(model_id, *args, **kwargs)
+    if use_merged and not getattr(made, "use_merged", False):
+        _tell("use_merged has no effect: a decoder's own file takes an empty cache, too")
+    if model_save_dir is not None and kwargs.get("export"):
+        made.save_pretrained(model_save_dir)
+    return made
+
+
+def _uploaded(self: Any, save_directory: Any, repository_id: str | None = None, **hub: Any) -> str:
+    """Uploads the model to the hub.
+
+    Args:
+        self: the model.
+        save_directory: a folder to write it to first; of one argument alone the repository.
+        repository_id: of the repository.
+        hub: as ``ortrain.deploy`` has it; ``use_auth_token`` is ``token``.
+    """
+    if "use_auth_token" in hub:
+        _tell("use_auth_token is token now")
+        hub["token"] = hub.pop("use_auth_token")
+    done: str = super(_AsThen, self).push_to_hub(repository_id or os.fspath(save_directory), **hub)
+    return done
 
 
 class _AsThen:
@@ -29,73 +110,10 @@ class _AsThen:
 
     folder: Path
     sessions: dict[str, Session]
-    _onnx_files: tuple[Path, ...]
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        model_id: Any = None,
-        *args: Any,
-        from_transformers: bool | None = None,
-        use_auth_token: str | bool | None = None,
-        provider: str | Sequence[str] | None = None,
-        providers: Sequence[str] | None = None,
-        provider_options: Any = None,
-        model_save_dir: str | os.PathLike[str] | None = None,
-        use_merged: bool | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """As `ortrain.deploy`'s, also with what Optimum took.
-
-        Args:
-            model_id: a folder, a file, or a name on the hub; of a checkpoint with ``export``.
-            args: as ``ortrain.deploy`` has them.
-            from_transformers: of old, ``export``.
-            use_auth_token: of old, ``token``.
-            provider: one, or several, the first of which is taken.
-            providers: likewise.
-            provider_options: of the provider; of several a list.
-            model_save_dir: where an exported model is kept as well.
-            use_merged: whether a decoder's two files are one; a file of ours is both in any case.
-            kwargs: as ``ortrain.deploy`` has them.
-
-        Raises:
-            ValueError: an argument and its old name are both given.
-        """
-        if from_transformers is not None:
-            _tell("from_transformers is export now")
-            if kwargs.setdefault("export", from_transformers) != from_transformers:
-                raise ValueError("from_transformers and export are one: give export")
-        if use_auth_token is not None:
-            _tell("use_auth_token is token now")
-            if kwargs.setdefault("token", use_auth_token) != use_auth_token:
-                raise ValueError("use_auth_token and token are one: give token")
-        if isinstance(provider, Sequence) and not isinstance(provider, str):
-            provider, providers = None, provider
-        if provider is None and providers:
-            provider = providers[0]
-        if provider is not None:
-            kwargs["provider"] = provider
-        if isinstance(provider_options, Sequence):
-            provider_options = next(iter(provider_options), None)
-        if isinstance(provider_options, Mapping):
-            kwargs["provider_options"] = provider_options
-        for name in _WITHOUT_EFFECT:
-            if kwargs.pop(name, None) is not None:
-                _tell(f"{name} has no effect: a file shows by itself what it is")
-        for name in ("config", "file_name", "use_cache"):
-            if name in kwargs and kwargs[name] is None:
-                del kwargs[name]
-        if "subfolder" in kwargs and kwargs["subfolder"] is None:
-            del kwargs["subfolder"]
-        base: Any = super()
-        made: Self = base.from_pretrained(model_id, *args, **kwargs)
-        if use_merged and not getattr(made, "use_merged", False):
-            _tell("use_merged has no effect: a decoder's own file takes an empty cache, too")
-        if model_save_dir is not None and kwargs.get("export"):
-            keep: Any = made
-            keep.save_pretrained(model_save_dir)
-        return made
+    # Whose arguments are others than those of the classes beside it.
+    from_pretrained: Any = classmethod(_loaded)
+    push_to_hub: Any = _uploaded
 
     @classmethod
     def _files(cls, folder: Path, names: Mapping[str, str | None]) -> dict[str, Path]:
@@ -103,21 +121,6 @@ class _AsThen:
         base: Any = super()
         found: dict[str, Path] = base._files(folder, _plain(folder, names))
         return found
-
-    def push_to_hub(self, save_directory: Any, repository_id: str | None = None, **hub: Any) -> str:
-        """Uploads the model to the hub.
-
-        Args:
-            save_directory: a folder to write it to first; of one argument alone the repository.
-            repository_id: of the repository.
-            hub: as ``ortrain.deploy`` has it; ``use_auth_token`` is ``token``.
-        """
-        if "use_auth_token" in hub:
-            _tell("use_auth_token is token now")
-            hub["token"] = hub.pop("use_auth_token")
-        base: Any = super()
-        done: str = base.push_to_hub(repository_id or os.fspath(save_directory), **hub)
-        return done
 
     @property
     def model_save_dir(self) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ortrain.compat import exported
 from ortrain.compat.parts import preprocessors
+from ortrain.deploy.models import ORTModel
 from ortrain.errors import InputError, listing
 
 # Task → classes that it may be done with; of two, the first whose files are there.
@@ -62,7 +63,7 @@ def pipeline(
         raise ValueError(f"accelerator={accelerator!r}: expected 'ort'")
     if model is None:
         raise ValueError(f"model is missing: there is no default for {task!r}; give a folder")
-    if not isinstance(model, exported.models.ORTModel):
+    if not isinstance(model, ORTModel):
         hub = {"token": token, "revision": revision, "trust_remote_code": bool(trust_remote_code)}
         model = _loaded(task, model, {name: value for name, value in hub.items() if value})
     parts = {"tokenizer": tokenizer, "feature_extractor": feature_extractor}

@@ -182,10 +182,10 @@ def _causal(model: Any, target: Path) -> None:
         prompt = {name: value[:, :read] for name, value in whole.items()}
         try:
             _, states, _ = CachedDecoder(model)([], [], **prompt, use_cache=True)
-        except AttributeError as error:
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise NotServed(
                 f"{type(model).__name__} has a cache of another kind than keys and values",
-                because=str(error),
+                because=f"{type(error).__name__}: {error}",
                 help="ortrain.deploy.export_onnx writes it without a cache",
             ) from error
         past = [state[:, :, :before] for state in states]
@@ -211,7 +211,9 @@ def _paired(model: Any, target: Path) -> None:
     decoder = _PairedDecoder(model, coding(**sources[0]))
     for source, (length, new) in zip(sources, ((4, 2), (1, 1), (2, 1), (1, 3)), strict=False):
         states = coding(**source).last_hidden_state
-        mask = {} if speech else {"encoder_attention_mask": source["attention_mask"]}
+        # Of sounds a mask is of samples, which the decoder's side counts in frames by itself.
+        masked = "attention_mask" in source
+        mask = {"encoder_attention_mask": source["attention_mask"]} if masked else {}
         ids, _ = tokens(model.config, states.shape[0], length + new)
         first.append({"input_ids": ids[:, :length], "encoder_hidden_states": states, **mask})
         past = decoder(**first[-1])["present"]

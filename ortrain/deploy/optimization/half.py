@@ -209,9 +209,9 @@ class _Conversion:
         A row of a mask that shuts all out would then be NaN behind a softmax.
         """
         producer = value.producer()
-        if producer not in self.large or producer is None or producer.graph is not graph:
+        if producer is None or producer not in self.large or producer.graph is not graph:
             return value
-        if (self.model.opset_imports.get("") or 0) < _CLIP_OF_INPUTS:
+        if self.model.opset_imports.get("", 0) < _CLIP_OF_INPUTS:
             return value
         ends = []
         for end in (-_LARGEST, _LARGEST):
