@@ -112,15 +112,13 @@ def _joined(kind: type[Any], source: type[Any]) -> type[Any]:
     return type(kind.__name__, (kind, source), attributes)
 
 
-@functools.cache
 def _takes_positions(kind: type[Any]) -> bool:
     """Whether the forward of the model of transformers knows positions."""
-    forwards = [vars(each).get("forward") for each in kind.__mro__ if issubclass(each, nn.Module)]
-    own = next((f for f in forwards if f is not None and not f.__module__.startswith("ortrain")), 0)
-    if not own or own is nn.Module.forward:
-        return True
-    names = inspect.signature(own).parameters
-    return "position_ids" in names
+    for each in kind.__mro__:
+        own = vars(each).get("forward")
+        if own is not None and each is not nn.Module and not issubclass(each, ORTModel):
+            return "position_ids" in inspect.signature(own).parameters
+    return True
 
 
 def _generation_config(folder: Path, config: Any) -> GenerationConfig:
