@@ -115,7 +115,7 @@ sweep-dtypes: $(STAMP)
 	done
 	$(BIN)/python -m tests.sweep --page > docs/coverage.md
 
-# Two hours of one core; the results and the page that they become are kept in the repository.
+# Four hours of one core; the results and the page that they become are kept in the repository.
 families: $(STAMP)
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/python -m tests.families
 	$(BIN)/python -m tests.families --page > docs/families.md

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
+from ortrain.deploy.model_folder import load_model
 from ortrain.deploy.optimization import AutoOptimizationConfig, ORTOptimizer
 from ortrain.deploy.optimization.fusions import fuse
 from tests.deploy.optimization import exports
@@ -129,7 +130,7 @@ def test_outputs_are_declared_as_they_were(tmp_path: Path) -> None:
 def test_names_of_what_is_put_in_may_be_those_of_values_that_stay(tmp_path: Path) -> None:
     """Files of our own exporter have them: EuroBERT's became one that no session loaded."""
     _, path = exports.exported("llama", tmp_path / "model.onnx", exporter="ortrain", opset=21)
-    before = ir.load(path)
+    before = load_model(path)
     known = {value.name: value for node in before.graph for value in node.outputs}
     after = ir.load(path)
     fuse(after, AutoOptimizationConfig.O2())
