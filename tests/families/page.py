@@ -25,10 +25,11 @@ opsets 14 and 17, its newer one) and by `ORTModelFor….from_pretrained(model, e
   tokens: greedy, by beams, sampled with a seed, without a cache, before and after `O2`.
 - **not exported**, **not run**: the exporter refuses the model, or onnxruntime its file; for
   `ortrain` the reason stands below.
+- **refused**: `ORTModelFor…` does not take the call, with an error that says why.
 - **not built**: the family's own code does not run with the small sizes that were tried.
 
 In brackets: nodes of attention after `O2`, and behind the plus nodes of softmax that are left,
-those of routers and of other things than attention, too.
+those of routers and of other things than attention, too. What was not tried has no entry.
 
 | family | tried with | {heads} |
 | --- | --- |{lines}

@@ -10,7 +10,6 @@ from pathlib import Path
 from tests.families.verdict import EXPORTERS, Outcome, Verdict
 
 FILE = Path(__file__).parent / "results.json"
-BAD = (Outcome.WRONG, Outcome.REFUSED)
 
 Kept = dict[str, dict[str, Verdict]]
 

@@ -48,7 +48,11 @@ def test_a_wrong_number_and_a_lost_one_are_told() -> None:
     assert distance([right[0][:1], right[1]], right) == float("inf")
 
 
-def test_the_page_is_that_of_the_kept_results_of_which_none_is_bad() -> None:
+def test_the_page_is_that_of_the_kept_results_of_which_none_is_wrong() -> None:
     assert (DOCS / "families.md").read_text() == page()
-    found = {each.outcome for row in results.load().values() for each in row.values()}
-    assert found.isdisjoint(results.BAD)
+    kept = [(n, e, v) for n, row in results.load().items() for e, v in row.items()]
+    assert not [(n, e) for n, e, v in kept if v.outcome is Outcome.WRONG]
+    # Those begin with tokens where an image or speech is expected, give something else than
+    # logits, or have a mask that they do not read.
+    refused = {n for n, _, v in kept if v.outcome is Outcome.REFUSED}
+    assert refused <= {"imagegpt", "mra", "pop2piano", "pp_lcnet"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import warnings
 from collections import Counter
@@ -293,6 +294,12 @@ def _operators(place: Path) -> Counter[str]:
     return found
 
 
+_PLACES = re.compile(r"\s*\(?(/[\w.+-]+){2,}(:\d+)?\)?")
+_COLOURS = re.compile(r"\x1b\[\d*m")
+
+
 def _said(error: Exception) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines)[:300]}" if lines else type(error).__name__
+    """What an error says first, and because of what, without places on this machine."""
+    lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
+    told = lines[:1] + [line for line in lines[1:] if line.startswith("because:")]
+    return f"{type(error).__name__}: {_PLACES.sub('', ' '.join(told))[:300]}".removesuffix(": ")
