@@ -8,6 +8,7 @@ from typing import Any
 
 from ortrain.compat import exported
 from ortrain.compat.parts import preprocessors
+from ortrain.compat.removed_tasks import KEYS, Answers, TextFromText
 from ortrain.deploy.models import ORTModel
 from ortrain.errors import InputError, listing
 
@@ -18,6 +19,10 @@ _CLASSES = {
     "feature-extraction": ("ORTModelForFeatureExtraction",),
     "fill-mask": ("ORTModelForMaskedLM",),
     "image-classification": ("ORTModelForImageClassification",),
+    "question-answering": ("ORTModelForQuestionAnswering",),
+    "summarization": ("ORTModelForSeq2SeqLM",),
+    "text2text-generation": ("ORTModelForSeq2SeqLM",),
+    "translation": ("ORTModelForSeq2SeqLM",),
     "text-classification": ("ORTModelForSequenceClassification",),
     "text-generation": ("ORTModelForCausalLM",),
     "token-classification": ("ORTModelForTokenClassification",),
@@ -38,7 +43,7 @@ def pipeline(
     trust_remote_code: bool | None = None,
     **kwargs: Any,
 ) -> Any:
-    """A pipeline of transformers around an exported model.
+    """A pipeline of transformers around an exported model; of ours where it has none any more.
 
     Args:
         task: by transformers' name.
@@ -70,13 +75,27 @@ def pipeline(
     parts["image_processor"] = kwargs.pop("image_processor", None)
     given = preprocessors(model.folder)
     given.update((name, part) for name, part in parts.items() if part is not None)
+    if _task(task) in ("question-answering", *KEYS):
+        if "tokenizer" not in given:
+            raise InputError(f"there is no tokenizer in {model.folder}", help="give tokenizer=…")
+        made = (given["tokenizer"],)
+        return (
+            Answers(model, *made)
+            if _task(task) == "question-answering"
+            else TextFromText(task, model, *made)
+        )
     run: Callable[..., Any] = transformers.pipeline
     return run(task, model=model, use_fast=use_fast, **given, **kwargs)
 
 
+def _task(name: str) -> str:
+    """A task by its one name: ``translation_en_to_fr`` is a translation."""
+    return "translation" if name.startswith("translation_") else _OTHERWISE.get(name, name)
+
+
 def _loaded(task: str, model: Any, hub: dict[str, Any]) -> Any:
     """The exported model of a folder, or of a checkpoint in it."""
-    names = _CLASSES.get(_OTHERWISE.get(task, task))
+    names = _CLASSES.get(_task(task))
     if names is None:
         raise InputError(
             f"there is no exported model for {task!r}",

@@ -163,6 +163,72 @@ def test_optimums_pipeline_finds_model_and_tokenizer(checkpoint: Path, tmp_path:
         pipeline("depth-estimation", model=tmp_path)
 
 
+def answered(question: str, context: str, most: int) -> tuple[float, int, int]:
+    """The best span of PyTorch's scores, by trying all of them."""
+    given = tokenizer()(question, context, return_tensors="pt")
+    inside = [each == 1 for each in given.sequence_ids(0)]
+    with torch.no_grad():
+        scores = torch_model("answers")(**given)
+    shown = [i for i, is_in in enumerate(inside) if is_in or i == 0]  # with that of no answer
+    begins, ends = (s[0, shown].softmax(0) for s in (scores.start_logits, scores.end_logits))
+    spans = [
+        (float(begins[b] * ends[e]), shown[b], shown[e])
+        for b in range(1, len(shown))
+        for e in range(b, min(b + most, len(shown)))
+    ]
+    score, begin, end = max(spans)
+    return score, given.token_to_chars(0, begin).start, given.token_to_chars(0, end).end
+
+
+def test_questions_are_answered_by_the_best_part_of_the_context() -> None:
+    model = exported.ORTModelForQuestionAnswering.from_pretrained(folder("answers"))
+    run = pipeline("question-answering", model=model, tokenizer=tokenizer())
+    question, context = "word7 word9", "word20 word21 word22  word8 word40 word41"
+    for most in (1, 3, 15):
+        found = run(question=question, context=context, max_answer_len=most)
+        score, start, end = answered(question, context, most)
+        assert found["score"] == pytest.approx(score, abs=1e-5)
+        assert (found["start"], found["end"]) == (start, end)
+        assert found["answer"] == context[start:end]
+    both = run([{"question": question, "context": context}] * 2)
+    assert both == [run(question, context)] * 2
+    several = run(question=question, context=context, top_k=3)
+    assert [each["score"] for each in several] == sorted(e["score"] for e in several)[::-1]
+    assert run(question=question, context=context, top_k=40, handle_impossible_answer=True)
+    long = " ".join(f"word{5 + i % 50}" for i in range(60))
+    parts = run(question=question, context=long, max_seq_len=20, doc_stride=5)
+    assert long[parts["start"] : parts["end"]] == parts["answer"]
+    with pytest.raises(InputError, match="expected questions with their contexts"):
+        run("word7")
+    with pytest.raises(ValueError, match="top_k=0"):
+        run(question=question, context=context, top_k=0)
+
+
+@pytest.mark.parametrize(
+    ("task", "key"),
+    [
+        ("text2text-generation", "generated_text"),
+        ("summarization", "summary_text"),
+        ("translation_en_to_fr", "translation_text"),
+    ],
+)
+def test_texts_are_written_of_texts(task: str, key: str) -> None:
+    model = ORTModelForSeq2SeqLM.from_pretrained(folder("t5"))
+    run = pipeline(task, model=model, tokenizer=tokenizer())
+    given = [tokenizer()(text, return_tensors="pt") for text in TEXTS]
+    search = {"max_new_tokens": 6, "num_beams": 2}
+    expected = [
+        tokenizer().batch_decode(
+            torch_model("t5").generate(each["input_ids"], **search), skip_special_tokens=True
+        )[0]
+        for each in given
+    ]
+    assert [each[key] for each in run(TEXTS, **search)] == expected
+    assert run(TEXTS[0], **search) == [{key: expected[0]}]
+    several = run(TEXTS, num_return_sequences=2, **search)
+    assert [len(each) for each in several] == [2] * len(TEXTS)
+
+
 SENTENCES = """
 import ortrain.compat
 import numpy as np
