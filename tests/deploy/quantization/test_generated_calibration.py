@@ -108,9 +108,10 @@ def test_ranges_are_those_of_the_formulas(tmp_path: Path, seed: int) -> None:
     for name, all_of in values.items():
         low, high = found[name]
         assert all_of.min() - 1e-6 <= low <= high <= all_of.max() + 1e-6 * abs(all_of.max())
-        # What is cut is rare: of its 127 levels on a side, some are above what is left out.
-        inside = ((all_of >= low) & (all_of <= high)).mean()
-        assert inside > 0.9, (name, inside)
+        # What is cut is rare, to the bin that a border lies in; zeros are in any range.
+        width = 2 * np.abs(all_of).max() / 128
+        inside = ((all_of >= low - width) & (all_of <= high + width)).mean()
+        assert inside >= 0.99, (name, inside)
 
 
 @pytest.mark.parametrize("constant", [0.5, 0.01])
