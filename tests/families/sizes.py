@@ -57,7 +57,22 @@ _TOKENS = (
 )  # fmt: skip
 
 # What of a family cannot follow from its fields.
+_STAGES = {"hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2, "patch_size": 4}
+_WINDOWS = {
+    "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4, "image_size": 32,
+    "patch_size": 4,
+}  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {
+    "convnext": _STAGES,
+    "convnextv2": _STAGES,
+    "deepseek_v2": {"head_dim": 4},
+    "deepseek_v3": {"head_dim": 4},
+    "donut-swin": _WINDOWS,
+    "efficientnet": {"hidden_dim": 2560},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "nemotron": {"num_key_value_heads": 2},
+    "swin": _WINDOWS,
+    "swinv2": _WINDOWS,
     # Its window is cut by the cache of generate alone: its tokens depend on whether there is one.
     "moshi": {"sliding_window": 64},
 }
