@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from ortrain.capture.export import Captured, capture
 from ortrain.capture.onnx.lift import drop_unused_inputs
+from ortrain.deploy.unread import note
 from ortrain.errors import GraphError, ParityError, listing
 from ortrain.files.replacing import staged
 from ortrain.guards.key_value_cache import without_cache
@@ -95,6 +96,8 @@ def export_onnx(
         program = _standalone(module, captured, outputs)
         expected = [_flat(module(**sample)) for sample in samples]
     _name_dimensions(program, dimensions)
+    taken = {value.name for value in program.inputs()}
+    note(program.model.metadata_props, [name for name in _flat(samples[0]) if name not in taken])
     with staged(target.parent, target.name, "ONNX file") as folder:
         written = folder / target.name
         program.save(written, external_data_above)

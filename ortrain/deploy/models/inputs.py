@@ -179,7 +179,7 @@ class Inputs:
         self, name: str, tensor: torch.Tensor, given: Mapping[str, torch.Tensor], past: int
     ) -> None:
         """Raises where an argument that the file does not take would have changed the answer."""
-        if (self._kind, name) in _UNREAD:
+        if name in self.session.unread or (self._kind, name) in _UNREAD:
             return
         if name in MASKS:
             why = "" if bool(tensor.all()) else "some of its tokens are masked"
