@@ -34,6 +34,7 @@ from ortrain.program import Program, Role
 # Largest difference of an output, relative to its largest value or to 1. Float32 summed in another
 # order differs by about 1e-6; a wrong graph, by far more than this.
 TOLERANCE = 1e-4
+_FIRST = "the module's code holds for the sizes of the first call alone; nothing was written"
 
 
 def export_onnx(
@@ -212,18 +213,24 @@ def _difference(
         try:
             results = session.run(names, feeds)
         except Exception as error:
-            sizes = [f"{name}{[*array.shape]}" for name, array in feeds.items()]
             raise ParityError(
-                f"the ONNX file does not run on {listing(sizes, 12)}",
+                f"the ONNX file does not run on {listing(_sizes(feeds), 12)}",
                 because=str(error).strip().splitlines()[0],
-                help="the module's code holds for the sizes of the first call alone; nothing was "
-                "written",
+                help=_FIRST,
             ) from error
         for name, found in zip(names, results, strict=True):
             wanted = answer[name].cpu().numpy()
             if found.shape != wanted.shape:
-                return float("inf")
+                raise ParityError(
+                    f"the ONNX file gives {name}{[*found.shape]}, and PyTorch {[*wanted.shape]}",
+                    because=f"the call has {listing(_sizes(feeds), 12)}",
+                    help=_FIRST,
+                )
             scale = max(1.0, float(np.abs(wanted).max(initial=0.0)))
             gap = np.abs(found.astype(np.float64) - wanted).max(initial=0.0)
             largest = max(largest, float(gap) / scale)
     return largest
+
+
+def _sizes(feeds: Mapping[str, np.ndarray]) -> list[str]:
+    return [f"{name}{[*array.shape]}" for name, array in feeds.items()]

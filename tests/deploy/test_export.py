@@ -150,3 +150,17 @@ def test_a_file_for_one_size_alone_is_told_and_not_written(tmp_path: Path) -> No
     ):
         export_onnx(Branching(), samples, tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
+
+
+class Cutting(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, : 2 * (x.shape[1] // 2)] if x.shape[1] % 2 else x[:, :4]
+
+
+def test_a_result_of_other_sizes_is_told(tmp_path: Path) -> None:
+    samples = [{"x": torch.ones(2, 6)}, {"x": torch.ones(2, 7)}]
+    with pytest.raises(
+        ParityError, match=r"(?s)gives output\[2, 4\], and PyTorch \[2, 6\]|not run"
+    ):
+        export_onnx(Cutting(), samples, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
