@@ -175,6 +175,8 @@ def test_each_figure_of_the_json_stands_on_the_page(case: Any, tmp_path: Path) -
     text = " ".join(parsed.texts)
     missing = [figure for figure in figures(found) if figure not in text]
     assert not missing
+    assert "\u202e" not in text
+    assert "Worst class: ." not in text
     assert len(report.classes) <= 1000
     for name, group in report.slices.items():
         assert group.count == 3 if case is strange_names else group.count == 10, name
