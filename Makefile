@@ -14,7 +14,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 OFFLINE    := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-breadth test-distributed test-web test-webgpu lint format demo sweep sweep-dtypes fuzz clean
+.PHONY: help venv test test-breadth test-distributed test-web test-webgpu lint format demo sweep sweep-dtypes families fuzz clean
 
 help:
 	@echo "make demo    fine-tune a real model on real text, eager and ortrain side by side"
@@ -33,6 +33,8 @@ help:
 	@echo "make sweep   compare every operator and module of PyTorch's own tables, eager and graph"
 	@echo "make sweep-dtypes"
 	@echo "             the same for each other dtype, more samples of each"
+	@echo "make families"
+	@echo "             optimize files of every family of transformers, by each exporter"
 	@echo "make fuzz    attack every kind of file and command: damage, kills, signals, full disks"
 	@echo "make clean   remove what builds and runs leave behind, .venv excepted"
 
@@ -112,6 +114,11 @@ sweep-dtypes: $(STAMP)
 	    --engine aten || exit; \
 	done
 	$(BIN)/python -m tests.sweep --page > docs/coverage.md
+
+# Four hours of one core; the results and the page that they become are kept in the repository.
+families: $(STAMP)
+	$(OFFLINE) $(ONE_THREAD) $(BIN)/python -m tests.families
+	$(BIN)/python -m tests.families --page > docs/families.md
 
 # A quarter of an hour; what came of it is kept in the repository.
 fuzz: $(STAMP)

@@ -69,6 +69,10 @@ _ONE_FILE_MODELS = (
     "ORTModelForImageClassification ORTModelForMaskedLM ORTModelForMultipleChoice "
     "ORTModelForQuestionAnswering ORTModelForSequenceClassification ORTModelForTokenClassification"
 )
+_FILE_NAMES = {
+    "ortrain.compat.file_names": "ONNX_WEIGHTS_NAME ONNX_ENCODER_NAME ONNX_DECODER_NAME "
+    "ONNX_DECODER_WITH_PAST_NAME ONNX_DECODER_MERGED_NAME"
+}
 _PAIRED_MODELS = "ORTModelForSeq2SeqLM ORTModelForSpeechSeq2Seq"
 _CONFIGURED = (
     "ORTConfig OptimizationConfig AutoOptimizationConfig QuantizationConfig "
@@ -233,22 +237,34 @@ MODULES: dict[str, dict[str, str]] = {
     "optimum.onnxruntime": {
         **_TRAINERS,
         **_QUANTIZATION,
-        "ortrain.deploy": f"{_ONE_FILE_MODELS} {_PAIRED_MODELS} ORTModelForCausalLM {_CONFIGURED} "
-        "ORTOptimizer ORTQuantizer",
+        **_FILE_NAMES,
+        "ortrain.compat.exported": f"{_ONE_FILE_MODELS} {_PAIRED_MODELS} ORTModelForCausalLM",
+        "ortrain.compat.pipelines": "pipeline",
+        "ortrain.compat.rewriting": "ORTOptimizer ORTQuantizer",
+        "ortrain.deploy": _CONFIGURED,
         "ortrain.deploy.models": "ORTModel",
     },
+    "optimum.pipelines": {"ortrain.compat.pipelines": "pipeline"},
+    "optimum.utils": {"ortrain.compat.file_names": "CONFIG_NAME"},
     "optimum.onnxruntime.configuration": {**_QUANTIZATION, "ortrain.deploy": _CONFIGURED},
-    "optimum.onnxruntime.optimization": {"ortrain.deploy": "ORTOptimizer"},
+    "optimum.onnxruntime.optimization": {"ortrain.compat.rewriting": "ORTOptimizer"},
     "optimum.onnxruntime.quantization": {
-        "ortrain.deploy.quantization": "ORTQuantizer ORTCalibrationDataReader"
+        "ortrain.compat.rewriting": "ORTQuantizer",
+        "ortrain.deploy.quantization": "ORTCalibrationDataReader",
     },
     "optimum.onnxruntime.preprocessors": {
         "ortrain.deploy.quantization": "PreprocessorPass QuantizationPreprocessor"
     },
     "optimum.onnxruntime.preprocessors.passes": {"ortrain.deploy.quantization": _EXCLUSIONS},
-    "optimum.onnxruntime.modeling_ort": {"ortrain.deploy": _ONE_FILE_MODELS},
-    "optimum.onnxruntime.modeling_decoder": {"ortrain.deploy": "ORTModelForCausalLM"},
-    "optimum.onnxruntime.modeling_seq2seq": {"ortrain.deploy": _PAIRED_MODELS},
+    "optimum.onnxruntime.modeling_ort": {
+        "ortrain.compat.exported": _ONE_FILE_MODELS,
+        "ortrain.deploy.models": "ORTModel",
+    },
+    "optimum.onnxruntime.modeling_decoder": {"ortrain.compat.exported": "ORTModelForCausalLM"},
+    "optimum.onnxruntime.modeling_seq2seq": {
+        "ortrain.compat.exported": _PAIRED_MODELS,
+        "ortrain.deploy.models.encoder": "ORTEncoder",
+    },
     "optimum.onnxruntime.trainer": {
         "ortrain.compat.trainers": "ORTTrainer",
         "ortrain.trainer.loss": "ModuleWithLoss",
@@ -261,7 +277,8 @@ MODULES: dict[str, dict[str, str]] = {
         "ortrain.compat.trainers": "ORTSeq2SeqTrainingArguments"
     },
     "optimum.onnxruntime.utils": {
-        "ortrain.compat.capabilities": "is_onnxruntime_training_available=is_ortmodule_available"
+        **_FILE_NAMES,
+        "ortrain.compat.capabilities": "is_onnxruntime_training_available=is_ortmodule_available",
     },
     # transformers and datasets
     **hugging_face.NAMES,

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from ortrain.capture.export import Captured, capture
 from ortrain.capture.onnx.lift import drop_unused_inputs
+from ortrain.deploy.unread import note
 from ortrain.errors import GraphError, ParityError, listing
 from ortrain.files.replacing import staged
 from ortrain.guards.key_value_cache import without_cache
@@ -33,6 +34,7 @@ from ortrain.program import Program, Role
 # Largest difference of an output, relative to its largest value or to 1. Float32 summed in another
 # order differs by about 1e-6; a wrong graph, by far more than this.
 TOLERANCE = 1e-4
+_FIRST = "the module's code holds for the sizes of the first call alone; nothing was written"
 
 
 def export_onnx(
@@ -95,6 +97,8 @@ def export_onnx(
         program = _standalone(module, captured, outputs)
         expected = [_flat(module(**sample)) for sample in samples]
     _name_dimensions(program, dimensions)
+    taken = {value.name for value in program.inputs()}
+    note(program.model.metadata_props, [name for name in _flat(samples[0]) if name not in taken])
     with staged(target.parent, target.name, "ONNX file") as folder:
         written = folder / target.name
         program.save(written, external_data_above)
@@ -206,11 +210,27 @@ def _difference(
         # An input that cannot change the answer is not an input of the file.
         given = _flat(sample)
         feeds = {name: given[name].cpu().numpy() for name in taken}
-        for name, found in zip(names, session.run(names, feeds), strict=True):
+        try:
+            results = session.run(names, feeds)
+        except Exception as error:
+            raise ParityError(
+                f"the ONNX file does not run on {listing(_sizes(feeds), 12)}",
+                because=str(error).strip().splitlines()[0],
+                help=_FIRST,
+            ) from error
+        for name, found in zip(names, results, strict=True):
             wanted = answer[name].cpu().numpy()
             if found.shape != wanted.shape:
-                return float("inf")
+                raise ParityError(
+                    f"the ONNX file gives {name}{[*found.shape]}, and PyTorch {[*wanted.shape]}",
+                    because=f"the call has {listing(_sizes(feeds), 12)}",
+                    help=_FIRST,
+                )
             scale = max(1.0, float(np.abs(wanted).max(initial=0.0)))
             gap = np.abs(found.astype(np.float64) - wanted).max(initial=0.0)
             largest = max(largest, float(gap) / scale)
     return largest
+
+
+def _sizes(feeds: Mapping[str, np.ndarray]) -> list[str]:
+    return [f"{name}{[*array.shape]}" for name, array in feeds.items()]

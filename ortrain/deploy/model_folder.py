@@ -9,7 +9,7 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,15 @@ class ModelFolder:
         path: of the folder, which is never written to.
         files: names of its ONNX files, all of them or those that were asked for.
         config: what its ``config.json`` says; empty without one.
+        beside: the folder of the configuration and the tokenizer, where that is another one.
+        grows: whether new files may come into it, beside those that are there.
     """
 
     path: Path
     files: tuple[str, ...]
     config: Mapping[str, Any]
+    beside: Path | None = None
+    grows: bool = False
 
     @classmethod
     def open(
@@ -68,8 +72,8 @@ class ModelFolder:
         """The folder of a model.
 
         Args:
-            source: the folder, or one ``.onnx`` file in it.
-            file_names: of its ONNX files; by default all of them.
+            source: the folder, one ``.onnx`` file in it, or an `ORTModel` that was loaded from it.
+            file_names: of its ONNX files; by default all of them, of a loaded model its own.
 
         Raises:
             TypeError: an argument is of another type.
@@ -78,6 +82,8 @@ class ModelFolder:
         """
         expect_path("source", source)
         expect_names("file_names", file_names, NONE)
+        if (loaded := getattr(source, "onnx_files", None)) is not None:
+            return cls._of_loaded(Path(source), loaded, file_names)
         path = Path(source)
         if path.is_file():
             if path.suffix != ".onnx":
@@ -112,6 +118,18 @@ class ModelFolder:
             )
         return cls(path, wanted, _config(path))
 
+    @classmethod
+    def _of_loaded(
+        cls, folder: Path, files: Sequence[Path], file_names: Sequence[str] | None
+    ) -> ModelFolder:
+        """That of a model whose files may lie in a folder of their own, as ``onnx`` on the hub."""
+        own = files[0].parent
+        names = [path.name for path in files] if file_names is None else file_names
+        found = cls.open(own, names)
+        if own == folder:
+            return found
+        return replace(found, config=found.config or _config(folder), beside=folder)
+
     def load(self, name: str) -> ir.Model:
         """One of the models; weights beside the file stay there and are mapped into memory.
 
@@ -136,7 +154,7 @@ class ModelFolder:
         return tuple(
             sorted(
                 path
-                for path in self.path.iterdir()
+                for path in (self.beside or self.path).iterdir()
                 if path.suffix in _COMPANIONS
                 and path.name not in _NOT_COMPANIONS
                 and not path.name.endswith(".index.json")  # of weights in shards
@@ -209,20 +227,23 @@ def published(source: ModelFolder, target: str | os.PathLike[str], what: str) ->
 
     Raises:
         TypeError: ``target`` is no path.
-        ValueError: ``target`` is the folder of the source, or a name in it leads there.
+        ValueError: ``target`` is the folder of the source, which may not grow, or a name in it
+            leads there.
         SaveError: the files could not be written; unless it says so, all are as they were.
     """
     expect_path("target", target)
     folder = Path(target)
     own = Path(os.path.realpath(source.path))
-    if Path(os.path.realpath(folder)) == own:
+    places = {own, Path(os.path.realpath(source.beside or source.path))}
+    inside = Path(os.path.realpath(folder)) in places
+    if inside and not source.grows:
         raise ValueError(
             f"{folder} is the folder of the source: nothing is written there; give another one"
         )
     made = _missing(folder)
     try:
         with staged(folder, "model", what) as unfinished:
-            for path in source.companions():
+            for path in () if inside else source.companions():
                 shutil.copyfile(path, unfinished / path.name)
             try:
                 yield unfinished
@@ -233,6 +254,13 @@ def published(source: ModelFolder, target: str | os.PathLike[str], what: str) ->
                 raise _OfTheTool(error) from error
             for path in unfinished.iterdir():
                 there = folder / path.name
+                if inside and path.name in source.files:
+                    raise _OfTheTool(
+                        ValueError(
+                            f"{there} is a file of the source: it is not replaced; give a "
+                            "file_suffix or another folder"
+                        )
+                    )
                 # A file is written where a link leads.
                 if there.is_symlink() and Path(os.path.realpath(there)).is_relative_to(own):
                     raise SaveError(

@@ -105,8 +105,9 @@ def replacing(path: str | os.PathLike[str], what: str) -> Iterator[BinaryIO]:
 def staged(folder: Path, stem: str, what: str) -> Iterator[Path]:
     """A folder whose files come into another one at the end, once all of them are on the disk.
 
-    They come one by one, in the reverse order of their names: ``x.onnx.data`` before ``x.onnx``.
-    What a process that was killed meanwhile has left is removed.
+    They come one by one, in the reverse order of their names: ``x.onnx.data`` before ``x.onnx``;
+    those of folders within it into folders of the same names. What a process that was killed
+    meanwhile has left is removed.
 
     Args:
         folder: made where it does not exist.
@@ -125,10 +126,15 @@ def staged(folder: Path, stem: str, what: str) -> Iterator[Path]:
         unfinished, descriptor = _folder_beside(folder / stem)
         yield unfinished
         synchronize_tree(unfinished)
-        for file in sorted(unfinished.iterdir(), reverse=True):
-            file.replace(regular(folder / file.name))
-            moved.append(file.name)
-        synchronize(folder)
+        files = [path for path in unfinished.rglob("*") if not path.is_dir()]
+        for file in sorted(files, reverse=True):
+            name = file.relative_to(unfinished)
+            place = folder / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(regular(place))
+            moved.append(str(name))
+        for place in {folder / name for name in (Path(each).parent for each in moved)} | {folder}:
+            synchronize(place)
     except (OSError, ValueError) as error:
         if isinstance(error, OrtrainError):
             raise

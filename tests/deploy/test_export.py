@@ -136,3 +136,31 @@ def test_a_module_that_draws_in_evaluation_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(GraphError, match="draws random numbers"):
         export_onnx(Noisy(), [{"x": torch.ones(2, 3)}], tmp_path / "model.onnx")
+
+
+class Branching(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] == 2 else x * 3
+
+
+def test_a_file_for_one_size_alone_is_told_and_not_written(tmp_path: Path) -> None:
+    samples = [{"x": torch.ones(2, 4)}, {"x": torch.ones(3, 4)}]
+    with pytest.raises(
+        ParityError, match=r"(?s)does not run on x\[3, 4\].*sizes of the first call"
+    ):
+        export_onnx(Branching(), samples, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+class Cutting(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, : 2 * (x.shape[1] // 2)] if x.shape[1] % 2 else x[:, :4]
+
+
+def test_a_result_of_other_sizes_is_told(tmp_path: Path) -> None:
+    samples = [{"x": torch.ones(2, 6)}, {"x": torch.ones(2, 7)}]
+    with pytest.raises(
+        ParityError, match=r"(?s)gives output\[2, 4\], and PyTorch \[2, 6\]|not run"
+    ):
+        export_onnx(Cutting(), samples, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())

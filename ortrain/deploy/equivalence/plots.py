@@ -77,10 +77,25 @@ def columns(title: str, rows: Sequence[tuple[str, int]]) -> str:
     return _drawing(title, "".join(parts), base + 24)
 
 
+# Overrides, embeddings, isolates and marks of direction.
+_TURNING = frozenset(map(chr, (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))))
+
+
 def text(value: object) -> str:
-    """A value as characters of the page, whatever it holds; what no page may hold as U+FFFD."""
-    shown = "".join(c if c in "\t\n" or (ord(c) >= 32 and c != "\x7f") else "�" for c in str(value))
+    """A value as characters of the page, whatever it holds; what no page may hold as U+FFFD.
+
+    So is what turns the direction of all that follows. A name of blanks alone stands in quotes.
+    """
+    shown = "".join(c if _may_be(c) else "�" for c in str(value))
+    if shown and not shown.strip():
+        shown = repr(shown)
     return escape(shown, quote=True)
+
+
+def _may_be(character: str) -> bool:
+    if character in "\t\n":
+        return True
+    return ord(character) >= 32 and character != "\x7f" and character not in _TURNING
 
 
 def _cut(name: str) -> str:

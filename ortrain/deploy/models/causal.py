@@ -98,7 +98,8 @@ class ORTModelForCausalLM(ORTGeneratingModel):
             position_ids: ``[batch, length]``; without them tokens are counted from the cache's on.
             past_key_values: a transformers `DynamicCache`, which is filled in place.
             use_cache: whether the result has a cache; by default as the configuration says.
-            kwargs: other inputs of the file, and ``return_dict``.
+            kwargs: other inputs of the file, ``return_dict``, and ``logits_to_keep``: of how many
+                tokens at the end, or of which, logits are wanted; 0 for all.
 
         Returns:
             A `CausalLMOutputWithPast` of torch tensors; its logits are a numpy array where all
@@ -112,6 +113,7 @@ class ORTModelForCausalLM(ORTGeneratingModel):
         """
         cache = self._cache_for(past_key_values, use_cache)
         states = [] if cache is None else states_of(cache)
+        wanted = kwargs.pop("logits_to_keep", 0)
         step = self._next if states else self._first
         as_object = self._flags(kwargs, step.results.fields)
         given = {
@@ -127,6 +129,9 @@ class ORTModelForCausalLM(ORTGeneratingModel):
         elif cache is not None:
             fill(cache, [outputs[index] for index in step.names.present])
         result: Any = step.results.of(outputs, arrays, past_key_values=cache)
+        if not isinstance(wanted, int) or wanted:
+            chosen = slice(-wanted, None) if isinstance(wanted, int) else wanted
+            result.logits = result.logits[:, chosen]
         return result if as_object else result.to_tuple()
 
 

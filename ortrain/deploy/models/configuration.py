@@ -10,12 +10,13 @@ from transformers import AutoConfig
 from ortrain.errors import InputError
 
 
-def config_of(folder: Path, given: dict[str, Any]) -> Any:
+def config_of(folder: Path, given: dict[str, Any], *, trusted: bool = False) -> Any:
     """The configuration of a folder, with some attributes replaced.
 
     Args:
         folder: of the model, or one in it.
         given: attributes, and ``config`` itself, which is taken out.
+        trusted: whether code that lies beside it may be run.
 
     Raises:
         TypeError: there is no attribute of a name.
@@ -31,7 +32,7 @@ def config_of(folder: Path, given: dict[str, Any]) -> Any:
                 help="copy it from the checkpoint, or pass config=…",
             )
         try:
-            config = AutoConfig.from_pretrained(place)
+            config = AutoConfig.from_pretrained(place, trust_remote_code=trusted)
         except (OSError, ValueError, KeyError) as error:
             raise InputError(
                 f"transformers cannot read {place / 'config.json'}",

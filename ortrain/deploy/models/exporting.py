@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
 
 from ortrain.deploy.cached_decoder import CachedDecoder, Encoder, States
 from ortrain.deploy.export import export_onnx
@@ -119,10 +118,12 @@ class _Decoder(nn.Module):
 class _PairedDecoder(nn.Module):
     """The decoder of an encoder-decoder, likewise, with what it needs of the encoder."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, encoded: Any) -> None:
         super().__init__()
         self.decoder = CachedDecoder(model)
-        self.width = int(model.get_encoder().config.hidden_size)
+        # What the encoder gives may have fields of its own, which the model's code looks up.
+        self.kind: type[Any] = type(encoded)
+        self.width = int(encoded.last_hidden_state.shape[-1])
 
     def forward(
         self,
@@ -141,7 +142,9 @@ class _PairedDecoder(nn.Module):
             assert keys is not None
             # Read for their sizes alone.
             encoder_hidden_states = keys.new_zeros(keys.shape[0], keys.shape[2], self.width)
-        kwargs: dict[str, Any] = {"encoder_outputs": BaseModelOutput(encoder_hidden_states)}
+        kwargs: dict[str, Any] = {
+            "encoder_outputs": self.kind(last_hidden_state=encoder_hidden_states)
+        }
         if encoder_attention_mask is not None:
             kwargs["attention_mask"] = encoder_attention_mask
         logits, own, computed = self.decoder(
@@ -177,7 +180,14 @@ def _causal(model: Any, target: Path) -> None:
         # A prompt of one token more, so that there are sizes to take nothing of.
         read = max(before, 1)
         prompt = {name: value[:, :read] for name, value in whole.items()}
-        _, states, _ = CachedDecoder(model)([], [], **prompt, use_cache=True)
+        try:
+            _, states, _ = CachedDecoder(model)([], [], **prompt, use_cache=True)
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise NotServed(
+                f"{type(model).__name__} has a cache of another kind than keys and values",
+                because=f"{type(error).__name__}: {error}",
+                help="ortrain.deploy.export_onnx writes it without a cache",
+            ) from error
         past = [state[:, :, :before] for state in states]
         sample = {name: value[:, before:] for name, value in whole.items()}
         samples.append({**sample, "attention_mask": mask, "past_key_values": _named(past)})
@@ -198,10 +208,12 @@ def _paired(model: Any, target: Path) -> None:
     )
     first: list[Sample] = []
     after: list[Sample] = []
-    decoder = _PairedDecoder(model)
+    decoder = _PairedDecoder(model, coding(**sources[0]))
     for source, (length, new) in zip(sources, ((4, 2), (1, 1), (2, 1), (1, 3)), strict=False):
         states = coding(**source).last_hidden_state
-        mask = {} if speech else {"encoder_attention_mask": source["attention_mask"]}
+        # Of sounds a mask is of samples, which the decoder's side counts in frames by itself.
+        masked = "attention_mask" in source
+        mask = {"encoder_attention_mask": source["attention_mask"]} if masked else {}
         ids, _ = tokens(model.config, states.shape[0], length + new)
         first.append({"input_ids": ids[:, :length], "encoder_hidden_states": states, **mask})
         past = decoder(**first[-1])["present"]

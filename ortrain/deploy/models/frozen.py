@@ -44,6 +44,46 @@ class Frozen:
         """Raises StateError: the weights are constants of the file."""
         self._no_training("has no state")
 
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises StateError: the weights are constants of the file."""
+        self._no_training("has no state")
+
+    def num_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises StateError: the weights are constants of the file."""
+        self._no_training("has no parameters")
+
+    def buffers(self, recurse: bool = True) -> Any:
+        """Raises StateError: they are constants of the file."""
+        self._no_training("has no buffers")
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises StateError: they are constants of the file."""
+        self._no_training("has no buffers")
+
+    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises StateError: no gradients are computed."""
+        self._no_training("computes no gradients")
+
+    def get_input_embeddings(self) -> Any:
+        """Raises StateError: they are constants of the file."""
+        self._no_training("has no table of embeddings by itself")
+
+    def get_output_embeddings(self) -> Any:
+        """Raises StateError: they are constants of the file."""
+        self._no_training("has no output layer by itself")
+
+    def set_input_embeddings(self, value: Any) -> Any:
+        """Raises StateError: they are constants of the file."""
+        self._no_training("has no table of embeddings by itself")
+
+    def set_output_embeddings(self, value: Any) -> Any:
+        """Raises StateError: they are constants of the file."""
+        self._no_training("has no output layer by itself")
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises StateError: they are constants of the file."""
+        self._no_training("cannot be given other embeddings")
+
     def _no_training(self, what: str) -> Any:
         raise StateError(
             f"{type(self).__name__} {what}",

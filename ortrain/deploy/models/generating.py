@@ -7,10 +7,12 @@ of, without any of its parts: so it is prepared for each step, and searched, by 
 from __future__ import annotations
 
 import functools
+import inspect
 from pathlib import Path
 from typing import Any, Self, cast
 
 import transformers
+from torch import nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
@@ -49,6 +51,17 @@ class ORTGeneratingModel(ORTModel):
             return cache
         wanted = getattr(self.config, "use_cache", True) if use_cache is None else use_cache
         return new_cache(paired) if wanted else None
+
+    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Called by ``generate``: the source's own, without positions that its forward lacks.
+
+        They are made where ``forward`` takes them, and ours always does.
+        """
+        source: Any = super()
+        given: dict[str, Any] = source.prepare_inputs_for_generation(*args, **kwargs)
+        if not _takes_positions(type(self)):
+            given.pop("position_ids", None)
+        return given
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
@@ -97,6 +110,15 @@ def _joined(kind: type[Any], source: type[Any]) -> type[Any]:
     """A class of both, which goes by the name of the first."""
     attributes = {"__doc__": kind.__doc__, "__module__": kind.__module__}
     return type(kind.__name__, (kind, source), attributes)
+
+
+def _takes_positions(kind: type[Any]) -> bool:
+    """Whether the forward of the model of transformers knows positions."""
+    for each in kind.__mro__:
+        own = vars(each).get("forward")
+        if own is not None and each is not nn.Module and not issubclass(each, ORTModel):
+            return "position_ids" in inspect.signature(own).parameters
+    return True
 
 
 def _generation_config(folder: Path, config: Any) -> GenerationConfig:

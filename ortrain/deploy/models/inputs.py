@@ -27,6 +27,8 @@ _BEHIND_PADDING = {
     *("camembert", "data2vec-text", "esm", "ibert", "longformer", "luke", "mpnet", "roberta"),
     *("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 }
+# Models that count them of the mask, where a file takes what they have counted.
+_BY_THE_MASK = {"opt"}
 # Models that make positions of the mask themselves, or read the distances of tokens alone.
 _OF_THE_MASK = {"bloom", "falcon", "mpt", "opt", "xglm"}
 # Arguments that the model of transformers takes and does not read.
@@ -166,6 +168,9 @@ class Inputs:
                 return torch.arange(padding + 1, padding + 1 + shape[-1], device=device)[None]
             real = ids.ne(padding).long()
             return real.cumsum(-1) * real + padding
+        mask = given.get("attention_mask")
+        if self._kind in _BY_THE_MASK and mask is not None and mask.ndim == 2:
+            return (mask.long().cumsum(-1) * mask.long() - 1)[:, past:]
         return torch.arange(past, past + shape[-1], device=device)[None]
 
     # -- what is too much ------------------------------------------------------------------------
@@ -174,7 +179,7 @@ class Inputs:
         self, name: str, tensor: torch.Tensor, given: Mapping[str, torch.Tensor], past: int
     ) -> None:
         """Raises where an argument that the file does not take would have changed the answer."""
-        if (self._kind, name) in _UNREAD:
+        if name in self.session.unread or (self._kind, name) in _UNREAD:
             return
         if name in MASKS:
             why = "" if bool(tensor.all()) else "some of its tokens are masked"

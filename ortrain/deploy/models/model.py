@@ -17,18 +17,18 @@ from transformers import GenerationConfig
 
 from ortrain.deploy.models.configuration import config_of
 from ortrain.deploy.models.exporting import export_folder
-from ortrain.deploy.models.files import HUB, external_files, located
+from ortrain.deploy.models.files import HUB, located
 from ortrain.deploy.models.frozen import Frozen
+from ortrain.deploy.models.saving import Saved, preprocessor_files
 from ortrain.deploy.models.session import CPU, Session, described, expect_session_options
 from ortrain.errors import InputError, NotServed, UnsupportedInput, listing
-from ortrain.files.replacing import staged
 from ortrain.kinds import NONE, expect, expect_flag, expect_path
 
 # Arguments of a call that ask for more than an exported file may give.
 _RETURNED = ("output_attentions", "output_hidden_states", "use_cache", "interpolate_pos_encoding")
 
 
-class ORTModel(Frozen):
+class ORTModel(Frozen, Saved):
     """An exported model of transformers, in onnxruntime.
 
     Made by `from_pretrained`. It is called as the model of transformers is, with torch tensors or
@@ -53,7 +53,6 @@ class ORTModel(Frozen):
     base_model_prefix = "ort_model"
     training = False
 
-    config: Any
     generation_config: GenerationConfig | None = None
 
     def __init__(self, config: Any, sessions: Mapping[str, Session], folder: Path) -> None:
@@ -65,7 +64,7 @@ class ORTModel(Frozen):
         self._take(dict(sessions))
         _register(type(self))
 
-    # -- loading and saving ----------------------------------------------------------------------
+    # -- loading ---------------------------------------------------------------------------------
 
     @classmethod
     def from_pretrained(
@@ -79,6 +78,7 @@ class ORTModel(Frozen):
         export: bool = False,
         *,
         subfolder: str = "",
+        trust_remote_code: bool = False,
         **config: Any,
     ) -> Self:
         """Loads an exported model.
@@ -95,6 +95,7 @@ class ORTModel(Frozen):
             export: makes the ONNX files, in a folder that lives as long as the model; files that
                 are there already are passed by. `save_pretrained` keeps them.
             subfolder: of the model's folder.
+            trust_remote_code: whether code that lies beside a checkpoint may be run.
             config: attributes of the configuration to replace; ``config`` itself; and ``revision``,
                 ``token``, ``cache_dir``, ``local_files_only`` and ``force_download`` for the hub.
 
@@ -113,6 +114,7 @@ class ORTModel(Frozen):
         expect_session_options(session_options)
         expect("provider_options", provider_options, (Mapping, NONE), "a dict")
         expect_flag("export", export)
+        expect_flag("trust_remote_code", trust_remote_code)
         if use_io_binding is not None:
             expect_flag("use_io_binding", use_io_binding)
         hub = {name: config.pop(name) for name in HUB if name in config}
@@ -122,14 +124,14 @@ class ORTModel(Frozen):
             if module is not None or export:
                 made = Path(tempfile.mkdtemp(prefix="ortrain-"))
                 source = module if module is not None else located(str(model), subfolder, hub)
-                cls._export(source, made, config)
+                cls._export(source, made, config, trusted=trust_remote_code)
                 folder = made
             else:
                 folder = located(str(model), subfolder, hub)
                 if folder.is_file():
                     folder, names = folder.parent, cls._file_names(folder.name, {})
             files = cls._files(folder, names)
-            loaded = config_of(folder, config)
+            loaded = config_of(folder, config, trusted=trust_remote_code)
             sessions = {
                 role: Session(
                     path,
@@ -151,17 +153,22 @@ class ORTModel(Frozen):
         return instance
 
     @classmethod
-    def _export(cls, source: nn.Module | Path, folder: Path, config: dict[str, Any]) -> None:
+    def _export(
+        cls, source: nn.Module | Path, folder: Path, config: dict[str, Any], *, trusted: bool
+    ) -> None:
         """Writes the files of a checkpoint, for which it takes what ``config`` has."""
         if isinstance(source, Path):
             if not (source / "config.json").is_file():
                 raise InputError(f"there is no config.json in {source}")
-            given = {"dtype": torch.float32, **config}
+            given = {"dtype": torch.float32, "trust_remote_code": trusted, **config}
             config.clear()
             loaded = getattr(transformers, cls.auto_class).from_pretrained(source, **given)
         else:
             loaded = source
         export_folder(loaded, folder, cls.form)
+        if isinstance(source, Path):
+            for path in preprocessor_files(source):
+                shutil.copyfile(path, folder / path.name)
 
     @classmethod
     def _file_names(cls, file_name: str | None, config: dict[str, Any]) -> dict[str, str | None]:
@@ -171,7 +178,10 @@ class ORTModel(Frozen):
     @classmethod
     def _files(cls, folder: Path, names: Mapping[str, str | None]) -> dict[str, Path]:
         """Role → file."""
-        raise NotImplementedError
+        raise TypeError(
+            f"{cls.__name__} is what models of all tasks are: call from_pretrained of the class of "
+            "its task, such as ORTModelForFeatureExtraction"
+        )
 
     @classmethod
     def _kind(cls, config: Any) -> type[Self]:
@@ -181,30 +191,6 @@ class ORTModel(Frozen):
     def _take(self, sessions: dict[str, Session]) -> None:
         """Makes these the model's sessions."""
         self.sessions = sessions
-
-    def save_pretrained(self, save_directory: str | os.PathLike[str]) -> None:
-        """Writes the ONNX files with their weights, and the configuration.
-
-        Nothing is half-written: files appear in the folder once all of them are complete.
-
-        Raises:
-            SaveError: they could not be written.
-            ValueError: it is the folder that the model was loaded from.
-        """
-        expect_path("save_directory", save_directory, expected="the path of a folder")
-        target = Path(save_directory)
-        for session in self.sessions.values():
-            if target.exists() and target.resolve() == session.path.parent.resolve():
-                raise ValueError(
-                    f"save_directory={str(target)!r}: the model was loaded from there; take another"
-                )
-        with staged(target, "model", "exported model") as folder:
-            for session in self.sessions.values():
-                for name in (session.path.name, *external_files(session.path)):
-                    shutil.copyfile(session.path.parent / name, folder / name)
-            self.config.save_pretrained(folder)
-            if self.generation_config is not None:
-                self.generation_config.save_pretrained(folder)
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -272,6 +258,11 @@ class ORTModel(Frozen):
         return next((kind for kind in kinds if kind.is_floating_point), torch.float32)
 
     @property
+    def onnx_files(self) -> tuple[Path, ...]:
+        """The files that it runs."""
+        return tuple(session.path for session in self.sessions.values())
+
+    @property
     def providers(self) -> list[str]:
         """The execution providers that run it, in the order of preference."""
         return next(iter(self.sessions.values())).providers
@@ -319,6 +310,14 @@ class ORTModel(Frozen):
     def cpu(self) -> Self:
         """Moves it to the CPU."""
         return self.to("cpu")
+
+    def half(self) -> Self:
+        """Itself, if its file computes in float16; see `to`."""
+        return self.to(torch.float16)
+
+    def float(self) -> Self:
+        """Itself, if its file computes in float32; see `to`."""
+        return self.to(torch.float32)
 
     def cuda(self, device: int | None = None) -> Self:
         """Moves it to a GPU."""

@@ -55,7 +55,7 @@ def tokens(config: Any, rows: int, length: int, *, left: bool = False) -> tuple[
 
 def image_samples(model: Any) -> list[Sample]:
     """Calls with images of the size that the model has been made for."""
-    config = model.config
+    config = getattr(model.config, "vision_config", None) or model.config
     size = getattr(config, "image_size", None) or 224
     height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
     channels = getattr(config, "num_channels", 3)

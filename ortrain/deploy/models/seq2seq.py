@@ -172,6 +172,8 @@ class ORTModelForSeq2SeqLM(ORTGeneratingModel):
         if encoder_outputs is None and not own:
             encoder_outputs = self.encoder(**source, attention_mask=attention_mask)
         states = None if encoder_outputs is None else _hidden(encoder_outputs)
+        if attention_mask is None:
+            attention_mask = self._all_of(source)
         given = {
             **decoder,
             **kwargs,
@@ -200,6 +202,10 @@ class ORTModelForSeq2SeqLM(ORTGeneratingModel):
             more["encoder_last_hidden_state"] = states.cpu().numpy()
         result: Any = step.results.of(outputs, arrays, **more)
         return result if as_object else result.to_tuple()
+
+    def _all_of(self, source: dict[str, Any]) -> Any:
+        """The mask of a source that has none; of tokens it is made of the encoder's states."""
+        return None
 
 
 class ORTModelForSpeechSeq2Seq(ORTModelForSeq2SeqLM):
@@ -258,6 +264,19 @@ class ORTModelForSpeechSeq2Seq(ORTModelForSeq2SeqLM):
             use_cache=use_cache,
             kwargs=kwargs,
         )
+
+    def _all_of(self, source: dict[str, Any]) -> Any:
+        """Of samples there are more than states, and how many, the source alone tells."""
+        samples = source.get("input_values")
+        masked = (s for s in self._steps.values() if "encoder_attention_mask" in s.session.inputs)
+        if self.main_input_name != "input_values" or next(masked, None) is None:
+            return None
+        if samples is None:
+            raise InputError(
+                "attention_mask is missing: the decoder reads which samples of the sound are there",
+                help="pass attention_mask=… beside encoder_outputs, ones for each sample",
+            )
+        return torch.ones(*samples.shape[:2], dtype=torch.int64, device=self.device)
 
 
 def _hidden(outputs: Any) -> torch.Tensor:

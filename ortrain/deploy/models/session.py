@@ -12,6 +12,7 @@ import onnxruntime
 import torch
 from onnxruntime.capi import _pybind_state as native
 
+from ortrain.deploy.unread import noted
 from ortrain.errors import ExecutionError, InputError, UnsupportedInput, listing
 from ortrain.kinds import shown
 from ortrain.runtime.onnxruntime.exchange import all_to_torch, to_ort
@@ -73,6 +74,8 @@ class Session:
         inputs: name → value, in the file's order.
         outputs: likewise.
         device: where its tensors are.
+        unread: names of what the model takes and the file does not, as the answer does not depend
+            on it.
 
     Raises:
         InputError: the file is missing, damaged, or refused by onnxruntime.
@@ -103,6 +106,7 @@ class Session:
         self.inputs = {value.name: _value(value, self.path) for value in self._loaded.get_inputs()}
         self.outputs = {v.name: _value(v, self.path) for v in self._loaded.get_outputs()}
         self.device = _device(provider, self._provider_options)
+        self.unread = noted(self._loaded.get_modelmeta().custom_metadata_map)
         self._names = [*self.inputs]
         self._fetches = [*self.outputs]
         here = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(), 0)
@@ -119,6 +123,11 @@ class Session:
             binding=self.binding,
             grows=self._grows,
         )
+
+    @property
+    def inference_session(self) -> onnxruntime.InferenceSession:
+        """Onnxruntime's own."""
+        return self._loaded
 
     @property
     def providers(self) -> list[str]:

@@ -25,6 +25,8 @@ from ortrain.graph.walk import reads
 
 _FLOAT, _HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
 _LARGEST = 65504.0
+# From which on the ends of a Clip are inputs.
+_CLIP_OF_INPUTS = 11
 # Factors that float16 rounds by a larger part stay float32.
 _COARSE = 2.0**-9
 # Masks have numbers of this size; in float16 transformers itself writes the lowest there is.
@@ -33,6 +35,13 @@ _MASKED = 1e30
 _EXACT = frozenset(
     {"Pow", "Exp", "Log", "Sqrt", "Reciprocal", "Range", "CumSum", "ReduceMean", "ReduceSum",
      "ReduceSumSquare", "ReduceL2", "ReduceProd", "ReduceLogSumExp", "Sin", "Cos", "Tan"}
+)  # fmt: skip
+# Where numbers that become whole ones come from: what is before stays as it would be anyway.
+_ROUGH = frozenset(
+    {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "LSTM", "GRU", "RNN", "Attention",
+     "MultiHeadAttention", "GroupQueryAttention", "LayerNormalization", "RMSNormalization",
+     "SimplifiedLayerNormalization", "SkipLayerNormalization",
+     "SkipSimplifiedLayerNormalization", "BatchNormalization", "If", "Loop", "Scan"}
 )  # fmt: skip
 _ANGLES = frozenset({"Sin", "Cos", "Tan"})
 
@@ -76,6 +85,8 @@ class _Conversion:
         self.constants: dict[ir.Value, ir.Value] = {}
         self.halves: dict[tuple[ir.Graph, ir.Value], ir.Value] = {}
         self.floats: dict[tuple[ir.Graph, ir.Value], ir.Value] = {}
+        # Nodes that may give a number which float16 has not, as masks of -1e10 do.
+        self.large: set[ir.Node] = set()
         # Nodes whose numbers are float16 already, which stay as they are.
         self.halved: set[ir.Node] = set()
         self.names = {value.name for graph in graphs(model) for value in _values(graph)}
@@ -83,6 +94,7 @@ class _Conversion:
     def note_exact(self, graph: ir.Graph, stays: Callable[[ir.Node], bool]) -> None:
         """Nodes that stay float32, or float16."""
         wanted: set[ir.Value] = set()
+        counted: set[ir.Value] = set()
         for node in reversed(list(graph)):
             kinds = {v.dtype for v in (*node.inputs, *node.outputs) if v is not None}
             if _HALF in kinds and not kinds & {_FLOAT, None}:
@@ -92,8 +104,15 @@ class _Conversion:
             others = any(map(shapes.is_no_tensor, (*node.inputs, *node.outputs)))
             beyond = any(map(_beyond, node.inputs))
             exact = node.op_type in _EXACT or _ends_sessions(node)
+            if _becomes_whole(node) or (
+                node.op_type not in _ROUGH and any(v in counted for v in node.outputs)
+            ):
+                exact = True
+                counted.update(reads(node))
             if of_angle or exact or beyond or others or stays(node):
                 self.exact.add(node)
+            if any(map(_large, node.inputs)):
+                self.large.add(node)
             if of_angle or node.op_type in _ANGLES:
                 wanted.update(v for v in reads(node) if v.dtype in (_FLOAT, None))
 
@@ -170,11 +189,12 @@ class _Conversion:
         known = self.halves if dtype == _HALF else self.floats
         if (graph, value) in known:
             return known[graph, value]
-        cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(dtype))], num_outputs=1)
+        source = self._cut(graph, value) if dtype == _HALF else value
+        cast = ir.Node("", "Cast", [source], [ir.AttrInt64("to", int(dtype))], num_outputs=1)
         made = cast.outputs[0]
         made.name = self._unused(f"{value.name}.{'half' if dtype == _HALF else 'float'}")
         made.type, made.shape = ir.TensorType(dtype), value.shape
-        producer = value.producer()
+        producer = source.producer()
         if producer is not None and producer.graph is graph:
             graph.insert_after(producer, cast)
         else:
@@ -182,6 +202,32 @@ class _Conversion:
             graph.insert_before(first, cast)
         known[graph, value] = made
         return made
+
+    def _cut(self, graph: ir.Graph, value: ir.Value) -> ir.Value:
+        """A value that may be large, within what float16 has: beyond that a cast gives infinities.
+
+        A row of a mask that shuts all out would then be NaN behind a softmax.
+        """
+        producer = value.producer()
+        if producer is None or producer not in self.large or producer.graph is not graph:
+            return value
+        if self.model.opset_imports.get("", 0) < _CLIP_OF_INPUTS:
+            return value
+        ends = []
+        for end in (-_LARGEST, _LARGEST):
+            name = self._unused(f"{value.name}.{'least' if end < 0 else 'most'}")
+            tensor = ir.tensor(np.asarray(end, np.float32), name=name)
+            made = ir.Value(
+                name=name, shape=ir.Shape([]), type=ir.TensorType(_FLOAT), const_value=tensor
+            )
+            graph.register_initializer(made)
+            ends.append(made)
+        clip = ir.Node("", "Clip", [value, *ends], num_outputs=1)
+        found = clip.outputs[0]
+        found.name = self._unused(f"{value.name}.cut")
+        found.type, found.shape = ir.TensorType(_FLOAT), value.shape
+        graph.insert_after(producer, clip)
+        return found
 
     def _unused(self, name: str) -> str:
         """A name that no value has: of a body, it may not be that of one outside either."""
@@ -212,6 +258,18 @@ def _values(graph: ir.Graph) -> Iterator[ir.Value]:
         yield from node.outputs
 
 
+def _becomes_whole(node: ir.Node) -> bool:
+    """Whether floats become whole numbers, which decide on rows and places: they have to be exact.
+
+    An edge of a histogram, the float32 next to 3, is 3 in float16, and the last expert has no row.
+    """
+    if node.op_type != "Cast" or node.domain not in ("", "ai.onnx"):
+        return False
+    to = ir.DataType(node.attributes["to"].as_int()) if "to" in node.attributes else _FLOAT
+    source = node.inputs[0]
+    return to.is_integer() and source is not None and source.dtype in (_FLOAT, None)
+
+
 def _ends_sessions(node: ir.Node) -> bool:
     """Whether a product reads a ``Transpose`` that moves the batch: it stays float32.
 
@@ -223,6 +281,17 @@ def _ends_sessions(node: ir.Node) -> bool:
     perm = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else []
     kept = len(perm) < 3 or perm[:-2] == list(range(len(perm) - 2))
     return not kept and any(use.node.op_type == "MatMul" for use in node.outputs[0].uses())
+
+
+def _large(value: ir.Value | None) -> bool:
+    """Whether a constant has finite numbers beyond those of float16."""
+    if value is None or value.dtype != _FLOAT or value.is_graph_input():
+        return False
+    tensor = value.const_value
+    if tensor is None or tensor.size == 0:
+        return False
+    sizes = np.abs(np.asarray(tensor.numpy()))
+    return bool(((sizes > _LARGEST) & (sizes < _MASKED)).any())
 
 
 def _beyond(value: ir.Value | None) -> bool:

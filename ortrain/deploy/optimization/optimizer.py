@@ -57,9 +57,10 @@ class ORTOptimizer:
         """An optimizer of a model's files.
 
         Args:
-            model_or_path: a folder with ONNX files, one such file, or a model that was loaded from
-                one (its ``model_save_dir`` or ``path`` is taken).
-            file_names: of its ONNX files; by default all of them, encoders and decoders alike.
+            model_or_path: a folder with ONNX files, one such file, or an `ORTModel` that was loaded
+                from one.
+            file_names: of its ONNX files; by default all of them, encoders and decoders alike, and
+                of a loaded model those that it runs.
 
         Raises:
             TypeError: an argument is of another type.
@@ -129,6 +130,7 @@ class ORTOptimizer:
             opset, beside = None, False
             for name in self.folder.files:
                 model = self.folder.load(name)
+                had = model.opset_imports.get("")
                 outside = bool(external_files_of(model))
                 external = (outside or None) if use_external_data_format is None else (
                     use_external_data_format
@@ -138,7 +140,8 @@ class ORTOptimizer:
                 with tempfile.TemporaryDirectory(dir=folder, prefix=".work") as work:
                     model, reports[name] = _optimized(model, config, level, Path(work))
                     save_model(model, written, external=external, one_file=one_external_file)
-                    opset = model.opset_imports.get("")
+                    now = model.opset_imports.get("")
+                    opset = opset if now == had else now
                     del model  # its weights are mapped from the folder that goes now
                 offline.check_loads(written, offline.providers(config))
                 beside = beside or any(p.suffix == ".onnx_data" for p in folder.iterdir())

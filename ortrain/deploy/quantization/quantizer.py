@@ -74,7 +74,8 @@ class ORTQuantizer:
 
         Args:
             model_or_path: a folder, an ``.onnx`` file, or an ``ORTModel``.
-            file_name: of one ONNX file, or of some; by default all are quantized in one call.
+            file_name: of one ONNX file, or of some; by default all are quantized in one call, and
+                of a loaded model those that it runs.
 
         Raises:
             TypeError: an argument is of another type.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from pathlib import Path
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import GenerationMixin
+from transformers import GenerationConfig, GenerationMixin
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
 from ortrain.deploy.models import ORTModelForCausalLM, ORTModelForSpeechSeq2Seq
 from ortrain.errors import InputError, UnsupportedInput
+from tests.breadth import crossed
 from tests.deploy.decoders import batch
 from tests.deploy.exported import GENERATING, folder, ort_class, ort_model, torch_model
 
@@ -27,6 +29,19 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "sampling": {"do_sample": True, "num_return_sequences": 2, "temperature": 1.5},
     "sampled beams": {"do_sample": True, "num_beams": 3, "top_k": 20},
     "no cache": {"use_cache": False},
+}
+# What is searched by processors, or is passed on to the model.
+OTHERS: dict[str, dict[str, Any]] = {
+    "repetition": {"repetition_penalty": 1.4, "no_repeat_ngram_size": 2},
+    "repetition of the source": {"encoder_repetition_penalty": 1.4},
+    "bad words": {"bad_words_ids": [[5], [6, 7]]},
+    "forced end": {"forced_eos_token_id": 2},
+    "cut-offs": {"do_sample": True, "min_p": 0.05, "typical_p": 0.9, "epsilon_cutoff": 3e-4},
+    "pieces of the prompt": {"prefill_chunk_size": 2},
+    "watermark": {"watermarking_config": {"bias": 2.0, "greenlist_ratio": 0.3}},
+    "bias": {"sequence_bias": [[[5], 4.0]]},
+    "decay": {"exponential_decay_length_penalty": (2, 1.5)},
+    "a configuration": {"generation_config": GenerationConfig(max_new_tokens=NEW, num_beams=2)},
 }
 DECODERS = ("gpt2", "llama")
 PAIRED = ("t5", "bart", "whisper")
@@ -55,6 +70,41 @@ def test_each_search_gives_pytorchs_tokens(name: str, search: str) -> None:
         arguments = {"max_new_tokens": NEW, **SEARCHES[search]}
         expected, found = both(name, **prompt(name, rows, length), **arguments)
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("search", "name"), crossed(OTHERS, GENERATING, one_in=4))
+def test_processors_and_options_give_pytorchs_tokens(search: str, name: str) -> None:
+    if name == "whisper" and search in ("repetition of the source", "pieces of the prompt"):
+        return  # whose source are no tokens, and which PyTorch itself reads in one piece alone
+    arguments = {"max_new_tokens": NEW, **copy.deepcopy(OTHERS[search])}
+    expected, found = both(name, **prompt(name, 3, 6), **arguments)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"cache_implementation": "static"}, "cache_implementation='static' is of no use"),
+        ({"cache_implementation": "quantized"}, "cache_implementation='quantized' is of no use"),
+        ({"output_hidden_states": True}, "output_hidden_states=True"),
+        ({"output_attentions": True}, "output_attentions=True"),
+    ],
+)
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_what_a_file_cannot_give_is_one_clear_error(
+    name: str, asked: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UnsupportedInput, match=message):
+        ort_model(name).generate(
+            **prompt(name, 2, 5), max_new_tokens=3, return_dict_in_generate=True, **asked
+        )
+
+
+def test_embeddings_in_the_place_of_tokens_are_one_clear_error() -> None:
+    embedded = torch.zeros(1, 3, 16)
+    for name in ("gpt2", "t5"):
+        with pytest.raises(UnsupportedInput, match="takes no inputs_embeds"):
+            ort_model(name).generate(inputs_embeds=embedded, max_new_tokens=3)
 
 
 @pytest.mark.parametrize("name", GENERATING)
@@ -142,6 +192,16 @@ def test_encoder_and_decoder_answer_as_pytorch_does(name: str) -> None:
                     for each, past in zip((model, ours), pasts, strict=True)
                 )
                 torch.testing.assert_close(mine.logits, its.logits, rtol=0, atol=1e-4)
+
+
+def test_of_the_logits_those_that_are_asked_for_are_given() -> None:
+    """As Phi-3's own preparation of a step asks for all: ``logits_to_keep=0``."""
+    model, ours, given = torch_model("llama"), ort_model("llama"), prompt("llama", 2, 6)
+    for wanted in (0, 1, 3, torch.tensor([0, 4])):
+        with torch.no_grad():
+            expected = model(**given, logits_to_keep=wanted).logits
+        found = ours(**given, logits_to_keep=wanted).logits
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
 def test_numpy_prompts_give_numpy_logits() -> None:

@@ -13,6 +13,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from transformers import CLIPConfig, CLIPForImageClassification
 
 from ortrain.deploy.models import (
     ORTModelForCausalLM,
@@ -240,6 +241,23 @@ def test_a_pytorch_model_is_exported_and_stays_as_it_is() -> None:
     model = ORTModelForSequenceClassification.from_pretrained(source)
     assert source.training
     assert torch.equal(classify(model), classify(ort_model("classes")))
+
+
+def test_images_have_the_size_of_the_part_that_looks_at_them() -> None:
+    """CLIP's configuration has it within that of its vision: images of 224 were tried."""
+    sizes = {
+        "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }  # fmt: skip
+    text = {**sizes, "vocab_size": 60, "bos_token_id": 1, "eos_token_id": 2}
+    vision = {**sizes, "image_size": 12, "patch_size": 4}
+    config = CLIPConfig(text_config=text, vision_config=vision, num_labels=5)
+    model = CLIPForImageClassification(config).eval()
+    ours = ORTModelForImageClassification.from_pretrained(model, export=True)
+    image = torch.randn(2, 3, 12, 12)
+    with torch.no_grad():
+        expected = model(image).logits
+    torch.testing.assert_close(ours(image).logits, expected, rtol=0, atol=1e-4)
 
 
 def test_what_cannot_be_exported_is_told(tmp_path: Path) -> None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import BertForSequenceClassification
 
+from ortrain.deploy import (
+    AutoOptimizationConfig,
+    AutoQuantizationConfig,
+    ORTOptimizer,
+    ORTQuantizer,
+)
 from ortrain.deploy.models import ORTModelForSequenceClassification
 from ortrain.errors import ExecutionError, InputError, NotServed, UnsupportedInput
 from tests.deploy.exported import ONE_FILE, call, folder, ort_model, torch_model
@@ -142,6 +150,34 @@ def test_an_argument_that_would_change_the_answer_is_refused(
 ) -> None:
     with pytest.raises(UnsupportedInput, match=message):
         ort_model("tokens")(**call("tokens", 2, 6), **extra)
+
+
+class Deaf(BertForSequenceClassification):
+    """Reads no mask, as MRA does in some of its layers' settings."""
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+        return super().forward(input_ids=input_ids, **kwargs)
+
+
+def test_a_mask_that_the_model_does_not_read_may_be_given(tmp_path: Path) -> None:
+    model = Deaf(torch_model("classes").config).eval()
+    kind = ORTModelForSequenceClassification
+    exported = kind.from_pretrained(model, export=True)
+    assert "attention_mask" not in exported.session.inputs
+    given = call("classes", 2, 6)
+    given.pop("token_type_ids")
+    with torch.no_grad():
+        expected = model(**given).logits
+    ORTOptimizer.from_pretrained(exported).optimize(AutoOptimizationConfig.O2(), tmp_path / "a")
+    config = AutoQuantizationConfig.avx2(is_static=False)
+    ORTQuantizer.from_pretrained(exported).quantize(config, tmp_path / "b")
+    for each, limit in (
+        (exported, 1e-4), (kind.from_pretrained(tmp_path / "a"), 1e-4),
+        (kind.from_pretrained(tmp_path / "b"), 0.2),
+    ):  # fmt: skip
+        torch.testing.assert_close(each(**given).logits, expected, rtol=0, atol=limit)
+    with pytest.raises(UnsupportedInput, match=r"takes no colours"):
+        exported(**given, colours=torch.zeros(2))
 
 
 def test_wrong_kinds_and_missing_inputs_are_told_by_name() -> None:

@@ -78,6 +78,14 @@ TEXT: dict[str, Any] = {
             new_decoder_architecture=False,
         ),
     ),
+    # All heads of the query share one of key and value, without a copy of it for each.
+    "falcon": lambda: (
+        hf.FalconForCausalLM,
+        hf.FalconConfig(
+            vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS, multi_query=True,
+        ),
+    ),
     "llama": lambda: (hf.LlamaForCausalLM, hf.LlamaConfig(**_LLAMA)),
     "llama whose heads share nothing": lambda: (hf.LlamaForCausalLM, hf.LlamaConfig(**_BERT)),
     "mistral": lambda: (

@@ -113,6 +113,55 @@ def test_masks_have_the_lowest_number_of_float16() -> None:
     assert_near(before, after, {"x": draw(3, 16), "m": mask})
 
 
+@pytest.mark.parametrize("lowest", ["-1e10", "-1e9", "-70000"])
+@pytest.mark.parametrize(
+    "mask", ["m = Where(seen, zero, low)", "n = Cast<to=1>(hidden) m = Mul(n, low)"]
+)
+def test_a_row_of_masks_that_float16_has_not_is_no_nan(lowest: str, mask: str) -> None:
+    """Cast to float16 they were infinities, of which a softmax makes NaN."""
+    signature = "(float[seq,16] x, bool[seq,16] hidden) => (float[seq,16] y)"
+    body = f"seen = Not(hidden) {mask} p = MatMul(x, w) s = Add(p, m) y = Softmax(s)"
+    before = graph(signature, body, f"float[16,16] w, float zero = {{0}}, float low = {{{lowest}}}")
+    after = half(before)
+    hidden = np.zeros((3, 16), bool)
+    hidden[0], hidden[1, :5] = True, True
+    found = answers(after, {"x": draw(3, 16), "hidden": hidden})[0]
+    expected = answers(before, {"x": draw(3, 16), "hidden": hidden})[0]
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found[1:], expected[1:], atol=4e-3)
+    np.testing.assert_allclose(found[0].sum(), 1, atol=4e-3)
+    assert not found[1, :5].any()
+
+
+def test_numbers_that_become_whole_ones_stay_float32() -> None:
+    """An edge of a histogram, the float32 next to 3, was 3: the last expert had no row."""
+    before = graph(
+        "(int64[n] x) => (int64[5] y)",
+        "f = Cast<to=1>(x) u = Unsqueeze(f, axis) l = Less(u, edges) n = Cast<to=1>(l) "
+        "s = ReduceSum<keepdims=0>(n, one) y = Cast<to=7>(s)",
+        "int64[1] axis = {0}, int64[1] one = {1}, "
+        "float[5,1] edges = {0.0, 0.75, 1.5, 2.25, 3.0000002384185791}",
+    )
+    after = half(before)
+    feeds = {"x": np.array([0, 3, 3, 1, 2, 3])}
+    np.testing.assert_array_equal(answers(after, feeds)[0], answers(before, feeds)[0])
+    assert answers(after, feeds)[0][-1] == 6
+
+
+def test_buckets_of_distances_are_those_of_float32() -> None:
+    """As T5 has them: whole parts of logarithms, where half of a unit is another bucket."""
+    before = graph(
+        "(int64[n] x) => (float[n,16] y)",
+        "f = Cast<to=1>(x) d = Div(f, eight) l = Log(d) q = Div(l, range) t = Mul(q, eight) "
+        "b = Cast<to=7>(t) y = Gather(w, b)",
+        "float[16,16] w, float eight = {8}, float range = {1.3862943611198906}",
+    )
+    after = half(before)
+    feeds = {"x": np.arange(8, 100)}
+    assert operators(after)["Cast"] == 3  # with that of the output
+    assert_near(before, after, feeds)
+
+
 def test_spelled_out_norms_stay_float32() -> None:
     body = """s = Mul(x, x) v = ReduceMean(s, last) r = Sqrt(v) y = Div(x, r)"""
     before = graph(SIGNATURE, body, "int64[1] last = {-1}")

@@ -63,7 +63,7 @@ def test_a_folder_becomes_another(tmp_path: Path) -> None:
     found = ORTConfig.from_pretrained(target)
     assert found.optimization == config.to_dict()
     assert (found.opset, found.use_external_data_format, found.one_external_file) == (
-        20,
+        None,  # as it was, which scripts of Optimum compare
         False,
         True,
     )

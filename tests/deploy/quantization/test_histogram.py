@@ -81,6 +81,16 @@ def test_entropy_clips_what_is_far_out_and_rare() -> None:
     assert low == pytest.approx(-3, abs=0.1)
 
 
+@pytest.mark.parametrize("far", [0.5, -0.5, 5.0])
+def test_entropy_does_not_cut_what_is_all_far_from_zero(far: float) -> None:
+    values = far + np.random.default_rng(0).standard_normal(4000) * 0.003
+    values[:40] += np.linspace(-0.01, 0.01, 40)
+    found = Histogram()
+    found.add(values.astype(np.float32))
+    low, high = found.entropy(128, 128 * 16)
+    assert ((values >= low - 1e-3) & (values <= high + 1e-3)).mean() >= 0.99
+
+
 def test_entropy_keeps_the_range_of_what_is_spread_evenly() -> None:
     array = np.random.default_rng(0).uniform(-1, 1, 200_000).astype(np.float32)
     low, high = counted(array).entropy(128, 2048)

@@ -90,7 +90,16 @@ def _spelled_out(place: Place, node: ir.Node) -> Attention | None:
         raise Refused(f"no kernel computes it in {dtype}")
     bias = bias_of(place, op, scores.masks, scores.chosen, dtype)
     parts = (scores.query, key, value)
-    return Attention(*parts, 1, scores.scale, bias, softmax[1], False, node.outputs[0])
+    times = _sharing(*parts)
+    return Attention(*parts, times, scores.scale, bias, softmax[1], False, node.outputs[0])
+
+
+def _sharing(query: ir.Value, key: ir.Value, value: ir.Value) -> int:
+    """How many heads share the one of key and value, over which the products broadcast."""
+    q, k, v = shapes.dims(query), shapes.dims(key), shapes.dims(value)
+    if q is None or k is None or v is None or len(q) != 4 or not isinstance(q[1], int):
+        return 1
+    return q[1] if k[1] == v[1] == 1 else 1
 
 
 def _operator(place: Place, node: ir.Node) -> Attention | None:

@@ -160,11 +160,34 @@ def run(model: ir.Model, fusions: Sequence[Fusion], config: OptimizationConfig) 
                 remove_unread(each)
             # What is shared by several stands before the first that was found, wherever that is.
             graph.sort()
+    make_distinct(model)
     for node in model.graph.all_nodes():
         node.metadata_props.pop(PHASE, None)
         if node.domain:
             model.opset_imports.setdefault(node.domain, 1)
     return report
+
+
+def make_distinct(model: ir.Model) -> None:
+    """Gives values other names that have those of others: what goes in and out keeps its own.
+
+    What is put in is named for the node that it stands before, and so were nodes of a file that
+    was written in the same way.
+    """
+    taken: set[str] = set()
+    for graph in graphs(model):
+        taken.update(v.name for v in (*graph.inputs, *graph.outputs) if v.name)
+        taken.update(graph.initializers)
+    for node in model.graph.all_nodes():
+        for value in node.outputs:
+            if not value.name or value.is_graph_output():
+                continue
+            name, count = value.name, 0
+            while name in taken:
+                count += 1
+                name = f"{value.name}.{count}"
+            value.name = name
+            taken.add(name)
 
 
 def _name(node: ir.Node) -> str:
