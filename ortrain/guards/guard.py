@@ -419,8 +419,13 @@ class Guard:
             or (new := now.get(key)) is None
             or not (old.equals(new) or key in moved)
         ]
-        if different:  # what the code reaches around a module may follow from what is in it
-            key = next((k for k in different if not k[0].startswith(AROUND)), different[0])
+        if different:
+            # What the code reaches around a module may follow from what is in it, and an order from
+            # what is new in it.
+            key = min(
+                different,
+                key=lambda k: (k[0].startswith(AROUND), (before.get(k) or now[k]).kind == "order"),
+            )
             return sentence(key, before, now, root)
         self._arm(survey)  # values were replaced by equal ones: watch those from now on
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MethodType
@@ -56,6 +56,10 @@ class SubscriberBase:
     Args:
         start_step: the first step; 0 by default.
         end_step: the step behind the last one; there is none by default.
+
+    Raises:
+        TypeError: no whole number.
+        ValueError: no step between the two.
     """
 
     def __init__(self, start_step: int | None = None, end_step: int | None = None) -> None:
@@ -63,6 +67,11 @@ class SubscriberBase:
         expect_whole("end_step", end_step, NONE)
         self._start_step = 0 if start_step is None else start_step
         self._end_step = sys.maxsize if end_step is None else end_step
+        if self._end_step <= self._start_step:
+            raise ValueError(
+                f"start_step={start_step}, end_step={end_step}: there is no step between them, and "
+                "end_step is the one behind the last"
+            )
 
     def active(self, step: int) -> bool:
         """Whether it is called in a step."""
@@ -126,7 +135,7 @@ class SubscriberManager:
         self._counts = True
 
     @_Shared
-    def subscribe(self, module: nn.Module, subscribers: Sequence[SubscriberBase]) -> None:
+    def subscribe(self, module: nn.Module, subscribers: Iterable[SubscriberBase]) -> None:
         """Subscribes to a model, in place of what was subscribed before; steps count from 0.
 
         Args:
@@ -137,10 +146,13 @@ class SubscriberManager:
             TypeError: an argument of another type.
         """
         expect("module", module, nn.Module, "a torch.nn.Module")
+        hint = "write [subscriber]" if isinstance(subscribers, SubscriberBase) else ""
+        expect("subscribers", subscribers, Iterable, "a list of SubscriberBase", hint)
+        subscribers = list(subscribers)  # a generator gives them once
         for subscriber in subscribers:
             expect("subscribers", subscriber, SubscriberBase, "a list of SubscriberBase")
         self.unsubscribe()
-        self._subscribers = list(subscribers)
+        self._subscribers = subscribers
         model = unwrap(module)
         states = self._states.global_states
         for name, each in model.named_modules():

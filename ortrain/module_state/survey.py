@@ -231,6 +231,7 @@ class Survey:
         self.facts[path, "__class__"] = Fact("class", object=kind, text=kind.__qualname__)
         for name, child in self._entries(module._modules):
             self.facts[path, name] = Fact("child", object=child)
+        self._order(path, "children", module._modules)
         self._hooks(path, module.__dict__, "")
         if id(module) in self._live:
             self.live.append(module)
@@ -253,6 +254,13 @@ class Survey:
             else:
                 self.tensors.append(tensor)
                 self.facts[path, name] = tensor_fact(role, tensor)
+        self._order(path, f"{role}s", entries)
+
+    def _order(self, path: str, role: str, entries: dict[str, Any]) -> None:
+        """Notes in which order a container, or a loop over names, goes through what there is."""
+        if len(entries) > 1:
+            fact = Fact("order", tuple(entries), text=short([*entries]))
+            self.facts[path, f"the order of its {role}"] = fact
 
     def _watch_attributes(self, path: str, module: nn.Module) -> None:
         self._own(path, module)

@@ -347,6 +347,82 @@ CHANGES: dict[str, tuple[Mutation, str]] = {
 }
 
 
+class Ordered(nn.Module):
+    """Goes through its parts, parameters and buffers as they are registered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chain = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        self.steps = nn.ModuleList([nn.Sigmoid(), nn.Linear(4, 4)])
+        self.named = nn.ModuleDict({"cube": nn.Linear(4, 4), "root": nn.ReLU()})
+        self.gain, self.shift = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+        self.low: Tensor
+        self.high: Tensor
+        self.register_buffer("low", torch.zeros(4))
+        self.register_buffer("high", torch.ones(4))
+
+
+# A registry, and what is said where its first entry comes last.
+ORDERS: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
+    "Sequential": (
+        lambda m: m.chain._modules,
+        "chain: the order of its children was ['0', '1', '2'], is ['1', '2', '0']",
+    ),
+    "ModuleList": (
+        lambda m: m.steps._modules,
+        "steps: the order of its children was ['0', '1'], is ['1', '0']",
+    ),
+    "ModuleDict": (
+        lambda m: m.named._modules,
+        "named: the order of its children was ['cube', 'root'], is ['root', 'cube']",
+    ),
+    "parts": (
+        lambda m: m._modules,
+        "Ordered: the order of its children was ['chain', 'steps', 'named'], is "
+        "['steps', 'named', 'chain']",
+    ),
+    "parameters": (
+        lambda m: m._parameters,
+        "Ordered: the order of its parameters was ['gain', 'shift'], is ['shift', 'gain']",
+    ),
+    "buffers": (
+        lambda m: m._buffers,
+        "Ordered: the order of its buffers was ['low', 'high'], is ['high', 'low']",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_an_order_in_which_code_goes_through_a_registry_is_watched(name: str) -> None:
+    model = Ordered()
+    guard = Guard(model)
+    find, said = ORDERS[name]
+    registry = find(model)
+    for turn in range(len(registry)):
+        first = next(iter(registry))
+        registry[first] = registry.pop(first)
+        assert (turn == len(registry) - 1) == (guard.changed() is None)
+        if not turn:
+            assert guard.changed() == said
+    assert guard.changed() is None
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_what_is_new_or_gone_is_said_before_the_order_that_follows(name: str) -> None:
+    model = Ordered()
+    guard = Guard(model)
+    registry = ORDERS[name][0](model)
+    registry["fresh"] = None
+    assert "fresh was added" in (guard.changed() or "")
+    del registry["fresh"]
+    assert guard.changed() is None
+    first = next(iter(registry))
+    gone = registry.pop(first)
+    assert f"{first} was removed" in (guard.changed() or "")
+    registry[first] = gone
+    assert "the order of its" in (guard.changed() or "")
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_is_named(model: Model, change: str) -> None:
     mutate, reason = CHANGES[change]
