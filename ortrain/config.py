@@ -521,5 +521,3 @@ def _memory_level() -> Budget | None:
     if value not in ("0", "1", "2"):
         raise ValueError(f"ORTMODULE_MEMORY_OPT_LEVEL={value!r}: expected 0, 1 or 2")
     return None if value == "0" else "least"
-
-

@@ -31,6 +31,41 @@ s.look()
 s.optimizer.step()
 s.model.zero_grad(set_to_none=False)
 """,
+    "accumulate around an evaluation": """
+for n in ($n, 3):
+    args, kwargs = s.batch(n, $length)
+    s.loss(s.model(*args, **kwargs)).backward()
+    s.model.eval()
+    with torch.no_grad():
+        s.see(s.model(*args, **kwargs))
+    s.model.train()
+s.look()
+s.see(clip_grad_norm_([p for p in s.model.parameters() if p.grad is not None], $rate))
+s.optimizer.step()
+s.optimizer.zero_grad()
+""",
+    "accumulate over a copy": """
+args, kwargs = s.batch($n, $length)
+s.loss(s.model(*args, **kwargs)).backward()
+s.look()
+twin = copy.deepcopy(s.model)
+for model in (twin, s.model, twin):
+    args, kwargs = s.batch($n, $length)
+    s.loss(model(*args, **kwargs)).backward()
+s.see([p.grad for p in twin.parameters()])
+""",
+    "step with subscribers": """
+manager, doubling = SubscriberManager(), Doubling()
+manager.subscribe(s.model, [doubling])
+try:
+    args, kwargs = s.batch($n, $length)
+    out = s.model(*args, **kwargs)
+    s.see(out)
+    s.loss(out).backward()
+finally:
+    manager.unsubscribe()
+s.see(doubling.seen)
+""",
     "leave gradients": """
 args, kwargs = s.batch($n, $length)
 s.loss(s.model(*args, **kwargs)).backward()
@@ -552,6 +587,9 @@ CHANGES = {
     "another optimizer, SGD": """
 s.optimizer = torch.optim.SGD(s.model.parameters(), lr=$rate, momentum=0.9)
 """,
+    "another optimizer, FusedAdam": """
+s.optimizer = FusedAdam(s.model.parameters(), lr=$rate * 0.1, eps=1e-2, weight_decay=0.01)
+""",
     # With roundings of gradients that are zero, a small epsilon makes steps of full length.
     "another optimizer, AdamW": """
 s.optimizer = torch.optim.AdamW(s.model.parameters(), lr=$rate * 0.1, eps=1e-2)
@@ -664,6 +702,25 @@ try:
     s.see(s.model(*args, **kwargs))
 finally:
     setattr(owner, name, s.removed)
+""",
+    "a part comes last": """
+owner, name = s.seat($which)
+owner._modules[name] = owner._modules.pop(name)
+""",
+    "the first part comes last": """
+parts = s.part($which)._modules
+if parts:
+    first = next(iter(parts))
+    parts[first] = parts.pop(first)
+""",
+    "a parameter comes last": """
+owner, name = s.place($which)
+owner._parameters[name] = owner._parameters.pop(name)
+""",
+    "buffers are turned round": """
+for part in s.inner().modules():
+    for name in [*part._buffers][-2::-1]:
+        part._buffers[name] = part._buffers.pop(name)
 """,
     "bias becomes None": """
 for _, _, layer in s.linears()[:1]:
