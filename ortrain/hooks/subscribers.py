@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
@@ -208,9 +212,7 @@ class SubscriberManager:
             given = subscriber.pre_forward_module_apply_impl(self._states, module, args, kwargs)
             args, kwargs = _each_tensor(
                 given,
-                lambda i, t, s=subscriber: s.pre_forward_tensor_apply_impl(
-                    self._states, module, i, t
-                ),
+                partial(subscriber.pre_forward_tensor_apply_impl, self._states, module),
             )
         return args, kwargs
 
@@ -218,9 +220,7 @@ class SubscriberManager:
         for subscriber in self.active():
             output = _each_tensor(
                 output,
-                lambda i, t, s=subscriber: s.post_forward_tensor_apply_impl(
-                    self._states, module, i, t
-                ),
+                partial(subscriber.post_forward_tensor_apply_impl, self._states, module),
             )
             _, output = subscriber.post_forward_module_apply_impl(
                 self._states, module, args, output
@@ -237,13 +237,26 @@ class SubscriberManager:
         return output
 
 
-def _each_tensor(values: Any, change: Any) -> Any:
-    """The same structure with each tensor changed, by its number among them."""
-    leaves, structure = pytree.tree_flatten(values)
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    for number, place in enumerate(places):
-        leaves[place] = change(number, leaves[place])
-    return pytree.tree_unflatten(leaves, structure)
+def _each_tensor(values: Any, change: Callable[[int, torch.Tensor], Any]) -> Any:
+    """The same structure with each tensor changed, by its number among them.
+
+    A dataclass is looked into whether or not somebody has registered it with PyTorch.
+    """
+    numbers = itertools.count()
+
+    def changed(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return change(next(numbers), leaf)
+        if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
+            return leaf
+        made = copy.copy(leaf)
+        for each in dataclasses.fields(leaf):
+            if hasattr(leaf, each.name):
+                value = pytree.tree_map(changed, getattr(leaf, each.name))
+                object.__setattr__(made, each.name, value)
+        return made
+
+    return pytree.tree_map(changed, values)
 
 
 GlobalSubscriberManager = SubscriberManager()

@@ -23,8 +23,8 @@ import os
 import random
 import time
 import weakref
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable
 from functools import cached_property, partial, partialmethod
 from itertools import chain
 from types import (
@@ -86,6 +86,32 @@ _SETTINGS = ("generation_config", "GenerationConfig")
 
 # What the code reads of a tensor that depends on which parameters are trained.
 _TRAINABLE = {"requires_grad", "grad_fn", "is_leaf"}
+# What a forward may ask PyTorch for, but for what `guards.guard.ambient` has.
+_SETTINGS_OF_TORCH: dict[str, Callable[[], Hashable]] = {
+    ask.__name__: ask
+    for ask in (
+        torch.get_default_device,
+        torch.get_deterministic_debug_mode,
+        torch.get_float32_matmul_precision,
+        torch.get_num_interop_threads,
+        torch.get_num_threads,
+        torch.initial_seed,
+        torch.is_anomaly_check_nan_enabled,
+        torch.is_anomaly_enabled,
+        torch.is_autocast_cache_enabled,
+        torch.is_deterministic_algorithms_warn_only_enabled,
+        torch.is_warn_always_enabled,
+        torch.backends.cuda.flash_sdp_enabled,
+        torch.backends.cuda.math_sdp_enabled,
+        torch.backends.cuda.mem_efficient_sdp_enabled,
+    )
+}
+_CUDNN: Any = torch.backends.cudnn
+_SETTINGS_OF_TORCH |= {
+    "allow_tf32": lambda: (torch.backends.cuda.matmul.allow_tf32, _CUDNN.allow_tf32),
+    "cudnn": lambda: (_CUDNN.enabled, _CUDNN.benchmark, _CUDNN.deterministic),
+    "mkldnn": lambda: torch.backends.mkldnn.enabled,
+}
 # With these the code comes to every attribute of an object.
 _WHOLE = {"__dict__", "vars", "asdict", "astuple", "__slots__"}
 _CLOCKS = {
@@ -144,7 +170,8 @@ class Survey:
         namespaces: classes of the owners and those they hold, torch's own left out.
         tensors: parameters, buffers and loose tensors.
         loose: tensors that are neither parameter nor buffer, and so constants in a graph.
-        elements: reads the contents of each small array and loose tensor that the code names.
+        elements: reads the contents of each small array and loose tensor that the code names, the
+            order of each OrderedDict, and the settings of PyTorch that the code asks for.
         slotted: objects with slots.
         cells: what functions close over.
         functions: in reach, whose code and defaults count.
@@ -173,7 +200,7 @@ class Survey:
         self.namespaces: list[type] = []
         self.tensors: list[Tensor] = []
         self.loose: list[Tensor] = []
-        self.elements: list[Callable[[], bytes]] = []
+        self.elements: list[Callable[[], Hashable]] = []
         self.slotted: list[Any] = []
         self.cells: list[CellType] = []
         self.functions: list[FunctionType] = []
@@ -214,6 +241,10 @@ class Survey:
         for value, note in self._named:
             if id(value) in named:
                 note()
+        for name in sorted(_SETTINGS_OF_TORCH.keys() & self._names):
+            ask = _SETTINGS_OF_TORCH[name]
+            self.elements.append(ask)
+            self.facts["global torch", name] = Fact("value", ask(), text=str(ask()))
         self.reads_trainable = not self._names.isdisjoint(_TRAINABLE)
         if self.reads_trainable:
             self._trainable(module)
@@ -398,6 +429,8 @@ class Survey:
                 return
         if isinstance(value, dict):
             self.dicts.append(value)
+            if isinstance(value, OrderedDict):  # whose move_to_end is no write to the dictionary
+                self.elements.append(lambda: tuple(map(id, value)))
         elif not isinstance(value, tuple | frozenset):
             self.lists.append(value)
         if (holder := container(place, value)) is not None:

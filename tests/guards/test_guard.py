@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -830,3 +831,99 @@ def test_the_layout_check_of_torch_sees_dtype_and_shape() -> None:
     assert check(torch.ones(2, 3))
     assert not check(torch.zeros(3, 2))
     assert not check(torch.zeros(2, 3, dtype=torch.float64))
+
+
+class Cached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = OrderedDict(a=1.0, b=2.0)
+        self.mixed = OrderedDict(a=torch.ones(1), b=nn.Identity(), c=3)
+        self.local = threading.local()
+        self.local.scale = 2.0
+
+    def forward(self, value: Tensor) -> Tensor:
+        first = next(iter(self.plain.values()))
+        return value * first * self.local.scale * len(next(iter(self.mixed)))
+
+
+@pytest.mark.parametrize("name", ["plain", "mixed"])
+def test_an_ordered_dict_is_watched_where_its_order_alone_changes(name: str) -> None:
+    model = Cached()
+    guard, ordered = Guard(model), getattr(model, name)
+    first = next(iter(ordered))
+    ordered.move_to_end(first)
+    assert (guard.changed() or "").startswith(f"Cached: {name} ")
+    ordered.move_to_end(first, last=False)
+    assert guard.changed() is None
+    ordered.move_to_end(first, last=False)  # to where it is
+    assert guard.changed() is None
+
+
+def test_what_a_thread_has_put_aside_for_itself_is_watched() -> None:
+    model = Cached()
+    guard = Guard(model)
+    model.local.scale = 3.0
+    assert guard.changed() == "local: scale was 2.0, is 3.0"
+    model.local.scale = 2.0
+    assert guard.changed() is None
+    found: list[str | None] = []
+    thread = threading.Thread(target=lambda: found.append(guard.changed()))
+    thread.start()
+    thread.join()
+    assert found == ["local: scale was removed (2.0)"]  # the other thread has none
+    assert guard.changed() is None
+
+
+def _asking(name: str) -> nn.Module:
+    """A module whose forward asks PyTorch for a setting, or the like of it."""
+    names: dict[str, Any] = {"torch": torch}
+    source = "def forward(self, value):\n    return value if {asked} else value * 2"
+    asked = ASKED[name][0]
+    exec(source.format(asked=asked), names)  # noqa: S102
+    kind = type("Asking", (nn.Module,), {"forward": names["forward"]})
+    asking: nn.Module = kind()
+    return asking
+
+
+# A name, what a forward writes, and how the setting is given another value and its own again.
+ASKED: dict[str, tuple[str, Callable[[bool], Any]]] = {
+    "get_num_threads": (
+        "torch.get_num_threads() > 1",
+        lambda other: torch.set_num_threads(2 if other else 1),
+    ),
+    "get_float32_matmul_precision": (
+        "torch.get_float32_matmul_precision() == 'high'",
+        lambda other: torch.set_float32_matmul_precision("high" if other else "highest"),
+    ),
+    "is_anomaly_enabled": (
+        "torch.is_anomaly_enabled()",
+        lambda other: torch.autograd.set_detect_anomaly(other, check_nan=True),
+    ),
+    "initial_seed": (
+        "torch.initial_seed() % 2",
+        lambda other: torch.manual_seed(8 if other else 7),
+    ),
+    "cudnn": (
+        "torch.backends.cudnn.deterministic",
+        lambda other: setattr(torch.backends.cudnn, "deterministic", other),
+    ),
+    "flash_sdp_enabled": (
+        "torch.backends.cuda.flash_sdp_enabled()",
+        lambda other: torch.backends.cuda.enable_flash_sdp(not other),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_setting_of_pytorch_is_watched_where_the_code_asks_for_it(name: str) -> None:
+    turn = ASKED[name][1]
+    turn(False)
+    try:
+        guard, idle = Guard(_asking(name)), Guard(nn.Linear(2, 2))
+        assert guard.changed() is None
+        turn(True)
+        assert (guard.changed() or "").startswith(f"global torch: {name} was ")
+        assert idle.changed() is None
+    finally:
+        turn(False)
+    assert guard.changed() is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -301,3 +302,52 @@ def test_subscribers_of_a_module_of_parts_hear_what_they_hear_in_pytorch(
     assert len(told[0].seen) > 8
     torch.testing.assert_close(trained(wrapped, 3), trained(plain, 3), rtol=1e-4, atol=1e-6)
     assert wrapped.report.mode == "parts"
+
+
+@dataclass
+class Plain:
+    """Of a kind that nobody has registered with PyTorch."""
+
+    hidden: torch.Tensor
+    more: tuple[torch.Tensor, ...]
+    note: str = "text"
+
+
+@dataclass(frozen=True)
+class Frozen:
+    inner: Plain
+    number: int = 3
+
+
+class Answering(nn.Module):
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.layer, self.kind = nn.Linear(2, 2), kind
+
+    def forward(self, x: torch.Tensor) -> Any:
+        hidden = self.layer(x)
+        plain = Plain(hidden, (hidden + 1, hidden + 2))
+        return plain if self.kind is Plain else Frozen(plain)
+
+
+class Halving(Noting):
+    def post_forward_tensor_apply_impl(
+        self, run_rtx: Any, module: nn.Module, tensor_index: int, tensor: torch.Tensor
+    ) -> torch.Tensor:
+        self.seen.append(f"{type(module).__name__} {tensor_index}")
+        return tensor / 2
+
+
+@pytest.mark.parametrize("kind", [Plain, Frozen])
+def test_tensors_in_dataclasses_are_heard_and_changed(kind: Any) -> None:
+    model, manager, halving = Answering(kind), SubscriberManager(), Halving()
+    x = torch.ones(1, 2)
+    hidden = model.layer(x) / 2
+    manager.subscribe(model, [halving])
+    given = model(x)
+    plain = given if kind is Plain else given.inner
+    assert type(given) is kind
+    assert plain.note == "text"
+    assert halving.seen == ["Linear 0", *(f"Answering {i}" for i in range(3))]
+    torch.testing.assert_close(plain.hidden, hidden / 2)
+    torch.testing.assert_close(plain.more, ((hidden + 1) / 2, (hidden + 2) / 2))
