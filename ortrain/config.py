@@ -289,8 +289,9 @@ class DebugOptions:
         expect("print_memory_stats", self.print_memory_stats, bool, "True or False")
         if self.save_onnx and not self.onnx_prefix:
             raise ValueError("save_onnx=True needs an onnx_prefix: the start of the files' names")
-        if self.save_onnx and (fault := _cannot_write(self.folder)):
-            raise ValueError(f"save_onnx=True cannot write into {str(self.folder)!r}: {fault}")
+        folder = (self.folder / f"{self.onnx_prefix}_").parent  # the prefix may name one as well
+        if self.save_onnx and (fault := _cannot_write(folder)):
+            raise ValueError(f"save_onnx=True cannot write into {str(folder)!r}: {fault}")
         for name in ("print_input_density", "print_memory_stats"):
             if (asked := _switch(f"ORTMODULE_{name.upper()}")) is not None:
                 object.__setattr__(self, name, asked)
