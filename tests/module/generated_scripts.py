@@ -49,7 +49,8 @@ import torch
 from ortrain import Options
 from ortrain.hooks import SubscriberManager
 from ortrain.optim import FusedAdam, clip_grad_norm_
-from tests.module.scripted_modules import Around, Doubling, Halved, Lora, Recomputed, Running
+from tests.module.scripted_modules import Around, Doubling, Halved, Lora, Normed
+from tests.module.scripted_modules import Recomputed, Running
 from tests.module.scripted_run import agree
 
 """

@@ -424,7 +424,7 @@ with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
     # "Around an ORTModule both work, but for a forward that changes a buffer which it reads, so
     # that its two runs differ": in evaluation it changes none.
     "checkpoint around it": """
-if isinstance(s.inner(), Running):
+if any(isinstance(part, Running | Normed) for part in s.inner().modules()):
     s.model.eval()
 args, kwargs = s.batch($n, $length)
 args = tuple(a.requires_grad_() if a.is_floating_point() else a for a in args)
@@ -436,7 +436,7 @@ loss.backward()
 s.see([a.grad for a in args])
 """,
     "reentrant checkpoint around it": """
-if isinstance(s.inner(), Running):
+if any(isinstance(part, Running | Normed) for part in s.inner().modules()):
     s.model.eval()
 args, kwargs = s.batch($n, $length)
 args = tuple(a.requires_grad_() if a.is_floating_point() else a for a in args)
