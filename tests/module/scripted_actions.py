@@ -749,7 +749,9 @@ if p.requires_grad:
     "hook behind a parameter's gradient": """
 p = s.parameter($which)
 if p.requires_grad:
-    s.handles.append(p.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(0.5)))
+    def halve(p):  # which returns nothing, as it must
+        p.grad.mul_(0.5)
+    s.handles.append(p.register_post_accumulate_grad_hook(halve))
 """,
     "hooks are removed": """
 for handle in s.handles:
