@@ -205,9 +205,10 @@ class Options:
                 "and up to 1.0, or 'least'"
             )
         if self.engine in ("torch", "reference"):
+            source = " of ORTMODULE_MEMORY_OPT_LEVEL" if budget == _memory_level() else ""
             raise ValueError(
-                f"memory_budget={budget!r} with engine={self.engine!r}, which keeps no budget: "
-                "take engine='aten' or 'onnxruntime'"
+                f"memory_budget={budget!r}{source} with engine={self.engine!r}, which keeps no "
+                "budget: take engine='aten' or 'onnxruntime', or memory_budget=None"
             )
 
     def plain(self) -> dict[str, Any]:
