@@ -559,9 +559,11 @@ heard = []
 def listen(module, args, out):
     heard.append(len(args))
 handle = torch.nn.modules.module.register_module_forward_hook(listen)
-args, kwargs = s.batch($n, $length)
-out = s.model(*args, **kwargs)
-handle.remove()
+try:
+    args, kwargs = s.batch($n, $length)
+    out = s.model(*args, **kwargs)
+finally:
+    handle.remove()  # it would have all later scripts run in PyTorch
 s.see(out)
 s.see(len(heard) > 0)
 s.loss(out).backward()
