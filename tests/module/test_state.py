@@ -531,3 +531,36 @@ def test_results_kept_by_sizes_in_a_dictionary_of_any_kind_are_those_of_pytorch(
         torch.testing.assert_close(model(x), plain(x))
         assert [*model.module.kept.items()] == [*plain.kept.items()]
         assert type(model.module.kept) is type(plain.kept)
+
+
+WRITES = {
+    "a set": ("self.kept.add(x.shape[0])", set),
+    "a dict by shape": ("self.kept[tuple(x.shape)] = 1", dict),
+    "an OrderedDict by size": ("self.kept.setdefault(x.shape[0], 1)", OrderedDict),
+}
+
+
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize("name", WRITES)
+def test_what_a_forward_without_a_source_writes_is_seen_though_a_second_run_writes_no_more(
+    name: str, engine: Any
+) -> None:
+    line, kind = WRITES[name]
+    names: dict[str, Any] = {}
+    source = f"def forward(self, x):\n    {line}\n    return self.layer(x) * len(self.kept)"
+    exec(source, names)  # noqa: S102 - as code from a pipe or a macro, of which no file tells
+
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.kept = nn.Linear(4, 4), kind()
+
+        forward = names["forward"]
+
+    plain = Writing()
+    model = ORTModule(copy.deepcopy(plain), options=Options(engine=engine))
+    for rows in (2, 3, 2, 4):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(model(x), plain(x))
+        assert model.module.kept == plain.kept
