@@ -134,7 +134,7 @@ class Options:
     policy: tuple[type[OrtrainError], ...] = field(
         default_factory=lambda: policy_from_environment() or _ALL
     )
-    retry: bool = field(default_factory=lambda: _flag("ORTMODULE_FALLBACK_RETRY"))
+    retry: bool = field(default_factory=lambda: bool(_switch("ORTMODULE_FALLBACK_RETRY")))
     certificate: Literal["first", "each size", "off"] | int = "first"
     keep_in_torch: Sequence[str] = ()
     custom_autograd: bool = field(default_factory=lambda: custom_autograd_from_environment())
@@ -146,6 +146,8 @@ class Options:
             expect("keep_in_torch", name, (str,), "a list of names of sub-modules")
         object.__setattr__(self, "keep_in_torch", tuple(self.keep_in_torch))
         if self.cache_dir is not None:
+            if not os.fspath(self.cache_dir):
+                raise ValueError("cache_dir='': expected the path of a folder; None keeps no files")
             if "\0" in os.fspath(self.cache_dir):
                 raise ValueError(f"cache_dir={self.cache_dir!r}: no path has a null character")
             object.__setattr__(self, "cache_dir", Path(self.cache_dir))
@@ -203,9 +205,10 @@ class Options:
                 "and up to 1.0, or 'least'"
             )
         if self.engine in ("torch", "reference"):
+            source = " of ORTMODULE_MEMORY_OPT_LEVEL" if budget == _memory_level() else ""
             raise ValueError(
-                f"memory_budget={budget!r} with engine={self.engine!r}, which keeps no budget: "
-                "take engine='aten' or 'onnxruntime'"
+                f"memory_budget={budget!r}{source} with engine={self.engine!r}, which keeps no "
+                "budget: take engine='aten' or 'onnxruntime', or memory_budget=None"
             )
 
     def plain(self) -> dict[str, Any]:
@@ -287,12 +290,12 @@ class DebugOptions:
         expect("print_memory_stats", self.print_memory_stats, bool, "True or False")
         if self.save_onnx and not self.onnx_prefix:
             raise ValueError("save_onnx=True needs an onnx_prefix: the start of the files' names")
-        if self.save_onnx and (fault := _cannot_write(self.folder)):
-            raise ValueError(f"save_onnx=True cannot write into {str(self.folder)!r}: {fault}")
-        if _flag("ORTMODULE_PRINT_INPUT_DENSITY"):
-            object.__setattr__(self, "print_input_density", True)
-        if _flag("ORTMODULE_PRINT_MEMORY_STATS"):
-            object.__setattr__(self, "print_memory_stats", True)
+        folder = (self.folder / f"{self.onnx_prefix}_").parent  # the prefix may name one as well
+        if self.save_onnx and (fault := _cannot_write(folder)):
+            raise ValueError(f"save_onnx=True cannot write into {str(folder)!r}: {fault}")
+        for name in ("print_input_density", "print_memory_stats"):
+            if (asked := _switch(f"ORTMODULE_{name.upper()}")) is not None:
+                object.__setattr__(self, name, asked)
         named = _variable("ORTMODULE_LOG_LEVEL", "")
         if named:
             try:
@@ -315,7 +318,7 @@ class DebugOptions:
     @property
     def folder(self) -> Path:
         """Where graphs are written."""
-        return Path(_variable("ORTMODULE_SAVE_ONNX_PATH", "") or self.save_path or ".")
+        return _path("ORTMODULE_SAVE_ONNX_PATH") or Path(self.save_path or ".")
 
 
 _ALL: tuple[type[OrtrainError], ...] = (
@@ -413,12 +416,17 @@ def skip_padding_from_environment() -> bool | None:
 
 def _is_on(name: str) -> bool:
     """Whether a switch of the environment is on, as all are that are not set."""
-    value = _variable(name, "").strip().lower()
-    if value in ("0", "false", "no"):
-        return False
-    if value not in ("", "1", "true", "yes"):
+    return _switch(name) is not False
+
+
+def _switch(name: str) -> bool | None:
+    """What a switch of the environment asks for; None where it is not set."""
+    value = _variable(name, "").lower()
+    if not value:
+        return None
+    if value not in ("0", "false", "no", "1", "true", "yes"):
         raise ValueError(f"{name}={value!r}: expected 0 or 1")
-    return True
+    return value in ("1", "true", "yes")
 
 
 def _either(words: tuple[str, ...]) -> str:
@@ -435,7 +443,8 @@ def _cannot_write(folder: Path) -> str:
 
 
 def _variable(name: str, default: str) -> str:
-    return os.environ.get(name, default)
+    """What a variable says; scripts of shells also leave one empty that they do not mean to set."""
+    return os.environ.get(name, "").strip() or default
 
 
 def user_cache() -> Path:
@@ -447,7 +456,7 @@ def _opset() -> int:
     """The opset that ``ORTMODULE_ONNX_OPSET_VERSION`` asks for."""
     name = "ORTMODULE_ONNX_OPSET_VERSION"
     value = _variable(name, str(OPSET))
-    if not value.strip().isdecimal():
+    if not value.isdecimal():
         raise ValueError(f"{name}={value!r}: expected 18 to 23")
     return served_opset(int(value), name)
 
@@ -480,16 +489,15 @@ def json_config_path() -> Path | None:
 
 
 def _path(name: str) -> Path | None:
-    value = _variable(name, "")
-    return Path(value) if value else None
+    value = os.environ.get(name, "")  # as it stands: a path may begin and end with spaces
+    return Path(value) if value.strip() else None
 
 
 def _bytes(name: str) -> int:
     value = _variable(name, str(CACHE_BYTES))
-    try:
-        return int(value)
-    except ValueError:
-        raise ValueError(f"{name}={value!r}: expected a number of bytes") from None
+    if not value.isdecimal() or int(value) < 1:
+        raise ValueError(f"{name}={value!r}: expected a number of bytes, 1 or more")
+    return int(value)
 
 
 def budget_of(given: Budget | str) -> Budget:
@@ -515,7 +523,3 @@ def _memory_level() -> Budget | None:
     if value not in ("0", "1", "2"):
         raise ValueError(f"ORTMODULE_MEMORY_OPT_LEVEL={value!r}: expected 0, 1 or 2")
     return None if value == "0" else "least"
-
-
-def _flag(name: str) -> bool:
-    return _variable(name, "").lower() in ("1", "true", "yes")

@@ -87,7 +87,7 @@ def warn_of_variables() -> None:
     """Warns of variables that are set and do nothing here, of each once in a process."""
     lines = []
     for name, value in sorted(os.environ.items()):
-        if name in _told or not value or (line := _line(name, value)) is None:
+        if name in _told or not value.strip() or (line := _line(name, value)) is None:
             continue
         _told.add(name)
         lines.append(line)

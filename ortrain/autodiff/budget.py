@@ -84,14 +84,19 @@ def within(
         return least.programs
     at = ", ".join(f"{name}={size}" for name, size in sizes.items())
     error = BudgetError(
-        f"a step cannot keep to memory_budget={budget}, {megabytes(allowed)}",
-        because=f"with all computed again that can be it holds {megabytes(least.peak)}, and "
-        f"without a budget {megabytes(whole)}" + (f", at sizes {at}" if at else ""),
+        f"a step cannot keep to memory_budget={budget}, {_amount(allowed)}",
+        because=f"with all computed again that can be it holds {_amount(least.peak)}, and "
+        f"without a budget {_amount(whole)}" + (f", at sizes {at}" if at else ""),
         help=f"memory_budget={least.peak} (bytes) is the least that is possible; or take a smaller "
         "batch",
     )
     error.least = least.peak
     raise error
+
+
+def _amount(count: float) -> str:
+    """What a step takes, in bytes where megabytes would all be 0.0."""
+    return megabytes(count) if count >= 1 << 20 else f"{count:,.0f} bytes"
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from ortrain.capture.origin import BESIDE, captured_error, operator_name, origin
 from ortrain.capture.trace import ladder
 from ortrain.capture.trace.call import Axes, Call, example_call, step_name
 from ortrain.capture.trace.decisions import fixed_sizes
-from ortrain.capture.trace.exporter import check_version
+from ortrain.capture.trace.exporter import check_version, quiet
 from ortrain.capture.trace.keeping import Keeper, keeper, keeping, recorded_examples
 from ortrain.capture.trace.layers import traceable_layers
 from ortrain.capture.trace.refusal import first_line, located, named
@@ -285,7 +285,8 @@ def _program(
     autocast: Autocast,
 ) -> Program:
     """The program of an exported graph."""
-    translated = _translate(exported, registry, watch, checked, autocast)
+    with quiet():  # kept operators are tried on tensors without contents, and that may fail
+        translated = _translate(exported, registry, watch, checked, autocast)
     _, names = _outputs(exported)
     program = lift.lift(
         translated.model,

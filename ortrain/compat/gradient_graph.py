@@ -27,7 +27,7 @@ import torch
 from ortrain.capture.onnx.lift import drop_unused_inputs
 from ortrain.errors import GraphError, OrtrainWarning, StateError, listing
 from ortrain.files.replacing import staged
-from ortrain.kinds import expect
+from ortrain.kinds import expect, expect_path, expect_whole, refused
 from ortrain.ondevice import contract
 from ortrain.ondevice.making.models import backward
 from ortrain.ondevice.making.module_source import from_module
@@ -59,11 +59,19 @@ def export_gradient_graph(
         opset_version: the least that was asked for; the file has 18.
 
     Raises:
+        TypeError: an argument of another kind.
         CaptureError: the module or the loss cannot become one graph.
         GraphError: the loss is no float32 scalar, or depends on no parameter.
         GradientError: a gradient does not exist.
         SaveError: the file could not be written.
     """
+    expect("model", model, torch.nn.Module, "a torch.nn.Module")
+    if not callable(loss_fn):
+        raise refused("loss_fn", loss_fn, "a function of an output and labels")
+    expect("example_input", example_input, torch.Tensor, "a tensor")
+    expect("example_labels", example_labels, torch.Tensor, "a tensor")
+    expect_path("gradient_graph_path", gradient_graph_path, expected="the path of a file")
+    expect_whole("opset_version", opset_version)
     if opset_version > contract.OPSET:
         warnings.warn(
             f"opset_version={opset_version}: the file is written at opset {contract.OPSET}",

@@ -59,7 +59,7 @@ from ortrain.module_state.survey import Survey
 from ortrain.module_state.value import ABSENT, same
 
 # Facts of what is no attribute, and attributes that torch itself sets.
-_NO_ATTRIBUTES = {"child", "parameter", "buffer", "class", *HOOKS.values()}
+_NO_ATTRIBUTES = {"child", "parameter", "buffer", "class", "order", *HOOKS.values()}
 _MODES = {"training", "forward"}
 
 _attributes = attrgetter("__dict__")  # in map, half as much as in a comprehension
@@ -441,8 +441,13 @@ class Guard:
         survey = self._survey()
         before, now = self._facts, survey.facts
         different = self._different(survey)
-        if different:  # what the code reaches around a module may follow from what is in it
-            key = next((k for k in different if not k[0].startswith(AROUND)), different[0])
+        if different:
+            # What the code reaches around a module may follow from what is in it, and an order from
+            # what is new in it.
+            key = min(
+                different,
+                key=lambda k: (k[0].startswith(AROUND), (before.get(k) or now[k]).kind == "order"),
+            )
             return sentence(key, before, now, root)
         self._arm(survey)  # values were replaced by equal ones: watch those from now on
         return None

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
@@ -56,6 +60,10 @@ class SubscriberBase:
     Args:
         start_step: the first step; 0 by default.
         end_step: the step behind the last one; there is none by default.
+
+    Raises:
+        TypeError: no whole number.
+        ValueError: no step between the two.
     """
 
     def __init__(self, start_step: int | None = None, end_step: int | None = None) -> None:
@@ -63,6 +71,11 @@ class SubscriberBase:
         expect_whole("end_step", end_step, NONE)
         self._start_step = 0 if start_step is None else start_step
         self._end_step = sys.maxsize if end_step is None else end_step
+        if self._end_step <= self._start_step:
+            raise ValueError(
+                f"start_step={start_step}, end_step={end_step}: there is no step between them, and "
+                "end_step is the one behind the last"
+            )
 
     def active(self, step: int) -> bool:
         """Whether it is called in a step."""
@@ -126,7 +139,7 @@ class SubscriberManager:
         self._counts = True
 
     @_Shared
-    def subscribe(self, module: nn.Module, subscribers: Sequence[SubscriberBase]) -> None:
+    def subscribe(self, module: nn.Module, subscribers: Iterable[SubscriberBase]) -> None:
         """Subscribes to a model, in place of what was subscribed before; steps count from 0.
 
         Args:
@@ -137,10 +150,13 @@ class SubscriberManager:
             TypeError: an argument of another type.
         """
         expect("module", module, nn.Module, "a torch.nn.Module")
+        hint = "write [subscriber]" if isinstance(subscribers, SubscriberBase) else ""
+        expect("subscribers", subscribers, Iterable, "a list of SubscriberBase", hint)
+        subscribers = list(subscribers)  # a generator gives them once
         for subscriber in subscribers:
             expect("subscribers", subscriber, SubscriberBase, "a list of SubscriberBase")
         self.unsubscribe()
-        self._subscribers = list(subscribers)
+        self._subscribers = subscribers
         model = unwrap(module)
         states = self._states.global_states
         for name, each in model.named_modules():
@@ -196,9 +212,7 @@ class SubscriberManager:
             given = subscriber.pre_forward_module_apply_impl(self._states, module, args, kwargs)
             args, kwargs = _each_tensor(
                 given,
-                lambda i, t, s=subscriber: s.pre_forward_tensor_apply_impl(
-                    self._states, module, i, t
-                ),
+                partial(subscriber.pre_forward_tensor_apply_impl, self._states, module),
             )
         return args, kwargs
 
@@ -206,9 +220,7 @@ class SubscriberManager:
         for subscriber in self.active():
             output = _each_tensor(
                 output,
-                lambda i, t, s=subscriber: s.post_forward_tensor_apply_impl(
-                    self._states, module, i, t
-                ),
+                partial(subscriber.post_forward_tensor_apply_impl, self._states, module),
             )
             _, output = subscriber.post_forward_module_apply_impl(
                 self._states, module, args, output
@@ -225,13 +237,26 @@ class SubscriberManager:
         return output
 
 
-def _each_tensor(values: Any, change: Any) -> Any:
-    """The same structure with each tensor changed, by its number among them."""
-    leaves, structure = pytree.tree_flatten(values)
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    for number, place in enumerate(places):
-        leaves[place] = change(number, leaves[place])
-    return pytree.tree_unflatten(leaves, structure)
+def _each_tensor(values: Any, change: Callable[[int, torch.Tensor], Any]) -> Any:
+    """The same structure with each tensor changed, by its number among them.
+
+    A dataclass is looked into whether or not somebody has registered it with PyTorch.
+    """
+    numbers = itertools.count()
+
+    def changed(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return change(next(numbers), leaf)
+        if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
+            return leaf
+        made = copy.copy(leaf)
+        for each in dataclasses.fields(leaf):
+            if hasattr(leaf, each.name):
+                value = pytree.tree_map(changed, getattr(leaf, each.name))
+                object.__setattr__(made, each.name, value)
+        return made
+
+    return pytree.tree_map(changed, values)
 
 
 GlobalSubscriberManager = SubscriberManager()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import sys
+import threading
 from collections import namedtuple
 from types import (
     BuiltinFunctionType,
@@ -91,6 +92,8 @@ def is_plain(value: Any) -> bool:
 
 def is_constant(value: Any) -> bool:
     """Whether an object holds no state, or none that a forward depends on."""
+    if isinstance(value, threading.local):
+        return False  # which holds what each thread has put there
     if isinstance(value, (*_CONSTANT, *_OPAQUE)) or type(value) is object:
         return True
     if any(kind.__module__ == _TRAINER for kind in type(value).__mro__):

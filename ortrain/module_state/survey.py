@@ -23,8 +23,8 @@ import os
 import random
 import time
 import weakref
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from functools import cached_property, partial, partialmethod
 from itertools import chain
 from types import (
@@ -86,6 +86,32 @@ _SETTINGS = ("generation_config", "GenerationConfig")
 
 # What the code reads of a tensor that depends on which parameters are trained.
 _TRAINABLE = {"requires_grad", "grad_fn", "is_leaf"}
+# What a forward may ask PyTorch for, but for what `guards.guard.ambient` has.
+_SETTINGS_OF_TORCH: dict[str, Callable[[], Hashable]] = {
+    ask.__name__: ask
+    for ask in (
+        torch.get_default_device,
+        torch.get_deterministic_debug_mode,
+        torch.get_float32_matmul_precision,
+        torch.get_num_interop_threads,
+        torch.get_num_threads,
+        torch.initial_seed,
+        torch.is_anomaly_check_nan_enabled,
+        torch.is_anomaly_enabled,
+        torch.is_autocast_cache_enabled,
+        torch.is_deterministic_algorithms_warn_only_enabled,
+        torch.is_warn_always_enabled,
+        torch.backends.cuda.flash_sdp_enabled,
+        torch.backends.cuda.math_sdp_enabled,
+        torch.backends.cuda.mem_efficient_sdp_enabled,
+    )
+}
+_CUDNN: Any = torch.backends.cudnn
+_SETTINGS_OF_TORCH |= {
+    "allow_tf32": lambda: (torch.backends.cuda.matmul.allow_tf32, _CUDNN.allow_tf32),
+    "cudnn": lambda: (_CUDNN.enabled, _CUDNN.benchmark, _CUDNN.deterministic),
+    "mkldnn": lambda: torch.backends.mkldnn.enabled,
+}
 # With these the code comes to every attribute of an object.
 _WHOLE = {"__dict__", "vars", "asdict", "astuple", "__slots__"}
 # With these it reads attributes that no class hears of.
@@ -148,7 +174,8 @@ class Survey:
         namespaces: classes of the owners and those they hold, torch's own left out.
         tensors: parameters, buffers and loose tensors.
         loose: tensors that are neither parameter nor buffer, and so constants in a graph.
-        elements: reads the contents of each small array and loose tensor that the code names.
+        elements: reads the contents of each small array and loose tensor that the code names, the
+            order of each OrderedDict, and the settings of PyTorch that the code asks for.
         slotted: objects with slots.
         cells: what functions close over.
         functions: in reach, whose code and defaults count.
@@ -185,7 +212,7 @@ class Survey:
         self.namespaces: list[type] = []
         self.tensors: list[Tensor] = []
         self.loose: list[Tensor] = []
-        self.elements: list[Callable[[], bytes]] = []
+        self.elements: list[Callable[[], Hashable]] = []
         self.slotted: list[Any] = []
         self.cells: list[CellType] = []
         self.functions: list[FunctionType] = []
@@ -226,6 +253,10 @@ class Survey:
         for value, note in self._named:
             if id(value) in named:
                 note()
+        for name in sorted(_SETTINGS_OF_TORCH.keys() & self._names):
+            ask = _SETTINGS_OF_TORCH[name]
+            self.elements.append(ask)
+            self.facts["global torch", name] = Fact("value", ask(), text=str(ask()))
         self.reads_trainable = not self._names.isdisjoint(_TRAINABLE)
         if self.reads_trainable:
             self._trainable(module)
@@ -243,6 +274,7 @@ class Survey:
         self.facts[path, "__class__"] = Fact("class", object=kind, text=kind.__qualname__)
         for name, child in self._entries(module._modules):
             self.facts[path, name] = Fact("child", object=child)
+        self._order(path, "children", module._modules)
         self._hooks(path, module.__dict__, "")
         if id(module) in self._live:
             self.live.append(module)
@@ -265,6 +297,13 @@ class Survey:
             else:
                 self.tensors.append(tensor)
                 self.facts[path, name] = tensor_fact(role, tensor)
+        self._order(path, f"{role}s", entries)
+
+    def _order(self, path: str, role: str, entries: dict[str, Any]) -> None:
+        """Notes in which order a container, or a loop over names, goes through what there is."""
+        if len(entries) > 1:
+            fact = Fact("order", tuple(entries), text=short([*entries]))
+            self.facts[path, f"the order of its {role}"] = fact
 
     def _watch_attributes(self, path: str, module: nn.Module) -> None:
         self._own(path, module)
@@ -402,6 +441,8 @@ class Survey:
                 return
         if isinstance(value, dict):
             self.dicts.append(value)
+            if isinstance(value, OrderedDict):  # whose move_to_end is no write to the dictionary
+                self.elements.append(lambda: tuple(map(id, value)))
         elif not isinstance(value, tuple | frozenset):
             self.lists.append(value)
         if (holder := container(place, value)) is not None:

@@ -82,6 +82,7 @@ class Parts:
         self._names: dict[nn.Module, str] = {}
         self._called: set[nn.Module] | None = None
         self._refused: set[nn.Module] = set()
+        self._hooked: list[nn.Module] = []  # which but for their hooks were parts
         self._ways: list[_Way] = []
         self._installed: list[_Way] = []
         self._serving = threading.Lock()
@@ -101,6 +102,8 @@ class Parts:
         self._thread = threading.get_ident()
         watched = self._called is None
         try:
+            if not watched and not all(map(_is_hooked, self._hooked)):
+                self._choose()
             if watched:
                 self._called = set()
                 self._install([_Way(module, self._note) for module in self._below(self.module)])
@@ -129,6 +132,7 @@ class Parts:
 
     def _choose(self) -> None:
         """Takes as parts the largest modules that are called and were not refused."""
+        self._hooked = []
         chosen = dict.fromkeys(self._largest(self.module))
         known, self.runners = self.runners, {}
         for part in [*chosen][:MOST_PARTS]:
@@ -154,7 +158,12 @@ class Parts:
             return False
         if not any(parameter.dim() > 1 for parameter in module.parameters()):
             return False
-        return type(module).__call__ is nn.Module.__call__ and not _is_hooked(module)
+        if type(module).__call__ is not nn.Module.__call__:
+            return False
+        if _is_hooked(module):
+            self._hooked.append(module)
+            return False
+        return True
 
     def _children(self, module: nn.Module) -> Iterator[nn.Module]:
         """The modules in a module that its code calls as PyTorch does, those below aside."""

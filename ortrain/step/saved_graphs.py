@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from ortrain.autodiff.engine import differentiate
 from ortrain.config import DebugOptions
+from ortrain.errors import OrtrainWarning, SaveError
+from ortrain.files.replacing import staged
 from ortrain.passes import rewrite
 from ortrain.program import Program
 from ortrain.runtime.base import Executor
 from ortrain.step.build import Plan
+
+_told: set[Path] = set()
 
 
 def save_pieces(debug: DebugOptions, plan: Plan) -> None:
@@ -63,5 +69,12 @@ def save_stages(
 
 
 def _save(debug: DebugOptions, name: str, program: Program) -> None:
-    debug.folder.mkdir(parents=True, exist_ok=True)
-    program.save(debug.folder / f"{debug.onnx_prefix}_{name}.onnx")
+    """Writes a graph; where that fails, one warning a folder says so, and the step runs on."""
+    target = debug.folder / f"{debug.onnx_prefix}_{name}.onnx"
+    try:
+        with staged(target.parent, target.name, "graph") as folder:
+            program.save(folder / target.name)
+    except SaveError as error:
+        if target.parent not in _told:
+            _told.add(target.parent)
+            warnings.warn(f"save_onnx=True: {error}", OrtrainWarning, stacklevel=2)

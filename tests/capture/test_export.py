@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import logging
 import re
+import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -134,3 +137,22 @@ def test_float64_module_stays_float64() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.LayerNorm(4)).double()
     captured = capture(module, (torch.randn(3, 4, dtype=torch.float64),))
     check(captured, module, torch.randn(2, 4, dtype=torch.float64), tolerance=1e-12)
+
+
+@pytest.mark.parametrize("name", ["torch._subclasses.fake_tensor", "torch.export", "onnx_ir"])
+def test_what_pytorch_logs_of_trials_in_a_translation_is_not_heard(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    translate = export._translate
+
+    def noisy(*args: Any) -> Any:
+        logging.getLogger(name).error("failed while attempting to run meta for aten.fft")
+        warnings.warn("of a trial", UserWarning, stacklevel=1)
+        return translate(*args)
+
+    monkeypatch.setattr(export, "_translate", noisy)
+    with caplog.at_level(logging.ERROR):
+        capture(nn.Linear(2, 2), (torch.ones(1, 2),))
+        assert caplog.records == []
+        logging.getLogger(name).error("afterwards")  # what others do is heard as before
+    assert [record.getMessage() for record in caplog.records] == ["afterwards"]

@@ -198,3 +198,27 @@ def test_an_optimized_model_computes_the_same_with_less() -> None:
         strict=True,
     ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+WRONG: dict[str, Any] = {
+    "model": 3,
+    "loss_fn": "mse",
+    "example_input": [1.0, 2.0],
+    "example_labels": None,
+    "gradient_graph_path": 7,
+    "opset_version": "12",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_argument_of_another_kind_is_told_by_its_name(name: str, tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        "model": nn.Linear(2, 2),
+        "loss_fn": nn.MSELoss(),
+        "example_input": torch.ones(1, 2),
+        "example_labels": torch.ones(1, 2),
+        "gradient_graph_path": tmp_path / "graph.onnx",
+    }
+    with pytest.raises(TypeError, match=f"^{name}="):
+        export_gradient_graph(**{**given, name: WRONG[name]})
+    assert not any(tmp_path.iterdir())

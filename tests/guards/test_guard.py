@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -345,6 +346,81 @@ CHANGES: dict[str, tuple[Mutation, str]] = {
         "blocks.0.drop: p was 0.1, is 0.7",
     ),
 }
+
+
+class Ordered(nn.Module):
+    """Goes through its parts, parameters and buffers as they are registered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chain = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        self.steps = nn.ModuleList([nn.Sigmoid(), nn.Linear(4, 4)])
+        self.named = nn.ModuleDict({"cube": nn.Linear(4, 4), "root": nn.ReLU()})
+        self.gain, self.shift = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+        self.low: Tensor
+        self.high: Tensor
+        self.register_buffer("low", torch.zeros(4))
+        self.register_buffer("high", torch.ones(4))
+
+
+# A registry, and what is said where its first entry comes last.
+ORDERS: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
+    "Sequential": (
+        lambda m: m.chain._modules,
+        "chain: the order of its children was ['0', '1', '2'], is ['1', '2', '0']",
+    ),
+    "ModuleList": (
+        lambda m: m.steps._modules,
+        "steps: the order of its children was ['0', '1'], is ['1', '0']",
+    ),
+    "ModuleDict": (
+        lambda m: m.named._modules,
+        "named: the order of its children was ['cube', 'root'], is ['root', 'cube']",
+    ),
+    "parts": (
+        lambda m: m._modules,
+        "Ordered: the order of its children was ['chain', 'steps', 'named'], is ['steps', 'nam",
+    ),
+    "parameters": (
+        lambda m: m._parameters,
+        "Ordered: the order of its parameters was ['gain', 'shift'], is ['shift', 'gain']",
+    ),
+    "buffers": (
+        lambda m: m._buffers,
+        "Ordered: the order of its buffers was ['low', 'high'], is ['high', 'low']",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_an_order_in_which_code_goes_through_a_registry_is_watched(name: str) -> None:
+    model = Ordered()
+    guard = Guard(model)
+    find, said = ORDERS[name]
+    registry = find(model)
+    for turn in range(len(registry)):
+        first = next(iter(registry))
+        registry[first] = registry.pop(first)
+        assert (turn == len(registry) - 1) == (guard.changed() is None)
+        if not turn:
+            assert (guard.changed() or "").startswith(said)
+    assert guard.changed() is None
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_what_is_new_or_gone_is_said_before_the_order_that_follows(name: str) -> None:
+    model = Ordered()
+    guard = Guard(model)
+    registry = ORDERS[name][0](model)
+    registry["fresh"] = None
+    assert "fresh was added" in (guard.changed() or "")
+    del registry["fresh"]
+    assert guard.changed() is None
+    first = next(iter(registry))
+    gone = registry.pop(first)
+    assert f"{first} was removed" in (guard.changed() or "")
+    registry[first] = gone
+    assert "the order of its" in (guard.changed() or "")
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -755,3 +831,99 @@ def test_the_layout_check_of_torch_sees_dtype_and_shape() -> None:
     assert check(torch.ones(2, 3))
     assert not check(torch.zeros(3, 2))
     assert not check(torch.zeros(2, 3, dtype=torch.float64))
+
+
+class Cached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = OrderedDict(a=1.0, b=2.0)
+        self.mixed = OrderedDict(a=torch.ones(1), b=nn.Identity(), c=3)
+        self.local = threading.local()
+        self.local.scale = 2.0
+
+    def forward(self, value: Tensor) -> Tensor:
+        first = next(iter(self.plain.values()))
+        return value * first * self.local.scale * len(next(iter(self.mixed)))
+
+
+@pytest.mark.parametrize("name", ["plain", "mixed"])
+def test_an_ordered_dict_is_watched_where_its_order_alone_changes(name: str) -> None:
+    model = Cached()
+    guard, ordered = Guard(model), getattr(model, name)
+    first = next(iter(ordered))
+    ordered.move_to_end(first)
+    assert (guard.changed() or "").startswith(f"Cached: {name} ")
+    ordered.move_to_end(first, last=False)
+    assert guard.changed() is None
+    ordered.move_to_end(first, last=False)  # to where it is
+    assert guard.changed() is None
+
+
+def test_what_a_thread_has_put_aside_for_itself_is_watched() -> None:
+    model = Cached()
+    guard = Guard(model)
+    model.local.scale = 3.0
+    assert guard.changed() == "local: scale was 2.0, is 3.0"
+    model.local.scale = 2.0
+    assert guard.changed() is None
+    found: list[str | None] = []
+    thread = threading.Thread(target=lambda: found.append(guard.changed()))
+    thread.start()
+    thread.join()
+    assert found == ["local: scale was removed (2.0)"]  # the other thread has none
+    assert guard.changed() is None
+
+
+def _asking(name: str) -> nn.Module:
+    """A module whose forward asks PyTorch for a setting, or the like of it."""
+    names: dict[str, Any] = {"torch": torch}
+    source = "def forward(self, value):\n    return value if {asked} else value * 2"
+    asked = ASKED[name][0]
+    exec(source.format(asked=asked), names)  # noqa: S102
+    kind = type("Asking", (nn.Module,), {"forward": names["forward"]})
+    asking: nn.Module = kind()
+    return asking
+
+
+# A name, what a forward writes, and how the setting is given another value and its own again.
+ASKED: dict[str, tuple[str, Callable[[bool], Any]]] = {
+    "get_num_threads": (
+        "torch.get_num_threads() > 1",
+        lambda other: torch.set_num_threads(2 if other else 1),
+    ),
+    "get_float32_matmul_precision": (
+        "torch.get_float32_matmul_precision() == 'high'",
+        lambda other: torch.set_float32_matmul_precision("high" if other else "highest"),
+    ),
+    "is_anomaly_enabled": (
+        "torch.is_anomaly_enabled()",
+        lambda other: torch.autograd.set_detect_anomaly(other, check_nan=True),
+    ),
+    "initial_seed": (
+        "torch.initial_seed() % 2",
+        lambda other: torch.manual_seed(8 if other else 7),
+    ),
+    "cudnn": (
+        "torch.backends.cudnn.deterministic",
+        lambda other: setattr(torch.backends.cudnn, "deterministic", other),
+    ),
+    "flash_sdp_enabled": (
+        "torch.backends.cuda.flash_sdp_enabled()",
+        lambda other: torch.backends.cuda.enable_flash_sdp(not other),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_setting_of_pytorch_is_watched_where_the_code_asks_for_it(name: str) -> None:
+    turn = ASKED[name][1]
+    turn(False)
+    try:
+        guard, idle = Guard(_asking(name)), Guard(nn.Linear(2, 2))
+        assert guard.changed() is None
+        turn(True)
+        assert (guard.changed() or "").startswith(f"global torch: {name} was ")
+        assert idle.changed() is None
+    finally:
+        turn(False)
+    assert guard.changed() is None

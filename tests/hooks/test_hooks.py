@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +211,143 @@ def test_the_class_stands_for_the_manager_of_the_process() -> None:
     GlobalSubscriberManager.unsubscribe()
     net(torch.ones(1, 2))
     assert Counting.forwards == 3
+
+
+class Noting(SubscriberBase):
+    """Notes of which modules it has been told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def post_forward_tensor_apply_impl(
+        self, run_rtx: Any, module: nn.Module, tensor_index: int, tensor: torch.Tensor
+    ) -> torch.Tensor:
+        self.seen.append(type(module).__name__)
+        return tensor
+
+
+@pytest.mark.parametrize("kind", [list, tuple, iter, set])
+def test_subscribers_come_in_any_collection(kind: Any) -> None:
+    manager, noting = SubscriberManager(), Noting()
+    manager.subscribe(model := nn.Sequential(nn.Linear(2, 2)), kind([noting]))
+    model(torch.ones(1, 2))
+    assert noting.seen == ["Linear", "Sequential"]
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "name", [nn.ReLU()], Noting])
+def test_what_is_no_subscriber_is_refused_and_those_at_hand_stay(wrong: Any) -> None:
+    manager, noting = SubscriberManager(), Noting()
+    manager.subscribe(model := nn.Sequential(nn.Linear(2, 2)), [noting])
+    with pytest.raises(TypeError, match=r"^subscribers=.*: expected a list of SubscriberBase"):
+        manager.subscribe(model, wrong)
+    with pytest.raises(TypeError, match=r"; write \[subscriber\]$"):
+        manager.subscribe(model, noting)  # type: ignore[arg-type]
+    model(torch.ones(1, 2))
+    assert noting.seen == ["Linear", "Sequential"]
+
+
+@pytest.mark.parametrize(("start", "end"), [(5, 2), (3, 3), (None, 0), (0, -1)])
+def test_steps_between_which_there_are_none_are_refused(start: int | None, end: int) -> None:
+    with pytest.raises(ValueError, match=f"start_step={start}, end_step={end}: there is no step"):
+        SubscriberBase(start, end)
+
+
+class Leaving(nn.Module):
+    """Leaves layers out at random, so that no graph has it whole: its parts are graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in range(3)
+        )
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if torch.rand([]) > 0.3:
+                x = x + layer(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def trained(model: nn.Module, steps: int) -> list[torch.Tensor]:
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    left = []
+    for step in range(steps):
+        torch.manual_seed(step)
+        loss = model(torch.randn(3, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        left.append(loss.detach())
+    return left + [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize("first", [0, 3])
+def test_subscribers_of_a_module_of_parts_hear_what_they_hear_in_pytorch(
+    engine: Any, first: int
+) -> None:
+    plain = Leaving()
+    wrapped = ORTModule(copy.deepcopy(plain), options=Options(engine=engine))
+    told = [Noting(), Noting()]
+    for model, noting in zip((plain, wrapped), told, strict=True):
+        manager = SubscriberManager()
+        trained(model, first)
+        manager.subscribe(model, [noting])
+        trained(model, 2)
+        manager.unsubscribe()
+    assert told[0].seen == told[1].seen
+    assert len(told[0].seen) > 8
+    torch.testing.assert_close(trained(wrapped, 3), trained(plain, 3), rtol=1e-4, atol=1e-6)
+    assert wrapped.report.mode == "parts"
+
+
+@dataclass
+class Plain:
+    """Of a kind that nobody has registered with PyTorch."""
+
+    hidden: torch.Tensor
+    more: tuple[torch.Tensor, ...]
+    note: str = "text"
+
+
+@dataclass(frozen=True)
+class Frozen:
+    inner: Plain
+    number: int = 3
+
+
+class Answering(nn.Module):
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.layer, self.kind = nn.Linear(2, 2), kind
+
+    def forward(self, x: torch.Tensor) -> Any:
+        hidden = self.layer(x)
+        plain = Plain(hidden, (hidden + 1, hidden + 2))
+        return plain if self.kind is Plain else Frozen(plain)
+
+
+class Halving(Noting):
+    def post_forward_tensor_apply_impl(
+        self, run_rtx: Any, module: nn.Module, tensor_index: int, tensor: torch.Tensor
+    ) -> torch.Tensor:
+        self.seen.append(f"{type(module).__name__} {tensor_index}")
+        return tensor / 2
+
+
+@pytest.mark.parametrize("kind", [Plain, Frozen])
+def test_tensors_in_dataclasses_are_heard_and_changed(kind: Any) -> None:
+    model, manager, halving = Answering(kind), SubscriberManager(), Halving()
+    x = torch.ones(1, 2)
+    hidden = model.layer(x) / 2
+    manager.subscribe(model, [halving])
+    given = model(x)
+    plain = given if kind is Plain else given.inner
+    assert type(given) is kind
+    assert plain.note == "text"
+    assert halving.seen == ["Linear 0", *(f"Answering {i}" for i in range(3))]
+    torch.testing.assert_close(plain.hidden, hidden / 2)
+    torch.testing.assert_close(plain.more, ((hidden + 1) / 2, (hidden + 2) / 2))

@@ -29,6 +29,17 @@ from tests.module.scripted_modules import MODULES
 from tests.module.scripted_run import Difference, agree
 
 ENGINES = ("aten", "onnxruntime", "auto")
+# Of which a script has one now and then: options that change no number.
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"memory_budget": "least"},
+    {"memory_budget": 1.0},
+    {"backward_pieces": 3},
+    {"parts": False},
+    {"custom_autograd": False},
+    {"retry": True},
+    {"skip_padding": False},
+    {"opset": 18},
+)
 
 PREAMBLE = """\
 import copy, gc, inspect, io, pickle, threading, warnings
@@ -36,7 +47,10 @@ import copy, gc, inspect, io, pickle, threading, warnings
 import torch
 
 from ortrain import Options
-from tests.module.scripted_modules import Around, Halved, Lora, Recomputed, Running
+from ortrain.hooks import SubscriberManager
+from ortrain.optim import FusedAdam, clip_grad_norm_
+from tests.module.scripted_modules import Around, Doubling, Halved, Lora, Normed
+from tests.module.scripted_modules import Recomputed, Running
 from tests.module.scripted_run import agree
 
 """
@@ -52,6 +66,7 @@ class Made:
         double: whether the module is in float64.
         actions: names, and their lines.
         certificate: when graphs are compared with the module.
+        settings: further options of ``ORTModule``.
     """
 
     seed: int
@@ -59,6 +74,7 @@ class Made:
     double: bool
     actions: tuple[tuple[str, str], ...]
     certificate: str = "first"
+    settings: tuple[tuple[str, Any], ...] = ()
 
     def source(self, engine: str) -> str:
         """The script as a file."""
@@ -67,7 +83,8 @@ class Made:
             for place, (name, lines) in enumerate(self.actions)
         ]
         dtype = "torch.float64" if self.double else "torch.float32"
-        options = f"Options(engine={engine!r}, certificate={self.certificate!r})"
+        given = {"engine": engine, "certificate": self.certificate, **dict(self.settings)}
+        options = f"Options({', '.join(f'{name}={value!r}' for name, value in given.items())})"
         asked = f"dtype={dtype}, seed={self.seed}, options={options}"
         return (
             f"{PREAMBLE}\ndef script(s):\n{textwrap.indent(''.join(body) or 'pass', '    ')}\n\n"
@@ -91,7 +108,11 @@ class Made:
             self.kind,
             dtype=torch.float64 if self.double else torch.float32,
             seed=self.seed,
-            options=Options(engine=engine, certificate=self.certificate),  # type: ignore[arg-type]
+            options=Options(
+                engine=engine,  # type: ignore[arg-type]
+                certificate=self.certificate,  # type: ignore[arg-type]
+                **dict(self.settings),
+            ),
         )
 
     def shortest(self, engine: str) -> tuple[Made, Exception]:
@@ -139,7 +160,9 @@ def script(seed: int, *, only: str = "", kind: str = "") -> Made:
         names.insert(draw.randrange(len(names)), only)
     certificate = "off" if draw.random() < 0.3 else "first"
     actions = tuple((name, _filled(ACTIONS[name], draw)) for name in names)
-    return Made(seed, kind, draw.random() < 0.4, actions, certificate)
+    double = draw.random() < 0.4
+    settings = draw.choice(SETTINGS) if draw.random() < 0.3 else {}
+    return Made(seed, kind, double, actions, certificate, tuple(settings.items()))
 
 
 def _filled(lines: str, draw: random.Random) -> str:
@@ -178,7 +201,9 @@ def main() -> None:
                 made, error = made.shortest(asked.engine)
             names = ", ".join(name for name, _ in made.actions)
             kind = "" if isinstance(error, Difference) else "the script itself: "
-            print(f"### {seed} {made.kind} {made.double=} {made.certificate}: {names}")
+            print(
+                f"### {seed} {made.kind} {made.double=} {made.certificate} {made.settings}: {names}"
+            )
             print(f"    {kind}{type(error).__name__}: {str(error)[:1500]}", flush=True)
             if asked.seed is not None:
                 print(made.source(asked.engine))

@@ -31,6 +31,41 @@ s.look()
 s.optimizer.step()
 s.model.zero_grad(set_to_none=False)
 """,
+    "accumulate around an evaluation": """
+for n in ($n, 3):
+    args, kwargs = s.batch(n, $length)
+    s.loss(s.model(*args, **kwargs)).backward()
+    s.model.eval()
+    with torch.no_grad():
+        s.see(s.model(*args, **kwargs))
+    s.model.train()
+s.look()
+s.see(clip_grad_norm_([p for p in s.model.parameters() if p.grad is not None], $rate))
+s.optimizer.step()
+s.optimizer.zero_grad()
+""",
+    "accumulate over a copy": """
+args, kwargs = s.batch($n, $length)
+s.loss(s.model(*args, **kwargs)).backward()
+s.look()
+twin = copy.deepcopy(s.model)
+for model in (twin, s.model, twin):
+    args, kwargs = s.batch($n, $length)
+    s.loss(model(*args, **kwargs)).backward()
+s.see([p.grad for p in twin.parameters()])
+""",
+    "step with subscribers": """
+manager, doubling = SubscriberManager(), Doubling()
+manager.subscribe(s.model, [doubling])
+try:
+    args, kwargs = s.batch($n, $length)
+    out = s.model(*args, **kwargs)
+    s.see(out)
+    s.loss(out).backward()
+finally:
+    manager.unsubscribe()
+s.see(doubling.seen)
+""",
     "leave gradients": """
 args, kwargs = s.batch($n, $length)
 s.loss(s.model(*args, **kwargs)).backward()
@@ -389,7 +424,7 @@ with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
     # "Around an ORTModule both work, but for a forward that changes a buffer which it reads, so
     # that its two runs differ": in evaluation it changes none.
     "checkpoint around it": """
-if isinstance(s.inner(), Running):
+if any(isinstance(part, Running | Normed) for part in s.inner().modules()):
     s.model.eval()
 args, kwargs = s.batch($n, $length)
 args = tuple(a.requires_grad_() if a.is_floating_point() else a for a in args)
@@ -401,7 +436,7 @@ loss.backward()
 s.see([a.grad for a in args])
 """,
     "reentrant checkpoint around it": """
-if isinstance(s.inner(), Running):
+if any(isinstance(part, Running | Normed) for part in s.inner().modules()):
     s.model.eval()
 args, kwargs = s.batch($n, $length)
 args = tuple(a.requires_grad_() if a.is_floating_point() else a for a in args)
@@ -524,9 +559,11 @@ heard = []
 def listen(module, args, out):
     heard.append(len(args))
 handle = torch.nn.modules.module.register_module_forward_hook(listen)
-args, kwargs = s.batch($n, $length)
-out = s.model(*args, **kwargs)
-handle.remove()
+try:
+    args, kwargs = s.batch($n, $length)
+    out = s.model(*args, **kwargs)
+finally:
+    handle.remove()  # it would have all later scripts run in PyTorch
 s.see(out)
 s.see(len(heard) > 0)
 s.loss(out).backward()
@@ -551,6 +588,9 @@ CHANGES = {
     "zero_grad to zeros": "s.model.zero_grad(set_to_none=False)",
     "another optimizer, SGD": """
 s.optimizer = torch.optim.SGD(s.model.parameters(), lr=$rate, momentum=0.9)
+""",
+    "another optimizer, FusedAdam": """
+s.optimizer = FusedAdam(s.model.parameters(), lr=$rate * 0.1, eps=1e-2, weight_decay=0.01)
 """,
     # With roundings of gradients that are zero, a small epsilon makes steps of full length.
     "another optimizer, AdamW": """
@@ -665,6 +705,25 @@ try:
 finally:
     setattr(owner, name, s.removed)
 """,
+    "a part comes last": """
+owner, name = s.seat($which)
+owner._modules[name] = owner._modules.pop(name)
+""",
+    "the first part comes last": """
+parts = s.part($which)._modules
+if parts:
+    first = next(iter(parts))
+    parts[first] = parts.pop(first)
+""",
+    "a parameter comes last": """
+owner, name = s.place($which)
+owner._parameters[name] = owner._parameters.pop(name)
+""",
+    "buffers are turned round": """
+for part in s.inner().modules():
+    for name in [*part._buffers][-2::-1]:
+        part._buffers[name] = part._buffers.pop(name)
+""",
     "bias becomes None": """
 for _, _, layer in s.linears()[:1]:
     layer.bias = None
@@ -692,7 +751,9 @@ if p.requires_grad:
     "hook behind a parameter's gradient": """
 p = s.parameter($which)
 if p.requires_grad:
-    s.handles.append(p.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(0.5)))
+    def halve(p):  # which returns nothing, as it must
+        p.grad.mul_(0.5)
+    s.handles.append(p.register_post_accumulate_grad_hook(halve))
 """,
     "hooks are removed": """
 for handle in s.handles:

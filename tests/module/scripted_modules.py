@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
+from ortrain.hooks import SubscriberBase
+
 WIDTH = 6
 
 
@@ -368,6 +370,87 @@ class Written(nn.Module):
         return y, (x > 0).to(torch.int32)
 
 
+class Chosen(torch.autograd.Function):
+    """Two results, one of whole numbers; the gradient is none of the forward's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, settings: dict[str, float]) -> Any:
+        y = x @ weight
+        choice = y.argmax(-1)
+        ctx.mark_non_differentiable(choice)
+        ctx.save_for_backward(x, weight)
+        ctx.scale = settings["scale"]
+        return y, choice
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Any) -> Any:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        return gradient @ weight.T * ctx.scale, x.T @ gradient, None
+
+
+class Kept(nn.Module):
+    """A custom function that stays PyTorch's, within a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, 4), nn.Linear(5, 2)
+        self.weight = nn.Parameter(torch.randn(4, 5))
+        self.settings = {"scale": 0.5}
+
+    def _inner(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return Chosen.apply(torch.tanh(self.first(x)), self.weight, self.settings)  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y, choice = checkpoint(self._inner, x, use_reentrant=False)
+        return self.last(y), choice
+
+
+class Dropped(nn.Module):
+    """Leaves layers out at random, so that no graph has it whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, WIDTH)) for _ in range(3)
+        )
+        self.head = nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if not self.training or float(torch.rand([])) > 0.3:
+                x = x + layer(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+class Spectral(nn.Module):
+    """Complex numbers between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = torch.fft.fft(torch.tanh(self.first(x)), dim=-1)
+        return self.last(mixed.real + mixed.imag.square())  # type: ignore[no-any-return]
+
+
+class Routed(nn.Module):
+    """Experts, each for the rows that chose it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, 2)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, choice = torch.softmax(self.gate(x), -1).max(-1)
+        out = x.new_zeros(x.shape[0], 4)
+        for number, expert in enumerate(self.experts):
+            rows = (choice == number).nonzero().flatten()
+            out = out.index_add(0, rows, expert(x[rows]) * weight[rows, None])
+        return out
+
+
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -458,10 +541,28 @@ MODULES = {
     "custom function": Subject(Rounded, _rows),
     "counts": Subject(Counted, _rows),
     "writes": Subject(Written, _rows),
+    "kept function": Subject(Kept, _rows),
+    "layers left out": Subject(Dropped, _rows),
+    "complex numbers": Subject(Spectral, _rows),
+    "experts": Subject(Routed, _rows),
 }
 
 
-# What scripts put into a module.
+# What scripts put into a module, or have listen to it.
+
+
+class Doubling(SubscriberBase):
+    """Doubles what each module gives, and counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def post_forward_tensor_apply_impl(
+        self, run_rtx: Any, module: nn.Module, tensor_index: int, tensor: Tensor
+    ) -> Tensor:
+        self.seen += 1
+        return tensor * 2 if tensor.is_floating_point() else tensor
 
 
 class Halved(nn.Module):

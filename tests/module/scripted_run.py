@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
+from ortrain.guards.guard import Ambient, ambient, inner_hooks
 from tests.module.agreement import DRIFTED, ROUNDING, SAME
 from tests.module.scripted_modules import MODULES, Batch
 
@@ -334,6 +335,7 @@ def agree(
     def wrap(module: nn.Module) -> nn.Module:
         return ORTModule(module, options=options)
 
+    around = ambient()
     eager = Run(kind, lambda module: module, dtype, seed)
     ours = Run(kind, wrap, dtype, seed)
     with warnings.catch_warnings():
@@ -341,6 +343,10 @@ def agree(
         for run in (eager, ours):
             torch.manual_seed(seed)
             script(run)
+    # Under a hook or a setting that is left behind, later scripts of the process would be run in
+    # PyTorch, and agree.
+    assert ambient() == around, f"a script leaves {Ambient(*ambient())}"
+    assert (left := inner_hooks(nn.Identity())) is None, f"a script leaves something: {left}"
     _compare(eager, ours)
     report = getattr(ours.model, "report", None)
     return (report.graph_calls, report.eager_calls) if report is not None else (0, 0)

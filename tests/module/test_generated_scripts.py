@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from string import Template
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as global_hooks
 
 from tests.breadth import sampled
 from tests.module.generated_scripts import ENGINES, Made, script
@@ -62,6 +65,32 @@ def test_a_difference_is_found_and_the_script_shortened(monkeypatch: pytest.Monk
     shorter, error = made.shortest("aten")
     assert [name for name, _ in shorter.actions] == ["call"]
     assert isinstance(error, Difference)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "s.handles.append(torch.nn.modules.module.register_module_forward_hook(lambda *_: None))",
+        "torch.set_default_dtype(torch.float64)",
+    ],
+)
+def test_a_script_that_leaves_something_behind_is_an_error(lines: str) -> None:
+    hooks = {**global_hooks._global_forward_hooks}
+    try:
+        with pytest.raises(AssertionError, match="a script leaves"):
+            Made(0, "mlp", double=False, actions=(("left", lines),)).run("aten")
+    finally:
+        torch.set_default_dtype(torch.float32)
+        global_hooks._global_forward_hooks.clear()
+        global_hooks._global_forward_hooks.update(hooks)
+
+
+def test_hooks_on_all_modules_go_where_a_call_fails() -> None:
+    wrong = ("wrong", "s.model.first.weight.data = torch.ones(8, 2)")
+    hooked = ("global hook on modules", Template(ACTIONS["global hook on modules"]))
+    lines = hooked[1].substitute(n=2, length=2)
+    Made(0, "mlp", double=False, actions=(wrong, (hooked[0], lines))).run("aten")
+    assert not global_hooks._global_forward_hooks
 
 
 @pytest.mark.parametrize(

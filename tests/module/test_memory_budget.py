@@ -171,6 +171,23 @@ def test_engines_that_keep_none_are_refused(engine: Any) -> None:
         Options(memory_budget=0.5, engine=engine)
 
 
+def test_a_budget_of_the_environment_is_told_by_the_name_of_its_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ORTMODULE_MEMORY_OPT_LEVEL", "1")
+    with pytest.raises(ValueError, match="of ORTMODULE_MEMORY_OPT_LEVEL with engine='torch'"):
+        Options(engine="torch")
+    assert Options(engine="torch", memory_budget=None).memory_budget is None
+    assert Options(engine="aten").memory_budget == "least"
+
+
+def test_a_budget_of_a_small_step_is_told_in_bytes() -> None:
+    model = ORTModule(nn.Linear(4, 2), options=Options(engine="aten", memory_budget=8))
+    with pytest.raises(BudgetError, match=r"memory_budget=8, 8 bytes") as caught:
+        model(torch.randn(3, 4)).sum().backward()
+    assert "0.0 MiB" not in str(caught.value)
+
+
 def test_explain_shows_the_curve_and_the_largest_batch(tmp_path: Any) -> None:
     x = torch.randn(64, 16)
     found = ortrain.explain(Blocks(), x, options=Options(engine="aten"))

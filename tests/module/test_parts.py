@@ -378,6 +378,37 @@ def test_hooks_that_come_later_are_called() -> None:
     assert seen == ["norm", "layer"] * 3
 
 
+@pytest.mark.parametrize("where", ["layers.1", "layers.0.norm", "head.0", ""])
+def test_what_lost_its_hooks_is_a_part_again(where: str) -> None:
+    module = root(_unordered)
+    handle = module.get_submodule(where).register_forward_hook(lambda *_: None)
+    model, plain = wrapped(module), root(_unordered)
+    agree(trained(model), trained(plain))
+    everything = ["layers.0", "layers.1", "layers.2", "head"]
+    hooked = next((part for part in everything if where.startswith(part)), None)
+    assert hooked not in model.report.parts
+    handle.remove()
+    agree(trained(model), trained(plain))
+    assert list(model.report.parts) == everything
+    assert model.report.mode == "parts"
+
+
+def test_a_module_that_had_a_hook_at_first_becomes_one_graph() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        result: Tensor = self.head(x)
+        return result
+
+    module = root(forward)
+    handle = module.layers[1].register_forward_hook(lambda *_: None)
+    model, plain = wrapped(module), root(forward)
+    agree(trained(model), trained(plain))
+    handle.remove()
+    agree(trained(model), trained(plain))
+    assert model.report.mode == "graph"
+
+
 def test_an_error_in_the_module_leaves_nothing_behind() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         self.calls += 1

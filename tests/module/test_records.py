@@ -214,7 +214,9 @@ class ScaledDict(UserDict[str, Tensor]):
 
 
 @pytest.mark.parametrize(
-    "make", [Scaled, ScaledRecord, lambda: [ScaledDict(x=torch.randn(2, 4))]], ids=str
+    "make",
+    [Scaled, ScaledRecord, lambda: [ScaledDict(x=torch.randn(2, 4))]],
+    ids=["an object", "a dataclass", "a dictionary"],
 )
 def test_what_the_code_of_their_classes_reads_is_watched(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any]

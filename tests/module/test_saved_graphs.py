@@ -14,6 +14,7 @@ from torch import nn
 
 from ortrain import DebugOptions, Options, ORTModule
 from ortrain.errors import OrtrainWarning
+from ortrain.program import Program
 
 STAGES = ("torch_exported", "optimized_pre_grad", "optimized", "execution_model")
 
@@ -90,3 +91,42 @@ def test_where_there_is_no_graph_the_first_call_says_so_and_no_file_is_left(tmp_
     with pytest.warns(OrtrainWarning, match="needs a number out of a tensor"):
         model(torch.randn(4, 5, requires_grad=True))
     assert not files(tmp_path)
+
+
+@pytest.mark.parametrize("prefix", ["graphs/net", "a/b/net", "./net"])
+def test_a_prefix_may_name_folders_which_are_made(prefix: str, tmp_path: Path) -> None:
+    debug = DebugOptions(save_onnx=True, onnx_prefix=prefix, save_path=tmp_path / "new")
+    model = ORTModule(net(), debug, options=Options(engine="aten"))
+    model(torch.randn(2, 5)).sum().backward()
+    found = files((tmp_path / "new" / prefix).parent)
+    assert {f"net_{stage}_training.onnx" for stage in STAGES} <= found
+    assert model.report.mode == "graph"
+
+
+def test_a_prefix_below_a_file_is_refused_when_the_options_are_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="is no folder"):
+        DebugOptions(save_onnx=True, onnx_prefix="file/net", save_path=tmp_path)
+
+
+def test_where_files_cannot_be_written_one_warning_says_so_and_the_graph_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Program, "save", full)
+    debug = DebugOptions(save_onnx=True, onnx_prefix="net", save_path=tmp_path / "new")
+    plain = net()
+    model = ORTModule(copy.deepcopy(plain), debug, options=Options(engine="aten"))
+    x = torch.randn(2, 5)
+    with pytest.warns(OrtrainWarning, match="save_onnx=True: cannot save the graph in") as caught:
+        model(x).sum().backward()
+    assert len(caught) == 1
+    assert "No space left" in str(caught[0].message)
+    plain(x).sum().backward()
+    torch.testing.assert_close(
+        [p.grad for p in model.parameters()], [p.grad for p in plain.parameters()]
+    )
+    assert model.report.mode == "graph"
+    assert not files(tmp_path / "new")

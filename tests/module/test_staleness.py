@@ -697,3 +697,59 @@ def test_captures_made_before_a_setting_was_filled_in_are_not_used_after(engine:
     for inputs in ([value],) * 3 + ([value, labels],) * 3 + ([value],) * 3:
         assert torch.allclose(model(*inputs), eager(*inputs))
     assert model.report.captures <= 3
+
+
+class Ordered(nn.Module):
+    """Goes through what is registered, in the order in which it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chain = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        self.steps = nn.ModuleList([nn.Linear(4, 4), nn.Sigmoid()])
+        self.named = nn.ModuleDict({"first": nn.Linear(4, 4), "last": nn.Softplus()})
+        self.gain, self.shift = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+        self.register_buffer("low", torch.randn(4))
+        self.register_buffer("high", torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.chain(x)
+        for part in [*self.steps, *self.named.values()]:
+            x = part(x)
+        for _, parameter in self.named_parameters(recurse=False):
+            x = torch.sin(x) * parameter
+        for _, buffer in self.named_buffers(recurse=False):
+            x = torch.cos(x) * buffer
+        return x
+
+
+ORDERS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "Sequential": lambda m: m.chain._modules,
+    "ModuleList": lambda m: m.steps._modules,
+    "ModuleDict": lambda m: m.named._modules,
+    "parameters": lambda m: m._parameters,
+    "buffers": lambda m: m._buffers,
+}
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize("name", ORDERS)
+def test_what_changes_its_place_is_computed_at_its_new_one(name: str, engine: Engine) -> None:
+    eager = Ordered()
+    ours = ORTModule(copy.deepcopy(eager), options=Options(engine=engine))
+    x, found = torch.randn(3, 4), []
+    for turn in range(4):
+        rows = []
+        for model, inner in ((eager, eager), (ours, ours.module)):
+            registry = ORDERS[name](inner)
+            if turn % 2:  # there, and back
+                for key in [*registry][-2::-1]:
+                    registry[key] = registry.pop(key)
+            model.zero_grad()
+            out = model(x)
+            out.square().sum().backward()
+            gradients = {n: p.grad for n, p in inner.named_parameters()}
+            rows.append((out.detach(), dict(sorted(gradients.items()))))
+        torch.testing.assert_close(rows[1], rows[0], rtol=1e-5, atol=1e-6)
+        found.append(rows[0][0])
+    assert not torch.allclose(found[0], found[1], atol=1e-3)
+    assert ours.report.mode == "graph"

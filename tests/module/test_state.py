@@ -10,6 +10,7 @@ import random
 import threading
 import time
 import warnings
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -495,3 +496,71 @@ def test_a_forward_that_warns_does_so_in_its_calls_and_in_no_rehearsal() -> None
             warnings.simplefilter("always")
             model(torch.randn(3, 4)).sum().backward()
         assert [str(each.message) for each in caught] == ["of the forward"]
+
+
+class Recent(OrderedDict):  # type: ignore[type-arg]
+    """A subclass, as caches of other packages are."""
+
+
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize("kind", [dict, OrderedDict, Recent, lambda: defaultdict(int)])
+@pytest.mark.parametrize("bound", [2, 9])
+def test_results_kept_by_sizes_in_a_dictionary_of_any_kind_are_those_of_pytorch(
+    engine: Any, kind: Any, bound: int
+) -> None:
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.kept = nn.Linear(4, 4), kind()
+
+        def forward(self, x: Tensor) -> Tensor:
+            size = x.shape[0]
+            if size not in self.kept:
+                self.kept[size] = float(size)
+                if len(self.kept) > bound:
+                    del self.kept[next(iter(self.kept))]
+            elif isinstance(self.kept, OrderedDict):
+                self.kept.move_to_end(size)
+            return self.layer(x) * self.kept[size]  # type: ignore[no-any-return]
+
+    plain = Keeping()
+    model = ORTModule(copy.deepcopy(plain), options=Options(engine=engine))
+    for rows in (2, 3, 2, 3, 4, 2, 3):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(model(x), plain(x))
+        assert [*model.module.kept.items()] == [*plain.kept.items()]
+        assert type(model.module.kept) is type(plain.kept)
+
+
+WRITES = {
+    "a set": ("self.kept.add(x.shape[0])", set),
+    "a dict by shape": ("self.kept[tuple(x.shape)] = 1", dict),
+    "an OrderedDict by size": ("self.kept.setdefault(x.shape[0], 1)", OrderedDict),
+}
+
+
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize("name", WRITES)
+def test_what_a_forward_without_a_source_writes_is_seen_though_a_second_run_writes_no_more(
+    name: str, engine: Any
+) -> None:
+    line, kind = WRITES[name]
+    names: dict[str, Any] = {}
+    source = f"def forward(self, x):\n    {line}\n    return self.layer(x) * len(self.kept)"
+    exec(source, names)  # noqa: S102 - as code from a pipe or a macro, of which no file tells
+
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.kept = nn.Linear(4, 4), kind()
+
+        forward = names["forward"]
+
+    plain = Writing()
+    model = ORTModule(copy.deepcopy(plain), options=Options(engine=engine))
+    for rows in (2, 3, 2, 4):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(model(x), plain(x))
+        assert model.module.kept == plain.kept

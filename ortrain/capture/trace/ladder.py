@@ -40,7 +40,7 @@ from ortrain.errors import CaptureError
 from ortrain.guards.constraints import Constraints
 from ortrain.guards.handed import Handed, handed_over, unhanded
 from ortrain.guards.key_value_cache import opened_caches
-from ortrain.module_state.untouched import Effects, Filling, call_aside, watched
+from ortrain.module_state.untouched import Effects, Filling, call_aside, untouched, watched
 
 # Where random numbers lead fewer of the calls the way of the graph, PyTorch would get the module.
 LEAST_CHANCE = 0.75
@@ -275,6 +275,9 @@ def _trace(
             opened_caches(module) if not rung.strict else contextlib.nullcontext(),
             written,
             known.watching() if known and not rung.strict else contextlib.nullcontext(),
+            # Dynamo leaves in the module what the forward has written: where that is back in
+            # place, the call that is watched below writes it again, and is seen to.
+            untouched(module) if rung.strict else contextlib.nullcontext(),
             no_packed_sequences(),
         ):
             if effects.unwatched:
