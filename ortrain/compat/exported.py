@@ -6,6 +6,10 @@ no meaning for any more is taken and told.
 
 from __future__ import annotations
 
+from ortrain.extras import require
+
+require("torch", __name__)
+
 import os
 import warnings
 from collections.abc import Mapping, Sequence

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ortrain.extras import require
+
+require("torch", __name__)
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from ortrain.capture.export import Captured, capture
 from ortrain.capture.onnx.lift import drop_unused_inputs
 from ortrain.deploy.unread import note
-from ortrain.errors import GraphError, ParityError, listing
+from ortrain.errors import CaptureError, GraphError, ParityError, listing
 from ortrain.files.replacing import staged
 from ortrain.guards.key_value_cache import without_cache
 from ortrain.kinds import NONE, expect, expect_names, expect_path, expect_whole
@@ -93,7 +93,7 @@ def export_onnx(
     module, target = unwrap(module), Path(path)
     with modes_kept(module), torch.no_grad(), without_cache(module):
         module.eval()
-        captured = capture(module, (), dict(samples[0]), opset=opset)
+        captured = _captured(module, samples, opset)
         program = _standalone(module, captured, outputs)
         expected = [_flat(module(**sample)) for sample in samples]
     _name_dimensions(program, dimensions)
@@ -110,6 +110,33 @@ def export_onnx(
                 help="please report the model; nothing was written",
             )
     return difference
+
+
+def _captured(
+    module: torch.nn.Module, samples: Sequence[Mapping[str, Any]], opset: int
+) -> Captured:
+    """A capture of the first sample, of images of any size where the module's code has one for all.
+
+    Swin's layers set the size of their windows by that of the image.
+
+    Raises:
+        CaptureError: the module cannot become one graph.
+    """
+    call = dict(samples[0])
+    try:
+        return capture(module, (), call, opset=opset)
+    except CaptureError:
+        sizes = [
+            {name: t.shape[1:] for name, t in _flat(sample).items() if t.ndim >= 4}
+            for sample in samples
+        ]
+        if not sizes[0] or any(each != sizes[0] for each in sizes):
+            raise
+        try:
+            return capture(module, (), call, opset=opset, still=True)
+        except CaptureError:
+            pass
+        raise
 
 
 def _standalone(

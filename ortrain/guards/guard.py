@@ -462,7 +462,7 @@ class Guard:
             (path, name)
             for path, owner, held in zip(self._paths, self._owners, self._values, strict=False)
             for name in self._moving.get(id(owner), ())
-            if _another_number(owner.__dict__.get(name), held[name])
+            if _another_number(owner.__dict__.get(name), held.get(name))
         }
         return [
             key

@@ -164,3 +164,23 @@ def test_a_result_of_other_sizes_is_told(tmp_path: Path) -> None:
     ):
         export_onnx(Cutting(), samples, tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow  # 30 s: all sizes are tried as symbols first
+def test_windows_as_large_as_the_image_are_exported_for_images_of_their_size(
+    tmp_path: Path,
+) -> None:
+    """Swin's last stage sets the size of its windows, which then is the one of all images."""
+    from transformers import SwinConfig, SwinForImageClassification
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"image_size": 8, "patch_size": 4, "embed_dim": 8, "window_size": 2}
+    config = SwinConfig(depths=[1], num_heads=[1], num_labels=3, **sizes)
+    model = SwinForImageClassification(config)
+    samples = [{"pixel_values": torch.randn(rows, 3, 8, 8)} for rows in (2, 3, 1)]
+    path = tmp_path / "model.onnx"
+    difference = export_onnx(model, samples, path, outputs=["logits"], dimensions=("batch",))
+    assert difference < 1e-5
+    (pixels,) = onnx.load(path).graph.input
+    shape = [dim.dim_param or dim.dim_value for dim in pixels.type.tensor_type.shape.dim]
+    assert shape == ["batch", 3, 8, 8]

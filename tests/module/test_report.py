@@ -54,13 +54,19 @@ def test_calls_before_the_first_training_are_told_apart_from_then_on() -> None:
 
 
 def test_a_module_given_up_in_evaluation_is_so_in_training() -> None:
-    module = nn.Linear(4, 2)
+    class Scaled(nn.Linear):
+        scale = ""
+
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input) * len(self.scale)
+
+    module = Scaled(4, 2)
     model = ORTModule(module, options=Options(engine="onnxruntime"))
     call(model, grad=True)
 
     def evaluate() -> None:
         for number in range(RESTLESS_STATES + 1):
-            module.scale = str(number)  # type: ignore[assignment]
+            module.scale = str(number)
             call(model, grad=False)
 
     with pytest.warns(OrtrainWarning, match="changes at nearly every call"):

@@ -12,6 +12,7 @@ from collections import UserDict
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -25,11 +26,16 @@ def records_registered(
 ) -> Iterator[None]:
     """Registers the records in a call's arguments, and in outputs made while this is open."""
     register((args, kwargs))
-    handle = module.register_forward_hook(lambda _, inputs, output: register(output))
+    handle = module.register_forward_hook(_register_output)
     try:
         yield
     finally:
         handle.remove()
+
+
+def _register_output(module: nn.Module, inputs: Any, output: Any) -> None:
+    if not torch.compiler.is_dynamo_compiling():  # which traces its way through hooks
+        register(output)
 
 
 def register(tree: Any) -> None:

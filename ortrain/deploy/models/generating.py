@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -51,17 +52,6 @@ class ORTGeneratingModel(ORTModel):
             return cache
         wanted = getattr(self.config, "use_cache", True) if use_cache is None else use_cache
         return new_cache(paired) if wanted else None
-
-    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Called by ``generate``: the source's own, without positions that its forward lacks.
-
-        They are made where ``forward`` takes them, and ours always does.
-        """
-        source: Any = super()
-        given: dict[str, Any] = source.prepare_inputs_for_generation(*args, **kwargs)
-        if not _takes_positions(type(self)):
-            given.pop("position_ids", None)
-        return given
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
@@ -108,15 +98,33 @@ def _source(config: Any, names: str) -> Any:
 @functools.cache
 def _joined(kind: type[Any], source: type[Any]) -> type[Any]:
     """A class of both, which goes by the name of the first."""
-    attributes = {"__doc__": kind.__doc__, "__module__": kind.__module__}
+    attributes: dict[str, Any] = {"__doc__": kind.__doc__, "__module__": kind.__module__}
+    if not _takes_positions(source):
+        attributes["prepare_inputs_for_generation"] = _without_positions(source)
     return type(kind.__name__, (kind, source), attributes)
+
+
+def _without_positions(source: type[Any]) -> Callable[..., dict[str, Any]]:
+    """What prepares the inputs of a source, without positions, which its forward does not take.
+
+    They are made where ``forward`` takes them, and ours always does.
+    """
+    own = source.prepare_inputs_for_generation
+
+    @functools.wraps(own)  # generate looks at the arguments
+    def prepare(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        given: dict[str, Any] = own(self, *args, **kwargs)
+        given.pop("position_ids", None)
+        return given
+
+    return prepare
 
 
 def _takes_positions(kind: type[Any]) -> bool:
     """Whether the forward of the model of transformers knows positions."""
     for each in kind.__mro__:
         own = vars(each).get("forward")
-        if own is not None and each is not nn.Module and not issubclass(each, ORTModel):
+        if own is not None and each is not nn.Module:
             return "position_ids" in inspect.signature(own).parameters
     return True
 

@@ -332,7 +332,7 @@ def a_device(self: Any, x: torch.Tensor) -> Any:
     return self.linear(x), x.device
 
 
-@refused(r"returns an object of type .*Holder")
+@refused("returns an object of type tuple_iterator")
 def an_object(self: Any, x: torch.Tensor) -> Any:
     return Holder(self.linear(x))
 
@@ -499,7 +499,7 @@ class Marked(torch.Tensor):
 
 class Holder:
     def __init__(self, value: torch.Tensor) -> None:
-        self.value = value
+        self.value, self.handle = value, iter(())
 
 
 @dataclasses.dataclass
