@@ -914,6 +914,18 @@ ASKED: dict[str, tuple[str, Callable[[bool], Any]]] = {
 }
 
 
+@pytest.fixture
+def precisions_as_before() -> Iterator[None]:
+    """Setting "highest" says more than the default, which other tests look at."""
+    c: Any = torch._C
+    places = [(backend, "matmul") for backend in ("mkldnn", "cuda")]
+    before = [c._get_fp32_precision_getter(*place) for place in places]
+    yield
+    for place, precision in zip(places, before, strict=True):
+        c._set_fp32_precision_setter(*place, precision)
+
+
+@pytest.mark.usefixtures("precisions_as_before")
 @pytest.mark.parametrize("name", ASKED)
 def test_a_setting_of_pytorch_is_watched_where_the_code_asks_for_it(name: str) -> None:
     turn = ASKED[name][1]
