@@ -231,9 +231,10 @@ def _containers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple
 def _below(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     if isinstance(value, (Tensor, type)):
         return
-    if _is_container(value):
+    changes = _is_container(value)
+    if changes:
         yield path, value
-    if _is_container(value) or isinstance(value, tuple):
+    if changes or isinstance(value, tuple):
         for name, child in _entries(value):
             yield from _below(child, (*path, name))
 
@@ -266,8 +267,9 @@ def _fill(container: Any, entries: list[tuple[Any, Any]]) -> None:
         held.clear()
         held.update(entries)
     else:
+        kept = dict(entries)
         for name, _ in [*_entries(container)]:
-            if name not in dict(entries):
+            if name not in kept:
                 object.__delattr__(container, str(name))
         for name, value in entries:
             object.__setattr__(container, name, value)

@@ -275,9 +275,7 @@ class Entries(Container):
         now = self.object
         try:
             return list(now) == list(held) and all(map(same, now.values(), held.values()))
-        except (
-            TypeError
-        ):  # an OrderedDict asks each key for its hash, and sizes of a trace have none
+        except TypeError:  # an OrderedDict asks each key for its hash; sizes of a trace have none
             return False
 
 

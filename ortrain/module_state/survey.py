@@ -256,7 +256,8 @@ class Survey:
         for name in sorted(_SETTINGS_OF_TORCH.keys() & self._names):
             ask = _SETTINGS_OF_TORCH[name]
             self.elements.append(ask)
-            self.facts["global torch", name] = Fact("value", ask(), text=str(ask()))
+            setting = ask()
+            self.facts["global torch", name] = Fact("value", setting, text=str(setting))
         self.reads_trainable = not self._names.isdisjoint(_TRAINABLE)
         if self.reads_trainable:
             self._trainable(module)

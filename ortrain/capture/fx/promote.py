@@ -40,18 +40,14 @@ def promote(module: fx.GraphModule) -> None:
             continue
         name = node.target._schema.name.removeprefix("aten::")
         tensors = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-        if (_common_dtype(node) if name in _COMPARING else result.dtype) != torch.bool:
+        dtype = _common_dtype(node) if name in _COMPARING else result.dtype
+        if dtype != torch.bool:
             _bools_as_numbers(node)
-        if name in _COMPARING:
-            dtype = _common_dtype(node)
-        elif name in _LOGICAL:
+        if name in _LOGICAL:
             dtype = torch.bool
-        elif name in _POINTWISE:
-            dtype = result.dtype
         elif name in _OF_CLASSES:
-            dtype = result.dtype
             tensors = [n for n in tensors if n.meta["val"].is_floating_point()]
-        else:
+        elif name not in _COMPARING and name not in _POINTWISE:
             continue
         if name in ("where", "masked_fill"):  # the condition keeps its dtype
             condition = node.args[0] if name == "where" else node.args[1]

@@ -283,29 +283,28 @@ def _ends_sessions(node: ir.Node) -> bool:
     return not kept and any(use.node.op_type == "MatMul" for use in node.outputs[0].uses())
 
 
+def _magnitudes(value: ir.Value | None) -> np.ndarray | None:
+    """The absolute values of a constant in float32; None of anything else, and of an empty one."""
+    if value is None or value.dtype != _FLOAT or value.is_graph_input():
+        return None
+    tensor = value.const_value
+    return None if tensor is None or tensor.size == 0 else np.abs(np.asarray(tensor.numpy()))
+
+
 def _large(value: ir.Value | None) -> bool:
     """Whether a constant has finite numbers beyond those of float16."""
-    if value is None or value.dtype != _FLOAT or value.is_graph_input():
-        return False
-    tensor = value.const_value
-    if tensor is None or tensor.size == 0:
-        return False
-    sizes = np.abs(np.asarray(tensor.numpy()))
-    return bool(((sizes > _LARGEST) & (sizes < _MASKED)).any())
+    sizes = _magnitudes(value)
+    return sizes is not None and bool(((sizes > _LARGEST) & (sizes < _MASKED)).any())
 
 
 def _beyond(value: ir.Value | None) -> bool:
     """Whether a constant has numbers that float16 has not, and that count."""
-    if value is None or value.dtype != _FLOAT or value.is_graph_input():
+    sizes = _magnitudes(value)
+    if sizes is None:
         return False
-    tensor = value.const_value
-    if tensor is None or tensor.size == 0:
-        return False
-    sizes = np.abs(np.asarray(tensor.numpy()))
-    sizes = sizes[np.isfinite(sizes)]
     if ((sizes > _LARGEST) & (sizes < _MASKED)).any():
         return True
-    if tensor.size > 1:
+    if sizes.size > 1:
         return False
     # Of numbers this small float16 has few digits: 1e-7 becomes 1.19e-7.
     sizes = sizes[sizes <= _LARGEST]
