@@ -19,6 +19,7 @@ from ortrain.ops import (
     gradients,
     group_norm,
     grouped_matmul,
+    hardtanh,
     kept,
     linear_cross_entropy,
     max_pool,

@@ -15,8 +15,11 @@ def _types(node: ir.Node) -> None:
     assert source is not None
     known = shapes.dims(source)
     shapes.assign(node.outputs[0], source.dtype, source.shape)
+    running = node.inputs[3] if len(node.inputs) > 3 else None
     for i, value in enumerate(node.outputs[1:], 1):
         dtype = WIDE if i < 3 and source.dtype in NARROW else source.dtype
+        if i > 2 and running is not None:
+            dtype = running.dtype
         shapes.assign(value, dtype, None if known is None else ir.Shape([known[1]]))
 
 

@@ -41,6 +41,10 @@ ELEMENTWISE = {
         lambda op, x: op.HardSigmoid(x, alpha=0.25, beta=0.5),
         lambda x: F.hardsigmoid(x * 1.5),
     ),
+    "Hardtanh": (
+        lambda op, x: op.node("Hardtanh", (x,), domain="ortrain", min_val=-0.5, max_val=1.0),
+        lambda x: F.hardtanh(x, -0.5, 1.0),
+    ),
     "HardSwish": (lambda op, x: op.HardSwish(x), F.hardswish),
     "Clip": (clip, lambda x: x.clamp(-0.5, 0.5)),
     "Pow-2": (lambda op, x: op.Pow(x, 2.0), lambda x: x**2),

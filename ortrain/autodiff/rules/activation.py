@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ortrain.autodiff.registry import gradient
 
 
@@ -80,11 +82,20 @@ def softsign(g, x):
     return g.dy * rest * rest
 
 
+@gradient("ortrain::Hardtanh")
+def hardtanh(g, x, *, min_val=-1.0, max_val=1.0):
+    """dx = dy where min_val < x < max_val, which it is where y is"""
+    bounds = np.array([min_val, max_val])
+    told = g.y if (bounds.astype(x.dtype.numpy()).astype(bounds.dtype) == bounds).all() else x
+    form = {"min_val": min_val, "max_val": max_val, "steep": int(g.steep)}
+    return g.composite("HardtanhGradient", g.dy, told, **form)
+
+
 @gradient("HardSigmoid")
 def hard_sigmoid(g, x, *, alpha=0.2, beta=0.5):
     """dx = alpha * dy where 0 < y < 1"""
-    inside = g.op.And(g.op.Greater(g.y, 0), g.op.Less(g.y, 1))
-    return g.dy * g.op.Where(inside, g.op.constant(alpha, x.dtype), 0)
+    form = {"min_val": 0.0, "max_val": 1.0, "steep": int(g.steep)}
+    return g.composite("HardtanhGradient", g.dy, g.y, **form) * alpha
 
 
 @gradient("HardSwish")

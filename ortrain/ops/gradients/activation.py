@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from ortrain.graph.build import Builder
 from ortrain.ops.base import like_first, operator
+from ortrain.ops.hardtanh import is_outside
 
 
 def passed_where(op: Builder, dy: ir.Value, condition: ir.Value, steep: bool) -> ir.Value:
@@ -37,6 +38,25 @@ def threshold(
         steep: 0 promises that the gradient is finite.
     """
     return passed_where(op, dy, op.Greater(x, threshold), bool(steep))
+
+
+@operator("HardtanhGradient", types=like_first)
+def hardtanh(
+    op: Builder, dy: ir.Value, x: ir.Value, *, min_val: float = -1.0, max_val: float = 1.0,
+    steep: int = 1,
+) -> ir.Value:  # fmt: skip
+    """dx = dy but where x <= min_val or x >= max_val; x may be the output
+
+    Args:
+        op: the builder.
+        dy: gradient of the output.
+        x: of its shape.
+        min_val: lower bound.
+        max_val: upper bound.
+        steep: 0 promises that the gradient is finite.
+    """
+    inside = op.Not(is_outside(op, x, min_val, max_val))
+    return passed_where(op, dy, inside, bool(steep))
 
 
 @operator("LeakyReluGradient", types=like_first)

@@ -14,6 +14,7 @@ from ortrain.runtime.aten import (
     host,
     late,
     linear_loss,
+    norms,
     recurrent,
     resampling,
 )
@@ -28,6 +29,7 @@ MODULES: dict[str, ModuleType] = {
     "host": host,
     "late": late,
     "linear_loss": linear_loss,
+    "norms": norms,
     "recurrent": recurrent,
     "resampling": resampling,
 }

@@ -11,6 +11,8 @@ dtype. A sum of a bfloat16 and a float32 needs no cast either::
 
     w = Cast<to=FLOAT>(x)
     y = Add(w, z)                →    y = Add(x, z)
+
+Nor does a norm over a batch, whose weights and statistics stay float32.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ _KERNELS = _MIXED | {
     "GeluGradient", "HardSwishGradient", "MishGradient", "SoftplusGradient", "EluGradient",
     "LeakyReluGradient", "SoftmaxGradient", "LogSoftmaxGradient",
 }  # fmt: skip
+# Of norms over a batch, how many of the first inputs are images.
+_BATCH_NORMS = {"BatchNorm": 1, "BatchNormGradient": 2}
 # The place where each may have a number.
 _NUMBERS = {"Add": (0, 1), "Mul": (0, 1), "Sub": (0, 1), "Div": (1,), "Pow": (1,)}
 _COMMUTATIVE = frozenset({"Add", "Mul"})
@@ -45,6 +49,8 @@ def leave_casts_to_kernels(program: Program) -> bool:
     for node in list(program.graph):
         if node.op_type in _KERNELS and len(node.outputs) == 1:
             changed |= _narrow(program, node) or _mix(program, node)
+        elif node.op_type in _BATCH_NORMS:
+            changed |= _narrow_batch(program, node)
     return changed
 
 
@@ -81,16 +87,38 @@ def _narrow(program: Program, node: ir.Node) -> bool:
     with Builder.before(node, opset=program.opset) as op:
         made = _again(op, node, inputs)
         shapes.assign(made, dtype, result.shape)
-    for reader in readers:
-        cast = reader.outputs[0]
-        if cast.is_graph_output():
-            with Builder.before(reader, opset=program.opset) as op:
-                take_place(op.Identity(made), cast)
-        else:
-            ir.convenience.replace_all_uses_with(cast, made)
-        program.graph.remove(reader, safe=True)
+    _stand_for(program, made, readers)
     program.graph.remove(node, safe=True)
     return True
+
+
+def _narrow_batch(program: Program, node: ir.Node) -> bool:
+    """A norm over a batch on what is cast to float32, whose result is cast back or not read."""
+    casts = [v.producer() if v is not None else None for v in node.inputs[: _BATCH_NORMS[node.op_type]]]
+    result = node.outputs[0]
+    readers = [use.node for use in result.uses()]
+    dtypes = {_dtype(cast) if is_widening(cast) else None for cast in casts}
+    dtypes |= {reader.outputs[0].dtype for reader in readers}
+    (dtype, *more) = dtypes
+    if more or dtype not in NARROW or result.is_graph_output():
+        return False
+    for place, cast in enumerate(casts):
+        node.replace_input_with(place, cast.inputs[0])
+    shapes.assign(result, dtype, result.shape)
+    _stand_for(program, result, readers)
+    return True
+
+
+def _stand_for(program: Program, value: ir.Value, casts: Sequence[ir.Node]) -> None:
+    """Has a value take the places of some that were cast to what it is."""
+    for cast in casts:
+        given = cast.outputs[0]
+        if given.is_graph_output():
+            with Builder.before(cast, opset=program.opset) as op:
+                take_place(op.Identity(value), given)
+        else:
+            ir.convenience.replace_all_uses_with(given, value)
+        program.graph.remove(cast, safe=True)
 
 
 def _mix(program: Program, node: ir.Node) -> bool:
@@ -125,8 +153,8 @@ def _is_exact(values: Sequence[ir.Value | None], dtype: ir.DataType) -> bool:
     return all(n is not None and bool(n.astype(dtype.numpy()) == n) for n in known)
 
 
-def _dtype(cast: ir.Node) -> ir.DataType | None:
-    source = cast.inputs[0]
+def _dtype(cast: ir.Node | None) -> ir.DataType | None:
+    source = cast.inputs[0] if cast is not None else None
     return None if source is None else source.dtype
 
 

@@ -21,7 +21,7 @@ ARITHMETIC = frozenset(
     tan asin acos atan sinh cosh asinh acosh atanh expm1 log1p xlogy leaky_relu elu celu mish
     hardsigmoid hardswish softplus hardshrink softshrink threshold _prelu_kernel softmax log_softmax
     cumsum cumprod flip mish_backward elu_backward softplus_backward leaky_relu_backward
-    hardswish_backward
+    hardswish_backward hardtanh_backward
     """.split()
 )
 # Operators whose result has the broadcast shape of their operands.

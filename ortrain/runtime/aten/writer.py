@@ -23,6 +23,7 @@ from ortrain.graph.shapes import FLOATING, Dim
 from ortrain.ops.base import attributes_of
 from ortrain.program import Program, Role, origin_of, role_of
 from ortrain.runtime.aten import hash, host
+from ortrain.runtime.aten.images import channels_last, images_of
 from ortrain.runtime.aten.lines import Block, Line, Raw
 from ortrain.runtime.aten.operands import Host, Operand, Size, Tensor
 from ortrain.runtime.aten.operators import ARITHMETIC, CONTIGUOUS, ELEMENTWISE, TAKES_NUMBERS, VIEWS
@@ -30,8 +31,8 @@ from ortrain.runtime.aten.table import find, named
 
 # What generated code calls.
 _RESERVED = """
-    torch aten nn values attention blas control draws flash hash host late linear_loss recurrent
-    resampling rows abs bool float int max min
+    torch aten nn values attention blas control draws flash hash host late linear_loss norms
+    recurrent resampling rows abs bool float int max min
 """.split()
 _KEYWORDS = frozenset(
     "False None True and as assert async await break class continue def del elif else except "
@@ -64,6 +65,7 @@ class Writer:
         device: that the function's tensors are on.
         streams: by the inputs that the function takes :func:`~ortrain.runtime.aten.hash.spread`
             instead of, the streams that are drawn from them.
+        images: values of the program that lie with their channels last.
     """
 
     def __init__(self, program: Program, device: torch.device) -> None:
@@ -81,6 +83,7 @@ class Writer:
         self._input_symbols: dict[str, tuple[Tensor, int]] = {}
         self._prologue: list[Line] = []
         self.streams: dict[Tensor, list[int]] = {}
+        self.images: frozenset[ir.Value] = frozenset()
         self._mixed: dict[Tensor, Tensor] = {}
 
     # -- the walk ------------------------------------------------------------------------------
@@ -92,6 +95,7 @@ class Writer:
             ExecutionError: an operator has no kernel, or not in this form.
         """
         graph = self.program.graph
+        self.images = channels_last(graph, self.device)
         for value in graph.inputs:
             operand = self.parameter(value)
             for axis, dim in enumerate(operand.dims or ()):
@@ -99,6 +103,9 @@ class Writer:
                     self._input_symbols.setdefault(dim, (operand, axis))
             if hash.on_device(self.device) and _is_for_draws(value):
                 self.streams[operand] = []
+        for value in graph.inputs:  # what was saved lies as the forward had it
+            if value in self.images and role_of(value) is not Role.SAVED:
+                self.values[value] = self._with_channels_last(self.tensor(self.operand(value)))
         self.nodes(graph)
         self.block.results = self._results(graph)
         self.block.lines[:0] = self._prologue
@@ -164,8 +171,17 @@ class Writer:
             raise self.refusal(node, because) from error
         if not isinstance(results, (tuple, list)):
             results = (results,)
+        ordered = set(images_of(node)) if self.images else set()
         for value, result in zip(node.outputs, results, strict=False):
+            if value in self.images and value not in ordered and result is not None:
+                result = self._with_channels_last(self.tensor(result))
             self._bind(value, result)
+
+    def _with_channels_last(self, image: Tensor) -> Tensor:
+        """An image as convolutions want it: itself where it already lies so."""
+        result = image.contiguous(memory_format=Raw("torch.channels_last"))
+        result.dtype, result.dims, result.is_contiguous = image.dtype, image.dims, False
+        return result
 
     def _for_kernel(self, node: ir.Node, operand: Operand | None) -> Operand | None:
         """Kernels meet hosts of whole numbers, in arithmetic of any number, and as conditions."""

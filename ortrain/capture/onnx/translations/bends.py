@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ortrain.capture.onnx.translations.base import Scalar, Translator, aten, refuse, translation
 from ortrain.graph import shapes
+from ortrain.graph.shapes import fits_float32
 
 
 def _dtype(value: ir.Value) -> ir.DataType:
@@ -30,6 +31,10 @@ def hardtanh(
     op: Translator, self: ir.Value, min_val: Scalar = -1.0, max_val: Scalar = 1.0
 ) -> ir.Value:
     """No gradient at the bounds, unlike that of clamp."""
+    if not _is_float(self):
+        return op.Clip(self, min_val, max_val)
+    if fits_float32(min_val) and fits_float32(max_val) and min_val < max_val:
+        return op.ours("Hardtanh", self, min_val=float(min_val), max_val=float(max_val))
     outside = op.Or(op.LessOrEqual(self, min_val), op.GreaterOrEqual(self, max_val))
     return op.Where(outside, op.ours("StopGradient", op.Clip(self, min_val, max_val)), self)
 

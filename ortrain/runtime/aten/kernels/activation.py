@@ -82,6 +82,11 @@ def mish(t, x):
     return t.nn.mish(x)
 
 
+@kernel("ortrain::Hardtanh")
+def hardtanh(t, x, *, min_val=-1.0, max_val=1.0):
+    return t.clamp(x, min_val, max_val)
+
+
 @kernel("HardSigmoid")
 def hard_sigmoid(t, x, *, alpha=0.2, beta=0.5):
     """PyTorch's own is ``(x + 3) / 6`` in [0, 1]."""

@@ -16,6 +16,11 @@ def threshold(t, dy, x, *, threshold=0.0, steep=1):
     return t.aten.threshold_backward(dy, x, threshold)
 
 
+@kernel("ortrain::HardtanhGradient")
+def hardtanh(t, dy, x, *, min_val=-1.0, max_val=1.0, steep=1):
+    return t.aten.hardtanh_backward(dy, x, min_val, max_val)
+
+
 @kernel("ortrain::LeakyReluGradient")
 def leaky_relu(t, dy, x, *, alpha=0.01):
     return t.aten.leaky_relu_backward(dy, x, alpha, False)

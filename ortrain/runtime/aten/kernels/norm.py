@@ -80,8 +80,9 @@ def group_norm(t, x, scale, bias, *, num_groups, epsilon=1e-5, stash_type=1):
 
 @kernel("BatchNormalization")
 def batch_norm(
-    t, x, scale, bias, input_mean, input_var, *, epsilon=1e-5, momentum=0.9, training_mode=0
-):
+    t, x, scale, bias, input_mean, input_var, *, epsilon=1e-5, momentum=0.9, training_mode=0,
+    node,
+):  # fmt: skip
     """In training the running variance takes up the batch's own, and not n / (n - 1) of it."""
     dtypes = {v.dtype for v in (scale, bias, input_mean, input_var)}
     if len(dtypes) > 1:  # the parameters may be of 16 bits beside statistics of float32
@@ -92,7 +93,7 @@ def batch_norm(
     if not training_mode:
         y = t.batch_norm(x, scale, bias, input_mean, input_var, False, 0.0, epsilon, True)
         return sized(y, x.dims)
-    y, _, _, mean, variance = _of_batch(t, x, scale, bias, epsilon)
+    y, _, _, mean, variance = _of_batch(t, x, scale, bias, epsilon, node)
     mean, variance = mean.to(input_mean.dtype), variance.to(input_mean.dtype)
     return y, t.lerp(mean, input_mean, momentum), t.lerp(variance, input_var, momentum)
 
@@ -107,27 +108,34 @@ def batch_norm_of_torch(
     Those of numbers of 16 bits are taken in float32, as the parameters then are.
     """
     narrow = input.dtype in NARROW
+    kept = input.dtype if running_mean is None else running_mean.dtype
     if narrow:
         weight, bias, running_mean, running_var = (
             _wide(v) for v in (weight, bias, running_mean, running_var)
         )
     if running_mean is not None and running_var is not None:
-        y, mean, inverse, *running = t.aten._native_batch_norm_legit_functional(
-            input, weight, bias, running_mean, running_var, True, momentum, eps, outputs=5
-        )
-    elif narrow or any(value.name for value in node.outputs[3:]):
-        y, mean, inverse, *running = _of_batch(t, input, weight, bias, eps)
+        y, mean, inverse, *running = t.call(
+            _of_torch(t, node.inputs[0]), input, weight, bias, running_mean, running_var, True,
+            momentum, eps, outputs=5,
+        )  # fmt: skip
+    elif narrow or node.inputs[0] in t.images or any(v.name for v in node.outputs[3:]):
+        y, mean, inverse, *running = _of_batch(t, input, weight, bias, eps, node)
     else:
         y, mean, inverse = t.aten._native_batch_norm_legit__no_stats(
             input, weight, bias, True, momentum, eps, outputs=3
         )
         running = []
-    if narrow:
-        running = [v.to(input.dtype) for v in running]
+    if narrow and kept is not WIDE:
+        running = [v.to(kept) for v in running]
     return y, mean, inverse, *running
 
 
-def _of_batch(t, x, weight, bias, epsilon):
+def _of_torch(t, x):
+    """The function that normalizes over a batch."""
+    return "norms.batch_norm" if x in t.images else "aten._native_batch_norm_legit_functional"
+
+
+def _of_batch(t, x, weight, bias, epsilon, node):
     """The normalized tensor, mean, 1 / std, mean again, and the batch's variance.
 
     `torch.var_mean` takes three times as long as all of this.
@@ -136,9 +144,10 @@ def _of_batch(t, x, weight, bias, epsilon):
     if dtype in NARROW:
         dtype, weight, bias = WIDE, _wide(weight), _wide(bias)
     nothing = t.zeros([x.size(1)], dtype=dtype, device=_DEVICE)
-    y, mean, inverse, _, unbiased = t.aten._native_batch_norm_legit_functional(
-        x, weight, bias, nothing, nothing, True, 1.0, epsilon, outputs=5
-    )
+    y, mean, inverse, _, unbiased = t.call(
+        _of_torch(t, node.inputs[0]), x, weight, bias, nothing, nothing, True, 1.0, epsilon,
+        outputs=5,
+    )  # fmt: skip
     variance = sized(t.call("late.variance", x, unbiased), [x.dims[1]])
     return y, mean, inverse, mean, variance
 

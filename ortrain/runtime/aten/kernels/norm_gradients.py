@@ -41,7 +41,7 @@ def _wide(x, *values):
 def _weights(t, x, *values):
     """Weights as they are wanted; None where there are none."""
     cast = x.dtype in HALF and t.device.type == "cpu"
-    return [v.to(WIDE) if cast and v is not None else v for v in values]
+    return [_cast(v, WIDE) if cast else v for v in values]
 
 
 def _of_one_dtype(t, scale, *tensors):
@@ -202,11 +202,16 @@ def group_norm_gradient(t, dy, x, scale, mean, inverse, *, num_groups, needs=(1,
 def batch_norm(t, dy, input, weight, mean, inverse_std, *, needs=(1, 1, 1), node):
     mask = asked(node, needs)
     input, dy = _in_one_order(t, input, dy)
-    found = t.aten.native_batch_norm_backward(
-        dy, input, *_weights(t, input, weight), None, None, *_wide(input, mean, inverse_std), True,
-        0.0, mask, outputs=3,
+    found = t.call(
+        _of_torch(t, node.inputs[1]), dy, input, *_weights(t, input, weight), None, None,
+        *_wide(input, mean, inverse_std), True, 0.0, mask, outputs=3,
     )  # fmt: skip
     return _gradients(t, input, found, mask, node)
+
+
+def _of_torch(t, x):
+    """The function that computes the gradients of a norm over a batch."""
+    return "norms.batch_norm_backward" if x in t.images else "aten.native_batch_norm_backward"
 
 
 def _has_constant_statistics(node):
@@ -227,9 +232,10 @@ def frozen_batch_norm(t, dy, x, scale, mean, var, *, epsilon=1e-5, needs=(1, 1, 
     of_batch = [None, None]
     if t.device.type == "cuda":  # where they are given, it takes them for the batch's own
         of_batch = [mean, t.rsqrt(var + epsilon)]
-    found = t.aten.native_batch_norm_backward(
-        dy, x, weight, mean, var, *of_batch, False, epsilon, mask, outputs=3
-    )
+    found = t.call(
+        _of_torch(t, node.inputs[1]), dy, x, weight, mean, var, *of_batch, False, epsilon, mask,
+        outputs=3,
+    )  # fmt: skip
     results = [r if flag else None for r, flag in zip(found, mask, strict=True)]
     if x.dtype not in HALF:
         return results
