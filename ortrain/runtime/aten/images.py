@@ -85,8 +85,7 @@ def channels_last(graph: ir.Graph, device: torch.device) -> frozenset[ir.Value]:
 
 
 def images_of(node: ir.Node) -> list[ir.Value]:
-    """The images among what a node reads and makes, which have one order; none where it has its own.
-    """
+    """The images among what a node reads and makes, which have one order; none where it has its own."""
     key = (node.domain, node.op_type)
     if key in _ELEMENTWISE:
         known = shapes.dims(node.outputs[0])

@@ -94,7 +94,9 @@ def _narrow(program: Program, node: ir.Node) -> bool:
 
 def _narrow_batch(program: Program, node: ir.Node) -> bool:
     """A norm over a batch on what is cast to float32, whose result is cast back or not read."""
-    casts = [v.producer() if v is not None else None for v in node.inputs[: _BATCH_NORMS[node.op_type]]]
+    casts = [
+        v.producer() if v is not None else None for v in node.inputs[: _BATCH_NORMS[node.op_type]]
+    ]
     result = node.outputs[0]
     readers = [use.node for use in result.uses()]
     dtypes = {_dtype(cast) if is_widening(cast) else None for cast in casts}

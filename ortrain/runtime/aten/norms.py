@@ -18,7 +18,7 @@ import torch
 Tensor = torch.Tensor
 
 # Numbers of a channel that are added in a row, at most.
-LENGTH = 1024
+LENGTH = 256
 _LAST = torch.channels_last
 _aten = torch.ops.aten
 
@@ -63,20 +63,38 @@ def batch_norm_backward(
     """As ``aten.native_batch_norm_backward``."""
     backward = _aten.native_batch_norm_backward.default
     statistics = running_mean, running_var, mean, inverse
-    if not any(mask[1:]) or not _is_long(x):
-        found: tuple[Tensor | None, ...] = backward(
-            dy, x, weight, *statistics, training, eps, mask
-        )
+    if not _is_long(x):
+        found: tuple[Tensor | None, ...] = backward(dy, x, weight, *statistics, training, eps, mask)
         return found
-    parts = _parts(x.numel() // x.shape[1])
-    given = _folded(dy.contiguous(memory_format=_LAST), parts), _folded(x, parts)
-    repeated = (None if v is None else v.repeat(parts) for v in statistics)
-    of_parts = backward(*given, None, *repeated, training, eps, [False, True, True])
-    sums = [v.view(parts, -1).sum(0) for v in of_parts[1:]]
-    dx = None
-    if mask[0]:
+    dy, count = dy.contiguous(memory_format=_LAST), x.numel() // x.shape[1]
+    d_weight = d_bias = dx = None
+    if training or any(mask[1:]):
+        parts = _parts(count)
+        repeated = (None if v is None else v.repeat(parts) for v in statistics)
+        given = _folded(dy, parts), _folded(x, parts), None, *repeated
+        _, *of_parts = backward(*given, training, eps, [False, True, True])
+        d_weight, d_bias = (v.view(parts, -1).sum(0) for v in of_parts)
+    if mask[0] and training:
+        dx = _of_training(dy, x, weight, mean, inverse, d_weight / count, d_bias / count)
+    elif mask[0]:
         dx = backward(dy, x, weight, *statistics, training, eps, [True, False, False])[0]
-    return dx, *(v if flag else None for v, flag in zip(sums, mask[1:], strict=True))
+    return dx, d_weight if mask[1] else None, d_bias if mask[2] else None
+
+
+def _of_training(
+    dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, inverse: Tensor, slope: Tensor,
+    shift: Tensor,
+) -> Tensor:  # fmt: skip
+    """``weight inverse (dy - shift - slope (x - mean) inverse)``, in two passes.
+
+    PyTorch's kernel would take means of its own for these: slope of dy (x - mean) inverse, and
+    shift of dy.
+    """
+    scale = inverse if weight is None else weight * inverse
+    ones = torch.ones_like(mean)
+    given = -scale * inverse * slope, -scale * shift, mean, ones
+    dx: Tensor = _aten.native_batch_norm.default(x, *given, False, 0.0, 0.0)[0]
+    return dx.addcmul_(dy, scale.view(1, -1, 1, 1))
 
 
 def _is_long(x: Tensor) -> bool:

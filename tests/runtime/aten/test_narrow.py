@@ -179,3 +179,70 @@ def test_a_result_keeps_its_dtype_beside_a_number(name, operator, sizes):
     for value, result in zip(subject.graph.outputs, results, strict=True):
         assert result.dtype is DTYPES[narrow], compiled.source
         np.testing.assert_array_equal(as_array(result, narrow), wanted[value.name])
+
+
+STATE = {"weight": (3,), "bias": (3,), "mean": (3,), "var": (3,)}
+
+
+def batch_norm_in_float32(is_read=False):
+    """As autocast's: the image is of 16 bits, weights and statistics are float32."""
+
+    def body(op, x, weight, bias, mean, var):
+        wide = op.cast(x, ir.DataType.FLOAT)
+        y, *_, new_mean, new_var = op.node(
+            "BatchNorm", (wide, weight, bias, mean, op.Exp(var)), domain="ortrain", outputs=5
+        )
+        y.shape, y.dtype = ir.Shape((4, 3, 5, 5)), ir.DataType.FLOAT
+        results = {"y": op.cast(y, x.dtype), "new_mean": new_mean, "new_var": new_var}
+        return {**results, "z": op.Identity(y)} if is_read else results
+
+    return body
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize("name", NARROW)
+def test_a_norm_over_a_batch_needs_no_casts_unless_somebody_reads_float32(name, is_read):
+    dtype = NARROW[name]
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.standard_normal((4, 3, 5, 5)).astype(dtype)}
+    feeds |= {key: rng.standard_normal(n).astype(np.float32) for key, n in STATE.items()}
+    shapes = {"x": (4, 3, 5, 5), **STATE}
+    subject = program(batch_norm_in_float32(is_read), shapes, dtypes={"x": dtype})
+    executor = AtenExecutor()
+    compiled = executor.compile(executor.lower(subject))
+    assert (".to(" in compiled.source) is is_read, compiled.source
+    found = compiled.run([feeds[value.name] for value in subject.graph.inputs])
+    wanted = run(subject, feeds)
+    for value, result in zip(subject.graph.outputs, found, strict=True):
+        true = wanted[value.name].astype(np.float64)
+        bound = (ROUNDING[name] if value.name == "y" else 1e-6) * np.abs(true).max()
+        assert np.abs(result.astype(np.float64) - true).max() <= 1.5 * bound, value.name
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_so_do_its_gradients(name):
+    dtype = NARROW[name]
+
+    def body(op, dy, x, weight, mean, var):
+        wide = [op.cast(v, ir.DataType.FLOAT) for v in (dy, x)]
+        dx, dw, db = op.node(
+            "BatchNormGradient", (*wide, weight, mean, op.Exp(var)), domain="ortrain", outputs=3
+        )
+        dx.shape, dx.dtype = ir.Shape((4, 3, 5, 5)), ir.DataType.FLOAT
+        return {"dx": op.cast(dx, x.dtype), "dw": dw, "db": db}
+
+    rng = np.random.default_rng(0)
+    feeds = {key: rng.standard_normal((4, 3, 5, 5)).astype(dtype) for key in ("dy", "x")}
+    state = {key: n for key, n in STATE.items() if key != "bias"}
+    feeds |= {key: rng.standard_normal(n).astype(np.float32) for key, n in state.items()}
+    shapes = {"dy": (4, 3, 5, 5), "x": (4, 3, 5, 5), **state}
+    subject = program(body, shapes, dtypes={"x": dtype, "dy": dtype})
+    executor = AtenExecutor()
+    compiled = executor.compile(executor.lower(subject))
+    assert ".to(" not in compiled.source
+    found = compiled.run([feeds[value.name] for value in subject.graph.inputs])
+    wanted = run(subject, feeds)
+    for value, result in zip(subject.graph.outputs, found, strict=True):
+        true = wanted[value.name].astype(np.float64)
+        bound = (ROUNDING[name] if value.name == "dx" else 1e-5) * np.abs(true).max()
+        assert np.abs(result.astype(np.float64) - true).max() <= 1.5 * bound, value.name
