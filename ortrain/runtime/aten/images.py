@@ -14,6 +14,7 @@ is given what already lies so; what leaves the program is copied back.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeGuard
 
 import onnx_ir as ir
 import torch
@@ -58,8 +59,9 @@ _ELEMENTWISE = {("", name) for name in shapes.ELEMENTWISE - {"PRelu"}} | {
 } | {
     ("ortrain", name)
     for name in """
-    EluGradient GeluGradient Hardtanh HardtanhGradient HardSwishGradient LeakyReluGradient MishGradient Sigmoid
-    SigmoidGradient Silu SiluGradient SoftplusGradient StopGradient TanhGradient ThresholdGradient
+    EluGradient GeluGradient Hardtanh HardtanhGradient HardSwishGradient LeakyReluGradient
+    MishGradient Sigmoid SigmoidGradient Silu SiluGradient SoftplusGradient StopGradient
+    TanhGradient ThresholdGradient
     """.split()
 }  # fmt: skip
 
@@ -85,7 +87,7 @@ def channels_last(graph: ir.Graph, device: torch.device) -> frozenset[ir.Value]:
 
 
 def images_of(node: ir.Node) -> list[ir.Value]:
-    """The images among what a node reads and makes, which have one order; none where it has its own."""
+    """The images that a node reads and makes in one order; none where it makes its own."""
     key = (node.domain, node.op_type)
     if key in _ELEMENTWISE:
         known = shapes.dims(node.outputs[0])
@@ -101,7 +103,7 @@ def images_of(node: ir.Node) -> list[ir.Value]:
     return [v for v in found if _is_image(v)]
 
 
-def _is_image(value: ir.Value | None) -> bool:
+def _is_image(value: ir.Value | None) -> TypeGuard[ir.Value]:
     return value is not None and shapes.rank(value) == RANK
 
 
@@ -111,7 +113,7 @@ def _gains(node: ir.Node) -> bool:
     Patches that tile an image are a product of rows, and 1.2 to 1.7 times as fast where the
     channels come first.
     """
-    if not node.op_type.removesuffix("Gradient") in ("Conv", "ConvTranspose"):
+    if node.op_type.removesuffix("Gradient") not in ("Conv", "ConvTranspose"):
         return False
     x, w = node.inputs[-2:] if node.op_type.endswith("Gradient") else node.inputs[:2]
     if x is None or w is None or not _is_served(x.dtype):

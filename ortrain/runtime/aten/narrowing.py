@@ -102,9 +102,12 @@ def _narrow_batch(program: Program, node: ir.Node) -> bool:
     dtypes = {_dtype(cast) if is_widening(cast) else None for cast in casts}
     dtypes |= {reader.outputs[0].dtype for reader in readers}
     (dtype, *more) = dtypes
-    if more or dtype not in NARROW or result.is_graph_output():
+    if more or dtype not in NARROW or not all(map(is_narrowing, readers)):
+        return False
+    if result.is_graph_output():
         return False
     for place, cast in enumerate(casts):
+        assert cast is not None  # it widens
         node.replace_input_with(place, cast.inputs[0])
     shapes.assign(result, dtype, result.shape)
     _stand_for(program, result, readers)

@@ -60,25 +60,27 @@ def batch_norm_backward(
     running_var: Tensor | None, mean: Tensor | None, inverse: Tensor | None, training: bool,
     eps: float, mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """As ``aten.native_batch_norm_backward``."""
+    """As ``aten.native_batch_norm_backward``: by the batch's mean and 1 / std, or constant ones."""
     backward = _aten.native_batch_norm_backward.default
     statistics = running_mean, running_var, mean, inverse
     if not _is_long(x):
         found: tuple[Tensor | None, ...] = backward(dy, x, weight, *statistics, training, eps, mask)
         return found
     dy, count = dy.contiguous(memory_format=_LAST), x.numel() // x.shape[1]
-    d_weight = d_bias = dx = None
+    of_weight = of_bias = dx = None
     if training or any(mask[1:]):
         parts = _parts(count)
         repeated = (None if v is None else v.repeat(parts) for v in statistics)
         given = _folded(dy, parts), _folded(x, parts), None, *repeated
         _, *of_parts = backward(*given, training, eps, [False, True, True])
-        d_weight, d_bias = (v.view(parts, -1).sum(0) for v in of_parts)
-    if mask[0] and training:
-        dx = _of_training(dy, x, weight, mean, inverse, d_weight / count, d_bias / count)
+        of_weight, of_bias = (v.view(parts, -1).sum(0) for v in of_parts)
+    if mask[0] and mean is not None and inverse is not None:
+        assert of_weight is not None
+        assert of_bias is not None
+        dx = _of_training(dy, x, weight, mean, inverse, of_weight / count, of_bias / count)
     elif mask[0]:
         dx = backward(dy, x, weight, *statistics, training, eps, [True, False, False])[0]
-    return dx, d_weight if mask[1] else None, d_bias if mask[2] else None
+    return dx, of_weight if mask[1] else None, of_bias if mask[2] else None
 
 
 def _of_training(

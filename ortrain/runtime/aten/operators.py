@@ -34,7 +34,7 @@ ELEMENTWISE = ARITHMETIC | frozenset(
 # Operators whose result is contiguous, however their operands lie.
 CONTIGUOUS = frozenset(
     """
-    mm addmm bmm baddbmm matmul linear contiguous cat stack native_layer_norm zeros full embedding
+    mm addmm bmm baddbmm matmul linear contiguous stack native_layer_norm zeros full embedding
     index_select tensor arange embedding_dense_backward nll_loss_forward new_zeros
     native_layer_norm_backward
     """.split()

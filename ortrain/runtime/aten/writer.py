@@ -23,7 +23,7 @@ from ortrain.graph.shapes import FLOATING, Dim
 from ortrain.ops.base import attributes_of
 from ortrain.program import Program, Role, origin_of, role_of
 from ortrain.runtime.aten import hash, host
-from ortrain.runtime.aten.images import channels_last, images_of
+from ortrain.runtime.aten.images import RANK, channels_last, images_of
 from ortrain.runtime.aten.lines import Block, Line, Raw
 from ortrain.runtime.aten.operands import Host, Operand, Size, Tensor
 from ortrain.runtime.aten.operators import ARITHMETIC, CONTIGUOUS, ELEMENTWISE, TAKES_NUMBERS, VIEWS
@@ -460,9 +460,14 @@ class Writer:
                 result.dims = shapes.broadcast(*(a.dims for a in operands))
             if name in ARITHMETIC and len({a.dtype for a in operands}) == 1:
                 result.dtype = operands[0].dtype
-            result.is_contiguous = name in CONTIGUOUS or (
-                name in ELEMENTWISE and all(a.is_contiguous for a in operands)
-            )
+            if name == "cat":  # of images with their channels last the result is such a one
+                result.is_contiguous = all(
+                    a.is_contiguous or (a.dims is not None and len(a.dims) < RANK) for a in args[0]
+                )
+            else:
+                result.is_contiguous = name in CONTIGUOUS or (
+                    name in ELEMENTWISE and all(a.is_contiguous for a in operands)
+                )
             results.append(result)
         self._line(list(results), function, *args, is_tuple=is_tuple or outputs > 1, **kwargs)
         return tuple(results) if is_tuple or outputs > 1 else results[0]

@@ -33,8 +33,10 @@ def hardtanh(
     """No gradient at the bounds, unlike that of clamp."""
     if not _is_float(self):
         return op.Clip(self, min_val, max_val)
-    if fits_float32(min_val) and fits_float32(max_val) and min_val < max_val:
-        return op.ours("Hardtanh", self, min_val=float(min_val), max_val=float(max_val))
+    if not isinstance(min_val, ir.Value) and not isinstance(max_val, ir.Value):
+        low, high = float(min_val), float(max_val)
+        if fits_float32(low) and fits_float32(high) and low < high:
+            return op.ours("Hardtanh", self, min_val=low, max_val=high)
     outside = op.Or(op.LessOrEqual(self, min_val), op.GreaterOrEqual(self, max_val))
     return op.Where(outside, op.ours("StopGradient", op.Clip(self, min_val, max_val)), self)
 
