@@ -202,6 +202,17 @@ def resnet() -> Made:
     return ResNet18().train(), [batch]
 
 
+def mobilenet() -> Made:
+    """MobileNetV2 on 16 images of 224 x 224."""
+    from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
+
+    torch.manual_seed(0)
+    config: Any = MobileNetV2Config()
+    config.num_labels = 10
+    batch = {"pixel_values": torch.randn(16, 3, 224, 224), "labels": torch.randint(0, 10, (16,))}
+    return MobileNetV2ForImageClassification(config).train(), [batch]
+
+
 class Perceptron(nn.Module):
     """Three layers of width 64."""
 
@@ -252,6 +263,7 @@ WORKLOADS = {
         only_loss=True,
     ),
     "resnet": Workload(title="ResNet-18, 16 images of 224 x 224, AdamW", make=resnet),
+    "mobilenet": Workload(title="MobileNetV2, 16 images of 224 x 224, AdamW", make=mobilenet),
     "lstm": Workload(title="LSTM tagger, batch 32 x 40, dropout, AdamW", make=tagger),
     "longtext": Workload(
         title="4 layers of BERT-base, batch 2 x 512 padded, dropout, AdamW",
