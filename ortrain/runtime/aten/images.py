@@ -25,6 +25,8 @@ from ortrain.graph.rounding import NARROW, WIDE
 # [N, C, H, W]
 RANK = 4
 # How many of the first inputs of an operator are images; they give an image of the same order.
+# Norms over groups of channels take rows: for channels that lie last PyTorch's kernels are off by
+# ten times as much.
 _IMAGES = {
     ("", "Conv"): 1,
     ("", "ConvTranspose"): 1,
@@ -39,10 +41,6 @@ _IMAGES = {
     ("ortrain", "BatchNorm"): 1,
     ("ortrain", "BatchNormGradient"): 2,
     ("ortrain", "BatchNormalizationGradient"): 2,
-    ("", "GroupNormalization"): 1,
-    ("", "InstanceNormalization"): 1,
-    ("ortrain", "GroupNorm"): 1,
-    ("ortrain", "GroupNormGradient"): 2,
     ("", "Resize"): 1,
     ("", "Pad"): 1,
     ("", "Slice"): 1,

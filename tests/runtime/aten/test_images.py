@@ -31,6 +31,7 @@ def between(body, **inputs):
 
     def whole(op, x, w, **rest):
         first = conv(op, x, w)
+        first.shape = ir.Shape(IMAGE)
         middle = body(op, first, **rest)
         return {"first": first, "middle": middle, "y": conv(op, middle, w)}
 
@@ -131,6 +132,32 @@ def test_a_norm_over_a_batch_keeps_the_order():
     first, middle, _ = EXECUTOR.compile(EXECUTOR.lower(subject)).run_values(values_of(subject))
     assert lies_last(first)
     assert lies_last(middle)
+
+
+GROUPS = {
+    "GroupNormalization": lambda op, x, s: op.node(
+        "GroupNormalization", (x, s, s), num_groups=4, epsilon=1e-5
+    ),
+    "InstanceNormalization": lambda op, x, s: op.InstanceNormalization(x, s, s),
+    "ortrain.GroupNorm": lambda op, x, s: op.node(
+        "GroupNorm", (x, s, s), domain="ortrain", outputs=3, num_groups=4
+    )[0],
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_norm_over_groups_takes_rows_and_the_order_goes_on_behind_it(name):
+    """With its channels last PyTorch adds up a group's numbers in one running float32."""
+    subject = between(GROUPS[name], s=(8,))
+    compiled = EXECUTOR.compile(EXECUTOR.lower(subject))
+    values = values_of(subject)
+    first, middle, _ = compiled.run_values([*values])
+    assert compiled.source.count("memory_format=torch.channels_last") == 2
+    assert lies_last(first)
+    assert lies_last(middle)
+    groups = 8 if name.startswith("Instance") else 4
+    rows = torch.group_norm(first.contiguous(), groups, values[2], values[2])
+    torch.testing.assert_close(middle.contiguous(), rows, rtol=0, atol=0)
 
 
 TRAINED = {**KEPT, "BatchNorm": batch_norm}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortrain.graph.rounding import NARROW, WIDE
-from ortrain.runtime.aten.kernels.shape import sized
+from ortrain.runtime.aten.kernels.shape import in_rows, sized
 from ortrain.runtime.aten.lines import Raw
 from ortrain.runtime.aten.operands import Size, product
 from ortrain.runtime.aten.table import kernel
@@ -66,7 +66,7 @@ def instance_norm(t, input, scale, bias, *, epsilon=1e-5):
     """Each channel is a group."""
     count = input.size(1)  # where there are none, a group of nothing
     groups = max(count, 1) if isinstance(count, int) else t.bound(Size(f"max({count}, 1)"))
-    return sized(t.group_norm(input, groups, scale, bias, epsilon), input.dims)
+    return sized(t.group_norm(in_rows(input), groups, scale, bias, epsilon), input.dims)
 
 
 @kernel("GroupNormalization")
@@ -75,7 +75,7 @@ def group_norm(t, x, scale, bias, *, num_groups, epsilon=1e-5, stash_type=1):
     if t.opset < 21:
         repeats = Size(f"{x.size(1)} // {num_groups}")
         scale, bias = (v.repeat_interleave(repeats) for v in (scale, bias))
-    return sized(t.group_norm(x, num_groups, scale, bias, epsilon), x.dims)
+    return sized(t.group_norm(in_rows(x), num_groups, scale, bias, epsilon), x.dims)
 
 
 @kernel("BatchNormalization")

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ortrain.graph import shapes
 from ortrain.runtime.aten.kernels.gradients import HALF
+from ortrain.runtime.aten.kernels.shape import in_rows
 from ortrain.runtime.aten.operands import product
 from ortrain.runtime.aten.table import kernel
 
@@ -70,11 +71,6 @@ def _in_one_order(t, x, *tensors):
     return ordered
 
 
-def _in_rows(x):
-    """In one piece: of layers' and groups' statistics and weights PyTorch reads no strides."""
-    return x if x is None or x.is_contiguous else x.contiguous()
-
-
 def _gradients(t, x, results, mask, node):
     """In the dtypes that the program gives them, None for what is not asked for.
 
@@ -118,7 +114,7 @@ def layer_norm(
     if mean is None:
         (whole,) = _wide(x, x)
         _, mean, inverse = t.native_layer_norm(whole, sizes, None, None, epsilon, outputs=3)
-    mean, inverse = _in_rows(mean), _in_rows(inverse)
+    mean, inverse = in_rows(mean), in_rows(inverse)
     (weight,) = _weights(t, x, scale)
     found = t.aten.native_layer_norm_backward(
         dy, x, sizes, *_wide(x, mean, inverse), weight, weight, mask, outputs=3
@@ -176,7 +172,7 @@ def group_norm(t, x, scale, bias, *, num_groups, epsilon=1e-5):
     scale, x = _of_one_dtype(t, scale, x)
     bias = _cast(bias, scale.dtype)
     y, mean, inverse = t.native_group_norm(
-        _in_rows(x), *map(_in_rows, _weights(t, x, scale, bias)), *_counts(x), num_groups, epsilon,
+        in_rows(x), *map(in_rows, _weights(t, x, scale, bias)), *_counts(x), num_groups, epsilon,
         outputs=3,
     )  # fmt: skip
     y = y if x.dtype is dtype else y.to(dtype)
@@ -187,9 +183,9 @@ def group_norm(t, x, scale, bias, *, num_groups, epsilon=1e-5):
 def group_norm_gradient(t, dy, x, scale, mean, inverse, *, num_groups, needs=(1, 1, 1), node):
     scale, x, dy = _of_one_dtype(t, scale, x, dy)
     mask, narrow = asked(node, needs), x.dtype in HALF and t.device.type == "cuda"
-    statistics = [_in_rows(v.to(x.dtype) if narrow else v) for v in (mean, inverse)]
+    statistics = [in_rows(v.to(x.dtype) if narrow else v) for v in (mean, inverse)]
     found = t.aten.native_group_norm_backward(
-        _in_rows(dy), _in_rows(x), *statistics, *map(_in_rows, _weights(t, x, scale)), *_counts(x),
+        in_rows(dy), in_rows(x), *statistics, *map(in_rows, _weights(t, x, scale)), *_counts(x),
         num_groups, mask, outputs=3,
     )  # fmt: skip
     return _gradients(t, x, found, mask, node)
