@@ -20,6 +20,7 @@ What belongs to the state of a module is told in `module_state`; transformers'
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
@@ -43,6 +44,7 @@ from torch.nn.modules import module as global_hooks
 
 from ortrain.guards.attributes import Attribute, Moving, by_owner
 from ortrain.guards.autocast import Autocast, active
+from ortrain.guards.contents import contents
 from ortrain.guards.numbers import is_number
 from ortrain.module_state.fact import (
     AROUND,
@@ -173,6 +175,7 @@ class Guard:
         "_module",
         "_modules",
         "_moving",
+        "_namespaces",
         "_owner_versions",
         "_owners",
         "_parameters",
@@ -241,6 +244,33 @@ class Guard:
             return None
         return self._diagnose()
 
+    def as_seen(self) -> contextlib.AbstractContextManager[None]:
+        """Attributes, and what dictionaries and lists of the module hold, are as it has seen them.
+
+        So a script may count its steps on a module, or set a hook, between a forward and a backward
+        that runs the forward again. What `changed` does not watch stays as it is now.
+        """
+        wanted: list[tuple[Any, Any]] = []
+        for owner, frozen in zip(self._owners, self._values, strict=False):
+            live, free = owner.__dict__, self._free(id(owner), owner.__dict__, frozen)
+            kept = {name: value for name, value in live.items() if name in free}
+            wanted.append((live, {n: v for n, v in frozen.items() if n not in free} | kept))
+        count = len(self._owners)
+        others = zip(self._dicts, self._values[count:], strict=True)
+        wanted += [(live, frozen) for live, frozen in others if id(live) not in self._namespaces]
+        wanted += [(each, {}) for each in self._empty]
+        wanted += zip(self._lists, self._list_values[1], strict=True)
+        return contents(wanted)
+
+    def _free(self, owner: int, live: dict[str, Any], frozen: dict[str, Any]) -> set[str]:
+        """The attributes whose values do not count."""
+        moved = {
+            name
+            for name in self._moving.get(owner, ())
+            if _another_number(live.get(name), frozen.get(name))
+        }
+        return moved | self._unread.get(owner, set())
+
     def numbers_changed(self) -> set[Attribute] | None:
         """The numbers in which the module differs from this state; None where more is different."""
         names = {id(each): name for name, each in self._module.named_modules()}
@@ -294,6 +324,7 @@ class Guard:
         # Dictionaries by their version, which costs 30 ns where their ~23 entries cost 500.
         self._owners, self._paths = survey.owners, survey.paths
         namespaces = [_dict_of(each.__dict__) for each in survey.namespaces]
+        self._namespaces = {*map(id, namespaces)}
         self._dicts = [*survey.dicts, *(f.__dict__ for f in survey.functions), *namespaces]
         self._suspect = 0
         self._values = [dict(each) for each in self._live_dicts()]
