@@ -16,7 +16,8 @@ def contents(wanted: Iterable[tuple[Any, Any]]) -> Iterator[None]:
     """Each container holds for a while what it is given with, and then again what it held.
 
     Args:
-        wanted: dictionaries, lists, deques, sets or byte arrays, each with a copy of what it is to hold.
+        wanted: dictionaries, lists, deques, sets or byte arrays, each with a copy of what
+            it is to hold.
     """
     with contextlib.ExitStack() as stack:
         for container, held in wanted:

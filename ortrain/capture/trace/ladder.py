@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from ortrain.capture.trace.refusal import (
     keeping,
     refusal,
     seeding_itself,
+    sharing_memory,
     side_effects,
     unseen,
 )
@@ -40,6 +42,7 @@ from ortrain.errors import CaptureError
 from ortrain.guards.constraints import Constraints
 from ortrain.guards.handed import Handed, handed_over, unhanded
 from ortrain.guards.key_value_cache import opened_caches
+from ortrain.module_state.survey import LARGE, Survey
 from ortrain.module_state.untouched import Effects, Filling, call_aside, untouched, watched
 
 # Where random numbers lead fewer of the calls the way of the graph, PyTorch would get the module.
@@ -205,6 +208,8 @@ def _attempt(module: torch.nn.Module, call: Call, rung: Rung, branches: bool) ->
             raise assigning([each.path for each in effects.fillings], module)
     if tensors := _differentiable(module, program):
         raise ending(tensors)
+    if names := _shared(module, program):
+        raise sharing_memory(names)
     _unify_batch(program, example)
     try:
         constraints = _constraints(program, call, questions, branches)
@@ -326,6 +331,35 @@ def _differentiable(module: torch.nn.Module, program: ExportedProgram) -> list[s
             if name in held and held[name].requires_grad:
                 found.append(name)
     return found
+
+
+def _shared(module: torch.nn.Module, program: ExportedProgram) -> list[str]:
+    """The parameters and buffers whose memory constants of the graph have, and no guard compares.
+
+    A guard compares the contents of small tensors, and of large ones the number of writes, which
+    those through ``weight.data`` do not count.
+    """
+    homes = {
+        tensor.untyped_storage().data_ptr(): name
+        for name, tensor in chain(module.named_parameters(), module.named_buffers())
+        if tensor.layout is torch.strided and tensor.numel()
+    }
+    found = {
+        _at(constant): homes[constant.untyped_storage().data_ptr()]
+        for constant in program.constants.values()
+        if isinstance(constant, torch.Tensor)
+        and constant.layout is torch.strided
+        and constant.untyped_storage().data_ptr() in homes
+    }
+    if found:
+        for each in Survey(module).loose:
+            if each.layout is torch.strided and each.nbytes <= LARGE:
+                found.pop(_at(each), None)
+    return sorted({*found.values()})
+
+
+def _at(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 def _tensor_shapes(exported: ExportedProgram, call: Call) -> dict[int, tuple[Any, ...]]:
