@@ -36,7 +36,7 @@ class Plain:
         self.held = held
 
 
-Pair = namedtuple("Pair", "held other")  # noqa: PYI024  (a class that a script may have)
+Pair = namedtuple("Pair", "held other")
 
 
 class Holding(nn.Module):

@@ -344,9 +344,14 @@ def _shared(module: torch.nn.Module, program: ExportedProgram) -> list[str]:
         for name, tensor in chain(module.named_parameters(), module.named_buffers())
         if tensor.layout is torch.strided and tensor.numel()
     }
+    constants = [
+        program.constants.get(spec.target or "")
+        for spec in program.graph_signature.input_specs
+        if spec.kind is InputKind.CONSTANT_TENSOR
+    ]
     found = {
         _at(constant): homes[constant.untyped_storage().data_ptr()]
-        for constant in program.constants.values()
+        for constant in constants
         if isinstance(constant, torch.Tensor)
         and constant.layout is torch.strided
         and constant.untyped_storage().data_ptr() in homes
