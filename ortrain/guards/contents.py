@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from operator import is_
 from typing import Any
 
+from ortrain.module_state.value import elements, entries
+
 _KINDS = (OrderedDict, dict, list, deque, set, bytearray)
 
 
@@ -28,18 +30,21 @@ def contents(wanted: Iterable[tuple[Any, Any]]) -> Iterator[None]:
 
 
 def _copied(container: Any) -> Any:
-    return dict(container) if isinstance(container, dict) else list(container)
+    if isinstance(container, bytearray):
+        return [*container]
+    return dict(entries(container)) if isinstance(container, dict) else elements(container)
 
 
 def _holds(container: Any, held: Any) -> bool:
     """Whether a container holds these very objects, in this order."""
-    if len(container) != len(held):
+    now = _copied(container)
+    if len(now) != len(held):
         return False
     if isinstance(container, dict):
-        if not all(map(_same_key, container, held)):
+        if not all(map(_same_key, now, held)):
             return False
-        container, held = container.values(), held.values()
-    return all(map(is_, container, held))
+        now, held = now.values(), held.values()
+    return all(map(is_, now, held))
 
 
 def _same_key(one: Any, other: Any) -> bool:
@@ -49,9 +54,9 @@ def _same_key(one: Any, other: Any) -> bool:
 def _filled(container: Any, held: Any) -> None:
     # Not the container's own methods: a Counter's adds, and a subclass may do anything.
     kind: Any = next(each for each in _KINDS if isinstance(container, each))
-    if isinstance(container, dict) and container.keys() == held.keys():
+    if isinstance(container, dict) and dict.keys(container) == held.keys():
         kind.update(container, held)  # so that nobody finds it empty meanwhile
-        if all(map(_same_key, container, held)):
+        if all(map(_same_key, _copied(container), held)):
             return
     kind.clear(container)
     add = kind.update if hasattr(kind, "update") else kind.extend

@@ -8,6 +8,7 @@ names. So where a forward begins, each of these places gets what its registered 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -91,8 +92,7 @@ class Aliases:
             for put, now in found:
                 put(now())
 
-        hook = self.module.register_forward_pre_hook(follow)
-        self.module._forward_pre_hooks.move_to_end(hook.id, last=False)
+        hook = self.module.register_forward_pre_hook(follow, prepend=True)
         try:
             yield
         finally:
@@ -106,11 +106,11 @@ def _places(holder: Any) -> Iterator[tuple[_Put, Any]]:
     """What a holder holds, each with what puts another in its place."""
     if isinstance(holder, Named):
         for name, value in holder.read().items():
-            yield (lambda new, name=name: holder.set(name, new)), value
+            yield functools.partial(holder.set, name), value
     elif isinstance(holder, Entries):
         for key, value in holder.read().items():
-            yield (lambda new, key=key: dict.__setitem__(holder.object, key, new)), value
+            yield functools.partial(dict.__setitem__, holder.object, key), value
     elif isinstance(holder, Items):
         kind: Any = deque if isinstance(holder.object, deque) else list
         for index, value in enumerate(holder.read()):
-            yield (lambda new, index=index: kind.__setitem__(holder.object, index, new)), value
+            yield functools.partial(kind.__setitem__, holder.object, index), value

@@ -270,7 +270,8 @@ def _trace(
     written = assignments_as_writes(module) if not rung.strict else contextlib.nullcontext()
     try:
         with (
-            # First, so that what they name is no part of what a graph has frozen.
+            _as_parameters(module),
+            # Early, so that what they name is no part of what a graph has frozen.
             kept_routines(module) if not rung.strict else contextlib.nullcontext(),
             watching as effects,
             asked() as questions,
@@ -318,6 +319,28 @@ def _trace(
     for layout in (*questions.layouts, *strided_inputs(program)):
         raise asking_for_layout(layout)
     return program, effects, questions
+
+
+@contextlib.contextmanager
+def _as_parameters(module: torch.nn.Module) -> Iterator[None]:
+    """Tensors that ``torch.func.functional_call`` has put in parameters' places are parameters.
+
+    ``torch.export`` takes no others there, and Dynamo has them for constants.
+    """
+    held: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    for part in module.modules():
+        for name, tensor in part._parameters.items():
+            if tensor is not None and not isinstance(tensor, torch.nn.Parameter):
+                held.append((part._parameters, name, tensor))
+    made: dict[int, torch.nn.Parameter] = {}
+    for registry, name, tensor in held:
+        own = made.setdefault(id(tensor), torch.nn.Parameter(tensor.detach(), requires_grad=False))
+        registry[name] = own
+    try:
+        yield
+    finally:
+        for registry, name, tensor in held:
+            registry[name] = tensor
 
 
 def _differentiable(module: torch.nn.Module, program: ExportedProgram) -> list[str]:
