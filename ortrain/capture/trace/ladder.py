@@ -329,13 +329,15 @@ def _as_parameters(module: torch.nn.Module) -> Iterator[None]:
     """
     held: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     for part in module.modules():
-        for name, tensor in part._parameters.items():
+        registry: dict[str, Any] = part._parameters
+        for name, tensor in registry.items():
             if tensor is not None and not isinstance(tensor, torch.nn.Parameter):
-                held.append((part._parameters, name, tensor))
+                held.append((registry, name, tensor))
     made: dict[int, torch.nn.Parameter] = {}
     for registry, name, tensor in held:
-        own = made.setdefault(id(tensor), torch.nn.Parameter(tensor.detach(), requires_grad=False))
-        registry[name] = own
+        if id(tensor) not in made:
+            made[id(tensor)] = torch.nn.Parameter(tensor.detach(), requires_grad=False)
+        registry[name] = made[id(tensor)]
     try:
         yield
     finally:
