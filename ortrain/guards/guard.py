@@ -20,9 +20,11 @@ What belongs to the state of a module is told in `module_state`; transformers'
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
@@ -43,6 +45,7 @@ from torch.nn.modules import module as global_hooks
 
 from ortrain.guards.attributes import Attribute, Moving, by_owner
 from ortrain.guards.autocast import Autocast, active
+from ortrain.guards.contents import contents
 from ortrain.guards.numbers import is_number
 from ortrain.module_state.fact import (
     AROUND,
@@ -56,11 +59,13 @@ from ortrain.module_state.fact import (
 from ortrain.module_state.holder import cell_value, memo_state, slot_value, slots_of
 from ortrain.module_state.hooks import HOOKS, untraced_hooks
 from ortrain.module_state.survey import Survey
-from ortrain.module_state.value import ABSENT, same
+from ortrain.module_state.value import ABSENT, elements, entries, same
 
 # Facts of what is no attribute, and attributes that torch itself sets.
 _NO_ATTRIBUTES = {"child", "parameter", "buffer", "class", "order", *HOOKS.values()}
 _MODES = {"training", "forward"}
+# Lists and sets whose loops meet what they hold: a class of a script's own may have others.
+_WALKED = {list, set, deque, bytearray}
 
 _attributes = attrgetter("__dict__")  # in map, half as much as in a comprehension
 _transforms = _functorch.peek_interpreter_stack
@@ -173,6 +178,7 @@ class Guard:
         "_module",
         "_modules",
         "_moving",
+        "_namespaces",
         "_owner_versions",
         "_owners",
         "_parameters",
@@ -189,6 +195,7 @@ class Guard:
         "_types",
         "_unread",
         "_values",
+        "_walked",
         "reads_past",
     )
 
@@ -240,6 +247,33 @@ class Guard:
         ):
             return None
         return self._diagnose()
+
+    def as_seen(self) -> contextlib.AbstractContextManager[None]:
+        """Attributes, and what dictionaries and lists of the module hold, are as it has seen them.
+
+        So a script may count its steps on a module, or set a hook, between a forward and a backward
+        that runs the forward again. What `changed` does not watch stays as it is now.
+        """
+        wanted: list[tuple[Any, Any]] = []
+        for owner, frozen in zip(self._owners, self._values, strict=False):
+            live, free = owner.__dict__, self._free(id(owner), owner.__dict__, frozen)
+            kept = {name: value for name, value in live.items() if name in free}
+            wanted.append((live, {n: v for n, v in frozen.items() if n not in free} | kept))
+        count = len(self._owners)
+        others = zip(self._dicts, self._values[count:], strict=True)
+        wanted += [(live, frozen) for live, frozen in others if id(live) not in self._namespaces]
+        wanted += [(each, {}) for each in self._empty]
+        wanted += zip(self._lists, self._list_values[1], strict=True)
+        return contents(wanted)
+
+    def _free(self, owner: int, live: dict[str, Any], frozen: dict[str, Any]) -> set[str]:
+        """The attributes whose values do not count."""
+        moved = {
+            name
+            for name in self._moving.get(owner, ())
+            if _another_number(live.get(name), frozen.get(name))
+        }
+        return moved | self._unread.get(owner, set())
 
     def numbers_changed(self) -> set[Attribute] | None:
         """The numbers in which the module differs from this state; None where more is different."""
@@ -294,16 +328,18 @@ class Guard:
         # Dictionaries by their version, which costs 30 ns where their ~23 entries cost 500.
         self._owners, self._paths = survey.owners, survey.paths
         namespaces = [_dict_of(each.__dict__) for each in survey.namespaces]
+        self._namespaces = {*map(id, namespaces)}
         self._dicts = [*survey.dicts, *(f.__dict__ for f in survey.functions), *namespaces]
         self._suspect = 0
-        self._values = [dict(each) for each in self._live_dicts()]
+        self._values = [dict(entries(each)) for each in self._live_dicts()]
         self._owner_versions = [dict_version(owner.__dict__) for owner in self._owners]
         self._dict_versions = [dict_version(each) for each in self._dicts]
         self._empty = survey.empty
 
         # Lists by the ids of their values, kept alive beside them.
         self._lists = survey.lists
-        self._list_values = (self._list_ids(), [list(each) for each in self._lists])
+        self._walked = all(type(each) in _WALKED for each in self._lists)
+        self._list_values = (self._list_ids(), [*map(elements, self._lists)])
 
         self._classes = [*dict.fromkeys(self._types)]
         self._forwards = [each.forward for each in self._classes]
@@ -348,7 +384,8 @@ class Guard:
         return chain((owner.__dict__ for owner in self._owners), self._dicts)
 
     def _list_ids(self) -> list[int]:
-        return [*map(len, self._lists), *map(id, chain.from_iterable(self._lists))]
+        held = self._lists if self._walked else [*map(elements, self._lists)]
+        return [*map(len, held), *map(id, chain.from_iterable(held))]
 
     def _live_globals(self) -> list[Any]:
         return [each.object.get(name, ABSENT) for each in self._globals for name in each.names]
@@ -399,9 +436,9 @@ class Guard:
         pairs = zip(self._live_dicts(), self._values, [*owners, *dicts], before, strict=True)
         for index, (live, frozen, now, then) in enumerate(pairs):
             if now != then and not (
-                live.keys() == frozen.keys()
+                dict.keys(live) == frozen.keys()
                 and (
-                    all(map(is_, live.values(), frozen.values()))
+                    all(map(is_, _values(live), frozen.values()))
                     or ((self._moving or self._unread) and self._only_free(index, live, frozen))
                 )
             ):
@@ -501,6 +538,11 @@ def _attribute_of(path: str, name: str, modules: Mapping[str, nn.Module]) -> Att
             there = first in owner.__dict__ and first not in _MODES
             return Attribute(owner, ".".join(parts[:length]), first) if there else None
     return None
+
+
+def _values(live: dict[Any, Any]) -> Iterable[Any]:
+    """Those of a dictionary, whatever its class makes of that."""
+    return OrderedDict.values(live) if isinstance(live, OrderedDict) else dict.values(live)
 
 
 def _another_number(now: Any, then: Any) -> bool:

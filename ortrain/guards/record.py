@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ortrain.guards.key_value_cache import is_cache
 from ortrain.module_state.holder import slots_of
 from ortrain.module_state.scope import is_constant, is_library
+from ortrain.module_state.value import own_attributes
 
 # Classes with another may take arguments there.
 _NEW: tuple[Any, ...] = (object.__new__, SimpleNamespace.__new__)
@@ -25,12 +26,12 @@ def attributes_of(value: Any) -> tuple[str, ...] | None:
     """The names of what a record holds; None of what is none."""
     if isinstance(value, (type, FunctionType)):
         return None
-    held = getattr(value, "__dict__", None)
+    held = own_attributes(value)
     if dataclasses.is_dataclass(value):
         fields = [field.name for field in dataclasses.fields(value)]
         names = dict.fromkeys([*fields, *(held or ())])  # whatever else was set belongs to it too
         return tuple([name for name in names if hasattr(value, name)])
-    if not isinstance(held, dict) or not _is_plain(value):
+    if held is None or not _is_plain(value):
         return None
     try:
         return tuple(held) if _holds_tensors(value, ()) else None
@@ -87,7 +88,7 @@ def _holds_tensors(value: Any, around: tuple[int, ...]) -> bool:
         children = list(value.values())
     elif isinstance(value, list | tuple):
         children = list(value)
-    elif isinstance(held := getattr(value, "__dict__", None), dict) and (
+    elif (held := own_attributes(value)) is not None and (
         dataclasses.is_dataclass(value) or _is_plain(value)
     ):
         children = list(held.values())

@@ -12,6 +12,7 @@ Both run before and after every step, so both have a short way for the common ca
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -27,6 +28,8 @@ from ortrain.errors import UnsupportedInput, UnsupportedOutput
 from ortrain.guards import user_dict
 from ortrain.guards.key_value_cache import Count, is_cache
 from ortrain.guards.record import attributes_of, new
+from ortrain.module_state.scope import is_library
+from ortrain.module_state.value import plain_scalar
 
 Path: TypeAlias = tuple[Hashable, ...]
 Builder: TypeAlias = Callable[[Sequence[Tensor]], Any]
@@ -224,6 +227,9 @@ def _flatten(value: Any, tensors: list[Tensor], key: list[Hashable]) -> None:
 
 def _open(value: Any) -> tuple[Hashable, Iterable[Any]] | None:
     """The names of a container's children (their number for a sequence) and the children."""
+    kind: Any = type(value)
+    if isinstance(value, tuple | list | dict) and kind not in _PLAIN and not _is_walked(kind):
+        return None
     if isinstance(value, tuple | list):
         return len(value), value
     if isinstance(value, dict):
@@ -232,6 +238,22 @@ def _open(value: Any) -> tuple[Hashable, Iterable[Any]] | None:
         return user_dict.parts(value)
     names = attributes_of(value)
     return None if names is None else (names, [getattr(value, name) for name in names])
+
+
+_PLAIN = {tuple, list, dict, OrderedDict, defaultdict, torch.Size}
+
+
+@functools.cache
+def _is_walked(kind: type) -> bool:
+    """Whether loops over a container of a class meet what it holds, and its length tells how much.
+
+    A class of a script's own may make something else of them, or raise.
+    """
+    base = next(each for each in (OrderedDict, dict, tuple, list) if issubclass(kind, each))
+    names = ("__iter__", "__len__", "keys", "values", "items")
+    return is_library(kind.__module__) or all(
+        getattr(kind, name, None) is getattr(base, name, None) for name in names
+    )
 
 
 def _constant(value: Any) -> Hashable:
@@ -246,13 +268,13 @@ def _constant(value: Any) -> Hashable:
     if isinstance(value, complex):
         return repr(value)
     if isinstance(value, _CONSTANT_TYPES):
-        return value
+        return plain_scalar(value)
     kind: Any = type(value)
     if kind.__hash__ is None or kind.__eq__ is object.__eq__:
         raise _NotALeaf
     try:
         hash(value)
-    except TypeError:
+    except Exception:
         raise _NotALeaf from None
     return value
 

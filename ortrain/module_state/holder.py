@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ortrain.module_state.value import ABSENT, same
+from ortrain.module_state.value import ABSENT, elements, entries, same
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -227,7 +227,7 @@ class Items(Container):
     __slots__ = ()
 
     def _read(self) -> list[Any]:
-        return list(self.object)
+        return elements(self.object)
 
     def _write(self, held: list[Any]) -> None:
         if not self._holds(held):
@@ -236,7 +236,8 @@ class Items(Container):
             kind.extend(self.object, held)
 
     def _holds(self, held: list[Any]) -> bool:
-        return len(self.object) == len(held) and all(map(same, self.object, held))
+        now = elements(self.object)
+        return len(now) == len(held) and all(map(same, now, held))
 
 
 class Members(Container):
@@ -245,7 +246,7 @@ class Members(Container):
     __slots__ = ()
 
     def _read(self) -> set[Any]:
-        return set(self.object)
+        return {*elements(self.object)}
 
     def _write(self, held: set[Any]) -> None:
         if not self._holds(held):
@@ -253,7 +254,8 @@ class Members(Container):
             set.update(self.object, held)
 
     def _holds(self, held: set[Any]) -> bool:
-        return same(set(self.object), held) or {*map(id, self.object)} == {*map(id, held)}
+        now = elements(self.object)
+        return same({*now}, held) or {*map(id, now)} == {*map(id, held)}
 
 
 class Entries(Container):
@@ -262,7 +264,7 @@ class Entries(Container):
     __slots__ = ()
 
     def _read(self) -> dict[Any, Any]:
-        return dict(self.object)
+        return dict(entries(self.object))
 
     def _write(self, held: dict[Any, Any]) -> None:
         if not self._holds(held):
@@ -272,9 +274,11 @@ class Entries(Container):
                 kind.__setitem__(self.object, key, value)
 
     def _holds(self, held: dict[Any, Any]) -> bool:
-        now = self.object
+        now = entries(self.object)
         try:
-            return list(now) == list(held) and all(map(same, now.values(), held.values()))
+            return [key for key, _ in now] == list(held) and all(
+                map(same, [value for _, value in now], held.values())
+            )
         except TypeError:  # an OrderedDict asks each key for its hash; sizes of a trace have none
             return False
 

@@ -26,9 +26,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ortrain.module_state.holder import (
-    slots_of,
-)
+from ortrain.module_state.holder import slots_of
+from ortrain.module_state.value import own_attributes
 
 # Packages whose functions keep nothing in globals that a forward depends on.
 _LIBRARIES = {
@@ -86,7 +85,7 @@ def is_foreign(name: str) -> bool:
 def is_plain(value: Any) -> bool:
     """Whether an object may hold configuration in its attributes."""
     return not is_constant(value) and (
-        isinstance(getattr(value, "__dict__", None), dict) or bool(slots_of(type(value)))
+        own_attributes(value) is not None or bool(slots_of(type(value)))
     )
 
 

@@ -63,7 +63,16 @@ from ortrain.module_state.holder import (
 )
 from ortrain.module_state.hooks import HOOK_FLAGS, HOOKS, watched_hooks, weighed_attributes
 from ortrain.module_state.scope import is_constant, is_foreign, is_library, is_plain
-from ortrain.module_state.value import ABSENT, MIXED, SEQUENCES, frozen, short
+from ortrain.module_state.value import (
+    ABSENT,
+    MIXED,
+    SEQUENCES,
+    elements,
+    entries,
+    frozen,
+    own_attributes,
+    short,
+)
 
 # No forward reads these.
 UNWATCHED = {
@@ -372,17 +381,19 @@ class Survey:
         elif isinstance(value, Tensor) and id(value) not in self._registered:
             self._loose(path, name, value)
         elif isinstance(value, SEQUENCES):
-            self.facts[path, name] = Fact("value", (type(value), len(value)), shared, short(value))
+            held = elements(value)
+            self.facts[path, name] = Fact("value", (type(value), len(held)), shared, short(value))
             if first_time:
                 self._container(place, value)
-                for index, child in enumerate(list(value)):
+                for index, child in enumerate(held):
                     self._attribute(path, f"{name}[{index}]", child, value)
         elif isinstance(value, dict | MappingProxyType):
-            names = [repr(key) if frozen(key) is not MIXED else f"#{id(key)}" for key in value]
+            items = entries(value)
+            names = [short(key) if frozen(key) is not MIXED else f"#{id(key)}" for key, _ in items]
             self.facts[path, name] = Fact("value", (type(value), *names), shared, short(value))
             if first_time:
                 self._container(place, value)
-                for key, child in zip(names, list(value.values()), strict=True):
+                for key, (_, child) in zip(names, items, strict=True):
                     self._attribute(path, f"{name}[{key}]", child, value)
         else:
             self.facts[path, name] = Fact("object", object=value, text=short(value))
@@ -443,7 +454,7 @@ class Survey:
         if isinstance(value, dict):
             self.dicts.append(value)
             if isinstance(value, OrderedDict):  # whose move_to_end is no write to the dictionary
-                self.elements.append(lambda: tuple(map(id, value)))
+                self.elements.append(lambda: tuple(map(id, OrderedDict.__iter__(value))))
         elif not isinstance(value, tuple | frozenset):
             self.lists.append(value)
         if (holder := container(place, value)) is not None:
@@ -458,16 +469,17 @@ class Survey:
             self.holders.append(Elements(place, value))
         if not isinstance(value, (*SEQUENCES, dict)) or id(value) in self._seen:
             return
-        if value or not isinstance(value, tuple):  # the empty tuple is everywhere
+        held = [v for _, v in entries(value)] if isinstance(value, dict) else elements(value)
+        if held or not isinstance(value, tuple):  # the empty tuple is everywhere
             self._container(place, value)
-        for child in value.values() if isinstance(value, dict) else value:
+        for child in held:
             self._watch(place, child)
 
     def _object(self, place: str, value: Any) -> None:
         """The attributes and slots of an object."""
         self._kinds[type(value)] = None
-        attributes = getattr(value, "__dict__", None)
-        if isinstance(attributes, dict):
+        attributes = own_attributes(value)
+        if attributes is not None:
             self._own(place, value)
             for name, child in list(attributes.items()):
                 self._attribute(place, name, child, value, name)

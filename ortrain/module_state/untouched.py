@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
+from ortrain.module_state.aliases import Aliases
 from ortrain.module_state.fact import AROUND, plain
 from ortrain.module_state.holder import Attributes, Elements, Holder, Named
 from ortrain.module_state.hooks import HOOKS, watched_hooks, weighed_attributes
@@ -35,6 +36,8 @@ FREE = {
 def untouched(module: torch.nn.Module) -> Iterator[None]:
     """Restores random states and all of a module's state but parameters and buffers.
 
+    Calls inside may have others in their places, also where the module holds them a second time.
+
     Hooks on saved tensors that are around it see nothing of what runs inside: checkpointing counts
     what a forward saves, and then what its repetition saves.
     """
@@ -47,7 +50,8 @@ def untouched(module: torch.nn.Module) -> Iterator[None]:
     ]
     with _random_states(survey.generators), _unhooked():
         try:
-            yield
+            with Aliases(module, survey).followed():
+                yield
         finally:
             for holder, before in zip(survey.holders, held, strict=True):
                 holder.write(before)
@@ -237,7 +241,8 @@ def watched(
 
     handles = [module.register_forward_pre_hook(begin), module.register_forward_hook(end)]
     try:
-        yield effects
+        with Aliases(module, survey).followed():
+            yield effects
     finally:
         for handle in handles:
             handle.remove()

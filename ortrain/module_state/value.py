@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Hashable
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from pathlib import PurePath
-from types import BuiltinFunctionType, EllipsisType, MethodType
+from types import BuiltinFunctionType, EllipsisType, FunctionType, MethodType
 from typing import Any
 from uuid import UUID
 
@@ -58,9 +58,9 @@ def frozen(value: Any, levels: int = 6) -> Hashable:
     """
     kind = type(value)
     if isinstance(value, float):
-        return kind, value.hex()
+        return kind, float.hex(value)
     if isinstance(value, SCALARS):
-        return kind, value
+        return kind, plain_scalar(value)
     if isinstance(value, complex):
         return kind, value.real.hex(), value.imag.hex()
     if isinstance(value, np.generic):
@@ -72,9 +72,9 @@ def frozen(value: Any, levels: int = 6) -> Hashable:
     if levels == 0:
         return MIXED
     if isinstance(value, dict):
-        parts = [frozen(part, levels - 1) for item in value.items() for part in item]
+        parts = [frozen(part, levels - 1) for item in entries(value) for part in item]
     elif isinstance(value, SEQUENCES):
-        parts = [frozen(part, levels - 1) for part in value]
+        parts = [frozen(part, levels - 1) for part in elements(value)]
     elif isinstance(value, slice):
         parts = [frozen(part, levels - 1) for part in (value.start, value.stop, value.step)]
     else:
@@ -82,6 +82,39 @@ def frozen(value: Any, levels: int = 6) -> Hashable:
     if any(part is MIXED for part in parts):
         return MIXED
     return kind, frozenset(parts) if isinstance(value, set | frozenset) else tuple(parts)
+
+
+def plain_scalar(value: Any) -> Any:
+    """A number or string of a class of the user's, which may compare as it likes, as Python's."""
+    kind = type(value)
+    if kind is int or kind is str or isinstance(value, Enum):
+        return value
+    if isinstance(value, int):
+        return int.__index__(value)
+    return str.__str__(value) if isinstance(value, str) else value
+
+
+def own_attributes(value: Any) -> dict[str, Any] | None:
+    """The ``__dict__`` of an object, whatever its class answers; None where it has none."""
+    try:
+        held = getattr(value, "__dict__", None)
+    except Exception:  # a property of that name, or __getattr__, may raise anything
+        return None
+    return held if isinstance(held, dict) else None
+
+
+def elements(value: Any) -> list[Any]:
+    """What a sequence or set holds, whatever its class makes of loops and lengths."""
+    kind: Any = next(each for each in SEQUENCES if isinstance(value, each))
+    return [*kind.__iter__(value)]
+
+
+def entries(value: Any) -> list[tuple[Any, Any]]:
+    """What a dictionary holds, likewise."""
+    if not isinstance(value, dict):
+        return [*value.items()]
+    kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
+    return [*kind.items(value)]
 
 
 def same(one: Any, other: Any) -> bool:
@@ -99,8 +132,12 @@ def same(one: Any, other: Any) -> bool:
 def short(value: Any) -> str:
     """A value for a sentence: in full where it is short, else its type."""
     if isinstance(value, (float, complex, *SCALARS, *SEQUENCES, dict)):
-        text = repr(value)
+        try:
+            text = repr(value)
+        except Exception:  # of a class of the user's
+            return f"a {type(value).__qualname__}"
         return text if len(text) <= 60 else f"{text[:57]}..."
     if isinstance(value, BuiltinFunctionType):
         return value.__name__  # torch.relu calls itself _VariableFunctionsClass.relu in full
-    return getattr(value, "__qualname__", None) or f"a {type(value).__qualname__}"
+    name = value.__qualname__ if isinstance(value, type | FunctionType | MethodType) else None
+    return name or f"a {type(value).__qualname__}"

@@ -386,7 +386,7 @@ class StepCompiler:
         outputs = _users(program)
 
         original = Original(
-            self.module, lambda: state.guard.changed(), served.structure.rebuild, len(outputs)
+            self.module, lambda: state.guard, served.structure.rebuild, len(outputs)
         )
 
         def make(upstream: Sequence[str]) -> Step:

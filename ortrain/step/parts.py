@@ -14,6 +14,7 @@ makes way for the parts below it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -101,6 +102,7 @@ class Parts:
             return self.module(*args, **kwargs)
         self._thread = threading.get_ident()
         watched = self._called is None
+        _RUNNING.append(self)
         try:
             if not watched and not all(map(_is_hooked, self._hooked)):
                 self._choose()
@@ -115,6 +117,7 @@ class Parts:
                 self._called = None  # it has not shown all
             raise
         finally:
+            _RUNNING.remove(self)
             self._remove()
             if watched and self._called is not None:
                 self._names = {part: name for name, part in self.module.named_modules()}
@@ -190,6 +193,20 @@ class Parts:
                 del way.module.__dict__["forward"]
         self._installed = []
 
+    def away(self) -> Callable[[], None]:
+        """Takes all stand-ins away for a while, and returns what ends it."""
+        taken = [way for way in self._installed if way.module.__dict__.get("forward") is way]
+        for way in taken:
+            del way.module.__dict__["forward"]
+
+        def back() -> None:
+            for way in taken:
+                # The module may have returned meanwhile, in another thread.
+                if way in self._installed and "forward" not in way.module.__dict__:
+                    way.module.__dict__["forward"] = way
+
+        return back
+
     def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Notes that a module is called."""
         if self._called is not None and threading.get_ident() == self._thread:
@@ -208,6 +225,21 @@ class Parts:
             return output
         finally:
             self._install(self._ways)
+
+
+_RUNNING: list[Parts] = []
+
+
+@contextlib.contextmanager
+def without_stand_ins() -> Iterator[None]:
+    """No stand-in is anywhere: for what looks at modules in a backward, which may be in a forward.
+
+    So is that of ``autograd.grad(energy, positions, create_graph=True)`` in a module's own code.
+    """
+    with contextlib.ExitStack() as stack:
+        for parts in [*_RUNNING]:
+            stack.callback(parts.away())
+        yield
 
 
 class _Way:

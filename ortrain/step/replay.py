@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from ortrain.errors import OrtrainError, StateError, UnsupportedGradient
 from ortrain.guards.autocast import active, autocast_as, without_autocast
+from ortrain.guards.guard import Guard
 from ortrain.guards.handed import Containers
 from ortrain.guards.structure import FlatCall, OutputStructure
 from ortrain.module_state.modes import modes_kept
 from ortrain.module_state.untouched import untouched
 from ortrain.step.draws import replayed_draws
+from ortrain.step.parts import without_stand_ins
 
 Gradients = list[Tensor | None]
 
@@ -44,7 +46,7 @@ class Original:
 
     Args:
         module: the module.
-        changed: says what is different about it from that state; None where nothing is.
+        guard: what watches it, for that state.
         rebuild: makes the module's output of the program's.
         outputs: how many the program has.
     """
@@ -52,11 +54,11 @@ class Original:
     def __init__(
         self,
         module: nn.Module,
-        changed: Callable[[], str | None],
+        guard: Callable[[], Guard],
         rebuild: Callable[[Sequence[Tensor]], Any],
         outputs: int,
     ) -> None:
-        self.module, self.changed = module, changed
+        self.module, self.guard = module, guard
         self.training = [(part, part.training) for part in module.modules()]
         self.dtype, self.autocast = torch.get_default_dtype(), active()
         stand_ins = [torch.zeros(()) for _ in range(outputs)]
@@ -170,16 +172,19 @@ class Original:
 
     @contextlib.contextmanager
     def _as_captured(self) -> Iterator[None]:
-        """Sets modes as they were in the forward.
+        """Sets modes, attributes, hooks and what lists hold as they were in the forward.
 
         Raises:
             StateError: something else about the module is different.
         """
         with contextlib.ExitStack() as stack:
+            stack.enter_context(without_stand_ins())
             stack.enter_context(modes_kept(self.module))
             for part, training in self.training:
                 part.training = training
-            why = self.changed()
+            guard = self.guard()
+            stack.enter_context(guard.as_seen())
+            why = guard.changed()
             if why is not None:
                 raise StateError(
                     f"{type(self.module).__name__} was changed between forward and backward",

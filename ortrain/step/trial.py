@@ -178,7 +178,7 @@ class Trial:
                 if id(stray) in lasting
             ]
             del again, others
-        self._close(evidence, structure.names, tensors, leaves)
+        self._close(evidence, structure.names, tensors, leaves, apart=bool(strays))
         return evidence
 
     def _otherwise(
@@ -323,8 +323,18 @@ class Trial:
         names: Sequence[str],
         outputs: list[torch.Tensor],
         leaves: dict[str, torch.Tensor],
+        *,
+        apart: bool = False,
     ) -> None:
-        """Digests the outputs, then each gradient as it comes."""
+        """Digests the outputs, then each gradient as it comes.
+
+        Args:
+            evidence: to be filled.
+            names: of the outputs.
+            outputs: of the module or graph, emptied.
+            leaves: arguments and parameters by name.
+            apart: whether autograd's graph has leaves of others, which keep their gradients.
+        """
         known = {id(leaf) for leaf in leaves.values()}
         for i, mask in self.masks.items():
             outputs[i] = torch.where(mask, outputs[i], 0)
@@ -361,7 +371,10 @@ class Trial:
         for name, leaf in waiting.items():
             leaf.register_post_accumulate_grad_hook(digested(name))
         with quiet_backward(), random_states(), without_autocast():
-            torch.autograd.backward(roots, cotangents)
+            # A graph asks whether a backward is one of all leaves, and has none but these.
+            inputs = [*waiting.values()] if apart else None
+            if inputs != []:
+                torch.autograd.backward(roots, cotangents, inputs=inputs)
         torch.clear_autocast_cache()  # of parameters that nobody else knows
 
 

@@ -473,12 +473,6 @@ def test_write_into_an_argument_is_refused() -> None:
     assert "clone" in error.help
 
 
-def test_mask_behind_a_whole_dimension_is_refused() -> None:
-    error = refused(Calls(lambda self, x, mask: x[:, mask]), floats(3, 4), floats(4) > 0)
-    assert "indexing with a mask behind a whole dimension" in error.what
-    assert "torch.where" in error.help
-
-
 def test_autocast_is_part_of_a_capture_around_and_inside() -> None:
     def region(self: Any, x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):

@@ -54,6 +54,12 @@ def _checks_pairs(y: Tensor, m: Tensor) -> Tensor:
 GRAPHS: dict[str, Function] = {
     "squeeze": lambda y, m: y[m].squeeze(),
     "squeeze of a dimension": lambda y, m: y[m].squeeze(0),
+    "behind a dimension": lambda y, m: y.T[:, m],
+    "behind two dimensions": lambda y, m: y.T[None][..., m] * 2,
+    "beside an index": lambda y, m: y[:, None].expand(-1, 2, -1)[m, 1],
+    "two axes behind a dimension": lambda y, m: y.T[:, :, None].expand(-1, -1, 2)[
+        :, torch.stack([m, ~m], 1)
+    ],
     "squeeze of dimensions": lambda y, m: y[m][:, None].squeeze((0, 1)),
     "squeeze of the last": lambda y, m: y[m].T.squeeze(-1),
     "places, squeezed": lambda y, m: y[m.nonzero().squeeze()],

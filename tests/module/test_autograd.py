@@ -6,10 +6,12 @@ import copy
 import gc
 import threading
 import weakref
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -653,11 +655,103 @@ def test_the_contest_sees_in_pytorchs_turn_that_gradients_are_differentiated() -
     assert all(not p._backward_hooks for p in model.parameters())
 
 
-@pytest.mark.parametrize("change", ["weight", "memory", "attribute", "hook"])
+class Scaled(nn.Module):
+    """Reads an array, of which a guard sees what is in it and holds no copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = np.ones(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.elu(x * float(self.factors[0]))
+
+
+def _renewed(model: Any) -> None:
+    model.log[:] = [{"step": 2}]
+
+
+def _replaced(model: Any) -> None:
+    model.module[0] = nn.Linear(4, 4)
+
+
+def _deleted(model: Any) -> None:
+    del model.module[1].alpha
+
+
+# What a script does to a module between a forward and a backward that runs the forward again.
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "a number that the forward reads": lambda model: setattr(model[1], "alpha", 2.0),
+    "a count": lambda model: setattr(model, "steps", model.steps + 1),
+    "a new attribute": lambda model: setattr(model, "last", torch.zeros(2)),
+    "a list": lambda model: model.log.append(torch.zeros(2)),
+    "what a list holds": _renewed,
+    "an ordered dictionary": lambda model: model.order.move_to_end("a"),
+    "a counter": lambda model: model.counts.update("ab"),
+    "a set": lambda model: model.names.add("c"),
+    "a forward hook": lambda model: model.module[1].register_forward_hook(lambda *_: None),
+    "a buffer": lambda model: model.register_buffer("mean", torch.zeros(2)),
+    "another layer": _replaced,
+    "no attribute any more": _deleted,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_second_derivatives_are_those_of_the_module_as_it_was_in_the_forward(change: str) -> None:
+    def built() -> nn.Module:
+        module: Any = nn.Sequential(nn.Linear(4, 4), nn.ELU(), nn.Linear(4, 2))
+        module.steps, module.log, module.names = 0, [], {"a", "b"}
+        module.order = OrderedDict(a=1, b=2)
+        module.counts = Counter("aab")
+        return module
+
+    eager = built()
+    model = ORTModule(copy.deepcopy(eager), options=GRAPH)
+    gradients, states = [], []
+    for each in (model, eager):
+        value = rows(5, 4).requires_grad_()
+        held = [*each.parameters()]
+        loss = each(value).pow(3).sum()
+        CHANGES[change](each if each is model else Itself(eager))
+        module: Any = getattr(each, "module", each)
+        (found,) = torch.autograd.grad(loss, value, create_graph=True)
+        found.pow(2).sum().backward()
+        gradients.append([value.grad, *[p.grad for p in held]])
+        states.append(
+            (
+                [name for name in module.__dict__ if name[0] != "_"],
+                [*module[1].__dict__.items()][-1:] if "alpha" in module[1].__dict__ else None,
+                len(module[1]._forward_hooks), len(module.log), [*module.order],
+                module.counts, module.names, module.steps,
+            )
+        )  # fmt: skip
+    for mine, theirs in zip(*gradients, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            torch.testing.assert_close(mine, theirs)
+    assert states[0] == states[1]
+
+
+class Itself:
+    """A module where a test names the module of a wrapper."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.__dict__["module"] = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.module, name, value)
+
+    def __getitem__(self, index: int) -> nn.Module:
+        return self.module[index]
+
+
+@pytest.mark.parametrize("change", ["weight", "memory", "element"])
 def test_what_has_changed_since_the_forward_is_an_error_only_of_second_derivatives(
     change: str,
 ) -> None:
-    eager = nn.Sequential(nn.Linear(4, 4), nn.ELU(), nn.Linear(4, 2))
+    eager = nn.Sequential(nn.Linear(4, 4), Scaled(), nn.Linear(4, 2))
     model = ORTModule(copy.deepcopy(eager), options=GRAPH)
     value = rows(5, 4).requires_grad_()
     loss = model(value).pow(3).sum()
@@ -666,10 +760,8 @@ def test_what_has_changed_since_the_forward_is_an_error_only_of_second_derivativ
             model[0].bias.add_(1.0)  # the backward reads no bias
     elif change == "memory":
         model[0].bias.data = torch.ones(4)
-    elif change == "attribute":
-        model[1].alpha = 2.0
     else:
-        model.module[1].register_forward_hook(lambda *_: None)
+        model[1].factors[0] = 2.0
     (found,) = torch.autograd.grad(loss, value, create_graph=True)
     other = value.detach().requires_grad_()
     (expected,) = torch.autograd.grad(eager(other).pow(3).sum(), other)

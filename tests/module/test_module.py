@@ -878,6 +878,17 @@ def test_a_functional_call_uses_the_parameters_that_it_is_given() -> None:
         assert_same(model(rows()), eager(rows()))
 
 
+def test_a_functional_call_reads_what_has_been_written_to_its_parameters() -> None:
+    eager = linear()
+    model = wrapped(eager)
+    others = {name: p.detach() * 2 for name, p in eager.named_parameters()}
+    for _ in range(3):
+        ours = torch.func.functional_call(model, others, (rows(),))
+        assert_same(ours, torch.func.functional_call(eager, others, (rows(),)))
+        for each in others.values():
+            each.mul_(1.5)
+
+
 def test_gradients_are_clipped_and_scaled() -> None:
     eager = linear()
     model = wrapped(eager)

@@ -504,6 +504,60 @@ def test_second_derivatives_go_through_parts() -> None:
         same(mine, theirs)
 
 
+class Energies(nn.Module):
+    """Differentiates a part of its own in its forward, as force fields do."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(), Layer()])
+        self.head = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
+        self.way = way
+
+    def forward(self, x: Tensor) -> Any:
+        if self.way == "of the argument":
+            x.requires_grad_()
+        else:
+            x = x.detach().requires_grad_()
+        hidden = self.layers[1](self.layers[0](x))
+        energy = self.head(hidden).sum()
+        if self.way == "of an output in between":
+            (force,) = torch.autograd.grad(energy, hidden, create_graph=True)
+        elif self.way == "twice":
+            (force,) = torch.autograd.grad(energy, x, create_graph=True)
+            (force,) = torch.autograd.grad(force.square().sum(), x, create_graph=True)
+        elif self.way == "for later":
+            (force,) = torch.autograd.grad(energy, x, retain_graph=True)
+        else:
+            (force,) = torch.autograd.grad(energy, x, create_graph=True)
+        return torch.cat([energy.view(1), force.flatten()])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "way", ["of the argument", "of a leaf", "of an output in between", "twice", "for later"]
+)
+def test_a_forward_may_differentiate_its_own_parts(way: str, engine: str) -> None:
+    torch.manual_seed(2)
+    module = Energies(way)
+    model, found = wrapped(copy.deepcopy(module), engine), []
+    for each in (model, module):
+        optimizer, steps = torch.optim.SGD(each.parameters(), 0.05), []
+        for x in batches():
+            output = each(x)
+            optimizer.zero_grad()
+            (output[1:] - 1).square().mean().add(output[0].square() * 0.01).backward()
+            steps.append({"output": output.detach(), **_gradients(each)})
+            optimizer.step()
+        found.append(steps)
+    agree(*found)
+    assert not any("forward" in part.__dict__ for part in model.module.modules())
+
+
+def _gradients(module: nn.Module) -> dict[str, Any]:
+    named = getattr(module, "module", module).named_parameters()
+    return {n: None if p.grad is None else p.grad.clone() for n, p in named}
+
+
 def test_modules_that_are_wrapped_compiled_or_replaced_by_the_user_are_no_parts() -> None:
     module = root()
     module.layers[0] = ORTModule(module.layers[0], options=Options(engine="aten"))

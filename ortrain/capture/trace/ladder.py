@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from ortrain.capture.trace.refusal import (
     keeping,
     refusal,
     seeding_itself,
+    sharing_memory,
     side_effects,
     unseen,
 )
@@ -40,6 +42,7 @@ from ortrain.errors import CaptureError
 from ortrain.guards.constraints import Constraints
 from ortrain.guards.handed import Handed, handed_over, unhanded
 from ortrain.guards.key_value_cache import opened_caches
+from ortrain.module_state.survey import LARGE, Survey
 from ortrain.module_state.untouched import Effects, Filling, call_aside, untouched, watched
 
 # Where random numbers lead fewer of the calls the way of the graph, PyTorch would get the module.
@@ -205,6 +208,8 @@ def _attempt(module: torch.nn.Module, call: Call, rung: Rung, branches: bool) ->
             raise assigning([each.path for each in effects.fillings], module)
     if tensors := _differentiable(module, program):
         raise ending(tensors)
+    if names := _shared(module, program):
+        raise sharing_memory(names)
     _unify_batch(program, example)
     try:
         constraints = _constraints(program, call, questions, branches)
@@ -265,7 +270,8 @@ def _trace(
     written = assignments_as_writes(module) if not rung.strict else contextlib.nullcontext()
     try:
         with (
-            # First, so that what they name is no part of what a graph has frozen.
+            _as_parameters(module),
+            # Early, so that what they name is no part of what a graph has frozen.
             kept_routines(module) if not rung.strict else contextlib.nullcontext(),
             watching as effects,
             asked() as questions,
@@ -315,6 +321,30 @@ def _trace(
     return program, effects, questions
 
 
+@contextlib.contextmanager
+def _as_parameters(module: torch.nn.Module) -> Iterator[None]:
+    """Tensors that ``torch.func.functional_call`` has put in parameters' places are parameters.
+
+    ``torch.export`` takes no others there, and Dynamo has them for constants.
+    """
+    held: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    for part in module.modules():
+        registry: dict[str, Any] = part._parameters
+        for name, tensor in registry.items():
+            if tensor is not None and not isinstance(tensor, torch.nn.Parameter):
+                held.append((registry, name, tensor))
+    made: dict[int, torch.nn.Parameter] = {}
+    for registry, name, tensor in held:
+        if id(tensor) not in made:
+            made[id(tensor)] = torch.nn.Parameter(tensor.detach(), requires_grad=False)
+        registry[name] = made[id(tensor)]
+    try:
+        yield
+    finally:
+        for registry, name, tensor in held:
+            registry[name] = tensor
+
+
 def _differentiable(module: torch.nn.Module, program: ExportedProgram) -> list[str]:
     """What the graph reads that requires a gradient and is no parameter."""
     found = [n for n, t in program.constants.items() if getattr(t, "requires_grad", False)]
@@ -326,6 +356,40 @@ def _differentiable(module: torch.nn.Module, program: ExportedProgram) -> list[s
             if name in held and held[name].requires_grad:
                 found.append(name)
     return found
+
+
+def _shared(module: torch.nn.Module, program: ExportedProgram) -> list[str]:
+    """The parameters and buffers whose memory constants of the graph have, and no guard compares.
+
+    A guard compares the contents of small tensors, and of large ones the number of writes, which
+    those through ``weight.data`` do not count.
+    """
+    homes = {
+        tensor.untyped_storage().data_ptr(): name
+        for name, tensor in chain(module.named_parameters(), module.named_buffers())
+        if tensor.layout is torch.strided and tensor.numel()
+    }
+    constants = [
+        program.constants.get(spec.target or "")
+        for spec in program.graph_signature.input_specs
+        if spec.kind is InputKind.CONSTANT_TENSOR
+    ]
+    found = {
+        _at(constant): homes[constant.untyped_storage().data_ptr()]
+        for constant in constants
+        if isinstance(constant, torch.Tensor)
+        and constant.layout is torch.strided
+        and constant.untyped_storage().data_ptr() in homes
+    }
+    if found:
+        for each in Survey(module).loose:
+            if each.layout is torch.strided and each.nbytes <= LARGE:
+                found.pop(_at(each), None)
+    return sorted({*found.values()})
+
+
+def _at(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 def _tensor_shapes(exported: ExportedProgram, call: Call) -> dict[int, tuple[Any, ...]]:

@@ -350,6 +350,16 @@ def ending(tensors: list[str]) -> Refusal:
     )
 
 
+def sharing_memory(names: list[str]) -> Refusal:
+    """The refusal of a forward that reads parameters or buffers past their registered names."""
+    return _side_effect(
+        f"reads {_quoted(names)} through another tensor or from a place that cannot be followed",
+        because="a graph would go on with the values of now, unseen: memory that is shared is "
+        "written to without a trace in the other tensor",
+        help="read it under its registered name, as self.weight",
+    )
+
+
 def empty(name: str, shape: tuple[int, ...]) -> Refusal:
     """The refusal of an example without elements."""
     result = Refusal(

@@ -35,12 +35,11 @@ def index_select(op: Translator, self: ir.Value, dim: int, index: ir.Value) -> i
 def index(op: Translator, self: ir.Value, indices: Sequence[ir.Value | None]) -> ir.Value:
     given = {dim: value for dim, value in enumerate(indices) if value is not None}
     if any(value.dtype == ir.DataType.BOOL for value in given.values()):
-        if list(given) != [0]:
-            raise refuse(
-                "indexing with a mask behind a whole dimension or beside other indices",
-                help="put the masked dimension first, or use torch.where",
-            )
-        return op.GatherND(self, op.Transpose(op.NonZero(given[0]), perm=[1, 0]))
+        if list(given) == [0]:
+            return op.GatherND(self, op.Transpose(op.NonZero(given[0]), perm=[1, 0]))
+        # A mask is as many indices as it has axes, of what is true in it.
+        spread = [each for value in indices for each in _indices(op, value)]
+        given = {dim: value for dim, value in enumerate(spread) if value is not None}
     length = shapes.rank(self)
     assert length is not None
     dims = list(given)
@@ -62,11 +61,26 @@ def index(op: Translator, self: ir.Value, indices: Sequence[ir.Value | None]) ->
     return op.Transpose(picked, perm=order)
 
 
+def _indices(op: Translator, value: ir.Value | None) -> list[ir.Value | None]:
+    """What an index is beside others: a mask its places along each of its axes."""
+    if value is None or value.dtype != ir.DataType.BOOL:
+        return [value]
+    rank = shapes.rank(value)
+    if not rank:
+        raise refuse("indexing with a mask without dimensions beside other indices")
+    places = op.NonZero(value)
+    return [op.Reshape(op.Slice(places, [i], [i + 1], [0], [1]), [-1]) for i in range(rank)]
+
+
 def _positions(op: Translator, indices: list[ir.Value]) -> ir.Value:
     """Index tensors, broadcast against each other, side by side on a last axis."""
     dims = [shapes.dims(v) for v in indices]
     wide = shapes.broadcast(*dims)
-    assert wide is not None
+    if wide is None:  # of several axes of a mask, whose places nobody can count beforehand
+        ranks = [shapes.rank(v) for v in indices]
+        if None in ranks:
+            raise refuse("indices of an unknown number of dimensions")
+        wide = (None,) * max(rank or 0 for rank in ranks)
     known = [d == wide and None not in wide for d in dims]
     if not all(known):
         target = op.Concat(
