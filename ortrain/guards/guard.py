@@ -53,8 +53,9 @@ from ortrain.module_state.fact import (
     sentence,
     value_fact,
 )
-from ortrain.module_state.holder import cell_value, memo_state, slot_value, slots_of
+from ortrain.module_state.holder import cell_value, slot_value, slots_of
 from ortrain.module_state.hooks import HOOKS, untraced_hooks
+from ortrain.module_state.memo import memo_state
 from ortrain.module_state.survey import Survey
 from ortrain.module_state.value import ABSENT, same
 

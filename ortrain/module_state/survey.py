@@ -56,12 +56,12 @@ from ortrain.module_state.holder import (
     Slots,
     cell_value,
     container,
-    memo_state,
     reader,
     slot_value,
     slots_of,
 )
 from ortrain.module_state.hooks import HOOK_FLAGS, HOOKS, watched_hooks, weighed_attributes
+from ortrain.module_state.memo import memo_state
 from ortrain.module_state.scope import is_constant, is_foreign, is_library, is_plain
 from ortrain.module_state.value import ABSENT, MIXED, SEQUENCES, frozen, short
 
@@ -533,7 +533,7 @@ class Survey:
             self.facts[path, f"{name}.cache"] = Fact(
                 "value",
                 memo_state(function),
-                text="{} results made, {} kept".format(*memo_state(function)),
+                text="emptied {} times, {} results dropped".format(*memo_state(function)),
             )
 
         self._named.append((function, note))

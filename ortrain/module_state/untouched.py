@@ -15,8 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
+from ortrain.module_state.class_table import ClassTables
 from ortrain.module_state.fact import AROUND, plain
-from ortrain.module_state.holder import Attributes, Elements, Holder, Named
+from ortrain.module_state.holder import Attributes, Elements, Holder, Memo, Named
 from ortrain.module_state.hooks import HOOKS, watched_hooks, weighed_attributes
 from ortrain.module_state.survey import Survey
 from ortrain.module_state.value import ABSENT, MIXED, frozen, same
@@ -40,6 +41,7 @@ def untouched(module: torch.nn.Module) -> Iterator[None]:
     """
     survey = Survey(module)
     held = [each.read() for each in survey.holders]
+    generators = _states_of(survey) if survey.memos else {}
     registries = [
         (each, name, dict(each.__dict__[name]))
         for each in survey.modules
@@ -49,10 +51,38 @@ def untouched(module: torch.nn.Module) -> Iterator[None]:
         try:
             yield
         finally:
+            if survey.memos:
+                _forget_results(survey, held, generators)
             for holder, before in zip(survey.holders, held, strict=True):
                 holder.write(before)
             for each, name, entries in registries:
                 _refill(each.__dict__[name], entries)
+
+
+def _forget_results(survey: Survey, held: list[Any], generators: dict[str, bytes]) -> None:
+    """Empties the memos that have grown, where anything is put back that their functions may do.
+
+    The function of a result that is kept does not run again: what it draws, or notes elsewhere,
+    would never come to be.
+    """
+    effects = Effects()
+    for holder, before in zip(survey.holders, held, strict=True):
+        if not isinstance(holder, Memo):
+            _compare(holder, before, effects)
+    if effects.none and _states_of(survey) == generators:
+        return
+    for holder, before in zip(survey.holders, held, strict=True):
+        if isinstance(holder, Memo):
+            holder.forget(before)
+
+
+def _states_of(survey: Survey) -> dict[str, bytes]:
+    """The states of Python's and numpy's generators: of torch's own a trace has the draws."""
+    return {
+        name: pickle.dumps(generator_state(each))
+        for name, each in survey.generators.items()
+        if not isinstance(each, torch.Generator)
+    }
 
 
 def _unhooked() -> contextlib.AbstractContextManager[Any]:
@@ -206,9 +236,8 @@ def watched(
     elements = [each for each in survey.holders if isinstance(each, Elements)]
     others = [each for each in survey.holders if not isinstance(each, Elements)]
     contents = [each.read() for each in elements]
-    # Of torch's own a trace has the draws.
-    generators = {n: g for n, g in survey.generators.items() if not isinstance(g, torch.Generator)}
-    states = {name: pickle.dumps(generator_state(each)) for name, each in generators.items()}
+    states = _states_of(survey)
+    tables = ClassTables(others)
     begun: list[tuple[list[Any], list[_Registries]]] = []
 
     def begin(*_: object) -> None:
@@ -216,18 +245,20 @@ def watched(
             begun.append(
                 ([each.read() for each in others], [_Registries.of(m) for m in survey.modules])
             )
+            tables.lend()
 
     def end(*_: object) -> None:
         held, registries = begun.pop()
         with torch._C.DisableTorchFunction():
+            tables.take_back()
             for holder, before in zip(others, held, strict=True):
                 _compare(holder, before, effects)
             for path, each, before in zip(_paths(survey), survey.modules, registries, strict=True):
                 before.compare(path, _Registries.of(each), effects)
-        for name, generator in generators.items():
-            if pickle.dumps(generator_state(generator)) != states[name]:
+        for name, state in _states_of(survey).items():
+            if state != states[name]:
                 effects.drawn.append(_shown(name))
-                effects.generators.append(generator)
+                effects.generators.append(survey.generators[name])
         if not traced:
             look()
 
@@ -241,6 +272,7 @@ def watched(
     finally:
         for handle in handles:
             handle.remove()
+        tables.take_back()
         if traced:
             look()
 
