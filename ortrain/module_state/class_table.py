@@ -30,7 +30,7 @@ class ClassTables:
         self._lent: list[tuple[dict[Any, Any], Any]] = []
 
     def lend(self) -> None:
-        """Puts the entries in, where a table has one for PyTorch's classes, or the same for both."""
+        """Puts the entries in, where a table has one of PyTorch's classes, or the same for both."""
         for table in self._tables:
             found = [dict.get(table, kind) for kind in _KINDS if dict.__contains__(table, kind)]
             known = dict.__contains__(table, FakeTensor)
