@@ -62,7 +62,14 @@ from ortrain.module_state.holder import (
 )
 from ortrain.module_state.hooks import HOOK_FLAGS, HOOKS, watched_hooks, weighed_attributes
 from ortrain.module_state.memo import memo_state
-from ortrain.module_state.scope import is_constant, is_foreign, is_library, is_plain
+from ortrain.module_state.scope import (
+    is_apart,
+    is_constant,
+    is_foreign,
+    is_library,
+    is_plain,
+    package,
+)
 from ortrain.module_state.value import ABSENT, MIXED, SEQUENCES, frozen, short
 
 # No forward reads these.
@@ -122,6 +129,7 @@ _CLOCKS = {
     for unit in ("", "_ns")
 }
 GENERATORS = random.Random | np.random.Generator | np.random.RandomState | torch.Generator
+_CONTAINERS = (*SEQUENCES, dict)
 _MEMO = type(functools.lru_cache(lambda: None))
 # Methods that no call of a forward runs.
 _IDLE_METHODS = {
@@ -144,11 +152,13 @@ class _Space(NamedTuple):
         values: by name.
         enter: notes the value of a name.
         done: the names that were noted.
+        apart: whether it is a file of a package apart, of which only code outside of such counts.
     """
 
     values: Any
     enter: Callable[[str, Any], None]
     done: set[str]
+    apart: bool = False
 
 
 class Survey:
@@ -224,6 +234,7 @@ class Survey:
         self.unwatched: dict[str, str] = {}
 
         self._names: set[str] = set()
+        self._outer_names: set[str] = set()  # of code that is in no package apart
         self._names_all = False
         self._seen: set[int] = {id(random), id(np.random)}
         self._kinds: dict[type, None] = dict.fromkeys(kinds)
@@ -237,6 +248,9 @@ class Survey:
         self._ways: defaultdict[int, list[tuple[str, int]]] = defaultdict(list)
         # What to do about an object if the code can name its way there.
         self._named: list[tuple[Any, Callable[[], None]]] = []
+        self._packages = {package(type(each).__module__) for each in module.modules()}
+        self._packages.update(package(kind.__module__) for kind in kinds)
+        self._apart: dict[int, bool] = {}  # files, by what `is_apart` says of them
         self._registered = {id(tensor) for tensor in chain(module.parameters(), module.buffers())}
 
         self._hooks("every module", global_hooks.__dict__, "_global")
@@ -560,11 +574,12 @@ class Survey:
 
     def _follow_code(self) -> None:
         """Walks classes, functions and globals until the code names nothing more."""
-        self._names.update(("forward", "__call__"))
+        for names in (self._names, self._outer_names):
+            names.update(("forward", "__call__"))
         known: dict[type, None] = {}
         called: set[type] = set()
         while True:
-            before = len(self._names), len(self._functions), len(self._kinds), len(self._spaces)
+            before = self._extent()
             called.update(map(type, self.modules))
             for kind in dict.fromkeys(chain.from_iterable(k.__mro__ for k in list(self._kinds))):
                 if kind not in known:
@@ -574,12 +589,17 @@ class Survey:
             for function in functions:
                 self._function(function)
             for space in list(self._spaces):
-                for name in sorted((space.values.keys() & self._names) - space.done):
+                names = self._outer_names if space.apart else self._names
+                for name in sorted((space.values.keys() & names) - space.done):
                     space.done.add(name)
                     space.enter(name, space.values[name])
-            after = len(self._names), len(self._functions), len(self._kinds), len(self._spaces)
-            if before == after and not self._functions:
+            if before == self._extent() and not self._functions:
                 return
+
+    def _extent(self) -> tuple[int, ...]:
+        """How much the walk has come to."""
+        found = (self._names, self._outer_names, self._functions, self._kinds, self._spaces)
+        return tuple(map(len, found))
 
     def _class(self, kind: type, *, called: bool) -> None:
         """Watches the namespace of a class; of torch's own only ``forward``, and by identity."""
@@ -591,6 +611,7 @@ class Survey:
             forward = kind.__dict__.get("forward")
             if isinstance(forward, FunctionType) and kind is not nn.Module:
                 self._names |= reach.names(forward.__code__)
+                self._outer_names |= reach.names(forward.__code__)
             return
         self.namespaces.append(kind)
         self.holders.append(Namespace(path, kind))
@@ -625,13 +646,17 @@ class Survey:
         if is_library(source):
             if not is_foreign(source):
                 self._names |= reach.names(code)
+                self._outer_names |= reach.names(code)
             for _, cell in cells:  # a decorator's, that holds a function of the user's
                 inner = cell_value(cell)
                 if isinstance(inner, FunctionType) and id(inner) not in self._seen:
                     self._seen.add(id(inner))
                     self._functions.append(inner)
             return
+        apart = "torch" not in reach.names(code) and self._is_apart(function.__globals__)
         self._names |= reach.names(code)
+        if not apart:
+            self._outer_names |= reach.names(code)
         self._names_all |= not reach.names(code).isdisjoint(_WHOLE)
         self.asks_class |= reach.asks_class(code)
         path = self._numbered(f"function {function.__qualname__}")
@@ -654,7 +679,14 @@ class Survey:
             elif value is not ABSENT:
                 self._attribute(path, name, value, None)
         for name, attribute in reach.global_names(code):
-            self._global(function.__globals__, name, attribute)
+            value = function.__globals__.get(name, ABSENT)
+            if not apart or value_fact(value) is not None or isinstance(value, _CONTAINERS):
+                self._global(function.__globals__, name, attribute)
+
+    def _is_apart(self, file: dict[str, Any]) -> bool:
+        if id(file) not in self._apart:
+            self._apart[id(file)] = is_apart(file, self._packages)
+        return self._apart[id(file)]
 
     def _global(self, file: dict[str, Any], name: str, attribute: str = "") -> None:
         """Watches a global, or the attribute that is taken of it where it is a module of Python.
@@ -703,7 +735,7 @@ class Survey:
             def enter(name: str, value: Any) -> None:
                 self._global(file, name)
 
-            self._spaces.append(_Space(file, enter, set()))
+            self._spaces.append(_Space(file, enter, set(), self._is_apart(file)))
 
 
 def _join(path: str, name: str) -> str:
