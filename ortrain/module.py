@@ -59,6 +59,9 @@ _METHODS = tuple(
 )
 
 
+# Classes that libraries of trainers ask a model for, by the file that has them.
+_ASKED_FOR = {"transformers.modeling_utils": "PreTrainedModel", "peft.peft_model": "PeftModel"}
+
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -187,13 +190,16 @@ class ORTModule(nn.Module):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """That of the module where it is one of transformers, whose trainers ask for it.
+        """That of the module where it is one of transformers or peft, whose trainers ask for it.
 
-        They save, and look for labels and a loss, as the class says; ``type(model)`` is ORTModule,
-        and so is ``isinstance(model, ORTModule)`` true as well.
+        They save, look for labels and a loss, and find the model within an adapter's, as the class
+        says; ``type(model)`` is ORTModule, and ``isinstance(model, ORTModule)`` is true as well.
         """
-        models, module = sys.modules.get("transformers.modeling_utils"), self.__dict__["_original"]
-        own = models is not None and isinstance(module, models.PreTrainedModel)
+        module = self.__dict__["_original"]
+        asked_for = (
+            getattr(sys.modules.get(package), name, None) for package, name in _ASKED_FOR.items()
+        )
+        own = any(isinstance(kind, type) and isinstance(module, kind) for kind in asked_for)
         return type(module) if own else type(self)
 
     def _get_name(self) -> str:
