@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from types import MethodType
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
+from ortrain.errors import OrtrainWarning
 
 
 class Classifier(nn.Module):
@@ -50,12 +52,12 @@ def counted(model: Any) -> list[int]:
     return calls
 
 
-def twins() -> tuple[Any, Any]:
+def twins(fallback: Any = "raise") -> tuple[Any, Any]:
     """One in PyTorch, and one with the same parameters as a graph."""
     torch.manual_seed(0)
     plain = Classifier()
     torch.manual_seed(0)
-    return plain, ORTModule(Classifier(), options=Options(engine="aten", fallback="raise"))
+    return plain, ORTModule(Classifier(), options=Options(engine="aten", fallback=fallback))
 
 
 def step(plain: Any, model: Any, *args: Any, **keywords: Any) -> str:
@@ -95,8 +97,9 @@ def test_one_that_takes_the_parts_of_the_module_itself_becomes_its_code() -> Non
 
 
 @pytest.mark.parametrize("order", ["ce", "ec", "ee"])
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
 def test_one_after_the_other_each_does_what_it_does_in_pytorch(order: str) -> None:
-    plain, model = twins()
+    plain, model = twins(fallback="torch")
     counts = []
     for each in (plain, model):
         own = []
@@ -157,6 +160,9 @@ def test_one_that_calls_the_wrapped_module_and_one_that_asks_the_wrapper_go_on_d
     for _ in range(3):
         torch.testing.assert_close(other(x), plain(x) * 2)
         other(x).sum().backward()
+    with pytest.warns(OrtrainWarning, match="was never called"):
+        del other
+        gc.collect()
 
 
 def test_one_that_is_wrapped_in_autocast_stays_so() -> None:
