@@ -129,6 +129,7 @@ _CLOCKS = {
     for unit in ("", "_ns")
 }
 GENERATORS = random.Random | np.random.Generator | np.random.RandomState | torch.Generator
+_BY_NAME = {"getattr", "hasattr"}
 _CONTAINERS = (*SEQUENCES, dict)
 _MEMO = type(functools.lru_cache(lambda: None))
 # Methods that no call of a forward runs.
@@ -251,6 +252,7 @@ class Survey:
         self._packages = {package(type(each).__module__) for each in module.modules()}
         self._packages.update(package(kind.__module__) for kind in kinds)
         self._apart: dict[int, bool] = {}  # files, by what `is_apart` says of them
+        self._by_name = False  # whether code of the user's asks for attributes by their names
         self._registered = {id(tensor) for tensor in chain(module.parameters(), module.buffers())}
 
         self._hooks("every module", global_hooks.__dict__, "_global")
@@ -267,6 +269,7 @@ class Survey:
         for value, note in self._named:
             if id(value) in named:
                 note()
+        self._attributes_of_tensors()
         for name in sorted(_SETTINGS_OF_TORCH.keys() & self._names):
             ask = _SETTINGS_OF_TORCH[name]
             self.elements.append(ask)
@@ -313,6 +316,23 @@ class Survey:
                 self.tensors.append(tensor)
                 self.facts[path, name] = tensor_fact(role, tensor)
         self._order(path, f"{role}s", entries)
+
+    def _attributes_of_tensors(self) -> None:
+        """Notes what Python code has put on tensors, as mup does on weights, where code names it.
+
+        Code that asks for one by its name, and goes on without, may find it at the next call.
+        """
+        tensors = list({id(each): each for each in self.tensors}.values())
+        named = frozenset(self._names - vars(Tensor).keys())
+        if self._by_name or any(not named.isdisjoint(each.__dict__) for each in tensors):
+            self.elements.append(partial(_attributes, tensors, named))
+            for (path, name), fact in list(self.facts.items()):
+                if isinstance(fact.object, Tensor):
+                    for key in sorted(named.intersection(fact.object.__dict__)):
+                        value = fact.object.__dict__[key]
+                        self.facts[path, f"{name}.{key}"] = value_fact(value) or Fact(
+                            "object", object=value, text=short(value)
+                        )
 
     def _order(self, path: str, role: str, entries: dict[str, Any]) -> None:
         """Notes in which order a container, or a loop over names, goes through what there is."""
@@ -653,6 +673,7 @@ class Survey:
                     self._seen.add(id(inner))
                     self._functions.append(inner)
             return
+        self._by_name |= not reach.names(code).isdisjoint(_BY_NAME)
         apart = "torch" not in reach.names(code) and self._is_apart(function.__globals__)
         self._names |= reach.names(code)
         if not apart:
@@ -736,6 +757,24 @@ class Survey:
                 self._global(file, name)
 
             self._spaces.append(_Space(file, enter, set(), self._is_apart(file)))
+
+
+def _attributes(tensors: Iterable[Tensor], named: frozenset[str]) -> Hashable:
+    """What there is on tensors under some names: 0.1 us a tensor."""
+    return tuple(
+        (index, key, _told_apart(value))
+        for index, each in enumerate(tensors)
+        if each.__dict__
+        for key, value in each.__dict__.items()
+        if key in named
+    )
+
+
+def _told_apart(value: Any) -> Hashable:
+    if isinstance(value, Tensor):
+        return id(value), constant_state(value)
+    held = frozen(value)
+    return id(value) if held is MIXED else held
 
 
 def _join(path: str, name: str) -> str:

@@ -19,6 +19,7 @@ from ortrain.module_state.class_table import ClassTables
 from ortrain.module_state.fact import AROUND, plain
 from ortrain.module_state.holder import Attributes, Elements, Holder, Memo, Named
 from ortrain.module_state.hooks import HOOKS, watched_hooks, weighed_attributes
+from ortrain.module_state.stand_in import bear_attributes, standing_in
 from ortrain.module_state.survey import Survey
 from ortrain.module_state.value import ABSENT, MIXED, frozen, same
 
@@ -133,7 +134,7 @@ def _call_aside(
 
     with untouched(module):
         args, kwargs = pytree.tree_map_only(torch.Tensor, copied, (args, kwargs))
-        return torch.func.functional_call(module, state, args, kwargs)
+        return torch.func.functional_call(module, standing_in(module, state), args, kwargs)
 
 
 def call_without_contents(
@@ -151,6 +152,7 @@ def call_without_contents(
     state, args, kwargs = pytree.tree_map_only(
         torch.Tensor, mode.from_tensor, (state, args, kwargs)
     )
+    standing_in(module, state)
     with mode, watching:
         torch.func.functional_call(module, state, args, kwargs)
 
@@ -238,6 +240,13 @@ def watched(
     contents = [each.read() for each in elements]
     states = _states_of(survey)
     tables = ClassTables(others)
+    held_tensors = [
+        (registry, name, tensor)
+        for each in survey.modules
+        for registry in (each._parameters, each._buffers)
+        for name, tensor in registry.items()
+        if tensor is not None and tensor.__dict__
+    ]
     begun: list[tuple[list[Any], list[_Registries]]] = []
 
     def begin(*_: object) -> None:
@@ -246,6 +255,8 @@ def watched(
                 ([each.read() for each in others], [_Registries.of(m) for m in survey.modules])
             )
             tables.lend()
+            pairs = ((registry.get(name), tensor) for registry, name, tensor in held_tensors)
+            bear_attributes((now, tensor) for now, tensor in pairs if now is not None)
 
     def end(*_: object) -> None:
         held, registries = begun.pop()
