@@ -330,8 +330,9 @@ class Survey:
                 if isinstance(fact.object, Tensor):
                     for key in sorted(named.intersection(fact.object.__dict__)):
                         value = fact.object.__dict__[key]
+                        state = constant_state(value) if isinstance(value, Tensor) else None
                         self.facts[path, f"{name}.{key}"] = value_fact(value) or Fact(
-                            "object", object=value, text=short(value)
+                            "object", state, object=value, text=short(value)
                         )
 
     def _order(self, path: str, role: str, entries: dict[str, Any]) -> None:
