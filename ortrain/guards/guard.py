@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
@@ -174,6 +174,7 @@ class Guard:
         "_module",
         "_modules",
         "_moving",
+        "_names_on_tensors",
         "_owner_versions",
         "_owners",
         "_parameters",
@@ -242,6 +243,14 @@ class Guard:
             return None
         return self._diagnose()
 
+    def read_of(self, tensors: Iterable[Tensor]) -> str:
+        """What Python code has put on tensors of a call that the module's code names, if any."""
+        for tensor in tensors:
+            for name in tensor.__dict__:
+                if name in self._names_on_tensors:
+                    return name
+        return ""
+
     def numbers_changed(self) -> set[Attribute] | None:
         """The numbers in which the module differs from this state; None where more is different."""
         names = {id(each): name for name, each in self._module.named_modules()}
@@ -288,6 +297,7 @@ class Guard:
         """Remember a survey, and in the form in which each kind of thing is compared fastest."""
         self._facts = survey.facts
         self.reads_past = survey.reads_past
+        self._names_on_tensors = survey.names_on_tensors
         self._modules = survey.modules
         self._types = [type(module) for module in survey.modules]
         self._parameters = list(self._module.parameters())

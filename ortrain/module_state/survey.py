@@ -199,6 +199,7 @@ class Survey:
         reads_trainable: whether the code reads ``requires_grad``, or what follows from it.
         asks_class: whether the code may ask of which class a value is, other than by isinstance.
         reads_past: whether the code may read attributes past ``__getattribute__``.
+        names_on_tensors: those that the code names and that are none of every tensor's.
     """
 
     def __init__(
@@ -269,6 +270,8 @@ class Survey:
         for value, note in self._named:
             if id(value) in named:
                 note()
+        # Under which Python code may have put something on a tensor.
+        self.names_on_tensors = frozenset(self._names - vars(Tensor).keys())
         self._attributes_of_tensors()
         for name in sorted(_SETTINGS_OF_TORCH.keys() & self._names):
             ask = _SETTINGS_OF_TORCH[name]
@@ -323,7 +326,7 @@ class Survey:
         Code that asks for one by its name, and goes on without, may find it at the next call.
         """
         tensors = list({id(each): each for each in self.tensors}.values())
-        named = frozenset(self._names - vars(Tensor).keys())
+        named = self.names_on_tensors
         if self._by_name or any(not named.isdisjoint(each.__dict__) for each in tensors):
             self.elements.append(partial(_attributes, tensors, named))
             for (path, name), fact in list(self.facts.items()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
 import random
 from collections.abc import Collection, Iterator
@@ -31,6 +32,12 @@ FREE = {
     "_flat_weight_refs",
     "_output_capturing_hooks_installed",
 } - {"training"}
+
+
+@functools.cache
+def _of_every_stand_in() -> frozenset[str]:
+    with FakeTensorMode():
+        return frozenset(torch.empty(1).__dict__)
 
 
 @contextlib.contextmanager
@@ -247,25 +254,32 @@ def watched(
         for name, tensor in registry.items()
         if tensor is not None and tensor.__dict__
     ]
-    begun: list[tuple[list[Any], list[_Registries]]] = []
+    begun: list[tuple[list[Any], list[_Registries], dict[int, frozenset[str]]]] = []
 
-    def begin(*_: object) -> None:
+    def begin(_: object, *given: object) -> None:
         with torch._C.DisableTorchFunction():
-            begun.append(
-                ([each.read() for each in others], [_Registries.of(m) for m in survey.modules])
-            )
+            registries = [_Registries.of(m) for m in survey.modules]
+            before = {id(tensor): frozenset(tensor.__dict__) for tensor in _tensors(given)}
+            begun.append(([each.read() for each in others], registries, before))
             tables.lend()
             pairs = ((registry.get(name), tensor) for registry, name, tensor in held_tensors)
             bear_attributes((now, tensor) for now, tensor in pairs if now is not None)
 
-    def end(*_: object) -> None:
-        held, registries = begun.pop()
+    def end(_: object, *given: object) -> None:
+        held, registries, marks = begun.pop()
         with torch._C.DisableTorchFunction():
             tables.take_back()
             for holder, before in zip(others, held, strict=True):
                 _compare(holder, before, effects)
             for path, each, before in zip(_paths(survey), survey.modules, registries, strict=True):
                 before.compare(path, _Registries.of(each), effects)
+            marked = {
+                f"a tensor.{name}"
+                for tensor in _tensors(given)
+                for name in tensor.__dict__.keys() & survey.names_on_tensors
+                if name not in marks.get(id(tensor), _of_every_stand_in())
+            }
+            effects.assigned.extend(sorted(marked))
         for name, state in _states_of(survey).items():
             if state != states[name]:
                 effects.drawn.append(_shown(name))
@@ -277,7 +291,10 @@ def watched(
         for holder, before in zip(elements, contents, strict=True):
             effects.filled.extend(_shown(path) for path in holder.changed(before))
 
-    handles = [module.register_forward_pre_hook(begin), module.register_forward_hook(end)]
+    handles = [
+        module.register_forward_pre_hook(begin, with_kwargs=True),
+        module.register_forward_hook(end, with_kwargs=True),
+    ]
     try:
         yield effects
     finally:
@@ -286,6 +303,10 @@ def watched(
         tables.take_back()
         if traced:
             look()
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor))
 
 
 def _compare(holder: Holder, before: Any, effects: Effects) -> None:

@@ -138,3 +138,72 @@ def test_what_no_code_names_costs_nothing() -> None:
         module.linear.weight.noted_by_a_script = step  # type: ignore[attr-defined]
     assert model.report.captures == 1
     assert model.report.graph_calls == 4
+
+
+def _reads(x: Tensor) -> Tensor:
+    return x * getattr(x, "gain", 1.0)
+
+
+def _marks_input(x: Tensor) -> Tensor:
+    x.seen = True  # type: ignore[attr-defined]
+    return x
+
+
+def _marks_output(x: Tensor) -> Tensor:
+    y = x * 2
+    y.scaled_by = 2  # type: ignore[attr-defined]
+    return y
+
+
+class Around(nn.Module):
+    """A function of tensors, of which a layer has made one."""
+
+    def __init__(self, before: Any, after: Any) -> None:
+        super().__init__()
+        self.linear, self.before, self.after = nn.Linear(4, 4), before, after
+
+    def forward(self, x: Tensor) -> Any:
+        return self.after(self.linear(self.before(x)))
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(_reads, _same), (_marks_input, _same), (_same, _marks_output)],
+    ids=["read of an argument", "written to an argument", "written to a result"],
+)
+def test_attributes_of_arguments_and_results_are_those_that_pytorch_has(
+    before: Any, after: Any, engine: Any
+) -> None:
+    torch.manual_seed(0)
+    plain, module = (Around(before, after) for _ in range(2))
+    module.load_state_dict(plain.state_dict())
+    model = ORTModule(module, options=Options(engine=engine))
+    for step in range(4):
+        x, found = torch.randn(3, 4), []
+        for each in (plain, model):
+            given = x.clone()
+            if step >= 2:
+                given.gain = float(step)  # type: ignore[attr-defined]
+            output = each(given)
+            output.sum().backward()
+            marks = getattr(given, "seen", None), getattr(output, "scaled_by", None)
+            found.append((output.detach(), marks))
+        torch.testing.assert_close(found[0][0], found[1][0])
+        assert found[0][1] == found[1][1]
+    if before is _reads:
+        assert model.report.graph_calls == 2
+        assert "'gain'" in model.report.reason
+
+
+def test_attributes_of_arguments_that_no_code_names_are_nothing_to_a_graph() -> None:
+    model = ORTModule(Around(_same, _same), options=Options(engine="aten", fallback="raise"))
+    for step in range(3):
+        x = torch.randn(3, 4)
+        x.number_of_the_batch = step  # type: ignore[attr-defined]
+        model(x).sum().backward()
+    assert model.report.graph_calls == 3
