@@ -15,12 +15,14 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import chain
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ortrain.assigned_forward import Entry, fits, is_bound_to, watched
 from ortrain.config import DebugOptions, LogLevel, Options
 from ortrain.errors import OrtrainWarning
 from ortrain.json_config import settings_from_environment
@@ -58,6 +60,9 @@ _METHODS = tuple(
     if callable(value) and not name.startswith("_") and name != "forward"
 )
 
+
+# Classes that libraries of trainers ask a model for, by the file that has them.
+_ASKED_FOR = {"transformers.modeling_utils": "PreTrainedModel", "peft.peft_model": "PeftModel"}
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -112,7 +117,8 @@ class ORTModule(nn.Module):
         with contextlib.suppress(TypeError, ValueError):  # some callables written in C have none
             own["__signature__"] = inspect.signature(module.forward)
         if type(self).forward is ORTModule.forward:
-            own["forward"] = _entry(own["_runner"], module.forward)
+            own["_entries"] = [_entry(own["_runner"], module.forward)]
+            own["forward"] = own["_entries"][0].function
         # Methods of nn.Module that the module's class has made its own are its own here too.
         for name in _METHODS:
             if _overrides(type(module), name) and not _overrides(type(self), name):
@@ -187,13 +193,16 @@ class ORTModule(nn.Module):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """That of the module where it is one of transformers, whose trainers ask for it.
+        """That of the module where it is one of transformers or peft, whose trainers ask for it.
 
-        They save, and look for labels and a loss, as the class says; ``type(model)`` is ORTModule,
-        and so is ``isinstance(model, ORTModule)`` true as well.
+        They save, look for labels and a loss, and find the model within an adapter's, as the class
+        says; ``type(model)`` is ORTModule, and ``isinstance(model, ORTModule)`` is true as well.
         """
-        models, module = sys.modules.get("transformers.modeling_utils"), self.__dict__["_original"]
-        own = models is not None and isinstance(module, models.PreTrainedModel)
+        module = self.__dict__["_original"]
+        asked_for = (
+            getattr(sys.modules.get(package), name, None) for package, name in _ASKED_FOR.items()
+        )
+        own = any(isinstance(kind, type) and isinstance(module, kind) for kind in asked_for)
         return type(module) if own else type(self)
 
     def _get_name(self) -> str:
@@ -209,7 +218,9 @@ class ORTModule(nn.Module):
         return methods.get(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OWN or name in _FORWARD:
+        if name == "forward":
+            self._take_forward(value)
+        elif name in _OWN or name in _FORWARD:
             self.__dict__[name] = value
         elif name in _SHARED:
             self.__dict__[name] = self.module.__dict__[name] = value
@@ -219,10 +230,36 @@ class ORTModule(nn.Module):
             setattr(self.__dict__["_original"], name, value)
 
     def __delattr__(self, name: str) -> None:
-        if name in _FORWARD and name in self.__dict__:
+        if name == "forward" and "_entries" in self.__dict__:
+            self._take_forward(self.__dict__["_entries"][0].function)
+        elif name in _FORWARD and name in self.__dict__:
             del self.__dict__[name]
         else:
             delattr(self.__dict__["_original"], name)
+
+    def _take_forward(self, forward: Any) -> None:
+        """Puts another forward in place; see :mod:`ortrain.assigned_forward`."""
+        entries: list[Entry] = self.__dict__.get("_entries", [])
+        # accelerate binds what it takes off its wrappers again, as if it were the class's function.
+        found = getattr(forward, "__func__", None)
+        if any(found is each.function for each in entries):
+            forward = found
+        if any(forward is each.function for each in entries):  # one that was in place before
+            while entries[-1].function is not forward:
+                entries.pop()
+                entries[-1].give_back(self.module)
+        elif entries and is_bound_to(forward, self):
+            function = forward.__func__
+            if fits(function, ORTModule, self.module):
+                forward = MethodType(watched(function, entries[-1], ORTModule._adopt), self)
+        self.__dict__["forward"] = forward
+
+    def _adopt(self, function: FunctionType) -> None:
+        """Makes a function the module's own forward."""
+        entries: list[Entry] = self.__dict__["_entries"]
+        entries[-1].give_way(self.module, function)
+        entries.append(_entry(self.__dict__["_runner"], self.module.forward))
+        self.__dict__["forward"] = entries[-1].function
 
     def __getitem__(self, index: Any) -> Any:
         return self.__dict__["_original"][index]
@@ -305,15 +342,14 @@ class ORTModule(nn.Module):
         return {name: value for name in _OWN if (value := self.__dict__[name])}
 
 
-def _entry(runner: Runner, forward: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(forward)
-    def call(*args: Any, **kwargs: Any) -> Any:
+def _entry(runner: Runner, forward: Callable[..., Any]) -> Entry:
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.compiler.is_compiling():
             # torch.compile around ORTModule would trace the runner, and capture and build with it.
             return torch.compiler.disable(_call)(runner, args, kwargs)
         return _call(runner, args, kwargs)
 
-    return call
+    return Entry(forward, run)
 
 
 def _call(runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -32,7 +32,7 @@ LAYERS = """
     runtime.reference runtime.onnxruntime runtime.aten
     runtime.regions runtime.engines
     step
-    methods
+    methods assigned_forward
     module
     explanation deploy
     optim data hooks hierarchical

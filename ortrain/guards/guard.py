@@ -56,8 +56,9 @@ from ortrain.module_state.fact import (
     sentence,
     value_fact,
 )
-from ortrain.module_state.holder import cell_value, memo_state, slot_value, slots_of
+from ortrain.module_state.holder import cell_value, slot_value, slots_of
 from ortrain.module_state.hooks import HOOKS, untraced_hooks
+from ortrain.module_state.memo import memo_state
 from ortrain.module_state.survey import Survey
 from ortrain.module_state.value import ABSENT, elements, entries, same
 
@@ -178,6 +179,7 @@ class Guard:
         "_module",
         "_modules",
         "_moving",
+        "_names_on_tensors",
         "_namespaces",
         "_owner_versions",
         "_owners",
@@ -275,6 +277,14 @@ class Guard:
         }
         return moved | self._unread.get(owner, set())
 
+    def read_of(self, tensors: Iterable[Tensor]) -> str:
+        """What Python code has put on tensors of a call that the module's code names, if any."""
+        for tensor in tensors:
+            for name in tensor.__dict__:
+                if name in self._names_on_tensors:
+                    return name
+        return ""
+
     def numbers_changed(self) -> set[Attribute] | None:
         """The numbers in which the module differs from this state; None where more is different."""
         names = {id(each): name for name, each in self._module.named_modules()}
@@ -321,6 +331,7 @@ class Guard:
         """Remember a survey, and in the form in which each kind of thing is compared fastest."""
         self._facts = survey.facts
         self.reads_past = survey.reads_past
+        self._names_on_tensors = survey.names_on_tensors
         self._modules = survey.modules
         self._types = [type(module) for module in survey.modules]
         self._parameters = list(self._module.parameters())

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from ortrain.module_state.stand_in import bear_attributes
+
 PARAMETERS, BUFFERS = "_parameters", "_buffers"
 
 
@@ -70,6 +72,7 @@ def instead(parameters: Sequence[Parameter], tensors: Sequence[Tensor]) -> Itera
     """Other tensors in the places of a module's parameters."""
     owners: dict[nn.Module, None] = {}
     for parameter, tensor in zip(parameters, tensors, strict=True):
+        bear_attributes([(tensor, parameter.tensor)])
         for owner, name in parameter.places:
             owner.__dict__[parameter.registry][name] = tensor
             owners[owner] = None

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ortrain.module_state.memo import grew, grew_by_stand_ins, kept_results, memo_state
 from ortrain.module_state.value import ABSENT, elements, entries, same
 
 
@@ -349,21 +350,21 @@ class Memo(Container):
 
     __slots__ = ()
 
-    def _read(self) -> tuple[int, int]:
-        return memo_state(self.object)
+    def _read(self) -> tuple[tuple[int, int], dict[int, Any]]:
+        return memo_state(self.object), kept_results(self.object)
 
-    def _write(self, held: tuple[int, int]) -> None:
+    def _write(self, held: tuple[tuple[int, int], dict[int, Any]]) -> None:
         if not self._holds(held):
             self.object.cache_clear()  # no single result can be removed
 
-    def _holds(self, held: tuple[int, int]) -> bool:
-        return memo_state(self.object) == held
+    def _holds(self, held: tuple[tuple[int, int], dict[int, Any]]) -> bool:
+        before, results = held
+        return memo_state(self.object) == before and not grew_by_stand_ins(self.object, results)
 
-
-def memo_state(function: Any) -> tuple[int, int]:
-    """How many results were ever made, and how many are kept."""
-    info = function.cache_info()
-    return info.misses, info.currsize
+    def forget(self, held: tuple[tuple[int, int], dict[int, Any]]) -> None:
+        """Empties a memo that has any new result."""
+        if grew(self.object, held[1]):
+            self.object.cache_clear()
 
 
 def container(path: str, value: Any) -> Holder | None:

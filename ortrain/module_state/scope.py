@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import logging
 import operator
 import sys
 import threading
 from collections import namedtuple
+from collections.abc import Collection, Mapping
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
     CodeType,
+    FunctionType,
     GenericAlias,
     GetSetDescriptorType,
     MemberDescriptorType,
     MethodDescriptorType,
     MethodWrapperType,
+    ModuleType,
     UnionType,
     WrapperDescriptorType,
 )
@@ -80,6 +85,35 @@ def is_library(name: str) -> bool:
 def is_foreign(name: str) -> bool:
     """Whether the classes of a module of Python are not watched either."""
     return package(name) in _FOREIGN
+
+
+def is_apart(file: Mapping[str, Any], own: Collection[str]) -> bool:
+    """Whether a file is of an installed package that knows nothing of PyTorch.
+
+    What its functions are given they work on; of what they keep for themselves only what they name
+    right there is watched. einx stands on the whole of sympy: 13,000 functions, 5 s a survey.
+
+    Args:
+        file: the globals of a module of Python.
+        own: packages that the watched module's own classes are in, which are never apart.
+    """
+    name = package(str(file.get("__name__")))
+    if name in own or name not in _installed():
+        return False
+    return not any(map(_is_of_torch, list(file.values())))
+
+
+@functools.cache
+def _installed() -> frozenset[str]:
+    """The packages of installed distributions: 0.3 s for a hundred, once a process."""
+    return frozenset(importlib.metadata.packages_distributions()) | {"pkg_resources"}
+
+
+def _is_of_torch(value: Any) -> bool:
+    if isinstance(value, ModuleType):
+        return package(value.__name__) == "torch"
+    kind = value if isinstance(value, type | FunctionType) else type(value)
+    return package(str(kind.__module__)) == "torch"
 
 
 def is_plain(value: Any) -> bool:

@@ -56,13 +56,20 @@ from ortrain.module_state.holder import (
     Slots,
     cell_value,
     container,
-    memo_state,
     reader,
     slot_value,
     slots_of,
 )
 from ortrain.module_state.hooks import HOOK_FLAGS, HOOKS, watched_hooks, weighed_attributes
-from ortrain.module_state.scope import is_constant, is_foreign, is_library, is_plain
+from ortrain.module_state.memo import memo_state
+from ortrain.module_state.scope import (
+    is_apart,
+    is_constant,
+    is_foreign,
+    is_library,
+    is_plain,
+    package,
+)
 from ortrain.module_state.value import (
     ABSENT,
     MIXED,
@@ -131,6 +138,8 @@ _CLOCKS = {
     for unit in ("", "_ns")
 }
 GENERATORS = random.Random | np.random.Generator | np.random.RandomState | torch.Generator
+_BY_NAME = {"getattr", "hasattr"}
+_CONTAINERS = (*SEQUENCES, dict)
 _MEMO = type(functools.lru_cache(lambda: None))
 # Methods that no call of a forward runs.
 _IDLE_METHODS = {
@@ -153,11 +162,13 @@ class _Space(NamedTuple):
         values: by name.
         enter: notes the value of a name.
         done: the names that were noted.
+        apart: whether it is a file of a package apart, of which only code outside of such counts.
     """
 
     values: Any
     enter: Callable[[str, Any], None]
     done: set[str]
+    apart: bool = False
 
 
 class Survey:
@@ -197,6 +208,7 @@ class Survey:
         reads_trainable: whether the code reads ``requires_grad``, or what follows from it.
         asks_class: whether the code may ask of which class a value is, other than by isinstance.
         reads_past: whether the code may read attributes past ``__getattribute__``.
+        names_on_tensors: those that the code names and that are none of every tensor's.
     """
 
     def __init__(
@@ -233,6 +245,7 @@ class Survey:
         self.unwatched: dict[str, str] = {}
 
         self._names: set[str] = set()
+        self._outer_names: set[str] = set()  # of code that is in no package apart
         self._names_all = False
         self._seen: set[int] = {id(random), id(np.random)}
         self._kinds: dict[type, None] = dict.fromkeys(kinds)
@@ -246,6 +259,10 @@ class Survey:
         self._ways: defaultdict[int, list[tuple[str, int]]] = defaultdict(list)
         # What to do about an object if the code can name its way there.
         self._named: list[tuple[Any, Callable[[], None]]] = []
+        self._packages = {package(type(each).__module__) for each in module.modules()}
+        self._packages.update(package(kind.__module__) for kind in kinds)
+        self._apart: dict[int, bool] = {}  # files, by what `is_apart` says of them
+        self._by_name = False  # whether code of the user's asks for attributes by their names
         self._registered = {id(tensor) for tensor in chain(module.parameters(), module.buffers())}
 
         self._hooks("every module", global_hooks.__dict__, "_global")
@@ -262,6 +279,9 @@ class Survey:
         for value, note in self._named:
             if id(value) in named:
                 note()
+        # Under which Python code may have put something on a tensor.
+        self.names_on_tensors = frozenset(self._names - vars(Tensor).keys())
+        self._attributes_of_tensors()
         for name in sorted(_SETTINGS_OF_TORCH.keys() & self._names):
             ask = _SETTINGS_OF_TORCH[name]
             self.elements.append(ask)
@@ -308,6 +328,24 @@ class Survey:
                 self.tensors.append(tensor)
                 self.facts[path, name] = tensor_fact(role, tensor)
         self._order(path, f"{role}s", entries)
+
+    def _attributes_of_tensors(self) -> None:
+        """Notes what Python code has put on tensors, as mup does on weights, where code names it.
+
+        Code that asks for one by its name, and goes on without, may find it at the next call.
+        """
+        tensors = list({id(each): each for each in self.tensors}.values())
+        named = self.names_on_tensors
+        if self._by_name or any(not named.isdisjoint(each.__dict__) for each in tensors):
+            self.elements.append(partial(_attributes, tensors, named))
+            for (path, name), fact in list(self.facts.items()):
+                if isinstance(fact.object, Tensor):
+                    for key in sorted(named.intersection(fact.object.__dict__)):
+                        value = fact.object.__dict__[key]
+                        state = constant_state(value) if isinstance(value, Tensor) else None
+                        self.facts[path, f"{name}.{key}"] = value_fact(value) or Fact(
+                            "object", state, object=value, text=short(value)
+                        )
 
     def _order(self, path: str, role: str, entries: dict[str, Any]) -> None:
         """Notes in which order a container, or a loop over names, goes through what there is."""
@@ -545,7 +583,7 @@ class Survey:
             self.facts[path, f"{name}.cache"] = Fact(
                 "value",
                 memo_state(function),
-                text="{} results made, {} kept".format(*memo_state(function)),
+                text="emptied {} times, {} results dropped".format(*memo_state(function)),
             )
 
         self._named.append((function, note))
@@ -572,11 +610,12 @@ class Survey:
 
     def _follow_code(self) -> None:
         """Walks classes, functions and globals until the code names nothing more."""
-        self._names.update(("forward", "__call__"))
+        for names in (self._names, self._outer_names):
+            names.update(("forward", "__call__"))
         known: dict[type, None] = {}
         called: set[type] = set()
         while True:
-            before = len(self._names), len(self._functions), len(self._kinds), len(self._spaces)
+            before = self._extent()
             called.update(map(type, self.modules))
             for kind in dict.fromkeys(chain.from_iterable(k.__mro__ for k in list(self._kinds))):
                 if kind not in known:
@@ -586,12 +625,17 @@ class Survey:
             for function in functions:
                 self._function(function)
             for space in list(self._spaces):
-                for name in sorted((space.values.keys() & self._names) - space.done):
+                names = self._outer_names if space.apart else self._names
+                for name in sorted((space.values.keys() & names) - space.done):
                     space.done.add(name)
                     space.enter(name, space.values[name])
-            after = len(self._names), len(self._functions), len(self._kinds), len(self._spaces)
-            if before == after and not self._functions:
+            if before == self._extent() and not self._functions:
                 return
+
+    def _extent(self) -> tuple[int, ...]:
+        """How much the walk has come to."""
+        found = (self._names, self._outer_names, self._functions, self._kinds, self._spaces)
+        return tuple(map(len, found))
 
     def _class(self, kind: type, *, called: bool) -> None:
         """Watches the namespace of a class; of torch's own only ``forward``, and by identity."""
@@ -603,6 +647,7 @@ class Survey:
             forward = kind.__dict__.get("forward")
             if isinstance(forward, FunctionType) and kind is not nn.Module:
                 self._names |= reach.names(forward.__code__)
+                self._outer_names |= reach.names(forward.__code__)
             return
         self.namespaces.append(kind)
         self.holders.append(Namespace(path, kind))
@@ -637,13 +682,18 @@ class Survey:
         if is_library(source):
             if not is_foreign(source):
                 self._names |= reach.names(code)
+                self._outer_names |= reach.names(code)
             for _, cell in cells:  # a decorator's, that holds a function of the user's
                 inner = cell_value(cell)
                 if isinstance(inner, FunctionType) and id(inner) not in self._seen:
                     self._seen.add(id(inner))
                     self._functions.append(inner)
             return
+        self._by_name |= not reach.names(code).isdisjoint(_BY_NAME)
+        apart = "torch" not in reach.names(code) and self._is_apart(function.__globals__)
         self._names |= reach.names(code)
+        if not apart:
+            self._outer_names |= reach.names(code)
         self._names_all |= not reach.names(code).isdisjoint(_WHOLE)
         self.asks_class |= reach.asks_class(code)
         path = self._numbered(f"function {function.__qualname__}")
@@ -666,7 +716,14 @@ class Survey:
             elif value is not ABSENT:
                 self._attribute(path, name, value, None)
         for name, attribute in reach.global_names(code):
-            self._global(function.__globals__, name, attribute)
+            value = function.__globals__.get(name, ABSENT)
+            if not apart or value_fact(value) is not None or isinstance(value, _CONTAINERS):
+                self._global(function.__globals__, name, attribute)
+
+    def _is_apart(self, file: dict[str, Any]) -> bool:
+        if id(file) not in self._apart:
+            self._apart[id(file)] = is_apart(file, self._packages)
+        return self._apart[id(file)]
 
     def _global(self, file: dict[str, Any], name: str, attribute: str = "") -> None:
         """Watches a global, or the attribute that is taken of it where it is a module of Python.
@@ -715,7 +772,25 @@ class Survey:
             def enter(name: str, value: Any) -> None:
                 self._global(file, name)
 
-            self._spaces.append(_Space(file, enter, set()))
+            self._spaces.append(_Space(file, enter, set(), self._is_apart(file)))
+
+
+def _attributes(tensors: Iterable[Tensor], named: frozenset[str]) -> Hashable:
+    """What there is on tensors under some names: 0.1 us a tensor."""
+    return tuple(
+        (index, key, _told_apart(value))
+        for index, each in enumerate(tensors)
+        if each.__dict__
+        for key, value in each.__dict__.items()
+        if key in named
+    )
+
+
+def _told_apart(value: Any) -> Hashable:
+    if isinstance(value, Tensor):
+        return id(value), constant_state(value)
+    held = frozen(value)
+    return id(value) if held is MIXED else held
 
 
 def _join(path: str, name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
 import random
 from collections.abc import Collection, Iterator
@@ -16,9 +17,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from ortrain.module_state.aliases import Aliases
+from ortrain.module_state.class_table import ClassTables
 from ortrain.module_state.fact import AROUND, plain
-from ortrain.module_state.holder import Attributes, Elements, Holder, Named
+from ortrain.module_state.holder import Attributes, Elements, Holder, Memo, Named
 from ortrain.module_state.hooks import HOOKS, watched_hooks, weighed_attributes
+from ortrain.module_state.stand_in import bear_attributes, standing_in
 from ortrain.module_state.survey import Survey
 from ortrain.module_state.value import ABSENT, MIXED, frozen, same
 
@@ -32,6 +35,12 @@ FREE = {
 } - {"training"}
 
 
+@functools.cache
+def _of_every_stand_in() -> frozenset[str]:
+    with FakeTensorMode():
+        return frozenset(torch.empty(1).__dict__)
+
+
 @contextlib.contextmanager
 def untouched(module: torch.nn.Module) -> Iterator[None]:
     """Restores random states and all of a module's state but parameters and buffers.
@@ -43,6 +52,7 @@ def untouched(module: torch.nn.Module) -> Iterator[None]:
     """
     survey = Survey(module)
     held = [each.read() for each in survey.holders]
+    generators = _states_of(survey) if survey.memos else {}
     registries = [
         (each, name, dict(each.__dict__[name]))
         for each in survey.modules
@@ -53,10 +63,38 @@ def untouched(module: torch.nn.Module) -> Iterator[None]:
             with Aliases(module, survey).followed():
                 yield
         finally:
+            if survey.memos:
+                _forget_results(survey, held, generators)
             for holder, before in zip(survey.holders, held, strict=True):
                 holder.write(before)
             for each, name, entries in registries:
                 _refill(each.__dict__[name], entries)
+
+
+def _forget_results(survey: Survey, held: list[Any], generators: dict[str, bytes]) -> None:
+    """Empties the memos that have grown, where anything is put back that their functions may do.
+
+    The function of a result that is kept does not run again: what it draws, or notes elsewhere,
+    would never come to be.
+    """
+    effects = Effects()
+    for holder, before in zip(survey.holders, held, strict=True):
+        if not isinstance(holder, Memo):
+            _compare(holder, before, effects)
+    if effects.none and _states_of(survey) == generators:
+        return
+    for holder, before in zip(survey.holders, held, strict=True):
+        if isinstance(holder, Memo):
+            holder.forget(before)
+
+
+def _states_of(survey: Survey) -> dict[str, bytes]:
+    """The states of Python's and numpy's generators: of torch's own a trace has the draws."""
+    return {
+        name: pickle.dumps(generator_state(each))
+        for name, each in survey.generators.items()
+        if not isinstance(each, torch.Generator)
+    }
 
 
 def _unhooked() -> contextlib.AbstractContextManager[Any]:
@@ -107,7 +145,7 @@ def _call_aside(
 
     with untouched(module):
         args, kwargs = pytree.tree_map_only(torch.Tensor, copied, (args, kwargs))
-        return torch.func.functional_call(module, state, args, kwargs)
+        return torch.func.functional_call(module, standing_in(module, state), args, kwargs)
 
 
 def call_without_contents(
@@ -125,6 +163,7 @@ def call_without_contents(
     state, args, kwargs = pytree.tree_map_only(
         torch.Tensor, mode.from_tensor, (state, args, kwargs)
     )
+    standing_in(module, state)
     with mode, watching:
         torch.func.functional_call(module, state, args, kwargs)
 
@@ -210,28 +249,45 @@ def watched(
     elements = [each for each in survey.holders if isinstance(each, Elements)]
     others = [each for each in survey.holders if not isinstance(each, Elements)]
     contents = [each.read() for each in elements]
-    # Of torch's own a trace has the draws.
-    generators = {n: g for n, g in survey.generators.items() if not isinstance(g, torch.Generator)}
-    states = {name: pickle.dumps(generator_state(each)) for name, each in generators.items()}
-    begun: list[tuple[list[Any], list[_Registries]]] = []
+    states = _states_of(survey)
+    tables = ClassTables(others)
+    held_tensors = [
+        (registry, name, tensor)
+        for each in survey.modules
+        for registry in (each._parameters, each._buffers)
+        for name, tensor in registry.items()
+        if tensor is not None and tensor.__dict__
+    ]
+    begun: list[tuple[list[Any], list[_Registries], dict[int, frozenset[str]]]] = []
 
-    def begin(*_: object) -> None:
+    def begin(_: object, *given: object) -> None:
         with torch._C.DisableTorchFunction():
-            begun.append(
-                ([each.read() for each in others], [_Registries.of(m) for m in survey.modules])
-            )
+            registries = [_Registries.of(m) for m in survey.modules]
+            before = {id(tensor): frozenset(tensor.__dict__) for tensor in _tensors(given)}
+            begun.append(([each.read() for each in others], registries, before))
+            tables.lend()
+            pairs = ((registry.get(name), tensor) for registry, name, tensor in held_tensors)
+            bear_attributes((now, tensor) for now, tensor in pairs if now is not None)
 
-    def end(*_: object) -> None:
-        held, registries = begun.pop()
+    def end(_: object, *given: object) -> None:
+        held, registries, marks = begun.pop()
         with torch._C.DisableTorchFunction():
+            tables.take_back()
             for holder, before in zip(others, held, strict=True):
                 _compare(holder, before, effects)
             for path, each, before in zip(_paths(survey), survey.modules, registries, strict=True):
                 before.compare(path, _Registries.of(each), effects)
-        for name, generator in generators.items():
-            if pickle.dumps(generator_state(generator)) != states[name]:
+            marked = {
+                f"a tensor.{name}"
+                for tensor in _tensors(given)
+                for name in tensor.__dict__.keys() & survey.names_on_tensors
+                if name not in marks.get(id(tensor), _of_every_stand_in())
+            }
+            effects.assigned.extend(sorted(marked))
+        for name, state in _states_of(survey).items():
+            if state != states[name]:
                 effects.drawn.append(_shown(name))
-                effects.generators.append(generator)
+                effects.generators.append(survey.generators[name])
         if not traced:
             look()
 
@@ -239,15 +295,23 @@ def watched(
         for holder, before in zip(elements, contents, strict=True):
             effects.filled.extend(_shown(path) for path in holder.changed(before))
 
-    handles = [module.register_forward_pre_hook(begin), module.register_forward_hook(end)]
+    handles = [
+        module.register_forward_pre_hook(begin, with_kwargs=True),
+        module.register_forward_hook(end, with_kwargs=True),
+    ]
     try:
         with Aliases(module, survey).followed():
             yield effects
     finally:
         for handle in handles:
             handle.remove()
+        tables.take_back()
         if traced:
             look()
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor))
 
 
 def _compare(holder: Holder, before: Any, effects: Effects) -> None:

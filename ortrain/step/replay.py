@@ -21,6 +21,7 @@ from ortrain.guards.guard import Guard
 from ortrain.guards.handed import Containers
 from ortrain.guards.structure import FlatCall, OutputStructure
 from ortrain.module_state.modes import modes_kept
+from ortrain.module_state.stand_in import standing_in
 from ortrain.module_state.untouched import untouched
 from ortrain.step.draws import replayed_draws
 from ortrain.step.parts import without_stand_ins
@@ -126,9 +127,8 @@ class Original:
         draws = contextlib.nullcontext() if seed is None else replayed_draws(seed)
         with untouched(self.module), draws, autocast_as(self.autocast):
             containers = Containers(args, kwargs)
-            output = torch.func.functional_call(
-                self.module, self._state(views, buffers), args, kwargs, tie_weights=False
-            )
+            state = standing_in(self.module, self._state(views, buffers))
+            output = torch.func.functional_call(self.module, state, args, kwargs, tie_weights=False)
             output = containers.handed(output)
         found, _ = OutputStructure.from_output(output)
         outputs = [None if place is None else found[place] for place in self.places]

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from ortrain.errors import (
     OrtrainWarning,
     ParityError,
     StateError,
+    UnsupportedInput,
     listing,
 )
 from ortrain.exclusive import EXCLUSIVE
@@ -82,6 +84,17 @@ TURN = "its turn in the contest with the graph"
 
 # Forms of call that are known in each state of the module; the oldest make way.
 MOST_FORMS = 64
+
+
+_attributes = attrgetter("__dict__")
+
+
+def _marked(name: str) -> CaptureError:
+    return UnsupportedInput(
+        f"an argument is a tensor with the attribute {name!r}, which the module's code names",
+        because="a graph takes what is in a tensor, and what Python code has put on it may change",
+        help="pass it as an argument of its own",
+    )
 
 
 class Runner:
@@ -168,6 +181,8 @@ class Runner:
             flat = flatten_call(args, kwargs)
         except CaptureError as error:
             return self._eager_because(error, args, kwargs)
+        if any(map(_attributes, flat.tensors)) and (read := state.guard.read_of(flat.tensors)):
+            return self._eager_because(_marked(read), args, kwargs)
         key = (flat.key, ambient(), self.only_loss)
         form = state.forms.get(key)
         if form is None:

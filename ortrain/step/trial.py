@@ -22,6 +22,7 @@ from ortrain.guards.handed import Containers
 from ortrain.guards.structure import FlatCall, OutputStructure
 from ortrain.kept.call import Kept
 from ortrain.kept.effects import modules_of, undone
+from ortrain.module_state.stand_in import standing_in
 from ortrain.module_state.untouched import random_states, untouched
 from ortrain.program import Program, Role
 from ortrain.runtime.reduced import reduced_products
@@ -220,6 +221,7 @@ class Trial:
             torch.manual_seed(self.seed)
             with self._drawing(), reentrant or contextlib.nullcontext():
                 containers = Containers(args, kwargs)
+                standing_in(module, everything)
                 output = torch.func.functional_call(module, everything, args, kwargs)
                 output = containers.handed(output)
         tensors, structure = OutputStructure.from_output(output)

@@ -206,6 +206,35 @@ class Nested(torch.autograd.Function):
             return torch.autograd.grad(torch.sin(leaf), leaf, gradient)[0]
 
 
+class AsksLayout(torch.autograd.Function):
+    """Asks how tensors lie in memory, as one with a kernel of its own does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        buffer = torch.empty(x.shape[0], 2 * x.shape[1])
+        part = buffer[:, : x.shape[1]]
+        torch.mul(x, float(part.stride(0) // x.shape[1]), out=part)
+        return part.clone() if part.storage_offset() == 0 else part
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return gradient * 2 + x * 0
+
+
+class GoesByLayout(torch.autograd.Function):
+    """Computes something else where what it is given lies otherwise."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2 if x.is_contiguous() else x * 3
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient * 2
+
+
 def _first(function: Any) -> Any:
     return lambda x, h: function.apply(h)
 
@@ -234,6 +263,7 @@ KINDS: dict[str, Any] = {
     "twice": lambda x, h: Scaled.apply(Scaled.apply(h)),
     "twice on one tensor": lambda x, h: Scaled.apply(h) + Apart.apply(h) * Scaled.apply(x),
     "one tensor twice": lambda x, h: AsksWhatIsNeeded.apply(h, h),
+    "asks for strides": _first(AsksLayout),
     "bound before": lambda x, h: _BOUND(h),
 }
 _BOUND = Scaled.apply

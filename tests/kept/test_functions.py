@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ortrain import Options, ORTModule
 from ortrain.errors import CaptureError
 from ortrain.kept.context import Context
-from tests.kept.functions import KINDS, Scaled
+from tests.kept.functions import KINDS, GoesByLayout, Scaled
 from tests.kept.twins import Twins
 
 ENGINES = ["aten", "onnxruntime"]
@@ -270,3 +270,9 @@ def test_without_products_it_is_refused_with_the_reason() -> None:
     wrapped = ORTModule(_OneRow(product=False), options=Options(engine="aten", fallback="raise"))
     with pytest.raises(CaptureError, match="its backward is not the derivative"):
         wrapped(torch.randn(8))
+
+
+def test_a_function_that_goes_by_how_its_input_lies_in_memory_is_left_to_pytorch() -> None:
+    module = Around(lambda x, h: GoesByLayout.apply(h.t()).t())
+    with pytest.raises(CaptureError, match="is_contiguous"):
+        ORTModule(module, options=Options(engine="aten", fallback="raise"))(an_input(5))

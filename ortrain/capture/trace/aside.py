@@ -15,6 +15,7 @@ _disabled: Any = _python_dispatch._disable_current_modes
 
 class _State(threading.local):
     depth = 0
+    answers: list[tuple[str, str]] | None = None
 
 
 _state = _State()
@@ -34,3 +35,22 @@ def aside() -> Iterator[None]:
             yield
     finally:
         _state.depth -= 1
+
+
+@contextlib.contextmanager
+def answers_noted() -> Iterator[list[tuple[str, str]]]:
+    """What code that runs aside asks of how tensors lie in memory, each with the answer."""
+    found: list[tuple[str, str]] = []
+    before, _state.answers = _state.answers, found
+    try:
+        yield found
+    finally:
+        _state.answers = before
+
+
+def note_answer(question: str, answer: object) -> bool:
+    """Notes what code that runs aside was told; False where nobody takes note."""
+    if _state.answers is None:
+        return False
+    _state.answers.append((question, str(answer)))
+    return True

@@ -38,7 +38,7 @@ from torch.autograd.function import BackwardCFunction, _SingleLevelFunction
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ortrain.capture.origin import TORCH
-from ortrain.capture.trace.aside import aside, is_aside
+from ortrain.capture.trace.aside import answers_noted, aside, is_aside
 from ortrain.capture.trace.keeping import keep, keeper
 from ortrain.capture.trace.patched import replaced
 from ortrain.errors import CaptureError
@@ -141,9 +141,9 @@ def _applied(here: Callable[[], bool]) -> Callable[..., Any]:
             or not known.functions
             or not here()
             or is_aside()
-            or not torch.is_grad_enabled()
             or function.__name__ == _EXPERTS
             or function.__module__.startswith("torch.")
+            or not (torch.is_grad_enabled() or _asks_for_layout(function, args, kwargs))
         ):
             return plain.__get__(None, function)(*args, **kwargs)
         line = _line(sys._getframe(1))
@@ -155,6 +155,18 @@ def _applied(here: Callable[[], bool]) -> Callable[..., Any]:
         return keep(known, function.apply, args, kwargs, site)
 
     return apply
+
+
+def _asks_for_layout(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a function's code asks how a tensor lies in memory, which no trace can answer."""
+    tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+    mode: Any = torch._guards.detect_fake_mode(tensors)
+    if mode is None:
+        return False
+    copies = [each.clone() if isinstance(each, torch.Tensor) else each for each in args]
+    with aside(), mode, answers_noted() as answers, contextlib.suppress(Exception):
+        function.apply(*copies, **kwargs)
+    return bool(answers)
 
 
 def _reason(call: Call, known: dict[Any, CaptureError | None]) -> CaptureError | None:

@@ -36,6 +36,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 
 from ortrain.capture.origin import OWN, TORCH, origin
+from ortrain.capture.trace.aside import note_answer
 from ortrain.capture.trace.patched import replaced
 from ortrain.capture.trace.statements import only_makes_contiguous
 from ortrain.exclusive import this_thread
@@ -122,10 +123,12 @@ def asked() -> Iterator[Asked]:
     def layout(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def method(*args: Any, **kwargs: Any) -> Any:
-            asker = sys._getframe(1)
+            asker, answer = sys._getframe(1), function(*args, **kwargs)
             if here() and _is_code(asker) and not only_makes_contiguous(asker):
-                found.layouts.append(f"{function.__name__} ({_place(asker)})")
-            return function(*args, **kwargs)
+                question = f"{function.__name__} ({_place(asker)})"
+                if not note_answer(question, answer):
+                    found.layouts.append(question)
+            return answer
 
         return method
 

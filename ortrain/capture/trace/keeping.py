@@ -14,6 +14,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from types import FunctionType
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain.capture.origin import place
-from ortrain.capture.trace.aside import aside, is_aside
+from ortrain.capture.trace.aside import answers_noted, aside, is_aside
 from ortrain.capture.trace.found import Found, find, like, refused
 from ortrain.capture.trace.refusal import first_line, line_of
 from ortrain.capture.trace.rowwise import axes_of
@@ -62,6 +63,7 @@ class Keeper:
         begun: the buffers that its forward began with in the trace, by their places.
         numbers: places of buffers that stand for numbers which the module holds.
         proofs: what was found of calls that may treat tokens alone.
+        layouts: what calls of the trace go by of how that lies in memory which they are given.
     """
 
     functions: bool = True
@@ -80,10 +82,11 @@ class Keeper:
     begun: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     numbers: frozenset[tuple[int, str]] = frozenset()
     proofs: dict[Any, Any] = field(default_factory=dict)
+    layouts: list[str] = field(default_factory=list)
 
     def begin(self) -> None:
         """A trace begins."""
-        self.calls, self.results = [], []
+        self.calls, self.results, self.layouts = [], [], []
         self.counts.clear()
 
     def called(self, call: Kept, results: list[Tensor]) -> int:
@@ -286,8 +289,10 @@ def _found_in_trace(
     if environment is not None:  # numbers out of tensors that nobody asks for again
         fresh = environment.ignore_fresh_unbacked_symbols()
     try:
-        with aside(), mode, fresh:
+        with aside(), mode, fresh, answers_noted() as answers:
             found = find(call, tensors, sizes)
+            if answers:
+                keeper.layouts += _layouts_that_decide(call, tensors, sizes, answers)
             if not any(_is_of_a_value(size) for t in found.tensors for size in t.shape):
                 return found
             why = "the values of a tensor decide about the sizes of what it returns"
@@ -295,11 +300,41 @@ def _found_in_trace(
         raise
     except Exception as error:
         why = f"on tensors without contents it raises {type(error).__name__}: {first_line(error)}"
+    keeper.layouts += [question for question, _ in answers]  # nobody knows what they go by
     examples = keeper.examples.get(name, [])
     if number >= len(examples):
         raise refused(call.site, why)
     with aside(), mode:
         return like(examples[number], call, tensors)
+
+
+def _layouts_that_decide(
+    call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any], answers: list[tuple[str, str]]
+) -> list[str]:
+    """What code asks of how tensors lie in memory that depends on how those lie that it is given.
+
+    In a graph these may lie otherwise than in PyTorch. What the code makes itself does not: a
+    buffer for a kernel has the strides that it has.
+    """
+    count = len(call.arguments.plain)
+    found: dict[str, None] = {}
+    for turned in (False, True):
+        given = [*(_laid(t, turned) for t in tensors[:count]), *tensors[count:]]
+        with answers_noted() as others:
+            find(call, given, sizes)
+        pairs = zip_longest(answers, others)
+        found.update({(one or other)[0]: None for one, other in pairs if one != other})
+    return list(found)
+
+
+def _laid(tensor: Tensor, turned: bool) -> Tensor:
+    """One like a tensor, without gaps, whose axes lie in order or the other way round."""
+    axes = range(tensor.dim()) if turned else reversed(range(tensor.dim()))
+    strides, step = [0] * tensor.dim(), 1
+    for axis in axes:
+        strides[axis], step = step, step * tensor.shape[axis]
+    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return made.requires_grad_(tensor.requires_grad)
 
 
 def _is_of_a_value(size: Any) -> bool:

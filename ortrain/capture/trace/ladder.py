@@ -316,7 +316,8 @@ def _trace(
         raise found
     if seeds:
         raise seeding_itself()
-    for layout in (*questions.layouts, *strided_inputs(program)):
+    asked_aside = [] if known is None else known.layouts
+    for layout in (*questions.layouts, *asked_aside, *strided_inputs(program)):
         raise asking_for_layout(layout)
     return program, effects, questions
 

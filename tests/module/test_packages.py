@@ -1,0 +1,146 @@
+"""How far a module's state goes into packages that its code calls."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ortrain import Options, ORTModule
+from ortrain.module_state import scope
+
+pytestmark = pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+
+# Behind `widths` stands what no survey can see: a lock, and a generator that is under way.
+PLAIN = """
+import threading
+
+LOCK = threading.Lock()
+NUMBERS = iter(range(9))
+SETTINGS = {"factor": 2}
+
+
+def _guarded(size):
+    with LOCK:
+        return next(NUMBERS) * 0 + size
+
+
+def widths(size):
+    if size < 0:
+        return _guarded(size)
+    return size * SETTINGS["factor"]
+"""
+OF_TENSORS = """
+import torch
+
+SETTINGS = {"factor": 2}
+
+
+def _factor():
+    return SETTINGS["factor"]
+
+
+def scaled(x):
+    return torch.mul(x, _factor())
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Iterator[Callable[[str, str, bool], Any]]:
+    """Writes a package, with or without what an installation leaves beside it, and imports it."""
+    made: list[str] = []
+
+    def make(name: str, text: str, installed: bool) -> Any:
+        (tmp_path / f"{name}.py").write_text(text)
+        if installed:
+            folder = tmp_path / f"{name}-1.0.dist-info"
+            folder.mkdir()
+            (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+            (folder / "top_level.txt").write_text(f"{name}\n")
+        importlib.invalidate_caches()
+        scope._installed.cache_clear()
+        made.append(name)
+        return importlib.import_module(name)
+
+    sys.path.insert(0, str(tmp_path))
+    try:
+        yield make
+    finally:
+        sys.path.remove(str(tmp_path))
+        for name in made:
+            sys.modules.pop(name, None)
+        scope._installed.cache_clear()
+
+
+class Calls(nn.Module):
+    """A forward as a function of the module and of a package."""
+
+    def __init__(self, function: Callable[[Any, Any, Tensor], Tensor], library: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.function = function
+        self.library = library
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, self.library, x)
+
+
+def steps(model: Any, module: nn.Module, count: int = 3) -> list[str]:
+    """What each training step ran on; each agrees with the module itself."""
+    ran = []
+    for step in range(count):
+        x = torch.arange(8.0).reshape(2, 4) + step
+        gradients = []
+        for each in (module, model):
+            module.zero_grad()
+            each(x).square().sum().backward()
+            gradients.append([p.grad.clone() for p in module.parameters() if p.grad is not None])
+        for one, other in zip(*gradients, strict=True):
+            torch.testing.assert_close(one, other)
+        ran.append(model.report.mode)
+    return ran
+
+
+def test_what_lies_deeper_in_an_installed_package_without_pytorch_is_no_state(
+    package: Callable[[str, str, bool], Any],
+) -> None:
+    library = package("ortrain_test_plain", PLAIN, True)
+    module = Calls(lambda m, lib, x: m.layer(x) * lib.widths(x.shape[1]), library)
+    model = ORTModule(module, options=Options(engine="aten"))
+    assert steps(model, module) == ["graph"] * 3
+
+
+def test_what_its_functions_name_themselves_is(package: Callable[[str, str, bool], Any]) -> None:
+    library = package("ortrain_test_named", PLAIN, True)
+    module = Calls(lambda m, lib, x: m.layer(x) * lib.widths(x.shape[1]), library)
+    model = ORTModule(module, options=Options(engine="aten"))
+    assert steps(model, module) == ["graph"] * 3
+    library.SETTINGS["factor"] = 5
+    assert steps(model, module) == ["graph"] * 3
+    assert model.report.captures == 2
+
+
+def test_a_file_beside_the_script_is_followed_to_the_end(
+    package: Callable[[str, str, bool], Any],
+) -> None:
+    library = package("ortrain_test_beside", PLAIN, False)
+    module = Calls(lambda m, lib, x: m.layer(x) * lib.widths(x.shape[1]), library)
+    model = ORTModule(module, options=Options(engine="aten"))
+    assert steps(model, module) == ["eager"] * 3
+    assert "NUMBERS" in model.report.reason
+
+
+def test_so_is_a_package_that_works_on_tensors(package: Callable[[str, str, bool], Any]) -> None:
+    library = package("ortrain_test_of_tensors", OF_TENSORS, True)
+    module = Calls(lambda m, lib, x: lib.scaled(m.layer(x)), library)
+    model = ORTModule(module, options=Options(engine="aten"))
+    assert steps(model, module) == ["graph"] * 3
+    library.SETTINGS["factor"] = 7
+    assert steps(model, module) == ["graph"] * 3
+    assert model.report.captures == 2
