@@ -12,6 +12,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, TensorArgument
 
 from ortrain.capture.trace import exporter
+from ortrain.capture.trace.asked_mode import left_by_a_call, questions_noted
 from ortrain.capture.trace.assigned_buffers import assignments, assignments_as_writes
 from ortrain.capture.trace.call import Axes, Call, explicit_signature
 from ortrain.capture.trace.candidates import drawing_codes
@@ -279,6 +280,8 @@ def _trace(
             # place, the call that is watched below writes it again, and is seen to.
             untouched(module) if rung.strict else contextlib.nullcontext(),
             no_packed_sequences(),
+            # Dynamo's way is followed by a call that is not traced in any case.
+            questions_noted() if not rung.strict else contextlib.nullcontext([]) as about_tracing,
         ):
             if effects.unwatched:
                 raise unseen(effects.unwatched)
@@ -310,6 +313,10 @@ def _trace(
         raise found
     if seeds:
         raise seeding_itself()
+    if about_tracing:
+        left = left_by_a_call(module, example.args, example.kwargs, effects)
+        if found := side_effects(left, module):
+            raise found
     for layout in (*questions.layouts, *strided_inputs(program)):
         raise asking_for_layout(layout)
     return program, effects, questions
