@@ -134,15 +134,13 @@ def select_something(module: fx.GraphModule) -> None:
         packet = node.target.overloadpacket
         place = _SELECTING.get(packet, 1)
         if packet in _INDEXING:
-            selected = not guarded.isdisjoint(_counts(node))
             some = [*node.args[1]]
             for i in _masked(node):
-                if selected or some[i] in masks:
+                if some[i] in masks or _counts(node) & guarded:
                     some[i] = _some(module.graph, node, some[i])
             node.update_arg(1, some)
-        elif packet in _SELECTING and len(node.args) == place + 1:
-            if not guarded.isdisjoint(_counts(node)):
-                node.update_arg(place, _some(module.graph, node, node.args[place]))
+        elif packet in _SELECTING and len(node.args) == place + 1 and _counts(node) & guarded:
+            node.update_arg(place, _some(module.graph, node, node.args[place]))
 
 
 def _masked(node: fx.Node) -> list[int]:

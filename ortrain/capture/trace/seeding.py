@@ -36,7 +36,8 @@ class _Generator:
 def _by_dynamo() -> bool:
     """Whether Dynamo puts a state back around a body of control flow that it has looked at."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename == torch.random.__file__:
+    between = {torch.random.__file__, f"{TORCH}_dynamo/eval_frame.py"}  # it wraps manual_seed()
+    while frame is not None and frame.f_code.co_filename in between:
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.startswith(f"{TORCH}_dynamo/")
 
