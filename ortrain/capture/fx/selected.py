@@ -145,8 +145,8 @@ def select_something(module: fx.GraphModule) -> None:
 
 def _masked(node: fx.Node) -> list[int]:
     """Which of the indices of a node are masks."""
-    packet = getattr(node.target, "overloadpacket", None)
-    return [i for i, v in enumerate(node.args[1]) if _is_mask(v)] if packet in _INDEXING else []
+    packet, arguments = getattr(node.target, "overloadpacket", None), list[Any](node.args)
+    return [i for i, v in enumerate(arguments[1]) if _is_mask(v)] if packet in _INDEXING else []
 
 
 def _together(nodes: list[fx.Node], symbols: set[Any]) -> set[Any]:

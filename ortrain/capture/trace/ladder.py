@@ -261,6 +261,10 @@ def _trace(
     seeding: contextlib.AbstractContextManager[list[str]] = (
         contextlib.nullcontext([]) if rung.strict else seeding_watched()
     )
+    # Its way is followed by a call that is not traced in any case.
+    noting: contextlib.AbstractContextManager[list[str]] = (
+        contextlib.nullcontext([]) if rung.strict else questions_noted()
+    )
     known = keeper()
     # Dynamo's are looked for below.
     written = assignments_as_writes(module) if not rung.strict else contextlib.nullcontext()
@@ -280,8 +284,7 @@ def _trace(
             # place, the call that is watched below writes it again, and is seen to.
             untouched(module) if rung.strict else contextlib.nullcontext(),
             no_packed_sequences(),
-            # Dynamo's way is followed by a call that is not traced in any case.
-            questions_noted() if not rung.strict else contextlib.nullcontext([]) as about_tracing,
+            noting as about_tracing,
         ):
             if effects.unwatched:
                 raise unseen(effects.unwatched)
