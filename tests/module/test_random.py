@@ -317,6 +317,18 @@ def test_a_forward_that_sets_the_state_of_the_generator_is_refused(kind: type[nn
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_a_loop_that_dynamo_looks_into_is_not_taken_for_one_that_seeds() -> None:
+    """Dynamo puts the generator's state back around the body."""
+
+    def doubled(x: torch.Tensor) -> Any:
+        (result,) = torch.while_loop(lambda t: t.sum() < 100, lambda t: (t * 2,), (x,))
+        return result
+
+    with pytest.raises(CaptureError) as raised:
+        capture(Calls(doubled), (torch.ones(3, 6),))
+    assert "seeds" not in str(raised.value)
+
+
 def test_a_generator_of_its_own_is_refused() -> None:
     generator = torch.Generator()
     module = Calls(lambda x: x * torch.rand(3, 6, generator=generator))
