@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import preserve_rng_state
 from torch.nn import functional as F  # noqa: N812
 from transformers.integrations.neftune import neftune_post_forward_hook
 
 from ortrain import Options, ORTModule
 from ortrain.capture.export import capture
+from ortrain.capture.trace.seeding import seeding_watched
 from ortrain.errors import CaptureError
 from ortrain.program import Role
 
@@ -317,16 +319,14 @@ def test_a_forward_that_sets_the_state_of_the_generator_is_refused(kind: type[nn
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_loop_that_dynamo_looks_into_is_not_taken_for_one_that_seeds() -> None:
-    """Dynamo puts the generator's state back around the body."""
-
-    def doubled(x: torch.Tensor) -> Any:
-        (result,) = torch.while_loop(lambda t: t.sum() < 100, lambda t: (t * 2,), (x,))
-        return result
-
-    with pytest.raises(CaptureError) as raised:
-        capture(Calls(doubled), (torch.ones(3, 6),))
-    assert "seeds" not in str(raised.value)
+def test_dynamo_that_puts_a_state_back_does_not_seed() -> None:
+    """It does so around the body of a loop or a branch that it looks into."""
+    with seeding_watched() as calls:
+        with preserve_rng_state():
+            torch.rand(2)
+        assert calls == []
+        torch.manual_seed(0)
+        assert calls == ["manual_seed"]
 
 
 def test_a_generator_of_its_own_is_refused() -> None:
