@@ -71,10 +71,13 @@ class CaptureError(OrtrainError):
     Attributes:
         codes: of the functions around the place, the innermost first, as far as they are known.
         lines: ``(file, line)`` of the place and of the calls around it, the innermost last.
+        settles: whether a later call of the module, which finds what this one leaves in it, does
+            nothing but compute; None where nobody has tried.
     """
 
     codes: tuple[CodeType, ...] = ()
     lines: tuple[tuple[str, int], ...] = ()
+    settles: bool | None = None
 
 
 class NotServed(CaptureError):

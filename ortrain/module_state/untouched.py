@@ -6,7 +6,7 @@ import contextlib
 import functools
 import pickle
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,27 +114,28 @@ def _refill(registry: dict[Any, Any], entries: dict[Any, Any]) -> None:
 def call_aside(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a module returns, from a call after which it and the random states are as before.
 
-    So are the arguments, of which it gets copies.
+    It gets copies of its parameters, its buffers and the arguments, as its code may write to any.
     """
-    return _call_aside(module, {n: b.clone() for n, b in module.named_buffers()}, args, kwargs)
+    with calls_aside(module, args, kwargs) as call:
+        return call()
 
 
-def call_apart(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The same on copies of the parameters, too, for code that may write to them."""
+@contextlib.contextmanager
+def calls_aside(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[Callable[[], Any]]:
+    """Such calls one after the other, each of which finds what the one before has left."""
     state = {
         name: tensor.detach().clone().requires_grad_(tensor.requires_grad)
         for name, tensor in module.named_parameters()
     }
     state.update((name, buffer.clone()) for name, buffer in module.named_buffers())
-    return _call_aside(module, state, args, kwargs)
+    standing_in(module, state)
+    with untouched(module):
+        yield lambda: torch.func.functional_call(module, state, *_copied(args, kwargs))
 
 
-def _call_aside(
-    module: torch.nn.Module,
-    state: dict[str, torch.Tensor],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
+def _copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     copies: dict[int, torch.Tensor] = {}
 
     def copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -143,9 +144,7 @@ def _call_aside(
             copies[id(tensor)] = own if tensor.is_leaf else own.view_as(own)
         return copies[id(tensor)]
 
-    with untouched(module):
-        args, kwargs = pytree.tree_map_only(torch.Tensor, copied, (args, kwargs))
-        return torch.func.functional_call(module, standing_in(module, state), args, kwargs)
+    return pytree.tree_map_only(torch.Tensor, copied, (args, kwargs))
 
 
 def call_without_contents(
@@ -158,14 +157,25 @@ def call_without_contents(
 
     As in a trace, a number out of a tensor is a symbol.
     """
+    calls_without_contents(module, args, kwargs)(watching)
+
+
+def calls_without_contents(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[contextlib.AbstractContextManager[Any]], None]:
+    """Such calls one after the other, each of which finds the buffers of the one before."""
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     state, args, kwargs = pytree.tree_map_only(
         torch.Tensor, mode.from_tensor, (state, args, kwargs)
     )
     standing_in(module, state)
-    with mode, watching:
-        torch.func.functional_call(module, state, args, kwargs)
+
+    def call(watching: contextlib.AbstractContextManager[Any]) -> None:
+        with mode, watching:
+            torch.func.functional_call(module, state, args, kwargs)
+
+    return call
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ortrain.capture.export import Captured, capture
 from ortrain.capture.onnx.translations.base import SymbolicSize
 from ortrain.capture.trace.keeping import Keeper, keeping
 from ortrain.capture.trace.refusal import Refusal
-from ortrain.capture.trace.rehearsal import settles
+from ortrain.capture.trace.rehearsal import settled
 from ortrain.config import Options
 from ortrain.errors import CaptureError, NotServed, OrtrainError, UnsupportedInput
 from ortrain.graph.rounding import PRODUCTS
@@ -92,10 +92,10 @@ class Capturer:
                 captured = attempt(keep)
                 break
             except CaptureError as error:
-                if waits and isinstance(error, Refusal) and error.effect:
+                if waits:
                     waits = False
                     with keeping(keep):
-                        error.settles = settles(self.module, args, kwargs)
+                        error.settles = settled(self.module, args, kwargs, error)
                     if error.settles:
                         raise  # the next call has all of it in its graph
                 search.failed(self.module, error, keep)

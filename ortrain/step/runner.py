@@ -21,7 +21,7 @@ from torch import is_grad_enabled, nn
 from ortrain.capture.onnx.lift import uninitialized
 from ortrain.capture.trace.keeping import keeping
 from ortrain.capture.trace.refusal import Refusal
-from ortrain.capture.trace.rehearsal import foretold, settles
+from ortrain.capture.trace.rehearsal import foretold, settled
 from ortrain.capture.trace.returned import instead
 from ortrain.config import EXECUTORS, DebugOptions, LogLevel, Options
 from ortrain.errors import (
@@ -524,17 +524,17 @@ class Runner:
     def _settles(self, flat: FlatCall, error: OrtrainError) -> bool:
         """Whether a call is refused for what it leaves in the module, and the next would not be.
 
-        ``if self.mask is None: self.mask = …``: the call that finds it is captured. One call of a
-        module is let off so: where each length has a mask of its own, what makes it stays
-        PyTorch's.
+        ``if self.mask is None: self.mask = …``: the call that finds it is captured. So is the one
+        behind ``if not self.initialized: self.scale.data = …``. One call of a module is let off so:
+        where each length has a mask of its own, what makes it stays PyTorch's.
         """
-        if self.compiler.has_waited or not (isinstance(error, Refusal) and error.effect):
+        if self.compiler.has_waited or not isinstance(error, CaptureError):
             return False
-        self.compiler.has_waited = True
-        if error.settles is not None:
-            return error.settles
-        with EXCLUSIVE, uncollected(), keeping(self.compiler.capturer.keeper()):
-            return settles(self.module, flat.args, flat.kwargs)
+        if error.settles is None:
+            with EXCLUSIVE, uncollected(), keeping(self.compiler.capturer.keeper()):
+                error.settles = settled(self.module, flat.args, flat.kwargs, error)
+        self.compiler.has_waited = error.settles or (isinstance(error, Refusal) and error.effect)
+        return error.settles
 
     def _astray(
         self, form: CallForm, served: CompiledCapture | None, flat: FlatCall, error: CheckFailed

@@ -23,7 +23,7 @@ from ortrain.guards.structure import FlatCall, OutputStructure
 from ortrain.kept.call import Kept
 from ortrain.kept.effects import modules_of, undone
 from ortrain.module_state.stand_in import standing_in
-from ortrain.module_state.untouched import random_states, untouched
+from ortrain.module_state.untouched import Effects, random_states, untouched, watched
 from ortrain.program import Program, Role
 from ortrain.runtime.reduced import reduced_products
 from ortrain.step.agreement import NARROW, TOLERANCES
@@ -161,10 +161,17 @@ class Trial:
     def _eager(self, dtype: torch.dtype | None, rounding: int) -> Evidence:
         evidence = Evidence()
         # A reentrant checkpoint gives gradients to the module's parameters, not to a trial's.
-        with reentrant_as_the_others() as reentrant:
+        plain = dtype is None and not rounding
+        with (
+            reentrant_as_the_others() as reentrant,
+            watched(self.module, traced=False, live=modules_of(self.kept))
+            if plain
+            else contextlib.nullcontext(Effects()) as effects,
+        ):
             tensors, structure, leaves, buffers = self._forward(dtype, rounding)
         if reentrant:
             evidence.otherwise = self._otherwise(tensors, reentrant, dtype, rounding)
+        evidence.otherwise += self._left(effects)
         evidence.buffers = {name: self.digest(buffer) for name, buffer in buffers.items()}
         strays = _strays(tensors, leaves.values()) if self.grad else []
         if strays:
@@ -181,6 +188,13 @@ class Trial:
             del again, others
         self._close(evidence, structure.names, tensors, leaves, apart=bool(strays))
         return evidence
+
+    def _left(self, effects: Effects) -> list[str]:
+        """What a call leaves in the module beside its buffers, which no trace has seen."""
+        drawn = [] if self.kept else effects.drawn
+        fillings = [each.path for each in effects.fillings]
+        left = [*effects.assigned, *fillings, *effects.filled, *effects.recast, *drawn]
+        return [f"the forward changes {listing(left, 3)}"] if left else []
 
     def _otherwise(
         self,

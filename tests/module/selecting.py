@@ -51,6 +51,13 @@ def _checks_pairs(y: Tensor, m: Tensor) -> Tensor:
     return rows.reshape(-1, 6)
 
 
+def _writes_each_its_way(y: Tensor, m: Tensor) -> Tensor:
+    result = torch.zeros_like(y)
+    result[~m] = y[~m]
+    result[m] = y[m].cumsum(0)
+    return result
+
+
 GRAPHS: dict[str, Function] = {
     "squeeze": lambda y, m: y[m].squeeze(),
     "squeeze of a dimension": lambda y, m: y[m].squeeze(0),
@@ -94,6 +101,7 @@ GRAPHS: dict[str, Function] = {
     "first": lambda y, m: y[m][0],
     "but the first": lambda y, m: y[m][1:],
     "written back": lambda y, m: y.index_put((m,), y[m] * 2),
+    "each written its way": _writes_each_its_way,
     "written elsewhere": lambda y, m: y.index_put((m,), y[~m] * 2),
     "pairs of places": lambda y, m: y[m.nonzero()[:, 0], (~m).nonzero()[:, 0] % 3],
     "adaptive pool": lambda y, m: F.adaptive_max_pool1d(y[m].T[None], 1).double(),

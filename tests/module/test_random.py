@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import preserve_rng_state
 from torch.nn import functional as F  # noqa: N812
 from transformers.integrations.neftune import neftune_post_forward_hook
 
 from ortrain import Options, ORTModule
 from ortrain.capture.export import capture
+from ortrain.capture.trace.seeding import seeding_watched
 from ortrain.errors import CaptureError
 from ortrain.program import Role
 
@@ -315,6 +317,16 @@ def test_a_forward_that_sets_the_state_of_the_generator_is_refused(kind: type[nn
         capture(kind(), (torch.ones(3),))
     assert "seed outside of the forward" in raised.value.help
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_dynamo_that_puts_a_state_back_does_not_seed() -> None:
+    """It does so around the body of a loop or a branch that it looks into."""
+    with seeding_watched() as calls:
+        with preserve_rng_state():
+            torch.rand(2)
+        assert calls == []
+        torch.manual_seed(0)
+        assert calls == ["manual_seed"]
 
 
 def test_a_generator_of_its_own_is_refused() -> None:

@@ -92,6 +92,21 @@ def test_a_function_with_such_a_question_stays_pytorchs() -> None:
     assert "test_selected_sizes.py" in kept.site.where
 
 
+@pytest.mark.parametrize("engine", ["onnxruntime", "aten"])
+def test_nothing_is_right_for_a_mask_that_only_copies(engine: Any) -> None:
+    """Splines copy what lies outside of an interval, mostly nothing, and compute the rest."""
+    eager = Selects(GRAPHS["each written its way"])
+    model = ORTModule(copy.deepcopy(eager), options=Options(engine=engine))
+    for mask in ("111111", "111111", "110110", "111111", "100000"):
+        x, selected = torch.randn(6, 3, dtype=torch.float64), torch.tensor([c == "1" for c in mask])
+        ours, theirs = (outcome(m, x, selected) for m in (model, eager))
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+    assert (model.report.graph_calls, model.report.astray) == (5, 0)
+    x, nothing = torch.randn(6, 3, dtype=torch.float64), torch.zeros(6, dtype=torch.bool)
+    torch.testing.assert_close(outcome(model, x, nothing), outcome(eager, x, nothing))
+    assert model.report.astray == 1  # of nothing there is no cumulative sum
+
+
 class Recurrent(Selects):
     """Kernels that end the process when they are given nothing."""
 

@@ -351,6 +351,97 @@ def test_a_call_that_makes_what_the_next_ones_find_is_no_refusal(engine: Any) ->
     assert ran == [first, ("graph", ""), ("graph", "")]
 
 
+class InitializedByData(nn.Module):
+    """What the first batch in training says of its scales is written into the parameters."""
+
+    def __init__(self, written: str) -> None:
+        super().__init__()
+        self.written = written
+        self.layer, self.scale = nn.Linear(4, 4), nn.Parameter(torch.zeros(4))
+        self.register_buffer("initialized", torch.tensor(0))
+        self.initialized: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        if self.training and not self.initialized:
+            deviations = x.detach().std(0)
+            if self.written == "data":
+                self.scale.data = deviations
+                self.initialized.data = torch.tensor(1)
+            elif self.written == "copy into data":
+                self.scale.data.copy_(deviations)
+                self.initialized.fill_(1)
+            else:
+                with torch.no_grad():
+                    self.scale.copy_(deviations)
+                self.initialized += 1
+        return x * self.scale
+
+
+@pytest.mark.filterwarnings("error::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize("engine", ["onnxruntime", "aten"])
+@pytest.mark.parametrize(
+    ("written", "nested"), [("data", False), ("copy into data", False), ("copy", True)]
+)
+def test_a_first_call_that_sets_parameters_by_its_values_is_pytorchs_and_the_next_are_graphs(
+    engine: Any, written: str, nested: bool
+) -> None:
+    parts: nn.Module = InitializedByData(written)
+    if nested:
+        parts = nn.Sequential(nn.Linear(4, 4), parts, InitializedByData(written))
+    eager, ran = copy.deepcopy(parts), []
+    model = ORTModule(parts, options=Options(engine=engine))
+    for rows in (5, 5, 3, 5):
+        x = torch.randn(rows, 4)
+        for each in (model, eager):
+            each.zero_grad()
+            each(x).square().mean().backward()
+        for (name, own), plain in zip(parts.named_parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(own, plain, msg=name)
+            torch.testing.assert_close(own.grad, plain.grad, msg=name)
+        ran.append(model.report.mode)
+    assert ran == ["eager", "graph", "graph", "graph"]
+    assert not model.report.kept
+    state = {name: bool(t) for name, t in model.state_dict().items() if "initialized" in name}
+    assert state
+    assert all(state.values())
+
+
+def _by_data(m: Any) -> None:
+    m.layer.weight.data = m.layer.weight.data * 0.5
+
+
+def _in_place(m: Any) -> None:
+    with torch.no_grad():
+        m.layer.weight.mul_(0.5)
+
+
+def _in_data(m: Any) -> None:
+    m.layer.weight.data.mul_(0.5)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "aten", "auto"])
+@pytest.mark.parametrize("write", [_by_data, _in_place, _in_data])
+def test_what_a_trial_writes_into_parameters_is_not_left_there(engine: Any, write: Any) -> None:
+    """A branch on values has the forward run aside once, to see which way it goes."""
+
+    def decaying(m: Any, x: Tensor) -> Tensor:
+        if m.layer.weight.abs().sum() > 0:
+            write(m)
+        return m.layer(x)  # type: ignore[no-any-return]
+
+    module = Calls(decaying)
+    eager = copy.deepcopy(module)
+    model = ORTModule(module, options=Options(engine=engine))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OrtrainWarning)
+        for _ in range(3):
+            x = torch.randn(3, 4)
+            torch.testing.assert_close(model(x), eager(x), rtol=0, atol=0)
+            torch.testing.assert_close(module.layer.weight, eager.layer.weight, rtol=0, atol=0)
+    assert model.report.eager_calls == 3
+
+
 class Masked(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -362,16 +453,46 @@ class Masked(nn.Module):
         return x * self.scale * self.mask
 
 
+class Positions(nn.Module):
+    """Its buffer is as long as the first input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("at", torch.zeros(1, 1))
+        self.at: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.at.shape[0] != x.shape[0]:
+            self.at = torch.arange(float(x.shape[0])).unsqueeze(1)
+        return self.layer(x) + self.at
+
+
+@pytest.mark.filterwarnings("error::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize("engine", ["onnxruntime", "aten"])
+def test_a_buffer_that_a_call_makes_anew_the_next_one_finds(engine: Any) -> None:
+    parts = nn.Sequential(nn.Linear(4, 4), Positions(), nn.Linear(4, 4))
+    model = ORTModule(parts, options=Options(engine=engine))
+    eager, ran = copy.deepcopy(parts), []
+    for _ in range(3):
+        x = torch.randn(5, 4)
+        torch.testing.assert_close(model(x), eager(x))
+        torch.testing.assert_close(parts.state_dict()["1.at"], eager.state_dict()["1.at"])
+        ran.append(model.report.mode)
+    assert ran == ["eager", "graph", "graph"]
+    assert not model.report.kept
+
+
 def test_a_call_that_makes_a_mask_is_rehearsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the capture has found of it, the error tells the runner."""
-    asked, plain = [], capturer.settles
+    asked, plain = [], capturer.settled
 
-    def settles(*args: Any) -> bool:
+    def settled(*args: Any) -> bool:
         asked.append(args)
         return plain(*args)
 
-    monkeypatch.setattr(capturer, "settles", settles)
-    monkeypatch.setattr(runner, "settles", settles)
+    monkeypatch.setattr(capturer, "settled", settled)
+    monkeypatch.setattr(runner, "settled", settled)
     parts = nn.Sequential(nn.Linear(4, 4), Masked(), nn.Linear(4, 4))
     model = ORTModule(parts, options=Options(engine="aten", fallback="raise"))
     for _ in range(2):

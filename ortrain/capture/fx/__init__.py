@@ -39,6 +39,7 @@ from ortrain.capture.fx.selected import (
     select_something,
 )
 from ortrain.capture.fx.settle import settle
+from ortrain.capture.fx.squeezed import select_symbols_of_one
 from ortrain.capture.fx.statistics import explicit_statistics, without_needless_barriers
 from ortrain.capture.trace.keeping import keeper
 from ortrain.capture.trace.known_results import results_found_once
@@ -92,6 +93,7 @@ def _clean(
         select_something(module)
         assert_selected_sizes(module)
     remove_checks(module)
+    select_symbols_of_one(module)
     assert_dimensions_to_squeeze(module, checked)
     assert_preconditions(module)
     norms_in_float32(module)

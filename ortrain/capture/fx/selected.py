@@ -105,9 +105,9 @@ def _relation(emit: Emitter, node: fx.Node) -> fx.Node:
 def select_something(module: fx.GraphModule) -> None:
     """Selects everything where nothing is selected, and asserts that there is something.
 
-    So no operator is given a tensor without elements. Where each of those that the selected
-    elements reach knows what to do with one, as in a loop over the experts of a layer, nothing
-    is changed.
+    So no operator is given a tensor without elements. What is selected and reaches only such as
+    know what to do with none stays as it is: the experts of a layer in a loop, or
+    ``y[outside] = x[outside]``, which is of nothing in most calls.
     """
     nodes = [n for n in module.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
     reached = [n for n in nodes if any(map(_selected, (n, *n.all_input_nodes)))]
@@ -128,19 +128,49 @@ def select_something(module: fx.GraphModule) -> None:
                 because="a value is a size of what it is given, and may be 0",
                 help=f"select by a mask; or {BESIDE}",
             )
+    guarded = _together(reached, {s for node in others for s in _counts(node)})
+    masks = {n.args[1][i] for n in reached for i in _masked(n) if _counts(n, given=False) & guarded}
     for node in reached:
         packet = node.target.overloadpacket
         place = _SELECTING.get(packet, 1)
         if packet in _INDEXING:
-            masks = [i if _is_mask(i) else None for i in node.args[1]]
-            if any(masks):
-                some = [
-                    _some(module.graph, node, m) if m else i
-                    for m, i in zip(masks, node.args[1], strict=True)
-                ]
-                node.update_arg(1, some)
-        elif packet in _SELECTING and len(node.args) == place + 1:
+            some = [*node.args[1]]
+            for i in _masked(node):
+                if some[i] in masks or _counts(node) & guarded:
+                    some[i] = _some(module.graph, node, some[i])
+            node.update_arg(1, some)
+        elif packet in _SELECTING and len(node.args) == place + 1 and _counts(node) & guarded:
             node.update_arg(place, _some(module.graph, node, node.args[place]))
+
+
+def _masked(node: fx.Node) -> list[int]:
+    """Which of the indices of a node are masks."""
+    packet, arguments = getattr(node.target, "overloadpacket", None), list[Any](node.args)
+    return [i for i, v in enumerate(arguments[1]) if _is_mask(v)] if packet in _INDEXING else []
+
+
+def _together(nodes: list[fx.Node], symbols: set[Any]) -> set[Any]:
+    """The numbers of selected elements that meet some in a node, or others that do."""
+    found, before = set(symbols), -1
+    while len(found) != before:
+        before = len(found)
+        for node in nodes:
+            if not found.isdisjoint(met := _counts(node)):
+                found |= met
+    return found
+
+
+def _counts(node: fx.Node, given: bool = True) -> set[Any]:
+    """The sizes that values decide of what a node returns, and of what it is given."""
+    found: set[Any] = set()
+    for each in (node, *(node.all_input_nodes if given else ())):
+        value = each.meta.get("val")
+        for part in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(part, torch.Tensor):
+                found |= free_unbacked_symbols(part.shape)
+            elif isinstance(part, torch.SymInt):
+                found |= free_unbacked_symbols(part)
+    return found
 
 
 def _some(graph: fx.Graph, node: fx.Node, mask: fx.Node) -> fx.Node:

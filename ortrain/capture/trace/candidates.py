@@ -15,7 +15,7 @@ from torch import nn
 from ortrain.capture.origin import is_users
 from ortrain.capture.trace.functions import function_of, named_functions
 from ortrain.errors import CaptureError
-from ortrain.module_state.untouched import call_apart, generator_state
+from ortrain.module_state.untouched import call_aside, generator_state
 
 # They take arrays, and none of PyTorch's tensors.
 _WITHOUT_TENSORS = {"numpy", "scipy"}
@@ -99,7 +99,7 @@ def drawing_codes(
     before = sys.getprofile()
     sys.setprofile(watch)
     try:
-        call_apart(module, args, kwargs)
+        call_aside(module, args, kwargs)
     except Exception:
         return ()
     finally:

@@ -13,6 +13,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, TensorArgument
 
 from ortrain.capture.trace import exporter
+from ortrain.capture.trace.asked_mode import left_by_a_call, questions_noted
 from ortrain.capture.trace.assigned_buffers import assignments, assignments_as_writes
 from ortrain.capture.trace.call import Axes, Call, explicit_signature
 from ortrain.capture.trace.candidates import drawing_codes
@@ -265,6 +266,10 @@ def _trace(
     seeding: contextlib.AbstractContextManager[list[str]] = (
         contextlib.nullcontext([]) if rung.strict else seeding_watched()
     )
+    # Its way is followed by a call that is not traced in any case.
+    noting: contextlib.AbstractContextManager[list[str]] = (
+        contextlib.nullcontext([]) if rung.strict else questions_noted()
+    )
     known = keeper()
     # Dynamo's are looked for below.
     written = assignments_as_writes(module) if not rung.strict else contextlib.nullcontext()
@@ -285,6 +290,7 @@ def _trace(
             # place, the call that is watched below writes it again, and is seen to.
             untouched(module) if rung.strict else contextlib.nullcontext(),
             no_packed_sequences(),
+            noting as about_tracing,
         ):
             if effects.unwatched:
                 raise unseen(effects.unwatched)
@@ -316,6 +322,10 @@ def _trace(
         raise found
     if seeds:
         raise seeding_itself()
+    if about_tracing:
+        left = left_by_a_call(module, example.args, example.kwargs, effects)
+        if found := side_effects(left, module):
+            raise found
     asked_aside = [] if known is None else known.layouts
     for layout in (*questions.layouts, *asked_aside, *strided_inputs(program)):
         raise asking_for_layout(layout)

@@ -32,7 +32,6 @@ class Refusal(CaptureError):
         several: whether it needs one value of a tensor that has several.
         effect: whether the forward leaves something in the module, which a later call may find.
         drawn: whether random numbers decide too often which way the code goes.
-        settles: whether such a later call does nothing but compute; None where nobody has tried.
         failed: what was tried, each with its reason.
     """
 
@@ -41,7 +40,6 @@ class Refusal(CaptureError):
     several: bool = False
     effect: bool = False
     drawn: bool = False
-    settles: bool | None = None
     failed: tuple[str, ...] = ()
 
     def after(self, others: list[Refusal], failed: list[str]) -> Refusal:

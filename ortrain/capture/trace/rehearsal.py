@@ -2,7 +2,8 @@
 
 A number that only values decide, or an attribute that is written, shows in it, so that a module of
 which no graph can be made says so at its first call (:func:`foretold`), and one that only makes at
-its first call what the later ones find does not (:func:`settles`).
+its first call what the later ones find does not (:func:`settles`). Where a value decides which
+call is the first, the forward is run with contents, aside (:func:`turns`).
 
 A forward that sets attributes is rehearsed before it is traced (:func:`rehearsed`). What it warns
 of in a rehearsal, it warns of in the call.
@@ -18,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -33,15 +34,18 @@ from ortrain.capture.trace.exporter import quiet
 from ortrain.capture.trace.keeping import live_modules
 from ortrain.capture.trace.layers import traceable_layers
 from ortrain.capture.trace.recurrent import no_packed_sequences
-from ortrain.capture.trace.refusal import refusal, side_effects
+from ortrain.capture.trace.refusal import Refusal, refusal, side_effects
 from ortrain.capture.trace.value_checks import Ways, value_checks
-from ortrain.errors import CaptureError
+from ortrain.errors import CaptureError, NotServed, UnsupportedInput
 from ortrain.module_state.holder import Attributes
 from ortrain.module_state.survey import Survey
 from ortrain.module_state.untouched import (
     Effects,
     Filling,
     call_without_contents,
+    calls_aside,
+    calls_without_contents,
+    random_states,
     untouched,
     watched,
 )
@@ -85,9 +89,10 @@ def foretold(
     ways.known = True  # so that `item()` is no reason yet
     try:
         with untouched(module), traceable_layers(), quiet():
-            effects = _effects(module, args, kwargs, ways)
+            call = calls_without_contents(module, args, kwargs)
+            effects = _effects(module, call, ways)
             if effects.lasting:  # what it sets at its first call it may find at the next
-                effects = _effects(module, args, kwargs, ways)
+                effects = _effects(module, call, ways)
     except Exception as error:
         found = refusal(module, error)
         # One that was raised on purpose; not for what a custom function could not be tried on.
@@ -99,6 +104,19 @@ def foretold(
     return refused
 
 
+def settled(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: CaptureError
+) -> bool:
+    """Whether a call was refused for what only the first one does.
+
+    Nothing of the module is changed.
+    """
+    if isinstance(error, NotServed | UnsupportedInput):
+        return False
+    effect = isinstance(error, Refusal) and error.effect
+    return (effect and settles(module, args, kwargs)) or turns(module, args, kwargs)
+
+
 def settles(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a forward does nothing but compute once it has been called like this.
 
@@ -108,18 +126,39 @@ def settles(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     ways.known = True
     try:
         with untouched(module), traceable_layers(), quiet():
-            _effects(module, args, kwargs, ways)
-            return _effects(module, args, kwargs, ways).none
+            call = calls_without_contents(module, args, kwargs)
+            _effects(module, call, ways)
+            return _effects(module, call, ways).none
     except Exception:
         return False
 
 
-def _effects(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ways: Ways
-) -> Effects:
-    """What a call does besides computing its outputs."""
+def turns(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call goes another way at branches on values once it has been made.
+
+    ``if not self.initialized: …`` with the flag in a buffer: of the code behind it the calls after
+    the first need no graph. Two calls aside find out, with the same random numbers; of code whose
+    state cannot all be put back, nothing is known.
+    """
+    if Survey(module).unwatched:
+        return False
+    ways = Ways(), Ways()
+    try:
+        with calls_aside(module, args, kwargs) as call:
+            for each in ways:
+                with random_states(module), each.noted():
+                    call()
+                if not each.gone:
+                    return False
+    except Exception:
+        return False
+    return ways[0].gone != ways[1].gone
+
+
+def _effects(module: nn.Module, call: Callable[[Any], None], ways: Ways) -> Effects:
+    """What a call without contents does besides computing its outputs."""
     with watched(module, live=live_modules(module)) as effects:
-        call_without_contents(module, args, kwargs, _refusing(module, ways))
+        call(_refusing(module, ways))
     return effects
 
 

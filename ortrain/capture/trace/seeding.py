@@ -7,11 +7,14 @@ would draw new ones.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import torch
 
+from ortrain.capture.origin import TORCH
 from ortrain.capture.trace.aside import is_aside
 from ortrain.exclusive import this_thread
 
@@ -25,9 +28,18 @@ class _Generator:
         self._own, self._calls, self._here = own, calls, this_thread()
 
     def __getattr__(self, name: str) -> Any:
-        if name in _SEEDS and self._here() and not is_aside():
+        if name in _SEEDS and self._here() and not is_aside() and not _by_dynamo():
             self._calls.append(name)
         return getattr(self._own, name)
+
+
+def _by_dynamo() -> bool:
+    """Whether Dynamo puts a state back around a body of control flow that it has looked at."""
+    frame: FrameType | None = sys._getframe(2)
+    between = {torch.random.__file__, f"{TORCH}_dynamo/eval_frame.py"}  # it wraps manual_seed()
+    while frame is not None and frame.f_code.co_filename in between:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(f"{TORCH}_dynamo/")
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ from ortrain.kept.routine import leaves_of
 from ortrain.kept.shared import buffers_of, place_of, silent
 from ortrain.module_state.holder import Holder, Memo, same_elements
 from ortrain.module_state.survey import Survey
-from ortrain.module_state.untouched import FREE, call_apart, generator_state, set_state
+from ortrain.module_state.untouched import FREE, call_aside, generator_state, set_state
 
 _CONSTANT = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device,
              torch.layout, torch.memory_format, torch.Size, slice, type, FunctionType,
@@ -107,7 +107,7 @@ def seen_routines(known: Keeper, module: nn.Module, args: Any, kwargs: Any) -> N
         contextlib.suppress(Exception),
         called_instead({function: noting(function, own) for function, own in twins.items()}),
     ):
-        call_apart(module, args, kwargs)
+        call_aside(module, args, kwargs)
     for function, why in known.refused.items():
         raise CaptureError(
             f"{function.__qualname__}() can be no node of a graph that PyTorch runs",

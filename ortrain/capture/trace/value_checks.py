@@ -18,7 +18,7 @@ import collections
 import contextlib
 import dis
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import CodeType, FrameType
@@ -77,6 +77,11 @@ class Ways:
         self.known = True
         with _truth(note, self.number), draws:
             yield
+
+    @property
+    def gone(self) -> Mapping[tuple[CodeType, int], Sequence[bool]]:
+        """The ways of the call that was noted, by place."""
+        return self._noted
 
     def begin(self, *_: object) -> None:
         """A forward is traced from its beginning."""
