@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -190,6 +191,42 @@ def test_the_backward_copies_only_what_comes_from_outside(name, monkeypatch):
     for result, expected in zip(found, plain, strict=True):
         scale = expected.abs().max().item() or 1.0
         torch.testing.assert_close(result, expected, rtol=1e-4, atol=2e-6 * scale)
+
+
+@pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN convolves no bfloat16 here"
+)
+@pytest.mark.parametrize("needs", [(1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1)], ids=str)
+@pytest.mark.parametrize(("window", "stride"), [(3, 1), (3, 2), (5, 1), (5, 2)])
+def test_gradients_of_depthwise_convolutions_in_bfloat16_are_rounded_once(window, stride, needs):
+    """Also those that oneDNN has no kernel of 16 bits for, which are computed in float32."""
+    pads = [window // 2] * 4
+    form = {"pads": pads, "strides": [stride] * 2, "dilations": [1, 1], "group": 8}
+    size = (12 + 2 * pads[0] - window) // stride + 1
+
+    def body(op, dy, x, w):
+        found = op.node(
+            "ConvGradient", (dy, x, w), domain="ortrain", outputs=3, needs=list(needs), **form
+        )
+        names = ("dx", "dw", "db")
+        return {n: v for n, v, flag in zip(names, found, needs, strict=True) if flag}
+
+    sizes = {"dy": (2, 8, size, size), "x": IMAGE, "w": (8, 1, window, window)}
+    dtype = np.dtype(ml_dtypes.bfloat16)
+    subject = program(body, sizes, dtype=dtype)
+    dy, x, w = (t.bfloat16() for t in values_of(subject))
+    compiled = EXECUTOR.compile(EXECUTOR.lower(subject))
+    wide = (stride > 1 and needs[0]) or (window > 3 and needs[1])
+    assert (".to(torch.float32)" in compiled.source) == bool(wide)
+    wanted = torch.ops.aten.convolution_backward(
+        dy.double(), x.double(), w.double(), [8], [stride] * 2, pads[:2], [1, 1], False, [0, 0], 8,
+        [bool(n) for n in needs],
+    )  # fmt: skip
+    found = compiled.run_values([dy, x, w])
+    for ours, exact in zip(found, [v for v in wanted if v is not None], strict=True):
+        assert ours.dtype is torch.bfloat16
+        error = (ours.double() - exact).abs().max() / exact.abs().max()
+        assert error < 2.0**-8
 
 
 def test_patches_that_tile_an_image_stay_as_they_are():

@@ -59,10 +59,10 @@ def _without_kernel(t, node, x, w, strides, group, mask):
     depthwise = group > 1 and w.dims[0] == group and w.dims[1] == 1
     if not depthwise or x.dtype not in HALF or node.inputs[1] not in t.images:
         return [False] * 3
-    dx = max(strides) > 1
-    dw = any(not isinstance(n, int) or n > 3 for n in w.dims[2:])
+    slow = max(strides) > 1, any(not isinstance(n, int) or n > 3 for n in w.dims[2:])
+    wide = [m and s for m, s in zip(mask, slow, strict=False)]
     # A bias alone would be a call of its own.
-    return [dx, dw, (dx or not mask[0]) and (dw or not mask[1])]
+    return [*wide, any(wide) and wide == mask[:2]]
 
 
 def _inside(pair):
