@@ -21,6 +21,9 @@ import torch
 
 from ortrain.graph import shapes
 from ortrain.graph.rounding import NARROW, WIDE
+from ortrain.graph.shapes import Dim
+
+Dims = tuple[Dim, ...] | None
 
 # [N, C, H, W]
 RANK = 4
@@ -46,7 +49,8 @@ _IMAGES = {
     ("", "Slice"): 1,
     ("", "Split"): 1,
 }
-# Operators of which each tensor of the result's shape is an image of its order.
+# Operators of which each tensor of the result's shape, or of one image for all of its batch, is an
+# image of its order.
 _ELEMENTWISE = {("", name) for name in shapes.ELEMENTWISE - {"PRelu"}} | {
     ("", name)
     for name in """
@@ -90,7 +94,7 @@ def images_of(node: ir.Node) -> list[ir.Value]:
     if key in _ELEMENTWISE:
         known = shapes.dims(node.outputs[0])
         given = (*node.inputs, *node.outputs)
-        return [v for v in given if _is_image(v) and shapes.dims(v) == known]
+        return [v for v in given if _is_image(v) and _is_spread_over(known, shapes.dims(v))]
     if key == ("", "Concat"):
         found: list[ir.Value | None] = [*node.inputs, *node.outputs]
     elif key in _IMAGES:
@@ -99,6 +103,13 @@ def images_of(node: ir.Node) -> list[ir.Value]:
     else:
         return []
     return [v for v in found if _is_image(v)]
+
+
+def _is_spread_over(known: Dims, own: Dims) -> bool:
+    """Whether a shape is another one, or that of one image for all of its batch."""
+    if known is None or own is None or len(known) != len(own):
+        return False
+    return own[1:] == known[1:] and own[0] in (known[0], 1)
 
 
 def _is_image(value: ir.Value | None) -> TypeGuard[ir.Value]:

@@ -179,7 +179,13 @@ class Writer:
 
     def _with_channels_last(self, image: Tensor) -> Tensor:
         """An image as convolutions want it: itself where it already lies so."""
-        result = image.contiguous(memory_format=Raw("torch.channels_last"))
+        if image.dims is not None and image.dims[1] == 1:
+            # Of one channel both orders are the same, and PyTorch goes by the strides.
+            batch, _, *area = image.shape
+            rows = image if image.is_contiguous else image.contiguous()
+            result = rows.view([batch, *area, 1]).permute([0, 3, 1, 2])
+        else:
+            result = image.contiguous(memory_format=Raw("torch.channels_last"))
         result.dtype, result.dims, result.is_contiguous = image.dtype, image.dims, False
         return result
 

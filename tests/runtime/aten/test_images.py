@@ -161,6 +161,18 @@ def test_a_norm_over_groups_takes_rows_and_the_order_goes_on_behind_it(name):
     torch.testing.assert_close(middle.contiguous(), rows, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_one_image_for_a_whole_batch_is_brought_into_the_order(first):
+    """Its strides would decide about those of the result."""
+
+    def body(op, x, p):
+        return op.Add(p, x) if first else op.Add(x, p)
+
+    subject = between(body, p=(1, *IMAGE[1:]))
+    middle = EXECUTOR.compile(EXECUTOR.lower(subject)).run_values(values_of(subject))[1]
+    assert lies_last(middle)
+
+
 TRAINED = {**KEPT, "BatchNorm": batch_norm}
 FLAT = {"Ceil", "Floor", "Round", "Sign"}
 
@@ -227,6 +239,23 @@ def test_gradients_of_depthwise_convolutions_in_bfloat16_are_rounded_once(window
         assert ours.dtype is torch.bfloat16
         error = (ours.double() - exact).abs().max() / exact.abs().max()
         assert error < 2.0**-8
+
+
+@pytest.mark.parametrize("given", [torch.contiguous_format, LAST])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_images_of_one_channel_are_told_apart_by_their_strides(batch, given):
+    def body(op, x, w, v):
+        first = conv(op, x, w)
+        return {"first": first, "y": conv(op, op.Relu(first), v)}
+
+    subject = program(body, {"x": (batch, 1, 12, 12), "w": (8, 1, 3, 3), "v": WEIGHT})
+    set_role(subject.graph.outputs[0], Role.SAVED)
+    x, w, v = values_of(subject)
+    held = x.expand(-1, 1, -1, -1).contiguous(memory_format=given)
+    first, y = EXECUTOR.compile(EXECUTOR.lower(subject)).run_values([held, w, v])
+    assert lies_last(first)
+    wanted = torch.conv2d(torch.conv2d(x, w, padding=1).relu(), v, padding=1)
+    torch.testing.assert_close(y, wanted, rtol=1e-5, atol=1e-4)
 
 
 def test_patches_that_tile_an_image_stay_as_they_are():
