@@ -8,6 +8,10 @@ and what stood there before is the module's code as it was.
 
 from __future__ import annotations
 
+from ortrain.extras import require
+
+require("torch", __name__)
+
 import functools
 import threading
 from collections.abc import Callable

@@ -420,10 +420,25 @@ def _shown(path: str) -> str:
 
 @contextlib.contextmanager
 def random_states(module: torch.nn.Module | None = None) -> Iterator[None]:
-    """Restores the random states of Python, numpy and PyTorch, and of a module's generators."""
-    own = {} if module is None else Survey(module).generators
-    with _random_states({"random": random, "numpy.random": np.random, **own}):
-        yield
+    """Restores the random states of Python, numpy and PyTorch, and of a module's generators.
+
+    Of a module what was drawn meanwhile and is memoised goes with them.
+    """
+    every: dict[str, Any] = {"random": random, "numpy.random": np.random}
+    if module is None:
+        with _random_states(every):
+            yield
+        return
+    survey = Survey(module)
+    memos = [(each, each.read()) for each in survey.holders if isinstance(each, Memo)]
+    before = _states_of(survey) if memos else {}
+    with _random_states({**every, **survey.generators}):
+        try:
+            yield
+        finally:
+            if memos and _states_of(survey) != before:
+                for memo, held in memos:
+                    memo.forget(held)
 
 
 @contextlib.contextmanager

@@ -113,8 +113,11 @@ def entries(value: Any) -> list[tuple[Any, Any]]:
     """What a dictionary holds, likewise."""
     if not isinstance(value, dict):
         return [*value.items()]
-    kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
-    return [*kind.items(value)]
+    try:
+        kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
+        return [*kind.items(value)]
+    except TypeError:  # an OrderedDict asks each key for its hash; sizes of a trace have none
+        return [*dict.items(value)]
 
 
 def same(one: Any, other: Any) -> bool:

@@ -224,13 +224,27 @@ def test_a_kept_graph_may_fail_at_its_second_backward(faults: Faults, kept: bool
     assert_alike(model, eager)
 
 
-def test_the_graphs_error_is_shown_where_pytorch_cannot_answer_either(faults: Faults) -> None:
+def test_the_graphs_error_is_shown_where_pytorch_cannot_answer_either(
+    faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = ORTModule(Small(), options=FALLS_BACK)
     outputs = model(rows(6, 4))
-    model.module.register_forward_hook(lambda *_: None)
+    monkeypatch.setattr(Small, "forward", lambda self, value: (value, value))
     faults.after(0)
     with pytest.raises(ExecutionError, match="no memory"):
         loss_of(outputs).backward()
+
+
+def test_pytorch_answers_for_a_module_as_it_was_in_the_forward(faults: Faults) -> None:
+    eager = Small()
+    model = ORTModule(copy.deepcopy(eager), options=FALLS_BACK)
+    outputs = model(rows(6, 4))
+    model.module.register_forward_hook(lambda *_: None)
+    faults.after(0)
+    with pytest.warns(OrtrainWarning, match="no memory"):
+        loss_of(outputs).backward()
+    loss_of(eager(rows(6, 4))).backward()
+    assert_alike(model, eager)
 
 
 def test_a_forward_that_fails_is_pytorchs_at_any_step(faults: Faults) -> None:
