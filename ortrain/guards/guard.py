@@ -279,11 +279,8 @@ class Guard:
 
     def read_of(self, tensors: Iterable[Tensor]) -> str:
         """What Python code has put on tensors of a call that the module's code names, if any."""
-        for tensor in tensors:
-            for name in tensor.__dict__:
-                if name in self._names_on_tensors:
-                    return name
-        return ""
+        names = chain.from_iterable(filter(None, map(_attributes, tensors)))
+        return next(filter(self._names_on_tensors.__contains__, names), "")
 
     def numbers_changed(self) -> set[Attribute] | None:
         """The numbers in which the module differs from this state; None where more is different."""

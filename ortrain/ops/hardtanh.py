@@ -8,7 +8,7 @@ from ortrain.graph.build import Builder
 from ortrain.ops.base import like_first, operator
 
 
-def is_outside(op: Builder, x: ir.Value, low: float, high: float) -> ir.Value:
+def is_outside(op: Builder, x: ir.Value, low: float | ir.Value, high: float | ir.Value) -> ir.Value:
     """Where no gradient passes: at the bounds and beyond them, but not where x is no number."""
     beyond: ir.Value = op.Or(op.LessOrEqual(x, low), op.GreaterOrEqual(x, high))
     return beyond

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -84,9 +83,6 @@ TURN = "its turn in the contest with the graph"
 
 # Forms of call that are known in each state of the module; the oldest make way.
 MOST_FORMS = 64
-
-
-_attributes = attrgetter("__dict__")
 
 
 def _marked(name: str) -> CaptureError:
@@ -181,7 +177,7 @@ class Runner:
             flat = flatten_call(args, kwargs)
         except CaptureError as error:
             return self._eager_because(error, args, kwargs)
-        if any(map(_attributes, flat.tensors)) and (read := state.guard.read_of(flat.tensors)):
+        if read := state.guard.read_of(flat.tensors):
             return self._eager_because(_marked(read), args, kwargs)
         key = (flat.key, ambient(), self.only_loss)
         form = state.forms.get(key)

@@ -69,13 +69,11 @@ def left_by_a_call(
         return Effects()
     # Functions that stay PyTorch's draw at each call.
     drawn = [] if known is not None and known.routines else effects.drawn
-    filled = {each.path for each in traced.fillings}
+    before, now = (
+        [*each.assigned, *(filling.path for filling in each.fillings)] for each in (traced, effects)
+    )
     return Effects(
-        assigned=[
-            path
-            for path in (*effects.assigned, *(each.path for each in effects.fillings))
-            if path not in {*traced.assigned, *filled}
-        ],
+        assigned=[path for path in now if path not in before],
         filled=[path for path in effects.filled if path not in traced.filled],
         recast=[path for path in effects.recast if path not in traced.recast],
         drawn=[name for name in drawn if name not in traced.drawn],

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from ortrain.capture.onnx.translations.base import Scalar, Translator, aten, refuse, translation
 from ortrain.graph import shapes
 from ortrain.graph.shapes import fits_float32
+from ortrain.ops.hardtanh import is_outside
 
 
 def _dtype(value: ir.Value) -> ir.DataType:
@@ -37,7 +38,7 @@ def hardtanh(
         low, high = float(min_val), float(max_val)
         if fits_float32(low) and fits_float32(high) and low < high:
             return op.ours("Hardtanh", self, min_val=low, max_val=high)
-    outside = op.Or(op.LessOrEqual(self, min_val), op.GreaterOrEqual(self, max_val))
+    outside = is_outside(op, self, min_val, max_val)
     return op.Where(outside, op.ours("StopGradient", op.Clip(self, min_val, max_val)), self)
 
 
