@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from itertools import chain
 from operator import attrgetter, is_
@@ -60,7 +60,7 @@ from ortrain.module_state.holder import cell_value, slot_value, slots_of
 from ortrain.module_state.hooks import HOOKS, untraced_hooks
 from ortrain.module_state.memo import memo_state
 from ortrain.module_state.survey import Survey
-from ortrain.module_state.value import ABSENT, elements, entries, same
+from ortrain.module_state.value import ABSENT, dict_kind, elements, entries, same
 
 # Facts of what is no attribute, and attributes that torch itself sets.
 _NO_ATTRIBUTES = {"child", "parameter", "buffer", "class", "order", *HOOKS.values()}
@@ -446,7 +446,7 @@ class Guard:
             if now != then and not (
                 dict.keys(live) == frozen.keys()
                 and (
-                    all(map(is_, _values(live), frozen.values()))
+                    all(map(is_, dict_kind(live).values(live), frozen.values()))
                     or ((self._moving or self._unread) and self._only_free(index, live, frozen))
                 )
             ):
@@ -546,11 +546,6 @@ def _attribute_of(path: str, name: str, modules: Mapping[str, nn.Module]) -> Att
             there = first in owner.__dict__ and first not in _MODES
             return Attribute(owner, ".".join(parts[:length]), first) if there else None
     return None
-
-
-def _values(live: dict[Any, Any]) -> Iterable[Any]:
-    """Those of a dictionary, whatever its class makes of that."""
-    return OrderedDict.values(live) if isinstance(live, OrderedDict) else dict.values(live)
 
 
 def _another_number(now: Any, then: Any) -> bool:

@@ -6,7 +6,6 @@ what it has found. The tensors of a trace are of a class of their own, which no 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ortrain.module_state.holder import Entries, Holder
+from ortrain.module_state.value import dict_kind
 
 _KINDS = (Tensor, nn.Parameter)
 
@@ -35,7 +35,7 @@ class ClassTables:
             found = [dict.get(table, kind) for kind in _KINDS if dict.__contains__(table, kind)]
             known = dict.__contains__(table, FakeTensor)
             if found and found[0] is found[-1] and not known:
-                _methods(table).__setitem__(table, FakeTensor, found[0])
+                dict_kind(table).__setitem__(table, FakeTensor, found[0])
                 self._lent.append((table, found[0]))
 
     def take_back(self) -> None:
@@ -43,8 +43,4 @@ class ClassTables:
         while self._lent:
             table, value = self._lent.pop()
             if dict.get(table, FakeTensor) is value:
-                _methods(table).__delitem__(table, FakeTensor)
-
-
-def _methods(table: dict[Any, Any]) -> Any:
-    return OrderedDict if isinstance(table, OrderedDict) else dict
+                dict_kind(table).__delitem__(table, FakeTensor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CellType, FunctionType, MemberDescriptorType
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ortrain.module_state.memo import grew, grew_by_stand_ins, kept_results, memo_state
-from ortrain.module_state.value import ABSENT, elements, entries, same
+from ortrain.module_state.value import ABSENT, dict_kind, elements, entries, same
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -269,7 +269,7 @@ class Entries(Container):
 
     def _write(self, held: dict[Any, Any]) -> None:
         if not self._holds(held):
-            kind: Any = OrderedDict if isinstance(self.object, OrderedDict) else dict
+            kind = dict_kind(self.object)
             kind.clear(self.object)
             for key, value in held.items():
                 kind.__setitem__(self.object, key, value)

@@ -109,13 +109,17 @@ def elements(value: Any) -> list[Any]:
     return [*kind.__iter__(value)]
 
 
+def dict_kind(value: dict[Any, Any]) -> Any:
+    """The class whose methods reach what a dictionary holds, whatever its own makes of them."""
+    return OrderedDict if isinstance(value, OrderedDict) else dict
+
+
 def entries(value: Any) -> list[tuple[Any, Any]]:
     """What a dictionary holds, likewise."""
     if not isinstance(value, dict):
         return [*value.items()]
     try:
-        kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
-        return [*kind.items(value)]
+        return [*dict_kind(value).items(value)]
     except TypeError:  # an OrderedDict asks each key for its hash; sizes of a trace have none
         return [*dict.items(value)]
 
