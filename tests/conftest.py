@@ -8,6 +8,7 @@ import os
 # Before anything imports the hub's package, which reads it once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import itertools
 import random
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -38,6 +39,15 @@ def no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph is made at once: tests are short runs, in which none would pay."""
     monkeypatch.setattr("ortrain.step.prospect.Prospect.pays", lambda *_: True)
+
+
+@pytest.fixture
+def graph_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contests last a number of steps that no machine decides, and the graph wins them."""
+    ticks = itertools.count()  # so all steps take as long
+    monkeypatch.setattr("ortrain.step.contest.clock", lambda: float(next(ticks)))
+    monkeypatch.setattr("ortrain.step.contest.MOST_ROUNDS", 1)
+    monkeypatch.setattr("ortrain.step.contest.MARGIN", 1e9)
 
 
 @pytest.fixture(autouse=True, scope="module")

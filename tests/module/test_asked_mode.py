@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_exporting
 
 from ortrain import Options, ORTModule
-from ortrain.module_state.holder import Named
-from ortrain.module_state.untouched import Effects, Filling
-from ortrain.step.trial import Trial
 
 
 class Part(nn.Module):
@@ -129,12 +125,3 @@ def test_what_it_draws_where_it_is_not_traced_is_drawn(draw: Callable[[], float]
     seeded()
     drawn = [draw() for _ in range(4)]
     assert after == drawn[3]
-
-
-def test_a_constant_where_there_was_nothing_is_no_reason_for_the_certificate() -> None:
-    """As transformers' ``config.problem_type``: it stays there, and a graph sets it too."""
-    module = nn.Linear(2, 2)
-    filled = Filling("config.problem_type", Named("config", module), "problem_type", "regression")
-    trial: Any = SimpleNamespace(kept=())
-    assert not Trial._left(trial, Effects(fillings=[filled]))
-    assert Trial._left(trial, Effects(assigned=["seen"])) == ["the forward changes seen"]

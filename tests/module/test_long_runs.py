@@ -15,18 +15,12 @@ from torch.utils.checkpoint import checkpoint
 from ortrain import ORTModule
 from ortrain.step.forms import DIFFERENTIATED_AGAIN
 
+pytestmark = pytest.mark.usefixtures("graph_wins")
 STEPS = 300
 # What two orders of summation make of a loss after three hundred steps of gradient descent.
 RELATIVE = 2e-4
 
 Losses = Iterator[Tensor]
-
-
-@pytest.fixture(autouse=True)
-def graph_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The contest is short, and the graph wins it, whatever the clock says."""
-    monkeypatch.setattr("ortrain.step.contest.MOST_STEPS", 5)
-    monkeypatch.setattr("ortrain.step.contest.MARGIN", 1e9)
 
 
 def rows(*shape: int, seed: int) -> Tensor:

@@ -69,12 +69,10 @@ def test_a_resumed_training_ends_with_the_same_bits(tmp_path: Path, dropout: flo
         assert torch.equal(weight, expected[name]), name
 
 
+@pytest.mark.usefixtures("graph_wins")
 def test_a_resumed_training_goes_on_with_the_winner_of_the_contest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ortrain.step.contest.MOST_STEPS", 3)
-    monkeypatch.setattr("ortrain.step.contest.MOST_ROUNDS", 1)
-    monkeypatch.setattr("ortrain.step.contest.MARGIN", 1e9)  # the graph wins
     warned: list[str] = []
     monkeypatch.setattr("transformers.trainer.logger.warning", warned.append)
     settings = {
