@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _python_dispatch
 from torch.utils import _pytree as pytree
 
 from ortrain.module_state.aliases import Aliases
@@ -34,21 +35,28 @@ FREE = {
     "_output_capturing_hooks_installed",
 } - {"training"}
 
+_without_modes: Any = _python_dispatch._disable_current_modes
+
 
 @functools.cache
 def _of_every_stand_in() -> frozenset[str]:
-    with FakeTensorMode():
+    # A trace that is under way would have a node of another mode's tensor.
+    with _without_modes(), FakeTensorMode():
         return frozenset(torch.empty(1).__dict__)
 
 
 @contextlib.contextmanager
-def untouched(module: torch.nn.Module) -> Iterator[None]:
+def untouched(module: torch.nn.Module, *, by_failures: bool = False) -> Iterator[None]:
     """Restores random states and all of a module's state but parameters and buffers.
 
     Calls inside may have others in their places, also where the module holds them a second time.
 
     Hooks on saved tensors that are around it see nothing of what runs inside: checkpointing counts
     what a forward saves, and then what its repetition saves.
+
+    Args:
+        module: whose state it is.
+        by_failures: restores the module's state only where something is raised.
     """
     survey = Survey(module)
     held = [each.read() for each in survey.holders]
@@ -58,17 +66,21 @@ def untouched(module: torch.nn.Module) -> Iterator[None]:
         for each in survey.modules
         for name in (*HOOKS, "_parameters", "_buffers", "_modules")
     ]
-    with _random_states(survey.generators), _unhooked():
-        try:
-            with Aliases(module, survey).followed():
-                yield
-        finally:
-            if survey.memos:
-                _forget_results(survey, held, generators)
-            for holder, before in zip(survey.holders, held, strict=True):
-                holder.write(before)
-            for each, name, entries in registries:
-                _refill(each.__dict__[name], entries)
+
+    def put_back() -> None:
+        if survey.memos:
+            _forget_results(survey, held, generators)
+        for holder, before in zip(survey.holders, held, strict=True):
+            holder.write(before)
+        for each, name, entries in registries:
+            _refill(each.__dict__[name], entries)
+
+    with _random_states(survey.generators), _unhooked(), contextlib.ExitStack() as restored:
+        restored.callback(put_back)
+        with Aliases(module, survey).followed():
+            yield
+        if by_failures:
+            restored.pop_all()
 
 
 def _forget_results(survey: Survey, held: list[Any], generators: dict[str, bytes]) -> None:

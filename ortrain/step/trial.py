@@ -190,12 +190,10 @@ class Trial:
         return evidence
 
     def _left(self, effects: Effects) -> list[str]:
-        """What a call leaves in the module beside its buffers, which no trace has seen.
-
-        A constant where there was nothing (``config.problem_type``) is none: it stays there.
-        """
+        """What a call leaves in the module beside its buffers, which no trace has seen."""
         drawn = [] if self.kept else effects.drawn
-        left = [*effects.assigned, *effects.filled, *effects.recast, *drawn]
+        fillings = [each.path for each in effects.fillings]
+        left = [*effects.assigned, *fillings, *effects.filled, *effects.recast, *drawn]
         return [f"the forward changes {listing(left, 3)}"] if left else []
 
     def _otherwise(

@@ -153,10 +153,12 @@ def export(
             if error.final:
                 break
             continue
+        fillings += found.fillings  # which another trace finds, should this one not be chosen
         if found.fixes_batch and not rung.strict:
             # Python such as int(size) makes it a number; Dynamo sees through it.
             with contextlib.suppress(Refusal), _calls_of_the_chosen() as chosen:
                 other = _attempt(module, call, replace(rung, name="strict", strict=True), branches)
+                fillings += other.fillings
                 if other.refused_shape == "" and not other.fixes_batch:
                     failed.append(f"{rung.name}: it would fix {found.fixes_batch}")
                     found = other
@@ -165,7 +167,7 @@ def export(
             failed.append(f"{rung.name}: {found.refused_shape}")
             continue
         found.failed = tuple(failed)
-        found.fillings = (*fillings, *found.fillings)
+        found.fillings = tuple(fillings)
         return found
     first, *others = refusals
     raise first.after(others, failed) from first.__cause__
@@ -184,10 +186,18 @@ def _calls_of_the_chosen() -> Iterator[list[Exported]]:
 
 
 def _attempt(module: torch.nn.Module, call: Call, rung: Rung, branches: bool) -> Exported:
+    """An export on a rung; the next one finds the module as this one, if it fails."""
+    with untouched(module, by_failures=True):
+        return _exported(module, call, rung, branches)
+
+
+def _exported(module: torch.nn.Module, call: Call, rung: Rung, branches: bool) -> Exported:
     example = call.replaced() if rung.own else call.grown(rung.grown)
     ways = Ways() if branches and not rung.strict else None
+    retried = contextlib.nullcontext() if ways is None else untouched(module, by_failures=True)
     try:
-        program, effects, questions = _trace(module, call, rung, example, ways)
+        with retried:
+            program, effects, questions = _trace(module, call, rung, example, ways)
     except Refusal as first:
         if ways is None or not (ways.missed or first.by_value):
             raise
@@ -204,6 +214,8 @@ def _attempt(module: torch.nn.Module, call: Call, rung: Rung, branches: bool) ->
             raise told from told.__cause__
     if effects.fillings:
         # What it found missing it now finds; if that changes nothing, the graph is that of both.
+        for filling in effects.fillings:  # a strict trace leaves the module as it was
+            filling.apply()
         again, later, _ = _trace(module, call, rung, example, ways)
         if later.fillings or not _alike(program, again):
             raise assigning([each.path for each in effects.fillings], module)
