@@ -114,7 +114,7 @@ class SpelledAttention(nn.Module):
 
 CONDITIONS: dict[str, Callable[[Tensor], Tensor | None]] = {
     "keys": lambda m: m.bool()[:, None, None, :],
-    "keys, causal": lambda m: m.bool()[:, None, None, :] & _causal(m.expand(len(m[0]), -1)),
+    "keys, causal": lambda m: m.bool()[:, None, None, :] & _causal(m[:1].expand(m.shape[1], -1)),
     "keys and queries": lambda m: m.bool()[:, None, None, :] & m.bool()[:, None, :, None],
     "queries": lambda m: m.bool()[:, None, :, None].expand(-1, -1, -1, m.shape[1]),
     "the lowest": lambda m: (1.0 - m.float())[:, None, None, :] * LOWEST,
@@ -230,9 +230,14 @@ class Generated(nn.Module):
         self.residual = draw.random() < 0.5
         self.pool = draw.choice([*POOLS, "labels", "labels", "two"])
         self.head = nn.Linear(WIDTH, WORDS if self.pool == "labels" else 3)
+        self.beside = draw.choice([*BESIDE])
+        self.types = nn.Embedding(2, WIDTH)
+        self.places = nn.Embedding(17, WIDTH)
+        self.layer = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
         words = self.embedding(input_ids)
+        words = BESIDE[self.beside](self, words, input_ids, attention_mask)
         for layer in self.layers:
             found = layer(words, attention_mask)
             words = words + found if self.residual else found
@@ -245,4 +250,30 @@ class Generated(nn.Module):
         return self.head(POOLS[self.pool](words, attention_mask)).square().mean()
 
     def extra_repr(self) -> str:
-        return f"pool={self.pool}, residual={self.residual}"
+        return f"beside={self.beside}, pool={self.pool}, residual={self.residual}"
+
+
+Beside = Callable[[Generated, Tensor, Tensor, Tensor], Tensor]
+"""A module, words [B, S, W], ids [B, S] and a mask [B, S] → words."""
+BESIDE: dict[str, Beside] = {
+    "nothing": lambda own, w, i, m: w,
+    "types of zeros": lambda own, w, i, m: w + own.types(torch.zeros_like(i)),
+    "types of ones by size": lambda own, w, i, m: (
+        w + own.types(torch.ones(i.shape, dtype=torch.long))
+    ),
+    "one type, expanded": lambda own, w, i, m: w + own.types(i.new_zeros(1, 1).expand(i.shape)),
+    "a type of each row": lambda own, w, i, m: w + own.types(i[:, :1] % 2).expand_as(w),
+    "types, then a layer": lambda own, w, i, m: w * own.layer(own.types(torch.zeros_like(i))),
+    "a vector, expanded": lambda own, w, i, m: w * own.types.weight[0].expand(*i.shape, WIDTH),
+    "a vector at padding": lambda own, w, i, m: torch.where(
+        m.bool().unsqueeze(-1), w, own.types.weight[0].expand_as(w)
+    ),
+    "ones, normalized": lambda own, w, i, m: (
+        w + nn.functional.layer_norm(torch.ones_like(w) * own.types.weight[0], [WIDTH])
+    ),
+    "places": lambda own, w, i, m: w + own.places(torch.arange(i.shape[1])),
+    "places of each row": lambda own, w, i, m: (
+        w + own.places(torch.arange(i.shape[1]).expand(i.shape))
+    ),
+    "places that are counted": lambda own, w, i, m: w + own.places(m.cumsum(1) * m),
+}

@@ -177,6 +177,7 @@ CASES = {
     "distilbert": Case(of("DistilBertForSequenceClassification", **distilbert), of_rows),
     "electra": Case(of("ElectraForSequenceClassification", embedding_size=8), of_rows),
     "albert": Case(of("AlbertForSequenceClassification", embedding_size=8), of_rows),
+    "roformer": Case(of("RoFormerForSequenceClassification", embedding_size=16), of_rows),
     "left-padded bert": Case(of("BertForSequenceClassification"), of_rows, left=True),
     "modernbert": Case(of("ModernBertForSequenceClassification", pad_token_id=0), of_rows),
     "mean of words": Case(Sentences, lambda given: given),
@@ -217,10 +218,10 @@ CASES = {
 }
 # Those that `make test` runs; of those that it leaves out each is like one of them.
 SAMPLE = [
-    "bert", "albert", "left-padded bert", "modernbert", "mean of words", "smoothed labels",
-    "weighted losses", "tags", "masked words", "gpt2", "llama with shared keys", "t5", "bart",
-    "left-padded bert spelled out", "mpnet", "deberta-v2", "gpt2 spelled out", "whisper", "answers",
-    "choices",
+    "bert", "albert", "roformer", "left-padded bert", "modernbert", "mean of words",
+    "smoothed labels", "weighted losses", "tags", "masked words", "gpt2",
+    "llama with shared keys", "t5", "bart", "left-padded bert spelled out", "mpnet", "deberta-v2",
+    "gpt2 spelled out", "whisper", "answers", "choices",
 ]  # fmt: skip
 
 

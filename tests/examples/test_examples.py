@@ -72,8 +72,11 @@ def test_every_example_is_tested() -> None:
 
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_both_engines_come_to_the_same_metric(
-    name: str, run: Any, capsys: pytest.CaptureFixture[str]
+    name: str, run: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # As in a training of full size, tokens that nobody reads are left out.
+    for least in ("LEAST", "ENOUGH"):
+        monkeypatch.setattr(f"ortrain.step.tokens.{least}", 0)
     eager, graph = run(name)
     assert [eager["engine"], graph["engine"]] == ["torch", "onnxruntime"]
     assert [eager["graph_calls"], eager["eager_calls"]] == [0, 4]

@@ -183,7 +183,7 @@ class _Writer:
                     node.replace_input_with(i, self._tokens(op, value, how, wanted))
                 else:
                     node.replace_input_with(i, self._spread(op, value, node, plan.frame, own))
-            self._adjust(op, node, plan.frame, own)
+            self._adjust(op, node, plan, own)
         for value in node.outputs:
             dims = self._dims[value]
             if dims is not None and value in self.frames:
@@ -251,18 +251,22 @@ class _Writer:
             result.shape = ir.Shape([names.get(str(d), d) for d in dims])
         return result
 
-    def _adjust(self, op: Builder, node: ir.Node, frame: Frame, own: Tokens) -> None:
+    def _adjust(self, op: Builder, node: ir.Node, plan: Plan, own: Tokens) -> None:
         """What a node says of sizes and of the numbers of tokens."""
-        dims = self._dims[node.outputs[0]]
+        frame, dims = plan.frame, self._dims[node.outputs[0]]
         assert dims is not None
         if node.op_type == "Reshape" and not node.domain:
             target = _packed_dims(dims, frame.axes, -1)
             node.replace_input_with(1, op.constant(target, ir.DataType.INT64))
             node.attributes.pop("allowzero", None)
         elif node.op_type == "Expand" and not node.domain:
-            # To a size of 1 nothing is expanded.
+            # To a size of 1 nothing is expanded; what is the same for all tokens is, to each.
             kept = [1 if a in frame.axes else d for a, d in enumerate(dims)]
-            node.replace_input_with(1, op.constant(kept, ir.DataType.INT64))
+            sizes = op.constant(kept, ir.DataType.INT64)
+            if plan.reads[0] is Read.WHOLE:
+                count = op.Shape(own.places)
+                sizes = op.ScatterElements(sizes, op.constant([frame.axes[-1]]), count, axis=0)
+            node.replace_input_with(1, sizes)
         elif is_kept(node):
             node.attributes["packed"] = ir.AttrInt64("packed", 1)
         elif (node.domain, node.op_type) == ("ortrain", "Dropout"):
