@@ -261,12 +261,13 @@ class _Writer:
             node.attributes.pop("allowzero", None)
         elif node.op_type == "Expand" and not node.domain:
             # To a size of 1 nothing is expanded; what is the same for all tokens is, to each.
-            kept = [1 if a in frame.axes else d for a, d in enumerate(dims)]
-            sizes = op.constant(kept, ir.DataType.INT64)
+            sizes = [
+                op.constant([1 if a in frame.axes else d], ir.DataType.INT64)
+                for a, d in enumerate(dims)
+            ]
             if plan.reads[0] is Read.WHOLE:
-                count = op.Shape(own.places)
-                sizes = op.ScatterElements(sizes, op.constant([frame.axes[-1]]), count, axis=0)
-            node.replace_input_with(1, sizes)
+                sizes[frame.axes[-1]] = op.Shape(own.places)
+            node.replace_input_with(1, op.Concat(*sizes, axis=0))
         elif is_kept(node):
             node.attributes["packed"] = ir.AttrInt64("packed", 1)
         elif (node.domain, node.op_type) == ("ortrain", "Dropout"):
