@@ -84,7 +84,7 @@ def _holds_tensors(value: Any, around: tuple[int, ...]) -> bool:
         raise _InItself
     if isinstance(value, Tensor):
         return True
-    if isinstance(value, dict):
+    if isinstance(value, dict | UserDict):
         children = list(value.values())
     elif isinstance(value, list | tuple):
         children = list(value)

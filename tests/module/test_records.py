@@ -6,7 +6,7 @@ import copy
 from argparse import Namespace
 from collections import UserDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -237,3 +237,71 @@ def test_what_the_code_of_their_classes_reads_is_watched(
     monkeypatch.setattr(type(made[0] if isinstance(made, list) else made), "power", 2)
     check()
     assert model.report.captures == 3
+
+
+def _fresh(kind: str) -> type:
+    """A class that no call has met."""
+    match kind:
+        case "a class":
+            return type("Pair", (Masked,), {})
+        case "a dataclass":
+            return make_dataclass("Pair", ["tensors", "mask"])
+        case "a namespace":
+            return type(
+                "Pair",
+                (SimpleNamespace,),
+                {"__init__": lambda self, x, y: SimpleNamespace.__init__(self, tensors=x, mask=y)},
+            )
+        case _:
+            return type("Pair", (_UserPair,), {})
+
+
+class _UserPair(UserDict[str, Tensor]):
+    def __init__(self, tensors: Tensor, mask: Tensor) -> None:
+        super().__init__(tensors=tensors, mask=mask)
+
+    @property
+    def tensors(self) -> Tensor:
+        return self["tensors"]
+
+    @property
+    def mask(self) -> Tensor:
+        return self["mask"]
+
+
+ARRANGED: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]] = {
+    "a list": (lambda a, b: [a, b], lambda b: b),
+    "a dictionary": (lambda a, b: {"one": a, "two": b}, lambda b: (b["one"], b["two"])),
+    "containers": (lambda a, b: [a, {"more": (b,)}], lambda b: (b[0], b[1]["more"][0])),
+    "another record": (
+        lambda a, b: SimpleNamespace(one=a, two=[b]),
+        lambda b: (b.one, b.two[0]),
+    ),
+}
+
+
+@pytest.mark.parametrize("arranged", ARRANGED)
+@pytest.mark.parametrize("kind", ["a class", "a dataclass", "a namespace", "a tokenizer's"])
+def test_two_of_a_class_that_is_new_stand_in_one_call(kind: str, arranged: str) -> None:
+    made: Any = _fresh(kind)
+    returned = Masked if issubclass(made, UserDict) else made  # a graph returns no such dictionary
+    put, take = ARRANGED[arranged]
+
+    class Adding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, given: Any) -> Any:
+            one, two = take(given)
+            sums = self.layer(one.tensors + two.mask)
+            return put(returned(sums, two.mask), returned(sums * 2, one.mask))
+
+    torch.manual_seed(0)
+    model: Any = ORTModule(Adding(), options=Options(engine="aten", fallback="raise"))
+    for _ in range(2):
+        given = put(*(made(torch.randn(2, 4), torch.randn(2, 4)) for _ in range(2)))
+        for mine, expected in zip(take(model(given)), take(model.module(given)), strict=True):
+            assert type(mine) is returned
+            torch.testing.assert_close(mine.tensors, expected.tensors)
+            torch.testing.assert_close(mine.mask, expected.mask)

@@ -41,11 +41,15 @@ def _register_output(module: nn.Module, inputs: Any, output: Any) -> None:
 def register(tree: Any) -> None:
     """Registers the class of every record and `UserDict` in a tree of containers."""
     for leaf in pytree.tree_leaves(tree):
+        kind = type(leaf)
+        is_known = kind in pytree.SUPPORTED_NODES  # another leaf was of it
         if isinstance(leaf, UserDict):
-            user_dict.register(type(leaf))
+            if not is_known:
+                user_dict.register(kind)
             register([*leaf.data.values()])
         elif attributes_of(leaf) is not None:
-            _register(type(leaf))
+            if not is_known:
+                _register(kind)
             register(leaf)
 
 
