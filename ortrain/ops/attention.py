@@ -7,6 +7,7 @@ import onnx_ir as ir
 
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
+from ortrain.graph.rounding import NARROW, WIDE
 from ortrain.ops.base import operator
 
 
@@ -91,7 +92,12 @@ def scores(
     if length is None:
         raise AssertionError("capture gives every value a rank")
     order = [*range(length - 2), length - 1, length - 2]
-    found = op.Mul(op.MatMul(query, op.Transpose(key, perm=order)), scale)
+    turned = op.Transpose(key, perm=order)
+    if query.dtype in NARROW:
+        # Before the product, which float16 may have no number for.
+        found = op.MatMul(scaled(op, query, scale), turned)
+    else:
+        found = op.Mul(op.MatMul(query, turned), scale)
     alive = None
     if causal:
         assert mask is None, "torch refuses a mask together with is_causal"
@@ -102,6 +108,13 @@ def scores(
         bias, alive = _masked(op, mask, query.dtype)
         found = op.Add(found, bias)
     return found, alive
+
+
+def scaled(op: Builder, value: ir.Value, scale: float) -> ir.Value:
+    """A value times a number that its dtype may not have, rounded once."""
+    if value.dtype not in NARROW:
+        return op.Mul(value, scale)
+    return op.cast(op.Mul(op.cast(value, WIDE), scale), value.dtype)
 
 
 def _masked(op: Builder, mask: ir.Value, dtype: ir.DataType) -> tuple[ir.Value, ir.Value]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortrain.graph.build import Builder
-from ortrain.ops.attention import scores
+from ortrain.ops.attention import scaled, scores
 from ortrain.ops.base import like_inputs, operator
 
 
@@ -50,7 +50,8 @@ def flash_attention_gradient(
         weights = weights * alive
     turned = [0, 1, 3, 2]
     row = op.ReduceSum(dy * output, [-1], keepdims=1)
-    d_scores = weights * (op.MatMul(dy, op.Transpose(value, perm=turned)) - row) * scale
+    steep = weights * (op.MatMul(dy, op.Transpose(value, perm=turned)) - row)
+    d_scores = scaled(op, steep, scale)
     d_query = op.MatMul(d_scores, key)
     d_key = op.MatMul(op.Transpose(d_scores, perm=turned), query)
     d_value = op.MatMul(op.Transpose(weights, perm=turned), dy)
