@@ -20,13 +20,13 @@ from ortrain.capture.trace import exporter
 from ortrain.module_state import untouched
 
 X = torch.arange(12.0).reshape(3, 4)
-NOTES = SimpleNamespace(last=None, count=0)
+NOTES = SimpleNamespace(count=0)
 
 
 class Noting(nn.Module):
     """Notes something at each call, or at its first, and may compute by it."""
 
-    def __init__(self, note: Callable[[Any, Tensor], None]) -> None:
+    def __init__(self, note: Callable[[Any], Any]) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)
         self.config = SimpleNamespace(kind=None)
@@ -41,7 +41,7 @@ class Noting(nn.Module):
         self.memo = functools.cache(lambda kind: f"{kind}!")
 
     def forward(self, value: Tensor) -> Tensor:
-        self.note(self, value)
+        self.note(self)
         result: Tensor = self.layer(value)
         return result * 2 if self.kind or self.config.kind or self.count or self.seen else result
 
@@ -55,21 +55,21 @@ def drawn(module: Any) -> None:
     module.found["drawn"] = random.randrange(9)
 
 
-NOTED: dict[str, Callable[[Any, Tensor], Any]] = {
-    "a setting that is missing": lambda module, x: filled(module.config),
-    "an attribute that is None": lambda module, x: filled(module),
-    "a counter": lambda module, x: setattr(module, "count", module.count + 1),
-    "a list": lambda module, x: module.seen.append(len(module.seen)),
-    "a list once": lambda module, x: module.seen or module.seen.append(1),
-    "a dict": lambda module, x: module.found.update(calls=len(module.found)),
-    "an ordered dict": lambda module, x: module.ordered.setdefault(len(module.ordered), 1),
-    "a set": lambda module, x: module.known.add(len(module.known)),
-    "a memo": lambda module, x: module.memo(module.kind),
-    "a global": lambda module, x: setattr(NOTES, "count", NOTES.count + 1),
-    "a buffer": lambda module, x: module.calls.add_(1),
-    "a random number": lambda module, x: drawn(module),
-    "a hook": lambda module, x: module.layer.register_forward_hook(lambda *_: None),
-    "nothing": lambda module, x: None,
+NOTED: dict[str, Callable[[Any], Any]] = {
+    "a setting that is missing": lambda module: filled(module.config),
+    "an attribute that is None": lambda module: filled(module),
+    "a counter": lambda module: setattr(module, "count", module.count + 1),
+    "a list": lambda module: module.seen.append(len(module.seen)),
+    "a list once": lambda module: module.seen or module.seen.append(1),
+    "a dict": lambda module: module.found.update(calls=len(module.found)),
+    "an ordered dict": lambda module: module.ordered.setdefault(len(module.ordered), 1),
+    "a set": lambda module: module.known.add(len(module.known)),
+    "a memo": lambda module: module.memo(module.kind),
+    "a global": lambda module: setattr(NOTES, "count", NOTES.count + 1),
+    "a buffer": lambda module: module.calls.add_(1),
+    "a random number": lambda module: drawn(module),
+    "a hook": lambda module: module.layer.register_forward_hook(lambda *_: None),
+    "nothing": lambda module: None,
 }
 
 
@@ -123,44 +123,42 @@ def test_what_it_fills_in_is_filled_in_after_a_trace_that_failed(
     assert module.config.kind == "doubled"
 
 
-class FixingItsBatch(nn.Module):
-    """Makes its batch a number, where Dynamo sees through it, and fills in a setting."""
+class FillingIn(nn.Module):
+    """Fills in a setting, and computes by a rule.
 
-    def __init__(self) -> None:
+    Args:
+        rule: of what a layer makes of a value, the value and the setting.
+    """
+
+    def __init__(self, rule: Callable[[Tensor, Tensor, str], Tensor]) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)
         self.config = SimpleNamespace(kind=None)
+        self.rule = rule
 
     def forward(self, value: Tensor) -> Tensor:
         filled(self.config)
-        result: Tensor = self.layer(value).reshape(int(value.shape[0]), -1)
-        return result * 2 if self.config.kind else result
+        return self.rule(self.layer(value), value, self.config.kind)
 
 
 def test_what_it_fills_in_is_filled_in_where_another_trace_is_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("ortrain.capture.trace.ladder.rehearsed", lambda *_: [])
-    module = FixingItsBatch()
+
+    def fixing_the_batch(result: Tensor, value: Tensor, kind: str) -> Tensor:
+        result = result.reshape(int(value.shape[0]), -1)  # Dynamo sees through it
+        return result * 2 if kind else result
+
+    module = FillingIn(fixing_the_batch)
     assert capture(module, (X,)).rung == "strict"
     assert module.config.kind == "doubled"
 
 
-class Marking(nn.Module):
-    """Names an attribute on tensors, as what is traced afresh in a process."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.config = SimpleNamespace(kind=None)
-
-    def forward(self, value: Tensor) -> Tensor:
-        filled(self.config)
-        result: Tensor = self.layer(value)
+def test_the_first_question_for_a_tensors_attributes_disturbs_no_trace() -> None:
+    def asking(result: Tensor, value: Tensor, kind: str) -> Tensor:
         return result * 2 if getattr(value, "constant", None) else result
 
-
-def test_the_first_question_for_a_tensors_attributes_disturbs_no_trace() -> None:
     untouched._of_every_stand_in.cache_clear()
-    captured = capture(Marking(), (X,))
+    captured = capture(FillingIn(asking), (X,))
     assert captured.rung == "non-strict"
