@@ -176,17 +176,37 @@ class Results:
         print("  ".join(f"{key}={value}" for key, value in self.machine.items() if key != "flags"))
 
     def save(self, **found: Any) -> None:
-        """Writes the file: what the same machine has found before and is not found anew stays."""
+        """Writes the file: what the same machine has found before and is not found anew stays.
+
+        Rows that were compared with each other stay together: a run that has only some of them is
+        written beside the file.
+        """
         before = json.loads(self.path.read_text()) if self.path.exists() else {}
         kept = before if before.get("machine") == self.machine else {}
         if before and not kept:
             print(f"{self.path}: what other versions had found there is replaced")
+        path = self.path
         for name, value in found.items():
             if isinstance(value, dict) and isinstance(kept.get(name), dict):
+                anew = {each: kept[name][each] for each in kept[name].keys() & value.keys()}
+                if missing := [*rows_missing(anew, value)]:
+                    path = self.path.with_suffix(".part.json")
+                    print(f"{path}: {self.path.name} has also {', '.join(missing)}")
                 found[name] = {**kept[name], **value}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         whole = {**kept, "machine": self.machine, **found}
-        self.path.write_text(json.dumps(whole, indent=1) + "\n")
+        path.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+def rows_missing(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """The names of the objects, at any depth, that were there and are not."""
+    for name, value in before.items():
+        if not isinstance(value, dict):
+            continue
+        if name not in now:
+            yield name
+        elif isinstance(now[name], dict):
+            yield from rows_missing(value, now[name])
 
 
 def file_of(benchmark: str, machine: Mapping[str, Any], folder: Path = RESULTS) -> Path:

@@ -70,6 +70,27 @@ def test_another_machine_of_the_same_kind_gets_a_folder_of_its_own(
     assert (tmp_path / "amd-zen5-amd-epyc-9b45-2-cores/step.json").exists()
 
 
+def test_a_run_of_some_rows_does_not_replace_one_of_more(
+    results: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def found(model: str, *names: str, time: int) -> dict[str, Any]:
+        return {model: {"title": "BERT", "contestants": {name: {"ms": time} for name in names}}}
+
+    results().save(workloads=found("bert", "eager", "ort", time=1))
+    whole = (tmp_path / "amd-zen5/step.json").read_text()
+    for again in ("bert", "ort"), ("gpt2", "eager"):  # of another workload nothing is there
+        capsys.readouterr()
+        results().save(workloads=found(*again, time=2))
+        part = again[0] == "bert"
+        assert ("step.json has also eager" in capsys.readouterr().out) is part
+        assert ((tmp_path / "amd-zen5/step.json").read_text() == whole) is part
+    beside = json.loads((tmp_path / "amd-zen5/step.part.json").read_text())["workloads"]
+    assert beside["bert"]["contestants"] == {"ort": {"ms": 2}}
+    results().save(workloads=found("bert", "eager", "ort", "aten", time=3))
+    now = json.loads((tmp_path / "amd-zen5/step.json").read_text())["workloads"]
+    assert now == found("bert", "eager", "ort", "aten", time=3) | found("gpt2", "eager", time=2)
+
+
 def test_what_is_not_found_anew_stays_with_the_same_versions_only(
     results: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
