@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils import _python_dispatch
 from torch.utils import _pytree as pytree
 
 from ortrain.module_state.aliases import Aliases
 from ortrain.module_state.class_table import ClassTables
+from ortrain.module_state.dispatch import without_modes
 from ortrain.module_state.fact import AROUND, plain
 from ortrain.module_state.holder import Attributes, Elements, Holder, Memo, Named
 from ortrain.module_state.hooks import HOOKS, watched_hooks, weighed_attributes
@@ -35,13 +35,11 @@ FREE = {
     "_output_capturing_hooks_installed",
 } - {"training"}
 
-_without_modes: Any = _python_dispatch._disable_current_modes
-
 
 @functools.cache
 def _of_every_stand_in() -> frozenset[str]:
     # A trace that is under way would have a node of another mode's tensor.
-    with _without_modes(), FakeTensorMode():
+    with without_modes(), FakeTensorMode():
         return frozenset(torch.empty(1).__dict__)
 
 

@@ -19,7 +19,6 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
-from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.capture.onnx.replay import replay
@@ -31,8 +30,7 @@ from ortrain.exclusive import this_thread
 from ortrain.kept.call import Kept
 from ortrain.kept.effects import modules_of
 from ortrain.kept.routine import Routine
-
-_without_modes: Any = _python_dispatch._disable_current_modes
+from ortrain.module_state.dispatch import without_modes
 
 
 @contextlib.contextmanager
@@ -55,12 +53,12 @@ def unreplayed(calls: Sequence[Kept]) -> Iterator[None]:
 
     def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
         plainly = function in functions and here()
-        with _without_modes() if plainly else contextlib.nullcontext():
+        with without_modes() if plainly else contextlib.nullcontext():
             return plain.__get__(None, function)(*args, **kwargs)
 
     def forward_of(own: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            with _without_modes():
+            with without_modes():
                 return own(*args, **kwargs)
 
         return forward

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import torch
-from torch.utils import _python_dispatch
 
-_disabled: Any = _python_dispatch._disable_current_modes
+from ortrain.module_state.dispatch import without_modes
 
 
 class _State(threading.local):
@@ -31,7 +29,7 @@ def aside() -> Iterator[None]:
     """Inside, nothing is recorded, and nothing is refused of what is asked of autograd."""
     _state.depth += 1
     try:
-        with _disabled(), torch._C.DisableTorchFunction():
+        with without_modes(), torch._C.DisableTorchFunction():
             yield
     finally:
         _state.depth -= 1

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ortrain.capture.trace.closed_code import Unproved, is_number, premises_of
 from ortrain.capture.trace.token_axes import Axes, Ref, Step, Walk
 from ortrain.kept.call import Kept
+from ortrain.module_state.dispatch import without_modes
 
 MOST = 2  # symbols; the runs are two to the power of that
 
@@ -111,7 +112,7 @@ class _Recorder(TorchDispatchMode):
         """Arguments without tensors and symbols."""
         if isinstance(value, Tensor):
             if type(value) is Tensor and not value.dim():  # a number that PyTorch has made one of
-                with torch.utils._python_dispatch._disable_current_modes():
+                with without_modes():
                     return value.item()
             return Ref(self.number(value))
         if isinstance(value, torch.SymInt):
