@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import reprlib
 from collections import OrderedDict, deque
 from collections.abc import Hashable
 from decimal import Decimal
@@ -136,11 +137,31 @@ def same(one: Any, other: Any) -> bool:
     return value is not MIXED and value == frozen(other)
 
 
+class _Kinds(reprlib.Repr):
+    """The text of a container, with the classes of the objects in it in place of their contents.
+
+    A tensor would have to be read for its text, and an object's own may be long, or raise.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 30
+        self.maxdeque = self.maxstring = self.maxlong = self.maxother = 60
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        """Of what is no container, number or string of Python's own."""
+        plain = isinstance(x, (float, complex, *SCALARS))
+        return repr(x) if plain else f"a {type(x).__qualname__}"
+
+
+_KINDS = _Kinds()
+
+
 def short(value: Any) -> str:
-    """A value for a sentence: in full where it is short, else its type."""
+    """A value for a sentence: in full where it is short, else its beginning or its type."""
     if isinstance(value, (float, complex, *SCALARS, *SEQUENCES, dict)):
         try:
-            text = repr(value)
+            text = _KINDS.repr(value) if frozen(value) is MIXED else repr(value)
         except Exception:  # of a class of the user's
             return f"a {type(value).__qualname__}"
         return text if len(text) <= 60 else f"{text[:57]}..."

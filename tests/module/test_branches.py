@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
 from ortrain.errors import CaptureError
+from ortrain.module_state.value import short
 from ortrain.ondevice import LossType, generate_artifacts
 from ortrain.step import forms
 from tests.module.agreement import GRAPH, SAME
@@ -234,3 +235,45 @@ def test_a_branch_on_the_one_value_of_a_batch_of_one_row_is_a_check(body: Any, e
     assert model.report.astray == 5 - model.report.graph_calls
     with pytest.raises(RuntimeError, match=r"more than one value|2 elements"):
         model(torch.ones(2), torch.ones(2).view(2, 1) if body is _flagged_twice else torch.ones(2))
+
+
+class Labelled(nn.Module):
+    """Branches on values; holds a tensor in a list, and may make a text of others."""
+
+    def __init__(self, label: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.layer, self.seen, self.label = nn.Linear(4, 4), [torch.ones(3)], label
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.layer(x)
+        self.label(h)
+        return (h * 2 if h.abs().sum().item() > 0 else h).sum()
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize(
+    "label",
+    [lambda h: None, lambda h: f"{h.mean()}", lambda h: f"{h.mean()} of {h.sum()}"],
+    ids=["no text", "a text", "a text of two"],
+)
+def test_texts_of_tensors_are_no_obstacle_to_a_branch(label: Any, engine: Any) -> None:
+    model = ORTModule(Labelled(label), options=Options(engine=engine, fallback="raise"))
+    for rows in (2, 3):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(model(x), model.module(x))
+    assert (model.report.captures, model.report.graph_calls) == (1, 2)
+
+
+def test_what_a_module_holds_is_told_without_a_look_at_its_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def text(self: Tensor, **_: Any) -> str:
+        raise AssertionError("a tensor was read for its text")
+
+    monkeypatch.setattr(Tensor, "__repr__", text)
+    model = ORTModule(Labelled(lambda h: None), options=Options(engine="aten", fallback="raise"))
+    model(torch.randn(2, 4)).backward()
+    model.module.seen.append(model.module.layer)
+    model(torch.randn(2, 4)).backward()
+    told = [short([torch.ones(3), {"a": nn.ReLU(), "b": 1}]), short([1, 2.5, "c"])]
+    assert told == ["[a Tensor, {'a': a ReLU, 'b': 1}]", "[1, 2.5, 'c']"]

@@ -106,6 +106,10 @@ DRAWS: dict[str, Callable[[torch.Tensor], Any]] = {
     "rsample": lambda x: torch.distributions.Normal(x, x.exp(), validate_args=False).rsample(),
     "stochastic depth": drop_path,
     "stochastic depth in place": drop_path_in_place,
+    "random_ between two numbers": lambda x: (
+        x * torch.empty_like(x).random_(2, 7) + torch.empty(x.shape).random_(to=3, **{"from": -2})
+        + torch.empty(x.shape, dtype=torch.int8).random_(-128, 128)
+    ),
     "over an activation": lambda x: (x * 2).uniform_() + x,
 }  # fmt: skip
 
@@ -123,6 +127,38 @@ def test_a_draw_is_that_of_the_module_on_the_same_numbers(draws: Any) -> None:
     wanted = Calls(draws)(x)
     assert (output.shape, output.dtype) == (wanted.shape, wanted.dtype)
     assert any(not torch.equal(graph(x), output) for _ in range(5))  # other steps, other numbers
+
+
+WITHOUT_GENERATOR: dict[str, Callable[..., Any]] = {
+    "randn": lambda x, **g: torch.randn(x.shape, dtype=x.dtype, layout=torch.strided, **g),
+    "randn of numbers": lambda x, **g: torch.randn(*x.shape, **g),
+    "rand": lambda x, **g: torch.rand(x.shape, **g),
+    "randint": lambda x, **g: torch.randint(3, x.shape, **g) + torch.randint(3, 5, x.shape, **g),
+    "randn_like": lambda x, **g: torch.randn_like(x, **g),
+    "rand_like": lambda x, **g: torch.rand_like(x, **g),
+    "randint_like": lambda x, **g: torch.randint_like(x, 3, **g) + torch.randint_like(x, 2, 4, **g),
+    "randperm": lambda x, **g: x[torch.randperm(x.shape[0], **g)],
+    "normal": lambda x, **g: torch.normal(0.0, 1.0, x.shape, **g) + torch.normal(x, 1.0, **g),
+    "bernoulli": lambda x, **g: torch.bernoulli(x.sigmoid(), **g),
+    "multinomial": lambda x, **g: torch.multinomial(x.softmax(-1), 1, **g),
+    "in place": lambda x, **g: (
+        torch.empty_like(x).normal_(**g) + torch.empty_like(x).uniform_(-1, 1, **g)
+        + torch.empty_like(x).exponential_(**g) + torch.empty_like(x).bernoulli_(0.3, **g)
+        + torch.empty_like(x).random_(4, **g) + torch.empty_like(x).random_(4, 6, **g)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("draws", WITHOUT_GENERATOR.values(), ids=WITHOUT_GENERATOR)
+def test_a_generator_that_is_none_is_as_if_it_were_not_named(draws: Any) -> None:
+    def losses(**generator: Any) -> list[float]:
+        torch.manual_seed(1)
+        model = ORTModule(Calls(lambda x: x * draws(x.detach(), **generator)), options=CERTIFIED)
+        found = [model(torch.randn(rows, 6)).sum() for rows in (4, 5)]
+        assert (model.report.captures, model.report.kept) == (1, ())
+        return [loss.item() for loss in found]
+
+    assert losses(generator=None) == losses()
 
 
 REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from argparse import Namespace
-from collections import UserDict
+from collections import OrderedDict, UserDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass
 from types import SimpleNamespace
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ortrain import Options, ORTModule
 
@@ -305,3 +306,50 @@ def test_two_of_a_class_that_is_new_stand_in_one_call(kind: str, arranged: str) 
             assert type(mine) is returned
             torch.testing.assert_close(mine.tensors, expected.tensors)
             torch.testing.assert_close(mine.mask, expected.mask)
+
+
+class Answer(OrderedDict[str, Any]):
+    """Entries that are attributes as well, registered without the keys of its children."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**{name: value for name, value in fields.items() if value is not None})
+        self.__dict__.update(fields)
+
+
+class Pair(Masked):
+    """No dictionary, and registered likewise."""
+
+
+register: Any = pytree.register_pytree_node
+register(
+    Answer,
+    lambda answer: ([*answer.values()], [*answer]),
+    lambda values, names: Answer(**dict(zip(names, values, strict=True))),
+)
+register(Pair, lambda pair: ([pair.tensors, pair.mask], None), lambda values, _: Pair(*values))
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize("returned", [Answer, Pair])
+@pytest.mark.parametrize("given", [Answer, Pair])
+def test_classes_that_are_registered_without_keys_are_taken_and_returned(
+    given: Any, returned: Any, engine: Any
+) -> None:
+    class Answering(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, given: Any) -> Any:
+            return [returned(tensors=self.layer(given.tensors), mask=given.tensors * 2)]
+
+    model = ORTModule(Answering(), options=Options(engine=engine, fallback="raise"))
+    for rows in (2, 3):
+        example = given(tensors=torch.randn(rows, 4), mask=torch.ones(rows, 4))
+        (mine,), (expected,) = model(example), model.module(example)
+        assert type(mine) is returned
+        assert pytree.tree_structure(mine) == pytree.tree_structure(expected)
+        torch.testing.assert_close(mine.tensors, expected.tensors)
+        torch.testing.assert_close(mine.mask, expected.mask)
+        mine.tensors.sum().backward()
+    assert (model.report.captures, model.report.graph_calls) == (1, 2)

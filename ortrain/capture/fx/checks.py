@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 
 from ortrain.capture.fx.draws import draws_of
 from ortrain.capture.fx.splice import Emitter
+from ortrain.capture.fx.statistics import may_update_statistics
 from ortrain.capture.onnx.translations import TRANSLATIONS
 from ortrain.capture.origin import BESIDE, captured_error, operator_name, origin, source_line
 from ortrain.errors import listing
@@ -40,7 +41,7 @@ def _has_effect(node: fx.Node) -> bool:
     """Whether a node matters although nothing reads it. A random draw does not."""
     if node.op in ("placeholder", "output"):
         return True
-    if node.target in _VALUES or node.target is aten.batch_norm.default:  # updates statistics
+    if node.target in _VALUES or may_update_statistics(node):
         return True
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 

@@ -9,6 +9,7 @@ from torch import fx
 
 from ortrain.capture.fx.memory import layout, memory
 from ortrain.capture.fx.splice import new_node, splice, substitute
+from ortrain.capture.fx.statistics import may_update_statistics
 from ortrain.guards.autocast import Autocast
 
 aten = torch.ops.aten
@@ -46,7 +47,7 @@ def inline_regions(module: fx.GraphModule, autocast: Autocast = ()) -> None:
                 node.meta[AUTOCAST] = autocast
             continue
         _inline(module, node, body, args, barrier, inside)
-    module.graph.eliminate_dead_code()
+    module.graph.eliminate_dead_code(lambda node: node.is_impure() or may_update_statistics(node))
     module.delete_all_unused_submodules()
 
 

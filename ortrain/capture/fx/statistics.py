@@ -24,14 +24,19 @@ def explicit_statistics(module: fx.GraphModule) -> None:
     into these, so that no later pass would know.
     """
     for node in list(module.graph.nodes):
-        rewrite = _REWRITES.get(node.target)
-        if rewrite is None or (node.target is aten.batch_norm.default and not node.args[5]):
+        if not may_update_statistics(node):
             continue
         with module.graph.inserting_before(node):
-            result = rewrite(Emitter(module.graph, node), *node.args)
+            result = _REWRITES[node.target](Emitter(module.graph, node), *node.args)
         if result is not None:
             node.replace_all_uses_with(result)
             module.graph.erase_node(node)
+
+
+def may_update_statistics(node: fx.Node) -> bool:
+    """Whether a node may write running statistics, and so matters although nothing reads it."""
+    is_frozen = node.target is aten.batch_norm.default and not node.args[5]
+    return node.target in _REWRITES and not is_frozen
 
 
 def _batch_norm(emit: Emitter, *args: Any) -> fx.Node:

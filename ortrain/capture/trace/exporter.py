@@ -35,6 +35,7 @@ from ortrain.capture.trace.keeping import keeper, keeping
 from ortrain.capture.trace.known_results import results_found_once
 from ortrain.capture.trace.known_sizes import sizes_computed_once
 from ortrain.capture.trace.parametrized_draws import ParametrizedDraws
+from ortrain.capture.trace.plain_draws import PlainDraws
 from ortrain.capture.trace.recurrent import whole_recurrences
 from ortrain.capture.trace.stand_ins import stand_ins_watched
 from ortrain.capture.trace.symbols import symbols_as_numbers
@@ -89,6 +90,7 @@ def export(
     checking = contextlib.nullcontext() if strict else _branches(module, ways)
     numbers = contextlib.nullcontext() if strict else symbols_as_numbers(module)
     drawing = contextlib.nullcontext() if strict else ParametrizedDraws()
+    plainly = contextlib.nullcontext() if strict else PlainDraws()
     # torch prints the partial graph of a failure; the error has what matters of it.
     with (
         sizes,
@@ -102,6 +104,7 @@ def export(
         checking,
         numbers,
         drawing,
+        plainly,
         marked_checkpoints(),
         whole_recurrences(),
         _nothing_swallowed(),

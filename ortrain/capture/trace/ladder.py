@@ -44,7 +44,14 @@ from ortrain.guards.constraints import Constraints
 from ortrain.guards.handed import Handed, handed_over, unhanded
 from ortrain.guards.key_value_cache import opened_caches
 from ortrain.module_state.survey import LARGE, Survey
-from ortrain.module_state.untouched import Effects, Filling, call_aside, untouched, watched
+from ortrain.module_state.untouched import (
+    Effects,
+    Filling,
+    call_aside,
+    calls_aside,
+    untouched,
+    watched,
+)
 
 # Where random numbers lead fewer of the calls the way of the graph, PyTorch would get the module.
 LEAST_CHANCE = 0.75
@@ -201,8 +208,12 @@ def _exported(module: torch.nn.Module, call: Call, rung: Rung, branches: bool) -
     except Refusal as first:
         if ways is None or not (ways.missed or first.by_value):
             raise
-        with contextlib.suppress(Exception), ways.noted():
-            call_aside(module, example.args, example.kwargs)
+        with (
+            contextlib.suppress(Exception),
+            calls_aside(module, example.args, example.kwargs) as noted_call,
+            ways.noted(),  # of the call alone, and not of what is looked at before it
+        ):
+            noted_call()
         if ways.chance < LEAST_CHANCE:
             raise by_chance(ways.drawn, ways.chance) from None
         try:

@@ -39,6 +39,7 @@ from ortrain.capture.trace.statements import deciding
 from ortrain.exclusive import this_thread
 
 _class: Any = Tensor
+_TEXT = _class.__format__.__code__  # f"{tensor:.3f}" asks for its number, and for its text again
 
 
 class Ways:
@@ -225,7 +226,7 @@ def _truth(
         return answer(own_bool, tensor, sys._getframe(1)) if here() else own_bool(tensor)
 
     def ask_item(tensor: Tensor) -> Any:
-        if not here():
+        if not here() or sys._getframe(1).f_code is _TEXT:
             return own_item(tensor)
         if tensor.dtype is not torch.bool:
             return number(tensor)

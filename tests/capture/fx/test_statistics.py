@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from ortrain import Options, ORTModule
 from tests.kept.twins import Twins
 
 
@@ -40,3 +44,62 @@ def test_statistics_that_nobody_reads_have_no_barrier() -> None:
     twins = Twins(ReadsStatistics(read=False), "aten")
     twins.step(torch.randn(5, 4))
     assert barriers(twins) == 0
+
+
+class Unread(nn.Module):
+    """Normalizes in two layers what it does not return."""
+
+    def __init__(self, norm: Callable[[], nn.Module], around: Callable[..., Any]) -> None:
+        super().__init__()
+        self.first, self.around = nn.Conv1d(4, 4, 1), around
+        self.rest = nn.Sequential(norm(), nn.Conv1d(4, 4, 1), nn.Dropout(0.3), norm())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.first(x)
+        self.around(self.rest, y)
+        return y * torch.rand_like(y)
+
+
+def without_gradients(layers: nn.Module, y: Tensor) -> None:
+    with torch.no_grad():
+        layers(y)
+
+
+def under_autocast(layers: nn.Module, y: Tensor) -> None:
+    with torch.autocast("cpu", enabled=False):
+        layers(y)
+
+
+def recomputed(layers: nn.Module, y: Tensor) -> None:
+    checkpoint(layers, y, use_reentrant=False)
+
+
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "over a batch": lambda: nn.BatchNorm1d(4),
+    "averaged": lambda: nn.BatchNorm1d(4, momentum=None),
+    "of instances": lambda: nn.InstanceNorm1d(4, affine=True, track_running_stats=True),
+}
+AROUND: dict[str, Callable[..., Any]] = {
+    "alone": lambda layers, y: layers(y),
+    "without gradients": without_gradients,
+    "under autocast": under_autocast,
+    "recomputed": recomputed,
+}
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
+def test_statistics_are_updated_by_a_normalization_that_nobody_reads(
+    norm: Any, around: Any, engine: Any
+) -> None:
+    """The certificate compares them with PyTorch's, whose dropouts draw as many numbers."""
+    model = ORTModule(
+        Unread(norm, around), options=Options(engine=engine, fallback="raise", certificate=1)
+    )
+    running = {n: b for n, b in model.named_buffers() if "running" in n}
+    before = {name: buffer.clone() for name, buffer in running.items()}
+    for rows in (5, 3):
+        model(torch.randn(rows, 4, 6)).sum().backward()
+    assert not any(torch.equal(buffer, before[name]) for name, buffer in running.items())
+    assert (model.report.captures, model.report.graph_calls) == (1, 2)
