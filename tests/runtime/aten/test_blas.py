@@ -73,8 +73,21 @@ def test_a_folder_that_cannot_be_written_into_is_no_error(tmp_path, operands, me
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_dtypes_have_one_library(operands, measured, dtype):
-    assert not asked(Choice(None), *(t.to(dtype) for t in operands))
+    choice = Choice(None)
+    assert not asked(choice, *(t.to(dtype) for t in operands))
     assert not measured
+    # What float32 has of the same shape is its own.
+    assert asked(choice, *operands)
+    assert not asked(choice, *(t.to(dtype) for t in operands))
+
+
+def test_a_product_has_the_same_dtype_after_one_of_float32(monkeypatch, operands, measured):
+    monkeypatch.setattr(blas, "_CHOICE", Choice(None))
+    a, b = operands
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        x, weight = a.to(dtype), b.to(dtype)
+        assert blas.linear(x, weight).dtype is dtype
+        assert torch.equal(blas.mm(x, weight), x @ weight) or dtype is torch.float32
 
 
 @pytest.mark.parametrize("wins", [False, True])
@@ -186,6 +199,8 @@ class Clock:
     ],
 )
 def test_libraries_run_until_one_is_clearly_slower(monkeypatch, mine, other, is_faster, runs):
+    monkeypatch.setattr(blas, "MARGIN", 0.95)
+    monkeypatch.setattr(blas, "SURE", 1.5)
     clock = Clock(monkeypatch)
     found = blas._is_faster(clock.product("other", *other), clock.product("mine", *mine))
     assert (found, len(clock.runs)) == (is_faster, runs)
