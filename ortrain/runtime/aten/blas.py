@@ -140,6 +140,8 @@ class Choice:
             x: first operand.
             weight: second operand, transposed.
         """
+        if x.dtype is not torch.float32 or not x.is_cpu:
+            return False
         summed = inner.bit_length() if form.startswith("mmt") else inner
         key = (form, rows.bit_length(), columns, summed)
         found = self.known.get(key)
@@ -150,12 +152,7 @@ class Choice:
     def _find(
         self, key: tuple[str, int, int, int], cost: int, x: torch.Tensor, weight: torch.Tensor
     ) -> bool:
-        if (
-            cost < SMALL
-            or _pointwise is None
-            or x.dtype is not torch.float32
-            or x.device.type != "cpu"
-        ):
+        if cost < SMALL or _pointwise is None:
             result = False
         else:
             remembered = self._remembered()
