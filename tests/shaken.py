@@ -60,11 +60,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draws the seed where none is given, of which workers hear, and sets the sizes."""
+    """Draws the seed where none is given, and sets the sizes."""
     if config.option.shake_seed is None:
-        config.option.shake_seed = random.SystemRandom().randrange(10**6)
+        drawn = random.SystemRandom().randrange(10**6)
+        config.option.shake_seed = getattr(config, "workerinput", {}).get("shake_seed", drawn)
     if not config.option.keep_sizes:
         as_if_large()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Workers have the order of the process that starts them."""
+    node.workerinput["shake_seed"] = node.config.option.shake_seed
 
 
 def as_if_large() -> None:
