@@ -54,6 +54,7 @@ def graph_wins(monkeypatch: pytest.MonkeyPatch) -> None:
 def one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step of a small model keeps is too little for a backward of several pieces."""
     monkeypatch.setattr("ortrain.step.build.PIECE_BYTES", 32 << 20)
+    monkeypatch.setattr("ortrain.autodiff.attention._RATIO", 3)
 
 
 @pytest.fixture(autouse=True, scope="module")
