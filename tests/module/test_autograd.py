@@ -952,17 +952,17 @@ def test_a_graph_that_is_kept_is_freed_by_the_backward_that_does_not_keep_it() -
 
 
 class Apart(nn.Module):
-    """How far two layers are from each other: each gradient is that of another, turned around."""
+    """A layer of how far two inputs are from each other: one's gradient is the other's, negated."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.layer = nn.Linear(4, 4)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return (self.one(x) - self.other(y) + torch.tanh(x - y)).abs().mean()
+        return torch.tanh(self.layer(x - y)).abs().mean()
 
 
-@pytest.mark.parametrize("pieces", [1, 2, 4, 9])
+@pytest.mark.parametrize("pieces", [1, 2, 4, 99])
 @pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
 def test_hooks_that_write_to_gradients_change_no_other(engine: Any, pieces: int) -> None:
     eager = Apart()
