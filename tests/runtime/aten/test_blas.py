@@ -199,8 +199,6 @@ class Clock:
     ],
 )
 def test_libraries_run_until_one_is_clearly_slower(monkeypatch, mine, other, is_faster, runs):
-    monkeypatch.setattr(blas, "MARGIN", 0.95)
-    monkeypatch.setattr(blas, "SURE", 1.5)
     clock = Clock(monkeypatch)
     found = blas._is_faster(clock.product("other", *other), clock.product("mine", *mine))
     assert (found, len(clock.runs)) == (is_faster, runs)
