@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import is_grad_enabled, nn
@@ -80,8 +81,9 @@ def certify(
         names[place] = tensor.name
     rows, number = _rows(served, flat), 0
     while True:
-        trial = Trial.of(module, flat, names, step, served.structure.names, grad, rows, number)
+        trial = Trial.of(module, flat, names, step.plan, grad, rows, number)
         try:
+            trial = replace(trial, hidden=step.hidden)
             if step.is_partial:
                 trial = trial.masked(step, tensors, served)
             eager = trial.eager()

@@ -28,6 +28,7 @@ from ortrain.program import Program, Role
 from ortrain.runtime.reduced import reduced_products
 from ortrain.step.agreement import NARROW, TOLERANCES
 from ortrain.step.autograd import Step
+from ortrain.step.build import Plan
 from ortrain.step.digest import Digest
 from ortrain.step.draws import replayed_draws, unreplayed
 from ortrain.step.evidence import Evidence
@@ -48,13 +49,13 @@ class Trial:
         call: tensors of its own in the place of the user's.
         names: of its tensors, for messages.
         grad: whether gradients are compared.
-        upstream: names of the outputs that receive a gradient.
+        upstream: which outputs receive a gradient.
         seed: of the random numbers.
         draws: whether the graph draws any.
         precision: the narrowest dtype that the graph computes in; float32 where it is wider.
         reduced: whether that is so in products of float32 only, which PyTorch then has likewise.
-        hidden: names of the outputs that are not compared.
-        masks: name of an output → where it is compared, bool; the graph has zeros elsewhere.
+        hidden: outputs that are not compared.
+        masks: output → where it is compared, bool; the graph has zeros elsewhere.
         kept: calls in the graph that stay PyTorch's.
     """
 
@@ -62,13 +63,13 @@ class Trial:
     call: FlatCall
     names: tuple[str, ...]
     grad: bool
-    upstream: frozenset[str]
+    upstream: Received
     seed: int
     draws: bool
     precision: torch.dtype = torch.float32
     reduced: bool = False
-    hidden: frozenset[str] = frozenset()
-    masks: dict[str, torch.Tensor] = field(default_factory=dict)
+    hidden: tuple[int, ...] = ()
+    masks: dict[int, torch.Tensor] = field(default_factory=dict)
     kept: tuple[Kept, ...] = ()
 
     @classmethod
@@ -77,8 +78,7 @@ class Trial:
         module: nn.Module,
         flat: FlatCall,
         names: Sequence[str],
-        step: Step,
-        outputs: Sequence[str],
+        plan: Plan,
         grad: bool,
         rows: dict[int, int] | None = None,
         number: int = 0,
@@ -89,9 +89,7 @@ class Trial:
             module: that is called.
             flat: the call.
             names: of its tensors.
-            step: of the graph.
-            outputs: names of what the graph returns. Its result has fewer tensors: what a cache has
-                counted is a number there.
+            plan: of the graph.
             grad: whether gradients are enabled.
             rows: tensor → how many of its first rows take part; all where it is not here.
             number: another draws other random numbers.
@@ -110,15 +108,12 @@ class Trial:
             args, kwargs = pytree.tree_unflatten([own(leaf) for leaf in leaves], spec)
             call = flat.rebuilt(args, kwargs)
         seed = int(torch.initial_seed() + number & 0x7FFFFFFF)
-        plan = step.plan
-        upstream = {n for n, receives in zip(outputs, plan.upstream, strict=True) if receives}
-        hidden = frozenset(outputs[i] for i in step.hidden)
         draws = any(role is Role.SEED for role, _ in plan.feeds)
         reduced = bool(getattr(plan.forward, "reduced", False))
         precision = torch.bfloat16 if reduced else _precision(plan.programs)
         return cls(
-            module, call, tuple(names), grad, frozenset(upstream), seed, draws, precision, reduced,
-            hidden, kept=plan.kept,
+            module, call, tuple(names), grad, plan.upstream, seed, draws, precision, reduced,
+            kept=plan.kept,
         )  # fmt: skip
 
     def digest(self, tensor: torch.Tensor) -> Digest:
@@ -280,8 +275,7 @@ class Trial:
         with undone(step.plan.kept), random_states(), torch.no_grad():
             torch.manual_seed(self.seed)
             outputs = bound.infer([users[i] for i in served.positions])
-        names = served.structure.names
-        masks = {names[i]: (outputs[i] != 0).any(-1, keepdim=True) for i in tokens.partial}
+        masks = {i: (outputs[i] != 0).any(-1, keepdim=True) for i in tokens.partial}
         return replace(self, masks=masks)
 
     def graph(
@@ -358,11 +352,10 @@ class Trial:
             apart: whether autograd's graph has leaves of others, which keep their gradients.
         """
         known = {id(leaf) for leaf in leaves.values()}
-        for i, name in enumerate(names):
-            if name in self.masks:
-                outputs[i] = torch.where(self.masks[name], outputs[i], 0)
-        for name, tensor in zip(names, outputs, strict=True):
-            if name in self.hidden:
+        for i, mask in self.masks.items():
+            outputs[i] = torch.where(mask, outputs[i], 0)
+        for i, (name, tensor) in enumerate(zip(names, outputs, strict=True)):
+            if i in self.hidden:
                 continue
             # A view made under no_grad says that it requires a gradient, and passes none on.
             requires = any(id(leaf) in known for leaf in _leaves([tensor]))
@@ -371,8 +364,8 @@ class Trial:
             return
         roots = [
             tensor
-            for name, tensor in zip(names, outputs, strict=True)
-            if name in self.upstream and tensor.requires_grad
+            for tensor, receives in zip(outputs, self.upstream, strict=False)
+            if receives and tensor.requires_grad
         ]
         waiting = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
         evidence.gradients = dict.fromkeys(waiting)

@@ -217,8 +217,7 @@ def test_a_comparison_leaves_no_gradient_where_it_cannot_follow() -> None:
     module = Holding(*REFUSED["a partial function"])
     fired: list[Tensor] = []
     module.layer.weight.register_post_accumulate_grad_hook(fired.append)
-    call, received = flatten_call((batches()[0],), {}), frozenset({"output"})
-    trial = Trial(module, call, ("x",), True, received, 0, False)
+    trial = Trial(module, flatten_call((batches()[0],), {}), ("x",), True, (True,), 0, False)
     assert trial.eager().strays
     assert all(parameter.grad is None for parameter in module.parameters())
     assert not fired

@@ -159,7 +159,7 @@ def test_what_tips_in_pytorch_too_is_no_fault(
 def test_another_rounding_is_one_of_the_tensors_own_dtype(dtype: torch.dtype) -> None:
     """Else one of float32 would excuse what is wrong in float64."""
     trial = Trial.of(
-        nn.Linear(40, 30).to(dtype), _flat(rows(5, 40).to(dtype)), ["x"], _Step(), ["y"], True
+        nn.Linear(40, 30).to(dtype), _flat(rows(5, 40).to(dtype)), ["x"], _Plan(), True
     )
     (own,) = trial.tensors()
     _, (other,) = trial._rounded({}, [own], 1)
@@ -257,7 +257,7 @@ SCALE = torch.ones(4, requires_grad=True)
 
 
 def test_a_gradient_that_the_graph_does_not_know_is_found() -> None:
-    trial = Trial.of(Hidden(), _flat(rows()), ["value"], _Step(), ["output"], True)
+    trial = Trial.of(Hidden(), _flat(rows()), ["value"], _Plan(), True)
     assert trial.eager().strays == ["a tensor of shape [4] that is no parameter"]
     value = rows()
     model = ORTModule(Hidden(), options=FALLBACK)
@@ -279,10 +279,6 @@ class _Plan:
     programs = ()
     kept = ()
     forward = None
-
-
-class _Step:
-    plan, hidden = _Plan(), ()
 
 
 def test_nan_is_no_number() -> None:
