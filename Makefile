@@ -14,13 +14,15 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 OFFLINE    := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-breadth test-distributed test-web test-webgpu lint format demo sweep sweep-dtypes families fuzz clean
+.PHONY: help venv test test-breadth test-shaken test-distributed test-web test-webgpu lint format demo sweep sweep-dtypes families fuzz clean
 
 help:
 	@echo "make demo    fine-tune a real model on real text, eager and ortrain side by side"
 	@echo "make test    run the tests"
 	@echo "make test-breadth"
 	@echo "             run the cases of tables of which \`make test\` takes a sample"
+	@echo "make test-shaken"
+	@echo "             run them in another order, that of SEED=, and small examples as large ones"
 	@echo "make test-distributed"
 	@echo "             install DeepSpeed and Lightning, and run the tests that need them"
 	@echo "make test-web"
@@ -56,6 +58,11 @@ test: $(STAMP)
 
 test-breadth: $(STAMP)
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/pytest -n 2 -m breadth $(PYTEST_ARGS)
+
+# In one process, so that a seed says all of the order.
+test-shaken: $(STAMP)
+	$(OFFLINE) $(ONE_THREAD) $(BIN)/python -m pytest -p tests.shaken \
+	  $(if $(SEED),--shake-seed $(SEED)) $(PYTEST_ARGS)
 
 # DeepSpeed comes as source; its extensions are not built, and the tests use none.
 $(EXTRAS): $(STAMP)

@@ -50,6 +50,13 @@ def graph_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ortrain.step.contest.MARGIN", 1e9)
 
 
+@pytest.fixture
+def one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step of a small model keeps is too little for a backward of several pieces."""
+    monkeypatch.setattr("ortrain.step.build.PIECE_BYTES", 32 << 20)
+    monkeypatch.setattr("ortrain.autodiff.attention._RATIO", 3)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def frozen_heap() -> Iterator[None]:
     """What a file leaves behind is no garbage: a full collection at the end took 2 to 5 s else."""

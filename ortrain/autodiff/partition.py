@@ -9,7 +9,18 @@ import onnx_ir as ir
 
 from ortrain.graph.rounding import is_narrowing, is_widening
 from ortrain.graph.walk import reads
-from ortrain.program import PHASE, Phase, Program, Role, phase_of, region_of, role_of, set_role
+from ortrain.program import (
+    PHASE,
+    ROLE,
+    TARGET,
+    Phase,
+    Program,
+    Role,
+    phase_of,
+    region_of,
+    role_of,
+    set_role,
+)
 
 # Operators that cost at most a pass or two over memory. Where everything that they read is at hand
 # in the backward anyway, their result is computed again instead of being kept.
@@ -63,6 +74,8 @@ def partition(
     forward = [n for n in order if phase_of(n) is Phase.FORWARD or _asks_for_sizes(n)]
     ahead = set(forward)
     backward = [n for n in order if n not in ahead]
+    if (pieces > 1 or _by_region(backward)) and any(map(_is_read, graph.outputs)):
+        return partition(_gradients_apart(program), pieces, cheap, decide)
     needed = {v for n in backward for v in reads(n)} | set(program.outputs(Role.GRADIENT))
     made_forward = {v for n in forward for v in n.outputs}
     needed_forward = [v for v in made_forward if v in needed]
@@ -87,6 +100,36 @@ def partition(
         extract(program, *first, phase=Phase.FORWARD, inputs=inputs),
         *(extract(program, *cut, phase=Phase.BACKWARD) for cut in rest),
     ]
+
+
+def _is_read(value: ir.Value) -> bool:
+    """Whether an output is a gradient that the backward goes on with."""
+    return role_of(value) is Role.GRADIENT and bool(value.uses())
+
+
+def _gradients_apart(program: Program) -> Program:
+    """A copy of a program whose gradients nothing else reads.
+
+    Where it has several pieces, a gradient is the user's while the next one runs: a hook may write
+    to it. The later piece gets a value of its own.
+    """
+    result = program.clone()
+    graph = result.graph
+    for i, value in enumerate(graph.outputs):
+        if not _is_read(value):
+            continue
+        own = ir.Value(shape=value.shape, type=copy.copy(value.type))
+        own.name, value.name = value.name, f"{value.name}/read"
+        node = ir.Node("", "Identity", [value], outputs=[own])
+        node.metadata_props[PHASE] = Phase.BACKWARD.value
+        own.metadata_props.update(value.metadata_props)
+        value.metadata_props.pop(ROLE)
+        value.metadata_props.pop(TARGET, None)
+        producer = value.producer()
+        assert producer is not None
+        graph.insert_after(producer, node)
+        graph.outputs[i] = own
+    return result
 
 
 def _asks_for_sizes(node: ir.Node) -> bool:

@@ -181,7 +181,8 @@ def extend(module: ModuleType) -> None:
     """Has the training arguments of transformers itself take the fields of then.
 
     Scripts with an ORTModule in transformers' own Trainer have them, in calls, in subclasses and on
-    the command line. Classes that are made of these later have them too.
+    the command line. Classes that are made of these later have them too. What was imported before
+    stays as it was.
 
     Args:
         module: ``transformers.training_args`` or ``transformers.training_args_seq2seq``.
@@ -193,10 +194,32 @@ def extend(module: ModuleType) -> None:
         if {each.name for each in fields(own)} & {each.name for each in fields(OldFields)}:
             continue  # a version that has them, or a class that was extended
         extended = with_old_fields(own)
+        _save_as(extended, own)
         for place in [*sys.modules.values()]:
             of_transformers = (getattr(place, "__name__", None) or "").startswith("transformers")
             if of_transformers and vars(place).get(name) is own:
                 setattr(place, name, extended)
+
+
+def _save_as(extended: type, own: Any) -> None:
+    """Has objects of a class be saved by its name, which is that of an extended one now.
+
+    Trainer saves its arguments, and pickle takes no class that is not found by its own name.
+
+    Args:
+        extended: derives from the class.
+        own: the class, which is what scripts have that imported it before.
+    """
+    reduce = own.__reduce_ex__
+
+    def saved(self: Any, protocol: Any) -> Any:
+        if type(self) is not own:
+            return reduce(self, protocol)
+        # From protocol 2 on pickle compares the class with the object's own.
+        make, arguments, *state = reduce(self, 0)
+        return make, tuple(extended if each is own else each for each in arguments), *state
+
+    own.__reduce_ex__ = saved
 
 
 def with_old_fields(kind: type[_Arguments]) -> type[_Arguments]:

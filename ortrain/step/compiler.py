@@ -247,8 +247,8 @@ class StepCompiler:
         if self.options.skip_padding is not False and device.type == "cpu":
             found = packed(program, shown)
             if found is not None and TokenCounts.serves(found):
-                found.program, _ = in_blocks(found.program, shown) or (found.program, ())
-                served.tokens = Tokens(found, program, served.cost, executor)
+                found.program, hidden = in_blocks(found.program, shown) or (found.program, ())
+                served.tokens = Tokens(found, program, served.cost, executor, hidden)
             form.report.dense = dense(program, shown, served.cost, served.sizes(flat))
         if self.debug_options.print_input_density:
             found = packed(program, "loss") or packed(program, "tokens")

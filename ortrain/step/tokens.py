@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -85,6 +85,7 @@ class Tokens:
         whole: what computes all of them.
         cost: of ``whole``.
         executor: counts the tokens of a call.
+        hidden: positions of the outputs of ``packed`` that are zeros for whatever reason else.
 
     Attributes:
         program: the packed program.
@@ -93,12 +94,17 @@ class Tokens:
     """
 
     def __init__(
-        self, packed: Packed, whole: Program, cost: Multiplications, executor: Executor
+        self,
+        packed: Packed,
+        whole: Program,
+        cost: Multiplications,
+        executor: Executor,
+        hidden: Collection[int] = (),
     ) -> None:
         self.program, self._packed, self._cost = packed.program, packed, cost
         only_loss = packed.shown == "loss"
         self.partial = () if only_loss else packed.partial
-        self.hidden = packed.partial if only_loss else ()
+        self.hidden = tuple(sorted({*hidden, *(packed.partial if only_loss else ())}))
         self._counts = TokenCounts(packed, whole, executor)
         self._calls = [kept(key_of(node)) for node in packed.program.graph if is_packed(node)]
 

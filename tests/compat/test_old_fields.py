@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import pickle
+import sys
 import warnings
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -64,6 +66,56 @@ def test_their_files_know_them_by_the_name_of_transformers(kind: Any, tmp_path: 
     arguments = kind(str(tmp_path), report_to="none")
     assert f"c{kind.__module__}\n{kind.__name__}\n".encode() in pickle.dumps(arguments, protocol=0)
     assert pickle.loads(pickle.dumps(arguments)).output_dir == str(tmp_path)
+
+
+@pytest.fixture
+def before(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Training arguments as a script has them that imported them before ortrain.compat."""
+
+    @dataclass
+    class TrainingArguments:
+        output_dir: str = ""
+        seed: int = 42
+
+        def __post_init__(self) -> None:
+            pass
+
+    module = ModuleType("transformers.training_args_of_a_test")
+    TrainingArguments.__module__, TrainingArguments.__qualname__ = (
+        module.__name__,
+        "TrainingArguments",
+    )
+    vars(module)["TrainingArguments"] = TrainingArguments
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    extend(module)
+    return TrainingArguments
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_arguments_of_a_class_that_was_imported_before_are_saved(
+    before: Any, protocol: int
+) -> None:
+    loaded = pickle.loads(pickle.dumps(before("here", seed=5), protocol))
+    assert type(loaded) is vars(sys.modules[before.__module__])["TrainingArguments"]
+    assert issubclass(type(loaded), before)
+    assert (loaded.output_dir, loaded.seed, loaded.overwrite_output_dir) == ("here", 5, False)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_those_of_a_class_that_was_made_of_it_before_keep_theirs(
+    before: Any, protocol: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    derived = type("Derived", (before,), {"__module__": __name__, "__qualname__": "Derived"})
+    monkeypatch.setitem(globals(), "Derived", derived)
+    loaded = pickle.loads(pickle.dumps(derived("here"), protocol))
+    assert (type(loaded), loaded.output_dir) == (derived, "here")
+
+
+def test_copies_of_them_are_training_arguments(before: Any) -> None:
+    arguments = before("here", seed=5)
+    for made in (copy.copy(arguments), copy.deepcopy(arguments), replace(arguments)):
+        assert isinstance(made, before)
+        assert (made.output_dir, made.seed) == ("here", 5)
 
 
 def test_a_class_that_has_them_stays_as_it_is() -> None:

@@ -949,3 +949,32 @@ def test_a_graph_that_is_kept_is_freed_by_the_backward_that_does_not_keep_it() -
     loss.backward()
     gc.collect()
     assert alive() is None
+
+
+class Apart(nn.Module):
+    """A layer of how far two inputs are from each other: one's gradient is the other's, negated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.tanh(self.layer(x - y)).abs().mean()
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 4, 99])
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+def test_hooks_that_write_to_gradients_change_no_other(engine: Any, pieces: int) -> None:
+    eager = Apart()
+    options = Options(engine=engine, fallback="raise", backward_pieces=pieces)
+    model = ORTModule(copy.deepcopy(eager), options=options)
+    found = []
+    for each in (eager, model):
+        torch.manual_seed(1)
+        leaves = [rows(5, 4).requires_grad_() for _ in range(2)]
+        leaves += each.parameters()
+        for leaf in leaves:
+            leaf.register_hook(lambda gradient: gradient.mul_(3))
+        each(*leaves[:2]).backward()
+        found.append([leaf.grad for leaf in leaves])
+    torch.testing.assert_close(*found)

@@ -410,6 +410,7 @@ def folder(
         yield tmp_path / "graphs", debug
 
 
+@pytest.mark.usefixtures("one_piece")
 def test_graphs_are_saved_for_training_and_inference(folder: tuple[Path, DebugOptions]) -> None:
     place, debug = folder
     case = MODELS["cnn"]
@@ -439,6 +440,7 @@ def test_graphs_are_saved_for_training_and_inference(folder: tuple[Path, DebugOp
 # --- reports ------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("one_piece")
 def test_a_report_reads_well_before_and_after() -> None:
     case = MODELS["mlp"]
     model = ORTModule(case.build(), options=GRAPH)
@@ -462,6 +464,7 @@ def test_the_report_of_an_eager_module_says_why() -> None:
     ]
 
 
+@pytest.mark.usefixtures("one_piece")
 def test_explain_shows_stages_graphs_and_parity() -> None:
     case = MODELS["bert"]
     module = case.build(dropout=0.3)

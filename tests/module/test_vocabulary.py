@@ -114,6 +114,35 @@ def test_training_is_eagers(name: str, skip: Any, engine: str) -> None:
     assert f"{WORDS} classes" in str(model.report)
 
 
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    crossed(
+        [name for name in CASES if name not in NAMES],
+        ENGINES,
+        one_in=2,
+        sample=["bert", "left-padded bert spelled out", "choices", "answers"],
+    ),
+)
+def test_classes_of_a_text_are_in_blocks_while_its_padding_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, name: str, engine: str
+) -> None:
+    """The logits of a text, which nobody reads, are no token's: they are hidden all the same."""
+    monkeypatch.setattr(linear_loss, "CLASSES", 0)
+    monkeypatch.setattr(linear_loss, "ROWS", 2)
+    eager = made(name)
+    model = wrapped(eager, engine)
+    for lengths in LENGTHS:
+        kwargs = given(name, lengths)
+        expected, found = (loss_of(each(**kwargs)) for each in (eager, model))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        found.backward()
+        expected.backward()
+        assert_same(model, eager)
+        model.zero_grad()
+        eager.zero_grad()
+    assert model.report.captures == 1
+
+
 @pytest.mark.parametrize("name", ["gpt2", "masked words"])
 def test_in_bfloat16_it_is_what_the_dense_graph_is(name: str) -> None:
     module = made(name)

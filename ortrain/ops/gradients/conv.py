@@ -172,6 +172,7 @@ class Window:
             dy, w, pads=begin + [0] * self.rank, output_padding=[s - 1 for s in self.strides],
             **steps,
         )  # fmt: skip
+        self._ranked(wide)
         axes = list(range(2, 2 + self.rank))
         whole = self.op.Slice(wide, [0] * self.rank, self.sizes(x), axes)
         return whole
@@ -265,12 +266,18 @@ class Window:
             batch, op.Transpose(dy, perm=swap), group=group, pads=self.flat_pads(),
             strides=self.dilations, dilations=self.strides,
         )  # fmt: skip
+        self._ranked(full)
         if any(s != 1 for s in self.strides):  # positions that a stride passed over
             axes = list(range(2, 2 + rank))
             size = self.kernel if self.kernel is not None else self.sizes(w)
             full = op.Slice(full, [0] * rank, size, axes)
         dw: ir.Value = op.Transpose(full, perm=swap)
         return dw
+
+    def _ranked(self, image: ir.Value) -> None:
+        """Says how many axes images have of which no sizes are known: a slice's gradient asks."""
+        if image.shape is None:
+            image.shape = ir.Shape([None] * (2 + self.rank))
 
     def _padded(self, image: ir.Value) -> ir.Value:
         if not any(self.flat_pads()):

@@ -48,7 +48,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     if _CHOICE.prefers_onednn("linear", x.numel() // max(inner, 1), columns, inner, x, weight):
         if bias is not None:  # of which it reads no strides
             bias = bias.contiguous()
-        return _pointwise(x, weight, bias, "none", [], "")
+        return _by_onednn(x, weight, bias)
     return _linear(x, weight, bias)
 
 
@@ -57,7 +57,7 @@ def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if _CHOICE.prefers_onednn(_form(a, b), a.shape[0], b.shape[1], b.shape[0], a, b.t()):
         if a.stride(-1) != 1 and a.nbytes > 2 * COPIED:
             return _by_blocks(a, b)
-        return _pointwise(a, b.t(), None, "none", [], "")
+        return _by_onednn(a, b.t())
     return torch.mm(a, b)
 
 
@@ -66,9 +66,23 @@ def addmm(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     columns = b.shape[1]
     if _CHOICE.prefers_onednn(_form(a, b), a.shape[0], columns, b.shape[0], a, b.t()):
         if c.shape == (columns,):
-            return _pointwise(a, b.t(), c.contiguous(), "none", [], "")
+            return _by_onednn(a, b.t(), c.contiguous())
         return mm(a, b).add_(c)
     return torch.addmm(c, a, b)
+
+
+def _by_onednn(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``x weightᵀ + bias``; by PyTorch's BLAS what oneDNN has no form for.
+
+    A ``weight`` whose rows share memory, as windows that overlap, is of that kind.
+    """
+    try:
+        product: torch.Tensor = _pointwise(x, weight, bias, "none", [], "")
+    except RuntimeError:
+        product = _linear(x, weight, bias)
+    return product
 
 
 def _by_blocks(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -76,7 +90,7 @@ def _by_blocks(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     result = a.new_empty(a.shape[0], b.shape[1])
     rows = max(COPIED // (a.shape[1] * a.itemsize), 1)
     for block, part in zip(result.split(rows), a.split(rows), strict=True):
-        block.copy_(_pointwise(part, b.t(), None, "none", [], ""))
+        block.copy_(_by_onednn(part, b.t()))
     return result
 
 
@@ -84,7 +98,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``a b``: [..., K] and [K, N] → [..., N]."""
     rows = a.numel() // max(a.shape[-1], 1)
     if _CHOICE.prefers_onednn(_form(a, b), rows, b.shape[1], b.shape[0], a, b.t()):
-        return _pointwise(a, b.t(), None, "none", [], "")
+        return _by_onednn(a, b.t())
     return torch.matmul(a, b)
 
 
@@ -126,6 +140,8 @@ class Choice:
             x: first operand.
             weight: second operand, transposed.
         """
+        if x.dtype is not torch.float32 or not x.is_cpu:
+            return False
         summed = inner.bit_length() if form.startswith("mmt") else inner
         key = (form, rows.bit_length(), columns, summed)
         found = self.known.get(key)
@@ -136,12 +152,7 @@ class Choice:
     def _find(
         self, key: tuple[str, int, int, int], cost: int, x: torch.Tensor, weight: torch.Tensor
     ) -> bool:
-        if (
-            cost < SMALL
-            or _pointwise is None
-            or x.dtype is not torch.float32
-            or x.device.type != "cpu"
-        ):
+        if cost < SMALL or _pointwise is None:
             result = False
         else:
             remembered = self._remembered()
@@ -161,12 +172,12 @@ class Choice:
             if added:
                 total = x.new_zeros(x.shape[0], weight.shape[0])
                 is_faster = _is_faster(
-                    lambda: total.add_(_pointwise(x, weight, None, "none", [], "")),
+                    lambda: total.add_(_by_onednn(x, weight)),
                     lambda: torch.addmm(total, x, weight.t(), out=total),
                 )
             else:
                 is_faster = _is_faster(
-                    lambda: _pointwise(x, weight, None, "none", [], ""),
+                    lambda: _by_onednn(x, weight),
                     lambda: _linear(x, weight, None),
                 )
         self.seconds += time.perf_counter() - start

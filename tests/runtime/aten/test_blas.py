@@ -73,8 +73,21 @@ def test_a_folder_that_cannot_be_written_into_is_no_error(tmp_path, operands, me
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_dtypes_have_one_library(operands, measured, dtype):
-    assert not asked(Choice(None), *(t.to(dtype) for t in operands))
+    choice = Choice(None)
+    assert not asked(choice, *(t.to(dtype) for t in operands))
     assert not measured
+    # What float32 has of the same shape is its own.
+    assert asked(choice, *operands)
+    assert not asked(choice, *(t.to(dtype) for t in operands))
+
+
+def test_a_product_has_the_same_dtype_after_one_of_float32(monkeypatch, operands, measured):
+    monkeypatch.setattr(blas, "_CHOICE", Choice(None))
+    a, b = operands
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        x, weight = a.to(dtype), b.to(dtype)
+        assert blas.linear(x, weight).dtype is dtype
+        assert torch.equal(blas.mm(x, weight), x @ weight) or dtype is torch.float32
 
 
 @pytest.mark.parametrize("wins", [False, True])
@@ -89,6 +102,43 @@ def test_both_libraries_give_the_same_numbers(monkeypatch, operands, wins):
     for added in (bias, b, b[:1], b[:, 1:2], torch.tensor(3.0), b.t()):
         assert_as_close(blas.addmm, torch.addmm, added, a, b.t())
         assert_as_close(blas.addmm, torch.addmm, added, a.t(), b)
+
+
+FEW = 24
+# Of [FEW, FEW], as tensors of users may lie.
+LAYOUTS = {
+    "rows": lambda draw: draw(FEW, FEW),
+    "columns": lambda draw: draw(FEW, FEW).t(),
+    "one row": lambda draw: draw(FEW).expand(FEW, FEW),
+    "one column": lambda draw: draw(FEW, 1).expand(FEW, FEW),
+    "gaps": lambda draw: draw(FEW, 2 * FEW)[:, ::2],
+    "windows": lambda draw: draw(2 * FEW).unfold(0, FEW, 1)[:FEW],
+    "windows that overlap by half": lambda draw: draw(FEW * FEW).as_strided(
+        (FEW, FEW), (FEW // 2, 1)
+    ),
+    "windows in columns": lambda draw: draw(2 * FEW).unfold(0, FEW, 1)[:FEW].t(),
+}
+
+
+@pytest.mark.parametrize("right", LAYOUTS)
+@pytest.mark.parametrize("left", LAYOUTS)
+def test_operands_lie_as_they_like(monkeypatch, left, right):
+    """oneDNN has no form for a right operand whose rows or columns share memory."""
+    monkeypatch.setattr(Choice, "prefers_onednn", lambda *args: True)
+    a, b = (LAYOUTS[name](torch.randn) for name in (left, right))
+    rows, bias = a.unflatten(0, (2, -1)), b[0].clone()
+    same = torch.testing.assert_close
+    same(blas.linear(rows, b, bias), torch.nn.functional.linear(rows, b, bias))
+    same(blas.mm(a, b), torch.mm(a, b))
+    same(blas.matmul(rows, b), torch.matmul(rows, b))
+    same(blas.addmm(bias, a, b), torch.addmm(bias, a, b))
+
+
+@pytest.mark.parametrize("form", ["linear", "mmnn added"])
+def test_what_onednn_has_no_form_for_is_measured_all_the_same(monkeypatch, form):
+    monkeypatch.setattr(blas, "SMALL", 0)
+    windows = LAYOUTS["windows"](torch.randn)
+    assert Choice(None).prefers_onednn(form, FEW, FEW, FEW, windows, windows) in (True, False)
 
 
 def assert_as_close(ours, theirs, *operands):
