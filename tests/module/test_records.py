@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from argparse import Namespace
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, make_dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ortrain import Options, ORTModule
 
@@ -305,3 +306,58 @@ def test_two_of_a_class_that_is_new_stand_in_one_call(kind: str, arranged: str) 
             assert type(mine) is returned
             torch.testing.assert_close(mine.tensors, expected.tensors)
             torch.testing.assert_close(mine.mask, expected.mask)
+
+
+@dataclass
+class Staged:
+    """Tensors and a word, which its owner has registered as a pytree, without keys."""
+
+    tensors: Tensor
+    weights: Tensor | None
+    stage: str
+
+
+class Outcome(Staged):
+    """What comes of it, registered likewise."""
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    for kind in (Staged, Outcome):
+        pytree.register_pytree_node(
+            kind,
+            lambda one: ([one.tensors, one.weights], one.stage),
+            lambda values, stage, kind=kind: kind(*values, stage),  # type: ignore[misc]
+        )
+    yield
+    for kind in (Staged, Outcome):
+        del pytree.SUPPORTED_NODES[kind], pytree.SUPPORTED_SERIALIZED_TYPES[kind]
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("arranged", ["alone", *ARRANGED])
+def test_pytrees_that_are_registered_without_keys_are_arguments_and_results(arranged: str) -> None:
+    """And what is no leaf of theirs is the call's form: another word is another graph."""
+    put, take = ARRANGED.get(arranged, (lambda a, b: a, lambda a: (a, a)))
+
+    class Scaling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, given: Any) -> Any:
+            one, two = take(given)
+            found = self.layer(one.tensors) * (2 if one.stage == "train" else 3)
+            found = found if two.weights is None else found * two.weights
+            return put(Outcome(found, two.weights, one.stage), Outcome(found + 1, None, two.stage))
+
+    torch.manual_seed(0)
+    model: Any = ORTModule(Scaling(), options=Options(engine="aten", fallback="raise"))
+    for stage in ("train", "evaluate", "train"):
+        for weights in (None, torch.rand(2, 4)):
+            given = put(*(Staged(torch.randn(2, 4), weights, stage) for _ in range(2)))
+            for mine, its in zip(take(model(given)), take(model.module(given)), strict=True):
+                assert (type(mine), mine.stage) == (Outcome, stage)
+                torch.testing.assert_close(mine.tensors, its.tensors)
+                torch.testing.assert_close(mine.weights, its.weights)
+    assert (model.report.captures, model.report.eager_calls) == (4, 0)

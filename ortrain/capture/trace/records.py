@@ -40,6 +40,7 @@ def _register_output(module: nn.Module, inputs: Any, output: Any) -> None:
 
 def register(tree: Any) -> None:
     """Registers the class of every record and `UserDict` in a tree of containers."""
+    _give_keys(tree)
     for leaf in pytree.tree_leaves(tree):
         kind = type(leaf)
         is_known = kind in pytree.SUPPORTED_NODES  # another leaf was of it
@@ -51,6 +52,26 @@ def register(tree: Any) -> None:
             if not is_known:
                 _register(kind)
             register(leaf)
+
+
+def _give_keys(tree: Any) -> None:
+    """Numbers the children of containers whose owner has registered them without keys.
+
+    PyTorch asks for keys in an export, and nowhere else.
+    """
+    kind = pytree._get_node_type(tree)
+    node = pytree.SUPPORTED_NODES.get(kind)
+    if node is None:
+        return
+    if node.flatten_with_keys_fn is None:
+
+        def flatten_with_keys(container: Any) -> tuple[list[tuple[Any, Any]], Any]:
+            children, context = node.flatten_fn(container)
+            return [(pytree.SequenceKey(i), child) for i, child in enumerate(children)], context
+
+        pytree.SUPPORTED_NODES[kind] = node._replace(flatten_with_keys_fn=flatten_with_keys)
+    for child in node.flatten_fn(tree)[0]:
+        _give_keys(child)
 
 
 def _register(kind: type) -> None:
