@@ -39,7 +39,6 @@ from ortrain.capture.trace.decisions import fixed_sizes
 from ortrain.capture.trace.exporter import check_version, quiet
 from ortrain.capture.trace.keeping import Keeper, keeper, keeping, recorded_examples
 from ortrain.capture.trace.layers import traceable_layers
-from ortrain.capture.trace.paths import leaves_with_path
 from ortrain.capture.trace.refusal import first_line, located, named
 from ortrain.capture.trace.returned import Source, sources_of, views_of
 from ortrain.capture.trace.seen import seen_routines
@@ -448,7 +447,7 @@ def _outputs(exported: ExportedProgram) -> tuple[tuple[OutputLeaf, ...], list[st
     """The leaves of the module's output, and the names of those that are tensors."""
     spec = exported.call_spec.out_spec
     count = spec.num_leaves
-    paths = leaves_with_path(pytree.tree_unflatten(list(range(count)), spec))
+    paths, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(count)), spec))
     leaves: list[OutputLeaf] = []
     names: list[str] = []
     user = [s for s in exported.graph_signature.output_specs if s.kind is OutputKind.USER_OUTPUT]

@@ -283,6 +283,44 @@ def test_what_is_written_into_a_slice_with_a_step_is_eagers(seed: int) -> None:
         torch.testing.assert_close(mine, its)
 
 
+CUTS = ["y[:1]", "y[1:3]", "y[2:]", "y[:, :2]", "y[:, 2:]", "y[0]", "y[3]", "y[-1]", "y[:, 1]",
+        "y.narrow(0, 1, 2)", "y[:3].t()"]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_pieces_that_are_written_one_after_another_are_eagers(seed: int) -> None:
+    """What has no number in common with a written piece is read past the write."""
+    draw = random.Random(seed)
+    names = [f"v{i}" for i in range(3)]
+    lines = ["y = x * self.weight", *(f"{name} = {draw.choice(CUTS)}" for name in names)]
+    lines += [
+        f"{draw.choice(names)}.{draw.choice(['mul_(2)', 'add_(0.3)', 'neg_()'])}" for _ in range(3)
+    ]
+    read = draw.sample([*names, "y", draw.choice(CUTS)], draw.randint(1, 3))
+    text = "def forward(self, x):\n" + "".join(f"    {line}\n" for line in lines)
+    text += f"    return [{', '.join(f'{name} * 1.5' for name in read)}]\n"
+    eager, ours = Written(text), Written(text)
+    model = ORTModule(ours, options=GRAPH)
+    for mine, its in zip(step(ours, model), step(eager, eager), strict=True):
+        torch.testing.assert_close(mine, its)
+    assert model.report.eager_calls == 0
+
+
+@pytest.mark.parametrize(
+    "cut", ["unsafe_chunk(2, -1)", "unsafe_split(2)", "unsafe_split_with_sizes([1, 3])"]
+)
+def test_pieces_that_autograd_takes_for_tensors_may_be_written(cut: str) -> None:
+    text = (
+        f"def forward(self, x):\n    a, b = (x * self.weight).{cut}\n"
+        "    a.sigmoid_()\n    b.tanh_()\n    return [a, b * a.sum()]\n"
+    )
+    eager, ours = Written(text), Written(text)
+    model = ORTModule(ours, options=GRAPH)
+    for mine, its in zip(step(ours, model), step(eager, eager), strict=True):
+        torch.testing.assert_close(mine, its)
+    assert model.report.eager_calls == 0
+
+
 # What shows a tensor of shape (3, 4, 4) in another way, and not necessarily all of it.
 ANY_VIEW = [
     "permute(2, 0, 1)", "permute(-2, -1, 0)", "transpose(0, 2)", "movedim(0, 2)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from argparse import Namespace
 from collections import OrderedDict, UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, make_dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -309,7 +309,7 @@ def test_two_of_a_class_that_is_new_stand_in_one_call(kind: str, arranged: str) 
 
 
 class Answer(OrderedDict[str, Any]):
-    """Entries that are attributes as well, registered without the keys of its children."""
+    """Entries that are attributes as well."""
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(**{name: value for name, value in fields.items() if value is not None})
@@ -317,18 +317,44 @@ class Answer(OrderedDict[str, Any]):
 
 
 class Pair(Masked):
-    """No dictionary, and registered likewise."""
+    """No dictionary."""
 
 
-register: Any = pytree.register_pytree_node
-register(
-    Answer,
-    lambda answer: ([*answer.values()], [*answer]),
-    lambda values, names: Answer(**dict(zip(names, values, strict=True))),
-)
-register(Pair, lambda pair: ([pair.tensors, pair.mask], None), lambda values, _: Pair(*values))
+@dataclass
+class Staged:
+    """Tensors and a word."""
+
+    tensors: Tensor
+    weights: Tensor | None
+    stage: str
 
 
+class Outcome(Staged):
+    """What comes of it."""
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """Registered by their owners, without the keys of their children."""
+    register: Any = pytree.register_pytree_node
+    register(
+        Answer,
+        lambda answer: ([*answer.values()], [*answer]),
+        lambda values, names: Answer(**dict(zip(names, values, strict=True))),
+    )
+    register(Pair, lambda pair: ([pair.tensors, pair.mask], None), lambda values, _: Pair(*values))
+    for kind in (Staged, Outcome):
+        register(
+            kind,
+            lambda one: ([one.tensors, one.weights], one.stage),
+            lambda values, stage, kind=kind: kind(*values, stage),
+        )
+    yield
+    for kind in (Answer, Pair, Staged, Outcome):
+        del pytree.SUPPORTED_NODES[kind], pytree.SUPPORTED_SERIALIZED_TYPES[kind]
+
+
+@pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
 @pytest.mark.parametrize("returned", [Answer, Pair])
 @pytest.mark.parametrize("given", [Answer, Pair])
@@ -353,3 +379,32 @@ def test_classes_that_are_registered_without_keys_are_taken_and_returned(
         torch.testing.assert_close(mine.mask, expected.mask)
         mine.tensors.sum().backward()
     assert (model.report.captures, model.report.graph_calls) == (1, 2)
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("arranged", ["alone", *ARRANGED])
+def test_pytrees_that_are_registered_without_keys_are_arguments_and_results(arranged: str) -> None:
+    """And what is no leaf of theirs is the call's form: another word is another graph."""
+    put, take = ARRANGED.get(arranged, (lambda a, b: a, lambda a: (a, a)))
+
+    class Scaling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, given: Any) -> Any:
+            one, two = take(given)
+            found = self.layer(one.tensors) * (2 if one.stage == "train" else 3)
+            found = found if two.weights is None else found * two.weights
+            return put(Outcome(found, two.weights, one.stage), Outcome(found + 1, None, two.stage))
+
+    torch.manual_seed(0)
+    model: Any = ORTModule(Scaling(), options=Options(engine="aten", fallback="raise"))
+    for stage in ("train", "evaluate", "train"):
+        for weights in (None, torch.rand(2, 4)):
+            given = put(*(Staged(torch.randn(2, 4), weights, stage) for _ in range(2)))
+            for mine, its in zip(take(model(given)), take(model.module(given)), strict=True):
+                assert (type(mine), mine.stage) == (Outcome, stage)
+                torch.testing.assert_close(mine.tensors, its.tensors)
+                torch.testing.assert_close(mine.weights, its.weights)
+    assert (model.report.captures, model.report.eager_calls) == (4, 0)

@@ -160,3 +160,32 @@ def test_states_that_are_carried_on_are_captured_without_a_warning(
         torch.set_warn_always(always)
     assert caught == []
     assert model.report.mode == "graph"
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_cells_under_autocast_are_graphs(kind: Callable[[int, int], nn.Module]) -> None:
+    """PyTorch composes them of products that it casts, and writes to the gates where they lie."""
+
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = kind(3, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            state: Any = None
+            for row in x.unbind(1):
+                state = self.cell(row, state)
+            last: Tensor = state[0] if isinstance(state, tuple) else state
+            return last
+
+    module = Loop()
+    model = ORTModule(copy.deepcopy(module), options=Options(engine="aten", fallback="raise"))
+    x = floats(4, 2, 3)
+    found = []
+    for each in (module, model):
+        with torch.autocast("cpu", torch.bfloat16):
+            each(x).float().square().sum().backward()
+        found.append([parameter.grad for parameter in each.parameters()])
+    assert model.report.graph_calls == 1
+    for its, mine in zip(*found, strict=True):
+        torch.testing.assert_close(mine, its, rtol=2e-2, atol=2e-2)

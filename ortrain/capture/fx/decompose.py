@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ortrain.capture.fx.checks import remove_checks
 from ortrain.capture.fx.functional import functionalise_composed
+from ortrain.capture.fx.pieces import written_pieces_as_views
 from ortrain.capture.fx.splice import from_same_place, splice, substitute
 from ortrain.capture.onnx.torchlib import is_of_whole_numbers
 from ortrain.capture.onnx.translations.base import symbolic
@@ -90,6 +91,7 @@ def decompose_call(module: fx.GraphModule, node: fx.Node, covered: Covered | Non
     try:
         with mode if mode is not None else torch.no_grad(), enable_python_dispatcher():
             inner = make_fx(call, tracing_mode="real")(*values)
+            written_pieces_as_views(inner)
             functionalise_composed(inner.graph)  # many work in place on what they have just made
     except CaptureError:
         raise

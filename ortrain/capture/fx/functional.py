@@ -14,6 +14,7 @@ from torch.export.graph_signature import InputKind, InputSpec
 from ortrain.capture.fx.handed_on import call_of, hand_on
 from ortrain.capture.fx.memory import FRESH, layout, memory, viewed
 from ortrain.capture.fx.regions import without_gradient
+from ortrain.capture.fx.splice import arguments_of
 from ortrain.capture.fx.written import is_written_by_call
 from ortrain.capture.origin import captured_error, operator_name
 from ortrain.errors import CaptureError
@@ -267,6 +268,9 @@ class _Functional:
         views = list(self._views(base))
         self._check_shared(at, base, views)
         new = self._constant(at, base, path, new)
+        if path == [written] and self._is_read_alone(written, base, at):
+            new.meta["val"] = written.meta["val"].clone()
+            base, path, views = written, [], []
         self.order[new] = self.order[at]
         with self.graph.inserting_before(at):
             for view in reversed(path):
@@ -293,6 +297,21 @@ class _Functional:
         return any(
             self._behind(user, at) or (viewed(user) is view and self._later(user, at))
             for user in view.users
+        )
+
+    def _is_read_alone(self, piece: fx.Node, base: fx.Node, at: fx.Node) -> bool:
+        """Whether later a piece is read by its own name alone: it is a tensor of its own then.
+
+        Of the tensor that it is cut from, other pieces alone are read, as of the gates of a cell.
+        """
+        if base.op == "placeholder" or base in self.owner:
+            return False
+        if any(self._later(view, at) for view in self._views(piece)):
+            return False
+        return all(
+            user is piece or _is_apart(piece, user)
+            for user in base.users
+            if self._behind(user, at) or (viewed(user) is base and self._later(user, at))
         )
 
     def _views(self, base: fx.Node) -> Iterator[fx.Node]:
@@ -500,6 +519,23 @@ def _not_in_place(original: Any, name: str) -> Any:
         if all(a.has_default_value() for a in taken[len(wanted) :]):
             return found
     return None
+
+
+def _is_apart(one: fx.Node, other: fx.Node) -> bool:
+    """Whether two pieces of a tensor, cut along one axis, certainly have no number in common."""
+    if one.target is not other.target or one.target not in (aten.slice.Tensor, aten.select.int):
+        return False
+    first, second = arguments_of(one), arguments_of(other)
+    if first["dim"] != second["dim"]:
+        return False
+    if one.target is aten.select.int:
+        bounds = [(places["index"], places["index"] + 1) for places in (first, second)]
+    else:
+        bounds = [(places["start"] or 0, places["end"]) for places in (first, second)]
+    if not all(isinstance(bound, int) and bound >= 0 for ends in bounds for bound in ends):
+        return False
+    (start, end), (begin, stop) = bounds
+    return bool(end <= begin or stop <= start)
 
 
 def _inverse(view: fx.Node) -> list[int]:

@@ -24,6 +24,7 @@ _EVEN = {aten.tensor_split.sections}
 # Whose pieces have lengths of their own, with the axis of those that are not told one.
 _UNEVEN = {
     aten.split_with_sizes.default: None, aten.split.sizes: None, aten.tensor_split.indices: None,
+    aten.unsafe_split_with_sizes.default: None,
     aten.hsplit.int: 1, aten.hsplit.array: 1, aten.vsplit.int: 0, aten.vsplit.array: 0,
     aten.dsplit.int: 2, aten.dsplit.array: 2,
 }  # fmt: skip

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ortrain.capture.trace.paths import leaves_with_path
 from ortrain.errors import UnsupportedInput
 
 _CONSTANT = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout,
@@ -157,12 +156,9 @@ def example_call(
     signature = inspect.signature(forward)
     order = {name: i for i, name in enumerate(signature.parameters)}
     sorted_kwargs = dict(sorted(kwargs.items(), key=lambda item: order.get(item[0], len(order))))
-    original = leaves_with_path((args, kwargs))
+    original, _ = pytree.tree_flatten_with_path((args, kwargs))
     positions = {path: position for position, (path, _) in enumerate(original)}
-    flat, spec = (
-        leaves_with_path((args, sorted_kwargs)),
-        pytree.tree_structure((args, sorted_kwargs)),
-    )
+    flat, spec = pytree.tree_flatten_with_path((args, sorted_kwargs))
     used = set(taken)
     leaves, copies = [], []
     for path, value in flat:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import UserDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ def _register_output(module: nn.Module, inputs: Any, output: Any) -> None:
 
 def register(tree: Any) -> None:
     """Registers the class of every record and `UserDict` in a tree of containers."""
+    _name_children(tree)
     for leaf in pytree.tree_leaves(tree):
         kind = type(leaf)
         is_known = kind in pytree.SUPPORTED_NODES  # another leaf was of it
@@ -51,6 +52,37 @@ def register(tree: Any) -> None:
             if not is_known:
                 _register(kind)
             register(leaf)
+
+
+def _name_children(tree: Any) -> None:
+    """Adds keys to the registration of each class in a tree of containers that has none.
+
+    torch.export and the names of a graph's inputs and outputs go by paths of keys. A class may be
+    registered with `torch.utils._pytree` without any (`flatten_with_keys_fn`), as the outputs of
+    diffusers are: its children then go by their keys in a dictionary, and else by their numbers.
+    """
+    kind = pytree._get_node_type(tree)
+    node = pytree.SUPPORTED_NODES.get(kind)
+    if node is None:
+        return
+    if node.flatten_with_keys_fn is None:
+        keyed = _with_keys(node.flatten_fn)
+        pytree.SUPPORTED_NODES[kind] = node._replace(flatten_with_keys_fn=keyed)
+    for child in node.flatten_fn(tree)[0]:
+        _name_children(child)
+
+
+def _with_keys(flatten: pytree.FlattenFn) -> pytree.FlattenWithKeysFn:
+    def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], Any]:
+        children, context = flatten(value)
+        children = [*children]
+        entries = [*value.items()] if isinstance(value, Mapping) else []
+        keys: list[Any] = [pytree.SequenceKey(index) for index in range(len(children))]
+        if [id(child) for child in children] == [id(child) for _, child in entries]:
+            keys = [pytree.MappingKey(key) for key, _ in entries]
+        return list(zip(keys, children, strict=True)), context
+
+    return flatten_with_keys
 
 
 def _register(kind: type) -> None:
