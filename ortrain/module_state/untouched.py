@@ -121,18 +121,21 @@ def _refill(registry: dict[Any, Any], entries: dict[Any, Any]) -> None:
         registry.update(entries)
 
 
-def call_aside(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_aside(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, copies: bool = True
+) -> Any:
     """What a module returns, from a call after which it and the random states are as before.
 
-    It gets copies of its parameters, its buffers and the arguments, as its code may write to any.
+    It gets copies of its parameters and its buffers, as its code may write to any; and of the
+    arguments, where these are not some already.
     """
-    with calls_aside(module, args, kwargs) as call:
+    with calls_aside(module, args, kwargs, copies=copies) as call:
         return call()
 
 
 @contextlib.contextmanager
 def calls_aside(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, copies: bool = True
 ) -> Iterator[Callable[[], Any]]:
     """Such calls one after the other, each of which finds what the one before has left."""
     state = {
@@ -142,7 +145,8 @@ def calls_aside(
     state.update((name, buffer.clone()) for name, buffer in module.named_buffers())
     standing_in(module, state)
     with untouched(module):
-        yield lambda: torch.func.functional_call(module, state, *_copied(args, kwargs))
+        given = functools.partial(_copied, args, kwargs) if copies else lambda: (args, kwargs)
+        yield lambda: torch.func.functional_call(module, state, *given())
 
 
 def _copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

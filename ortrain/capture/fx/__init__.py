@@ -41,6 +41,7 @@ from ortrain.capture.fx.selected import (
 from ortrain.capture.fx.settle import settle
 from ortrain.capture.fx.squeezed import select_symbols_of_one
 from ortrain.capture.fx.statistics import explicit_statistics, without_needless_barriers
+from ortrain.capture.fx.strided import strided_as_rows
 from ortrain.capture.trace.keeping import keeper
 from ortrain.capture.trace.known_results import results_found_once
 from ortrain.capture.trace.known_sizes import sizes_computed_once
@@ -113,6 +114,7 @@ def _clean(
     refuse_complex(module)
     scalars_as_vectors(module)
     open_pieces_as_slices(module)
+    strided_as_rows(module)
     decompose(module, covered)
     refuse_random(module)
     violated, checks = violations(module)

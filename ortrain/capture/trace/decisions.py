@@ -54,6 +54,7 @@ _PLUMBING = (
     f"{OWN}capture/trace/symbols.py",
     f"{OWN}capture/trace/value_checks.py",
 )
+STRIDED = "as_strided"
 _LARGEST = 2**62  # the shape environment has bounds near 2**63 that only stand for "none"
 
 
@@ -110,6 +111,7 @@ def asked() -> Iterator[Asked]:
     """Notes what Python code asks about sizes and layouts of tensors that are being traced."""
     found = Asked()
     decide, here = SymNode.guard_bool, this_thread()
+    stride, offset = torch.Tensor.stride, torch.Tensor.storage_offset
 
     def guard_bool(node: Any, file: str, line: int) -> bool:
         relation = node.expr
@@ -120,15 +122,28 @@ def asked() -> Iterator[Asked]:
             found.decisions.append(Decision(held, _place(asker), by_code=True))
         return answer
 
+    def note(asker: FrameType, name: str, answer: Callable[[], object]) -> None:
+        question = f"{name} ({_place(asker)})"
+        if not note_answer(question, answer()):
+            found.layouts.append(question)
+
     def layout(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def method(*args: Any, **kwargs: Any) -> Any:
             asker, answer = sys._getframe(1), function(*args, **kwargs)
             if here() and _is_code(asker) and not only_makes_contiguous(asker):
-                question = f"{function.__name__} ({_place(asker)})"
-                if not note_answer(question, answer):
-                    found.layouts.append(question)
+                note(asker, function.__name__, lambda: answer)
             return answer
+
+        return method
+
+    def strided(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            asker, tensor = sys._getframe(1), args[0] if args else kwargs.get("input")
+            if here() and _is_code(asker) and isinstance(tensor, torch.Tensor):
+                note(asker, STRIDED, lambda: (stride(tensor), offset(tensor)))
+            return function(*args, **kwargs)
 
         return method
 
@@ -144,6 +159,9 @@ def asked() -> Iterator[Asked]:
         patch(torch.SymInt, "__hash__", _fixing(hash))
         for name in ("stride", "is_contiguous", "storage_offset"):
             patch(torch.Tensor, name, layout)
+        patch(torch.Tensor, STRIDED, strided)
+        for name in (STRIDED, f"{STRIDED}_copy"):
+            patch(torch, name, strided)
         yield found
 
 
@@ -231,20 +249,10 @@ def decided(exported: ExportedProgram, asked: Asked, checked: bool) -> Decided:
     )
 
 
-def strided_inputs(exported: ExportedProgram) -> list[str]:
-    """The places that read an input, or a view of one, as it lies in memory."""
-    inputs = set(exported.graph_signature.user_inputs)
-
-    def is_input(node: Any) -> bool:
-        while node.op == "call_function" and _is_view(node.target):
-            node = node.args[0]
-        return node.op == "placeholder" and node.name in inputs
-
-    return [
-        f"as_strided {origin(node, full=True)}"
-        for node in exported.graph.nodes
-        if node.target is aten.as_strided.default and is_input(node.args[0])
-    ]
+def sizes_of(exported: ExportedProgram) -> list[sympy.Symbol]:
+    """The symbols of the sizes of a program's inputs."""
+    environment = _shape_environment(exported)
+    return [] if environment is None else [*environment.backed_var_to_val]
 
 
 def fixed_sizes(exported: ExportedProgram) -> set[str]:
@@ -257,13 +265,6 @@ def fixed_sizes(exported: ExportedProgram) -> set[str]:
     if environment is None:
         return set()
     return {str(k) for k, v in environment.replacements.items() if v.is_number}
-
-
-def _is_view(target: Any) -> bool:
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    first = target._schema.arguments[:1]
-    return target is aten.reshape.default or any(a.alias_info is not None for a in first)
 
 
 def _shape_environment(exported: ExportedProgram) -> ShapeEnv | None:

@@ -17,8 +17,9 @@ from ortrain.capture.trace.asked_mode import left_by_a_call, questions_noted
 from ortrain.capture.trace.assigned_buffers import assignments, assignments_as_writes
 from ortrain.capture.trace.call import Axes, Call, explicit_signature
 from ortrain.capture.trace.candidates import drawing_codes
-from ortrain.capture.trace.decisions import Asked, asked, decided, strided_inputs
+from ortrain.capture.trace.decisions import Asked, asked, decided
 from ortrain.capture.trace.keeping import keeper, live_modules
+from ortrain.capture.trace.layouts import layouts_that_decide
 from ortrain.capture.trace.outcomes import constraints_of
 from ortrain.capture.trace.recurrent import no_packed_sequences
 from ortrain.capture.trace.refusal import (
@@ -350,7 +351,8 @@ def _trace(
         if found := side_effects(left, module):
             raise found
     asked_aside = [] if known is None else known.layouts
-    for layout in (*questions.layouts, *asked_aside, *strided_inputs(program)):
+    given = (module, example.args, example.kwargs)
+    for layout in (*asked_aside, *layouts_that_decide(*given, questions, program)):
         raise asking_for_layout(layout)
     return program, effects, questions
 
