@@ -107,6 +107,7 @@ class Captured:
         failed: what was tried before, and why it did not work.
         seconds: what each part took.
         branches: whether the program goes the example's way at branches on values.
+        by_values: whether code that asks if it is traced goes by values in a call that is not.
         returned: the user outputs that are no new contiguous tensors of the module.
         views: those that are copies of what is a view of another tensor in the module.
         kept: calls of the program's nodes that stay PyTorch's.
@@ -123,6 +124,7 @@ class Captured:
     failed: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     branches: bool = False
+    by_values: bool = False
     returned: dict[int, Source] = field(default_factory=dict)
     views: tuple[int, ...] = ()
     kept: tuple[Kept, ...] = ()
@@ -260,6 +262,7 @@ def capture(
         failed=found.failed,
         seconds=watch.laps,
         branches=found.branches,
+        by_values=found.by_values,
         returned=returned,
         views=views,
         kept=calls,

@@ -79,6 +79,8 @@ def certify(
     for place, tensor in zip(served.order, served.captured.tensors, strict=True):
         names[place] = tensor.name
     rows, number = _rows(served, flat), 0
+    if rows and served.kinds is not None and not served.kinds.is_that_of(flat.tensors, rows):
+        rows = {}
     while True:
         trial = Trial.of(module, flat, names, step, served.structure.names, grad, rows, number)
         try:

@@ -38,6 +38,7 @@ from ortrain.runtime.memory import Ceiling
 from ortrain.runtime.onnxruntime.executor import SMALL
 from ortrain.step.autograd import Step
 from ortrain.step.build import Plan, build, likely_upstream
+from ortrain.step.call_kinds import Kinds
 from ortrain.step.capturer import Capturer
 from ortrain.step.certificate import certify, refuted
 from ortrain.step.evidence import Certificate
@@ -220,6 +221,7 @@ class StepCompiler:
                 for i, source in captured.returned.items()
             },
             changes=changes,
+            kinds=Kinds(flat.tensors) if captured.by_values else None,
         )
         self._leave_out(served, form, flat, device, shown)
         return served
@@ -298,6 +300,7 @@ class StepCompiler:
                 variants = self._step(state, form, served, flat, variant)
             certificate = certify(self.module, state.tensors, served, flat, variants.step)
             served.ones[untraced] = not certificate.faults
+            served.agrees(flat, certificate)
         return served.ones[untraced]
 
     def variant(
@@ -330,6 +333,21 @@ class StepCompiler:
                 served.variants[variant] = variants
             return variants.step
 
+    def compare_first(
+        self, state: ModuleState, served: CompiledCapture, flat: FlatCall, step: Step
+    ) -> None:
+        """Compares a step with the module on the first call of its kind.
+
+        Raises:
+            ParityError: they do not agree.
+        """
+        kinds = served.kinds
+        if kinds is None or self.options.certificate == "off":
+            return
+        if kinds.of(flat.tensors) not in kinds.compared:
+            with EXCLUSIVE:
+                self.compare(state, served, flat, step)
+
     def compare(
         self, state: ModuleState, served: CompiledCapture, flat: FlatCall, step: Step
     ) -> None:
@@ -346,6 +364,7 @@ class StepCompiler:
         report.certificate, self.certificate = str(certificate), certificate
         if certificate.faults:
             raise refuted(self.module, certificate)
+        served.agrees(flat, certificate)
         self.cache.begin()  # what was taken from it until now is right
 
     def _step(

@@ -29,7 +29,9 @@ from ortrain.guards.structure import FlatCall, OutputStructure
 from ortrain.passes.tokens import Shown
 from ortrain.program import Program
 from ortrain.step.autograd import Step
+from ortrain.step.call_kinds import Kinds
 from ortrain.step.contest import Race
+from ortrain.step.evidence import Certificate
 from ortrain.step.report import Report, Saving
 from ortrain.step.tokens import TokenCounts, Tokens
 
@@ -92,6 +94,7 @@ class CompiledCapture:
         returned: the outputs that are no new contiguous tensors; arguments by their places in the
             call.
         changes: what a call changes in the containers that it is given; None where there is none.
+        kinds: of calls, of each of which the first is compared; None where all are alike.
     """
 
     captured: Captured
@@ -113,6 +116,12 @@ class CompiledCapture:
     since: tuple[int, int] = (0, 0)
     returned: dict[int, Source] = field(default_factory=dict)
     changes: Changes | None = None
+    kinds: Kinds | None = None
+
+    def agrees(self, flat: FlatCall, certificate: Certificate) -> None:
+        """Notes that a call was compared with the module."""
+        if self.kinds is not None and not certificate.faults:
+            self.kinds.compared.add(self.kinds.of(flat.tensors))
 
     def sizes(self, flat: FlatCall) -> dict[str, int]:
         """The value that each symbolic dimension has in a call."""

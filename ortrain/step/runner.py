@@ -229,6 +229,8 @@ class Runner:
                 if form.report.graph_calls >= self.due:
                     self.due += int(self.options.certificate)
                     self.compiler.compare(state, served, flat, step)
+                elif served.kinds is not None:
+                    self.compiler.compare_first(state, served, flat, step)
             tensors = flat.tensors
             users = [tensors[i] for i in served.positions]
             trains = bool(step.plan.arguments)

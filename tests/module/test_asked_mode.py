@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_exporting
 
-from ortrain import Options, ORTModule
+from ortrain import Options, ORTModule, OrtrainWarning
+from ortrain.step import compiler
+from ortrain.step.call_kinds import Kinds
 
 
 class Part(nn.Module):
@@ -125,3 +128,59 @@ def test_what_it_draws_where_it_is_not_traced_is_drawn(draw: Callable[[], float]
     seeded()
     drawn = [draw() for _ in range(4)]
     assert after == drawn[3]
+
+
+class LeavesOut(nn.Module):
+    """What a mask does is left out where it hides nothing, as transformers leaves it out."""
+
+    def __init__(self, otherwise: float) -> None:
+        super().__init__()
+        self.layer, self.otherwise = nn.Linear(4, 4), otherwise
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        hidden: Tensor = self.layer(x)
+        if not is_exporting() and mask.all():
+            return hidden * self.otherwise
+        return hidden * mask[..., None]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+@pytest.mark.parametrize("first", ["padded", "full", "one"])
+@pytest.mark.parametrize("otherwise", [1.0, 2.0])
+def test_the_first_call_of_each_kind_of_mask_is_compared(
+    monkeypatch: pytest.MonkeyPatch, otherwise: float, first: str, dtype: Any
+) -> None:
+    compared: list[Any] = []
+    own = compiler.certify
+    monkeypatch.setattr(compiler, "certify", lambda *a: compared.append(a) or own(*a))
+    full = torch.ones(3, 5, dtype=dtype)
+    padded = full.clone()
+    padded[2, 3:] = 0
+    masks = {"padded": padded, "full": full, "one": full[:1, :1]}
+    eager = LeavesOut(otherwise)
+    model = ORTModule(copy.deepcopy(eager), options=Options(engine="aten"))
+    order, seen = [first, *masks, *masks], 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OrtrainWarning)
+        for turn, name in enumerate(order):
+            seen = len(compared) if turn == 1 + len(masks) else seen
+            x = torch.randn(*masks[name].shape, 4)
+            wanted, found = eager(x, masks[name]), model(x, masks[name])
+            torch.testing.assert_close(found, wanted)
+            for module, output in ((eager, wanted), (model, found)):
+                module.zero_grad()
+                output.sin().sum().backward()
+            torch.testing.assert_close(model.module.layer.weight.grad, eager.layer.weight.grad)
+    assert model.report.mode == ("graph" if otherwise == 1.0 else "eager")
+    assert len(compared) == seen  # nothing is compared again
+
+
+def test_calls_of_a_large_batch_are_compared_by_rows_of_their_kind() -> None:
+    kinds = Kinds([torch.ones(8, 4), torch.ones(8, 4, dtype=torch.int64)])
+    mask = torch.ones(8, 4, dtype=torch.int64)
+    mask[5, 3] = 0
+    given = [torch.zeros(8, 4), mask]
+    assert kinds.of(given) == ((False, False),)
+    assert not kinds.is_that_of(given, {0: 2, 1: 2})
+    assert kinds.is_that_of(given, {0: 6, 1: 6})
+    assert kinds.is_that_of([given[0], torch.ones_like(mask)], {0: 2, 1: 2})

@@ -92,6 +92,7 @@ class Exported:
         failed: what was tried before.
         fillings: what the forward put where it found nothing.
         branches: whether it goes the example's way at branches on values.
+        by_values: whether code that asks if it is traced goes by values in a call that is not.
     """
 
     program: ExportedProgram
@@ -102,6 +103,7 @@ class Exported:
     failed: tuple[str, ...] = ()
     fillings: tuple[Filling, ...] = ()
     branches: bool = False
+    by_values: bool = False
 
 
 def _rungs(call: Call, axes: Axes, exact: bool) -> list[Rung]:
@@ -254,6 +256,7 @@ def _exported(module: torch.nn.Module, call: Call, rung: Rung, branches: bool) -
         ", ".join(fixed),
         fillings=tuple(effects.fillings),
         branches=ways is not None and ways.known,
+        by_values=questions.by_values,
     )
 
 
@@ -347,7 +350,7 @@ def _trace(
     if seeds:
         raise seeding_itself()
     if about_tracing:
-        left = left_by_a_call(module, example.args, example.kwargs, effects)
+        left, questions.by_values = left_by_a_call(module, example.args, example.kwargs, effects)
         if found := side_effects(left, module):
             raise found
     asked_aside = [] if known is None else known.layouts
