@@ -286,6 +286,7 @@ class Window:
         flat = self.flat_pads()
         around = [0, 0, *flat[: self.rank], 0, 0, *flat[self.rank :]]
         padded: ir.Value = self.op.Pad(image, around, 0)
+        self._ranked(padded)
         return padded
 
     def _slices(self, padded: ir.Value, dy: ir.Value, first: int) -> list[ir.Value]:
