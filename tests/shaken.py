@@ -23,6 +23,8 @@ SIZES: dict[str, dict[str, float]] = {
     # A comparison takes the first rows of a batch, and a backward runs in pieces.
     "ortrain.step.certificate": {"ENOUGH": 0},
     "ortrain.step.build": {"PIECE_BYTES": 1, "MESSAGE_BYTES": 1},
+    # Gradients are sent to other processes one by one.
+    "ortrain.classic.exchange": {"MESSAGE_BYTES": 1},
     # Attention is computed again in the backward.
     "ortrain.autodiff.attention": {"_RATIO": 0},
     # Windows are read by indices, and convolutions differentiated as convolutions.
@@ -39,6 +41,7 @@ SIZES: dict[str, dict[str, float]] = {
     "ortrain.runtime.aten.executor": {"_LARGE": 0},
     "ortrain.runtime.aten.kernels.index": {"ROW": 0},
     "ortrain.runtime.aten.kernels.shape": {"MOST": 0},
+    "ortrain.runtime.aten.kernels.create": {"MOST": 0, "MOST_ENTRIES": 0},
     # Channels are added up in parts, and random numbers mixed stream by stream.
     "ortrain.runtime.aten.norms": {"LENGTH": 2},
     "ortrain.runtime.aten.hash": {"_TOGETHER": 0},
@@ -46,6 +49,8 @@ SIZES: dict[str, dict[str, float]] = {
     # other one's sums would be none that a test compares to the bit.
     "ortrain.runtime.aten.kernels.linear": {"_WIDE": 0},
     "ortrain.runtime.aten.blas": {"COPIED": 1},
+    # onnxruntime transposes in a pass of its own, and adds rows up as a product.
+    "ortrain.runtime.onnxruntime.lowering": {"LONG": 1},
     # An optimizer updates one tensor at a time.
     "ortrain.optim.adam": {"PART": 1},
     "ortrain.optim.lamb": {"PART": 1},

@@ -137,6 +137,7 @@ def test_no_weights_are_kept_and_the_gradients_are_the_same(form, masked, rate, 
         np.testing.assert_allclose(given[name], wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
 
 
+@pytest.mark.usefixtures("one_piece")
 @pytest.mark.parametrize("form", [library, spelled])
 def test_of_a_short_sequence_they_are(form):
     args = call(SHORT, True)

@@ -937,6 +937,7 @@ def test_hooks_on_the_wrapper_run() -> None:
 # --- memory -------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("one_piece")
 def test_no_tensor_is_copied_on_the_way_in_between_and_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -27,6 +27,7 @@ def files(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.usefixtures("one_piece")
 @pytest.mark.parametrize("engine", ["auto", "onnxruntime", "aten", "reference"])
 @pytest.mark.parametrize("mode", ["training", "inference"])
 def test_one_call_writes_each_stage(engine: Any, mode: str, tmp_path: Path) -> None:

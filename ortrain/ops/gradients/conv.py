@@ -262,6 +262,7 @@ class Window:
             parts = op.Reshape(image, op.Concat([0, group, -1], sizes, axis=0))
             order = op.Transpose(parts, perm=[2, 1, 0, *range(3, 3 + rank)])
             batch = op.Reshape(order, op.Concat([0, -1], sizes, axis=0))
+            self._ranked(batch)
         full = op.Conv(
             batch, op.Transpose(dy, perm=swap), group=group, pads=self.flat_pads(),
             strides=self.dilations, dilations=self.strides,
@@ -275,7 +276,7 @@ class Window:
         return dw
 
     def _ranked(self, image: ir.Value) -> None:
-        """Says how many axes images have of which no sizes are known: a slice's gradient asks."""
+        """Says how many axes images have of which no sizes are known: their gradients ask."""
         if image.shape is None:
             image.shape = ir.Shape([None] * (2 + self.rank))
 
@@ -285,6 +286,7 @@ class Window:
         flat = self.flat_pads()
         around = [0, 0, *flat[: self.rank], 0, 0, *flat[self.rank :]]
         padded: ir.Value = self.op.Pad(image, around, 0)
+        self._ranked(padded)
         return padded
 
     def _slices(self, padded: ir.Value, dy: ir.Value, first: int) -> list[ir.Value]:

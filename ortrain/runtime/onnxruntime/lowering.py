@@ -33,6 +33,8 @@ from ortrain.program import Program
 MICROSOFT = "com.microsoft"
 # What shape inference calls a size that follows from numbers, not from sizes.
 _UNKNOWN = "unk__"
+# From how long a last axis on a pass of its own is less than what a product saves by it.
+LONG = 256
 
 
 def lower(program: Program) -> Program:
@@ -224,7 +226,7 @@ def sum_rows_by_products(program: Program) -> int:
 
 
 def _large(size: shapes.Dim) -> bool:
-    return isinstance(size, int) and size >= 256
+    return isinstance(size, int) and size >= LONG
 
 
 def _fuse(graph: ir.Graph, node: ir.Node) -> bool:

@@ -13,6 +13,8 @@ from ortrain.runtime.aten.operands import Size, Tensor
 from ortrain.runtime.aten.table import kernel
 
 DEVICE = Raw("device")
+# Of an identity that is made once, not by each step.
+MOST_ENTRIES = 1 << 16
 
 
 @kernel("Shape")
@@ -61,7 +63,7 @@ def range_(t, start, limit, delta, *, stash_type=None):
 def eye_like(t, input, *, dtype=None, k=0):
     dtype = input.dtype if dtype is None else ir.DataType(dtype)
     rows, columns = t.tensor(input).shape
-    if isinstance(rows, int) and isinstance(columns, int) and rows * columns <= 1 << 16:
+    if isinstance(rows, int) and isinstance(columns, int) and rows * columns <= MOST_ENTRIES:
         return t.constant_tensor(np.eye(rows, columns, k, dtype=dtype.numpy()), "eye", dtype)
     if not k:
         return sized(t.eye(rows, columns, dtype=dtype, device=DEVICE), [rows, columns])
