@@ -60,21 +60,23 @@ def layouts_that_decide(
         questions.decisions += [Decision(each, place) for each in rows.conditions]
     # An axis of one has no stride that matters, and PyTorch makes it what it likes.
     questions.decisions += [Decision(sympy.Ne(size, 1), asked_of[0]) for size in sizes_of(program)]
-    told = [_told(module, args, kwargs, laid) for laid in LAYOUTS]
-    if told[0] is None:
+    (answers, ends), *others = (_told(module, args, kwargs, laid) for laid in LAYOUTS)
+    if not ends:
         return asked_of
     found: dict[str, None] = {}
-    for others in told[1:]:
-        if others is not None:
-            pairs = zip_longest(told[0], others)
-            found.update({(one or other)[0]: None for one, other in pairs if one != other})
+    for told, ends in others:
+        pairs = zip_longest(answers, told) if ends else zip(answers, told, strict=False)
+        found.update({(one or other)[0]: None for one, other in pairs if one != other})
     return list(found)
 
 
 def _told(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], laid: Callable[[Tensor], Any]
-) -> list[tuple[str, str]] | None:
-    """The answers in a call whose inputs lie in a way; None where PyTorch has no such call."""
+) -> tuple[list[tuple[str, str]], bool]:
+    """The answers in a call whose inputs lie in a way, and whether it comes to its end.
+
+    PyTorch may have no such call: not every ``view`` is possible.
+    """
     known: dict[int, Tensor] = {}
 
     def once(tensor: Tensor) -> Tensor:
@@ -86,8 +88,8 @@ def _told(
     args, kwargs = pytree.tree_map_only(Tensor, once, (args, kwargs))
     with asked(), answers_noted() as answers, contextlib.suppress(Exception):
         call_aside(module, args, kwargs, copies=False)
-        return answers
-    return None
+        return answers, True
+    return answers, False
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:

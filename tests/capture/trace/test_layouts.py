@@ -1,4 +1,7 @@
-"""Code that asks how a tensor lies in memory: refused, but where any answer has the same values."""
+"""Code that asks how a tensor lies in memory that lies as an input does.
+
+It is refused, but where any answer has the same values.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +45,10 @@ class Written(nn.Module):
         file = folder / "written.py"
         file.write_text("\n".join(lines))
         self.function: Callable[[Tensor, Tensor], Tensor] = runpy.run_path(str(file))["function"]
-        self.layer = nn.Linear(5, 4)
+        self.scale = nn.Parameter(torch.rand(5))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.function(self.layer(x), self.layer.bias[:, None])
+        return self.function(x * self.scale, self.scale[:, None])
 
 
 @pytest.mark.parametrize("statement", MAKES_CONTIGUOUS)
