@@ -41,5 +41,5 @@ class Kinds:
 
     def is_that_of(self, tensors: Sequence[torch.Tensor], rows: Mapping[int, int]) -> bool:
         """Whether a call has the kind of so many first rows of its tensors, by their places."""
-        first = [tensor[: rows.get(place)] for place, tensor in enumerate(tensors)]
+        first = [t[: rows[place]] if place in rows else t for place, t in enumerate(tensors)]
         return self.of(first) == self.of(tensors)

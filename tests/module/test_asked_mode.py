@@ -176,11 +176,12 @@ def test_the_first_call_of_each_kind_of_mask_is_compared(
 
 
 def test_calls_of_a_large_batch_are_compared_by_rows_of_their_kind() -> None:
-    kinds = Kinds([torch.ones(8, 4), torch.ones(8, 4, dtype=torch.int64)])
+    number = torch.tensor(8)  # as Trainer gives that of the items in a batch
+    kinds = Kinds([torch.ones(8, 4), torch.ones(8, 4, dtype=torch.int64), number])
     mask = torch.ones(8, 4, dtype=torch.int64)
     mask[5, 3] = 0
-    given = [torch.zeros(8, 4), mask]
+    given = [torch.zeros(8, 4), mask, number]
     assert kinds.of(given) == ((False, False),)
     assert not kinds.is_that_of(given, {0: 2, 1: 2})
     assert kinds.is_that_of(given, {0: 6, 1: 6})
-    assert kinds.is_that_of([given[0], torch.ones_like(mask)], {0: 2, 1: 2})
+    assert kinds.is_that_of([given[0], torch.ones_like(mask), number], {0: 2, 1: 2})
