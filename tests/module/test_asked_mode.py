@@ -137,8 +137,8 @@ class LeavesOut(nn.Module):
         super().__init__()
         self.layer, self.otherwise = nn.Linear(4, 4), otherwise
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        hidden: Tensor = self.layer(x)
+    def forward(self, x: Tensor, mask: Tensor, items: Tensor) -> Tensor:
+        hidden: Tensor = self.layer(x) / items
         if not is_exporting() and mask.all():
             return hidden * self.otherwise
         return hidden * mask[..., None]
@@ -147,9 +147,13 @@ class LeavesOut(nn.Module):
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
 @pytest.mark.parametrize("first", ["padded", "full", "one"])
 @pytest.mark.parametrize("otherwise", [1.0, 2.0])
+@pytest.mark.parametrize("large", [False, True])
 def test_the_first_call_of_each_kind_of_mask_is_compared(
-    monkeypatch: pytest.MonkeyPatch, otherwise: float, first: str, dtype: Any
+    monkeypatch: pytest.MonkeyPatch, otherwise: float, first: str, dtype: Any, large: bool
 ) -> None:
+    """Of a large batch the first rows are, where they are of its kind."""
+    if large:
+        monkeypatch.setattr("ortrain.step.certificate.ENOUGH", 0)
     compared: list[Any] = []
     own = compiler.certify
     monkeypatch.setattr(compiler, "certify", lambda *a: compared.append(a) or own(*a))
@@ -165,7 +169,7 @@ def test_the_first_call_of_each_kind_of_mask_is_compared(
         for turn, name in enumerate(order):
             seen = len(compared) if turn == 1 + len(masks) else seen
             x = torch.randn(*masks[name].shape, 4)
-            wanted, found = eager(x, masks[name]), model(x, masks[name])
+            wanted, found = (each(x, masks[name], torch.tensor(3.0)) for each in (eager, model))
             torch.testing.assert_close(found, wanted)
             for module, output in ((eager, wanted), (model, found)):
                 module.zero_grad()
