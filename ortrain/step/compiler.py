@@ -207,6 +207,7 @@ class StepCompiler:
         device = device_of(flat, state.tensors)
         shown = form.shown if ordered and changes is None else "all"
         program, hidden = in_blocks(captured.program, shown) or (captured.program, ())
+        compares = self.options.certificate != "off"
         served = CompiledCapture(
             captured,
             program,
@@ -221,7 +222,7 @@ class StepCompiler:
                 for i, source in captured.returned.items()
             },
             changes=changes,
-            kinds=Kinds(flat.tensors) if captured.by_values else None,
+            kinds=Kinds(flat.tensors) if captured.by_values and compares else None,
         )
         self._leave_out(served, form, flat, device, shown)
         return served
@@ -342,9 +343,7 @@ class StepCompiler:
             ParityError: they do not agree.
         """
         kinds = served.kinds
-        if kinds is None or self.options.certificate == "off":
-            return
-        if kinds.of(flat.tensors) not in kinds.compared:
+        if kinds is not None and kinds.of(flat.tensors) not in kinds.compared:
             with EXCLUSIVE:
                 self.compare(state, served, flat, step)
 

@@ -111,13 +111,14 @@ class Trial:
             call = flat.rebuilt(args, kwargs)
         seed = int(torch.initial_seed() + number & 0x7FFFFFFF)
         plan = step.plan
-        upstream = {n for n, receives in zip(outputs, plan.upstream, strict=True) if receives}
+        pairs = zip(outputs, plan.upstream, strict=True)
+        upstream = frozenset(name for name, receives in pairs if receives)
         hidden = frozenset(outputs[i] for i in step.hidden)
         draws = any(role is Role.SEED for role, _ in plan.feeds)
         reduced = bool(getattr(plan.forward, "reduced", False))
         precision = torch.bfloat16 if reduced else _precision(plan.programs)
         return cls(
-            module, call, tuple(names), grad, frozenset(upstream), seed, draws, precision, reduced,
+            module, call, tuple(names), grad, upstream, seed, draws, precision, reduced,
             hidden, kept=plan.kept,
         )  # fmt: skip
 
