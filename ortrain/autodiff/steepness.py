@@ -22,7 +22,7 @@ _MIXING = {
 } | {
     ("ortrain", name)
     for name in ("Attention", "BatchNorm", "CrossEntropy", "FlashAttention", "GroupNorm",
-                 "LinearCrossEntropy")
+                 "LinearCrossEntropy", "NarrowAttention")
 }  # fmt: skip
 
 

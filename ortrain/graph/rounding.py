@@ -29,7 +29,7 @@ _WIDER = {
 PRODUCTS = frozenset(
     {"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "LSTM", "GRU", "RNN", "Attention",
      "GroupedMatMul", "ConvGradient", "ConvTransposeGradient", "FlashAttention",
-     "FlashAttentionGradient", "LinearCrossEntropy"}
+     "FlashAttentionGradient", "LinearCrossEntropy", "NarrowAttention", "NarrowAttentionGradient"}
 )  # fmt: skip
 _LOOPS = frozenset({"If", "Loop", "Scan"})
 # The result is made of numbers of the operands: there is nothing to round.

@@ -23,6 +23,7 @@ from ortrain.ops import (
     kept,
     linear_cross_entropy,
     max_pool,
+    narrow_attention,
     precise,
     random,
     silu,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 from ortrain.graph.rounding import NARROW, WIDE
-from ortrain.ops.base import operator
+from ortrain.ops.base import DOMAIN, operator
 
 
-def _types(node: ir.Node) -> None:
+def attention_type(node: ir.Node) -> None:
+    """Typing: [..., L, F], with the leading axes of all operands."""
     query, value = node.inputs[0], node.inputs[2]
     assert query is not None
     q, v = shapes.dims(query), shapes.dims(value)
@@ -25,7 +28,7 @@ def _types(node: ir.Node) -> None:
     shapes.assign(node.outputs[0], query.dtype, shape)
 
 
-@operator("Attention", types=_types)
+@operator("Attention", types=attention_type)
 def attention(
     op: Builder,
     query: ir.Value,
@@ -59,19 +62,59 @@ def attention(
     Returns:
         [..., L, F].
     """
+    settings: dict[str, Any] = {
+        "scale": scale, "causal": causal, "ratio": ratio, "stream": stream,
+    }  # fmt: skip
+    if query.dtype in NARROW:
+        inputs = (query, key, value, mask, seed, index)
+        output, _ = op.node("NarrowAttention", inputs, domain=DOMAIN, outputs=2, **settings)
+        return output
+    output, _ = attend(op, query, key, value, mask, seed, index, **settings)
+    return output
+
+
+def attend(
+    op: Builder,
+    query: ir.Value,
+    key: ir.Value,
+    value: ir.Value,
+    mask: ir.Value | None,
+    seed: ir.Value | None,
+    index: ir.Value | None,
+    *,
+    scale: float,
+    causal: int,
+    ratio: float,
+    stream: int,
+) -> tuple[ir.Value, ir.Value]:
+    """Attention, and its weights [..., L, S] as they are without dropout, in the query's dtype."""
+    assert query.dtype is not None
     found, alive = scores(op, query, key, mask, scale=scale, causal=causal)
     weights = op.Softmax(found, axis=-1)
-    if ratio > 0:
-        assert seed is not None
-        weights = op.node(
-            "Dropout",
-            (weights, seed, index),
-            domain="ortrain",
-            ratio=float(ratio),
-            stream=int(stream),
-        )
-    result: ir.Value = op.MatMul(weights, value)
-    return result if alive is None else op.Mul(result, alive)
+    used = dropped(op, weights, seed, index, ratio=ratio, stream=stream)
+    output = op.cast(wide_product(op, used, value), query.dtype)
+    if alive is not None:
+        output = op.Mul(output, op.cast(alive, query.dtype))
+    return output, op.cast(weights, query.dtype)
+
+
+def dropped(
+    op: Builder,
+    weights: ir.Value,
+    seed: ir.Value | None,
+    index: ir.Value | None,
+    *,
+    ratio: float,
+    stream: int,
+) -> ir.Value:
+    """Weights, or their gradient, behind dropout."""
+    if ratio <= 0:
+        return weights
+    assert seed is not None
+    result: ir.Value = op.node(
+        "Dropout", (weights, seed, index), domain=DOMAIN, ratio=float(ratio), stream=int(stream)
+    )
+    return result
 
 
 def scores(
@@ -85,45 +128,58 @@ def scores(
 ) -> tuple[ir.Value, ir.Value | None]:
     """Of each query with each key, and 1 for each query that sees a key, else 0.
 
-    Where every query is known to see one there is no second one.
+    Both of narrow tensors in float32. Where every query is known to see a key there is no second
+    one.
     """
-    assert query.dtype is not None
-    length = shapes.rank(key)
-    if length is None:
-        raise AssertionError("capture gives every value a rank")
-    order = [*range(length - 2), length - 1, length - 2]
-    turned = op.Transpose(key, perm=order)
-    if query.dtype in NARROW:
-        # Before the product, which float16 may have no number for.
-        found = op.MatMul(scaled(op, query, scale), turned)
-    else:
-        found = op.Mul(op.MatMul(query, turned), scale)
+    dtype = inside(query)
+    found = op.Mul(wide_product(op, query, turned(op, key)), scale)
     alive = None
     if causal:
         assert mask is None, "torch refuses a mask together with is_causal"
-        found = op.Add(found, _bias(op, _causal(op, query, key), query.dtype))
+        found = op.Add(found, _bias(op, _causal(op, query, key), dtype))
     elif mask is not None:
-        if mask.dtype != ir.DataType.BOOL:
-            mask = op.cast(mask, query.dtype)
-        bias, alive = _masked(op, mask, query.dtype)
+        bias, alive = masked(op, mask, query)
         found = op.Add(found, bias)
     return found, alive
 
 
-def scaled(op: Builder, value: ir.Value, scale: float) -> ir.Value:
-    """A value times a number that its dtype may not have, rounded once."""
-    if value.dtype not in NARROW:
-        return op.Mul(value, scale)
-    return op.cast(op.Mul(op.cast(value, WIDE), scale), value.dtype)
+def inside(query: ir.Value) -> ir.DataType:
+    """What attention computes in between its products."""
+    assert query.dtype is not None
+    return WIDE if query.dtype in NARROW else query.dtype
 
 
-def _masked(op: Builder, mask: ir.Value, dtype: ir.DataType) -> tuple[ir.Value, ir.Value]:
+def wide_product(op: Builder, left: ir.Value, right: ir.Value) -> ir.Value:
+    """A product of matrices that is not rounded, in float32 of narrow ones."""
+    dtype = inside(left)
+    result: ir.Value = op.MatMul(op.cast(left, dtype), op.cast(right, dtype))
+    return result
+
+
+def turned(op: Builder, value: ir.Value, like: ir.Value | None = None) -> ir.Value:
+    """The value with its last two axes exchanged; it has as many as another one, if not known."""
+    length = shapes.rank(value)
+    if length is None and like is not None:
+        length = shapes.rank(like)
+    if length is None:
+        raise AssertionError("capture gives every value a rank")
+    order = [*range(length - 2), length - 1, length - 2]
+    result: ir.Value = op.Transpose(value, perm=order)
+    return result
+
+
+def masked(op: Builder, mask: ir.Value, query: ir.Value) -> tuple[ir.Value, ir.Value]:
     """What a mask adds to the scores, and 1 for each query that sees a key, else 0.
 
     A query that sees none would have a softmax of nothing but minus infinity. It gets a bias of
     zero instead, and the factor clears what comes of it, in the gradient too. All of this is done
-    in the mask's own shape, which is mostly smaller than that of the scores.
+    in the mask's own shape, which is mostly smaller than that of the scores. A mask of numbers is
+    rounded to the query's dtype, in which PyTorch asks for it.
     """
+    assert query.dtype is not None
+    dtype = inside(query)
+    if mask.dtype != ir.DataType.BOOL:
+        mask = op.cast(op.cast(mask, query.dtype), dtype)
     shut = op.constant(-np.inf, dtype)
     if mask.dtype == ir.DataType.BOOL:
         seen, bias = mask, _bias(op, mask, dtype)

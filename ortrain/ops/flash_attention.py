@@ -10,8 +10,7 @@ import onnx_ir as ir
 
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
-from ortrain.graph.rounding import NARROW, WIDE
-from ortrain.ops.attention import scores
+from ortrain.ops.attention import inside, scores, wide_product
 from ortrain.ops.base import operator
 
 
@@ -22,8 +21,7 @@ def _types(node: ir.Node) -> None:
     output = None if q is None or v is None else ir.Shape((*q[:-1], v[-1]))
     shapes.assign(node.outputs[0], query.dtype, output)
     if len(node.outputs) > 1:
-        wide = WIDE if query.dtype in NARROW else query.dtype
-        shapes.assign(node.outputs[1], wide, None if q is None else ir.Shape(q[:-1]))
+        shapes.assign(node.outputs[1], inside(query), None if q is None else ir.Shape(q[:-1]))
 
 
 @operator("FlashAttention", outputs=("output", "logsumexp"), types=_types)
@@ -53,9 +51,8 @@ def flash_attention(
         exponentials [B, H, L], in float32 of narrow tensors.
     """
     found, alive = scores(op, query, key, mask, scale=scale, causal=causal)
-    output = op.MatMul(op.Softmax(found, axis=-1), value)
-    if alive is not None:
-        output = op.Mul(output, alive)
     assert query.dtype is not None
-    wide = WIDE if query.dtype in NARROW else query.dtype
-    return output, op.ReduceLogSumExp(op.cast(found, wide), [-1], keepdims=0)
+    output = op.cast(wide_product(op, op.Softmax(found, axis=-1), value), query.dtype)
+    if alive is not None:
+        output = op.Mul(output, op.cast(alive, query.dtype))
+    return output, op.ReduceLogSumExp(found, [-1], keepdims=0)

@@ -33,11 +33,26 @@ def attention(query, key, value, mask=None, scale=1.0, causal=0):
 
 
 def attend(note, inputs, torch=attention, **attributes):
+    """Attention, and the form of it that leaves its weights for the gradient."""
+    inputs = {"query": normal(2, 2, 3, 4), "key": normal(2, 2, 5, 4), "value": normal(2, 2, 5, 3),
+              **inputs}  # fmt: skip
+    given = (inputs, {"scale": 0.5, **attributes})
+    options = {"torch": torch, "tolerance": "sums", "note": note}
+    return (
+        OpCase("ortrain::Attention", *given, **options),
+        OpCase("ortrain::NarrowAttention", *given, outputs=2, seeds=(0,), **options),
+    )
+
+
+def kept_attention(note, outputs=3, **more):
+    """The gradient of the latter."""
     return OpCase(
-        "ortrain::Attention",
-        {"query": normal(2, 2, 3, 4), "key": normal(2, 2, 5, 4), "value": normal(2, 2, 5, 3),
-         **inputs},
-        {"scale": 0.5, **attributes}, torch=torch, tolerance="sums", note=note,
+        "ortrain::NarrowAttentionGradient",
+        {"dy": normal(2, 2, 3, 3), "query": normal(2, 2, 3, 4), "key": normal(2, 2, 5, 4),
+         "value": normal(2, 2, 5, 3), "weights": positive(2, 2, 3, 5), **more},
+        {"scale": 0.5, "needs": [int(place < outputs) for place in range(4)]}, outputs=outputs,
+        wrt=("dy", "query", "key", "value", "weights"), tolerance="sums", note=note,
+        symbolic=False,
     )  # fmt: skip
 
 
@@ -200,14 +215,18 @@ CASES = [
                torch=grouped, tolerance="sums", note=note, symbolic=False)
         for note, ends in (("full", [2, 3, 5, 7]), ("empty-groups", [0, 4, 4, 7]))
     ),
-    attend("plain", {}),
-    attend("causal", {"key": normal(2, 2, 3, 4), "value": normal(2, 2, 3, 3)}, causal=1),
-    attend("bool-mask", {"mask": mask(2, 1, 3, 5)}),
-    attend("bool-mask-keys", {"mask": mask(2, 1, 1, 5)}),
-    attend("bool-mask-empty-row", {"mask": np.arange(15).reshape(3, 5) > 4}),
-    attend("float-mask", {"mask": normal(2, 1, 3, 5)}),
-    attend("dropout", {"mask": None, "seed": SEED}, torch=None, ratio=0.3, stream=1),
-    attend("3d", {"query": normal(2, 3, 4), "key": normal(2, 5, 4), "value": normal(2, 5, 3)}),
+    *attend("plain", {}),
+    *attend("causal", {"key": normal(2, 2, 3, 4), "value": normal(2, 2, 3, 3)}, causal=1),
+    *attend("bool-mask", {"mask": mask(2, 1, 3, 5)}),
+    *attend("bool-mask-keys", {"mask": mask(2, 1, 1, 5)}),
+    *attend("bool-mask-empty-row", {"mask": np.arange(15).reshape(3, 5) > 4}),
+    *attend("float-mask", {"mask": normal(2, 1, 3, 5)}),
+    *attend("dropout", {"mask": None, "seed": SEED}, torch=None, ratio=0.3, stream=1),
+    *attend("3d", {"query": normal(2, 3, 4), "key": normal(2, 5, 4), "value": normal(2, 5, 3)}),
+    kept_attention("plain"),
+    kept_attention("float-mask", outputs=4, mask=normal(2, 1, 3, 5)),
+    kept_attention("bool-mask-empty-row", mask=np.arange(15).reshape(3, 5) > 4),
+    *attend("shared-keys", {"key": normal(1, 2, 5, 4), "value": normal(1, 2, 5, 3)}),
     *(
         OpCase("ortrain::BatchNorm",
                {"input": normal(3, 2, 2, 2), "weight": positive(2), "bias": normal(2)},

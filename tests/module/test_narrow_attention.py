@@ -38,6 +38,17 @@ class Attending(nn.Module):
         return scaled_dot_product_attention(query * self.weight, key, value, **given)
 
 
+class Biased(nn.Module):
+    """Attention with a bias for each head and pair of places, as of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.linspace(-1, 1, 4 * 24 * 24).view(4, 24, 24))
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return scaled_dot_product_attention(query, key, value, self.bias[None])
+
+
 def run(module: Any, tensors: list[Tensor], dy: Tensor) -> list[Tensor]:
     """The output and the gradients of query, key and value."""
     given = [t.clone().requires_grad_() for t in tensors]
@@ -66,6 +77,48 @@ def test_it_is_as_exact_as_operators_of_pytorch(width: int, dtype: torch.dtype) 
     model = ORTModule(Attending({}).to(dtype), options=Options(engine="aten", fallback="raise"))
     for mine, its in zip(distance(run(model, tensors, dy), exact), eager, strict=True):
         assert mine < 1.05 * its
+
+
+ROWS: dict[str, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]] = {
+    "plain": lambda q, k, v: (q, k, v),
+    "alike": lambda q, k, v: (q / 10, k / 10, v / 10),
+    "steep": lambda q, k, v: (4 * q, k, v),
+    "off-center": lambda q, k, v: (q, k + 5, v + 10),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_it_is_as_exact_as_the_kernels_of_pytorch(rows: str, kind: str) -> None:
+    """Its scores and weights are not rounded; gradients of weights are, which kernels have not."""
+    torch.manual_seed(0)
+    drawn = ROWS[rows](*(torch.randn(2, 4, 64, 64) for _ in range(3)))
+    tensors = [t.bfloat16() for t in drawn]
+    dy = torch.randn(2, 4, 64, 64).bfloat16()
+    module = Attending(KINDS[kind](64))
+    exact = run(module.double(), [t.double() for t in tensors], dy)
+    eager = distance(run(module.bfloat16(), tensors, dy), exact)
+    model = ORTModule(module, options=Options(engine="aten", fallback="raise"))
+    output, *gradients = distance(run(model, tensors, dy), exact)
+    assert output < 1.02 * eager[0]
+    for mine, its in zip(gradients, eager[1:], strict=True):
+        assert mine < 1.5 * its
+
+
+def test_a_learned_bias_has_the_gradient_of_pytorch() -> None:
+    torch.manual_seed(0)
+    tensors = [torch.randn(2, 4, 24, 32).bfloat16() for _ in range(3)]
+    dy = torch.randn(2, 4, 24, 32).bfloat16()
+    found = []
+    for dtype, wrap in [(torch.float64, False), (torch.bfloat16, False), (torch.bfloat16, True)]:
+        module = Biased().to(dtype)
+        options = Options(engine="aten", fallback="raise")
+        model = ORTModule(module, options=options) if wrap else module
+        run(model, [t.to(dtype) for t in tensors], dy)
+        assert module.bias.grad is not None
+        found.append(module.bias.grad)
+    exact, its, mine = found
+    assert distance([mine], [exact])[0] < 1.5 * distance([its], [exact])[0]
 
 
 @pytest.mark.parametrize("dtype", NARROW)

@@ -133,3 +133,14 @@ def flash_attention(g, query, key, value, mask=None, *, scale, causal=0):
         "FlashAttentionGradient", g.dy, query, key, value, g.y, g.output(1, wide), mask,
         scale=scale, causal=causal,
     )  # fmt: skip
+
+
+@gradient("ortrain::NarrowAttention")
+def narrow_attention(
+    g, query, key, value, mask=None, seed=None, index=None, *, scale, causal=0, ratio=0.0, stream=0
+):  # fmt: skip
+    """with d = dy vᵀ dropped, ds = w * (d - sum(w * d)): scale ds k, scale dsᵀ q, wᵀ dy, ds"""
+    return g.composite(
+        "NarrowAttentionGradient", g.dy, query, key, value, g.output(1), mask, seed, index,
+        scale=scale, causal=causal, ratio=ratio, stream=stream, needs=list(map(g.needs, range(4))),
+    )  # fmt: skip

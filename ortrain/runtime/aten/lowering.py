@@ -18,7 +18,12 @@ from ortrain.passes.clean import clean
 from ortrain.program import Program
 from ortrain.runtime.aten.inside import learn_shapes
 from ortrain.runtime.aten.narrowing import bodies_in_float32, leave_casts_to_kernels
-from ortrain.runtime.aten.products import fuse_layers, turn_transposed_products
+from ortrain.runtime.aten.products import (
+    fuse_layers,
+    scale_in_products,
+    turn_transposed_products,
+    widen_in_products,
+)
 from ortrain.runtime.aten.table import find
 
 
@@ -36,6 +41,8 @@ def lower(program: Program) -> Program:
         clean(result)
     turn_transposed_products(result)
     fuse_layers(result)
+    widen_in_products(result)
+    scale_in_products(result)
     clean(result)
     if _shapes_are_missing(result.graph):
         shapes.infer_all(result.model)

@@ -6,6 +6,7 @@ from types import ModuleType
 
 from ortrain.runtime.aten import (
     attention,
+    batches,
     blas,
     control,
     draws,
@@ -21,6 +22,7 @@ from ortrain.runtime.aten import (
 
 MODULES: dict[str, ModuleType] = {
     "attention": attention,
+    "batches": batches,
     "blas": blas,
     "control": control,
     "draws": draws,

@@ -10,15 +10,29 @@ and the gradient of its weight as a transposed product, which has its operands e
 
     p = MatMul(Transpose(x), dy)         →    d = MatMul(Transpose(dy), x)
     d = Transpose<perm=[1,0]>(p)
+
+Narrow operands of a product in float32 are widened by the product, which lays them out as it reads
+them::
+
+    w = Cast<to=FLOAT>(q)                →    s = aten.WideMatMul(q, k)
+    s = MatMul(w, k)
+
+And a factor between a product and its rounding is the product's, which sums in float32 anyway::
+
+    p = aten.WideMatMul(q, k)            →    y = aten.ScaledMatMul<alpha=0.2>(q, k)
+    y = Cast<to=BFLOAT16>(Mul(p, 0.2))
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import onnx_ir as ir
 
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 from ortrain.graph.rewire import take_place
+from ortrain.graph.rounding import NARROW, WIDE, is_narrowing, is_widening
 from ortrain.program import Program
 
 DOMAIN = "aten"
@@ -72,9 +86,72 @@ def turn_transposed_products(program: Program) -> int:
     return changed
 
 
-def _replace(program: Program, node: ir.Node, op_type: str, inputs: list[ir.Value]) -> None:
+def widen_in_products(program: Program) -> int:
+    """Has products in float32 read narrow operands; returns how many."""
+    changed = 0
+    for node in list(program.graph):
+        if node.op_type != "MatMul" or node.domain or node.outputs[0].dtype != WIDE:
+            continue
+        inputs = [_narrow(value) for value in node.inputs]
+        if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
+            _replace(program, node, "WideMatMul", inputs)
+            changed += 1
+    if changed:
+        program.model.opset_imports.setdefault(DOMAIN, 1)
+    return changed
+
+
+def scale_in_products(program: Program) -> int:
+    """Has wide products of a batch be scaled and rounded by themselves; returns how many."""
+    changed = 0
+    for node in list(program.graph):
+        if node.op_type != "WideMatMul":
+            continue
+        a, b = node.inputs
+        scaling = only_reader(node.outputs[0])
+        rounding = only_reader(scaling.outputs[0]) if scaling is not None else None
+        factor = _factor(scaling, node.outputs[0])
+        if a is None or b is None or factor is None or scaling is None or rounding is None:
+            continue
+        narrow = a.dtype in NARROW and a.dtype == b.dtype == rounding.outputs[0].dtype
+        if not narrow or not is_narrowing(rounding) or min(map(_rank, (a, b))) < 3:
+            continue
+        _replace(program, rounding, "ScaledMatMul", [a, b], alpha=factor)
+        for old in (scaling, node):
+            program.graph.remove(old, safe=True)
+        changed += 1
+    return changed
+
+
+def _factor(node: ir.Node | None, value: ir.Value) -> float | None:
+    """The number that a node multiplies a value by."""
+    if node is None or node.op_type != "Mul" or node.domain:
+        return None
+    number = shapes.constant(next((v for v in node.inputs if v is not value), None))
+    return float(number) if number is not None and number.ndim == 0 else None
+
+
+def _rank(value: ir.Value) -> int:
+    return shapes.rank(value) or 0
+
+
+def _narrow(value: ir.Value | None) -> ir.Value:
+    """What a value was before it was widened for its one reader."""
+    assert value is not None
+    cast = value.producer()
+    if cast is None or not is_widening(cast) or only_reader(value) is None:
+        return value
+    source = cast.inputs[0]
+    assert source is not None
+    return source
+
+
+def _replace(
+    program: Program, node: ir.Node, op_type: str, inputs: list[ir.Value], **attributes: Any
+) -> None:
     with Builder.before(node, opset=program.opset) as op:
-        take_place(op.node(op_type, tuple(inputs), domain=DOMAIN), node.outputs[0])
+        made = op.node(op_type, tuple(inputs), domain=DOMAIN, **attributes)
+        take_place(made, node.outputs[0])
     program.graph.remove(node, safe=True)
 
 

@@ -25,15 +25,13 @@ from ortrain.program import Program, Role, origin_of, role_of
 from ortrain.runtime.aten import hash, host
 from ortrain.runtime.aten.images import RANK, channels_last, images_of
 from ortrain.runtime.aten.lines import Block, Line, Raw
+from ortrain.runtime.aten.modules import MODULES
 from ortrain.runtime.aten.operands import Host, Operand, Size, Tensor
 from ortrain.runtime.aten.operators import ARITHMETIC, CONTIGUOUS, ELEMENTWISE, TAKES_NUMBERS, VIEWS
 from ortrain.runtime.aten.table import find, named
 
 # What generated code calls.
-_RESERVED = """
-    torch aten nn values attention blas control draws flash hash host late linear_loss norms
-    recurrent resampling rows abs bool float int max min
-""".split()
+_RESERVED = [*MODULES, *"torch aten nn values rows abs bool float int max min".split()]
 _KEYWORDS = frozenset(
     "False None True and as assert async await break class continue def del elif else except "
     "finally for from global if import in is lambda nonlocal not or pass raise return try while "

@@ -15,7 +15,19 @@ _WIDE = 128
 def matmul(t, a, b):
     if b.rank == 2 and _is_large(t, b):
         return t.call("blas.mm" if a.rank == 2 else "blas.matmul", a, b)
+    if t.device.type == "cpu" and min(a.rank or 0, b.rank or 0) > 3:
+        return t.call("batches.matmul", a, b)
     return t.mm(a, b) if a.rank == b.rank == 2 else t.matmul(a, b)
+
+
+@kernel("aten::WideMatMul")
+def wide_matmul(t, a, b):
+    return t.call("batches.wide_matmul", a, b)
+
+
+@kernel("aten::ScaledMatMul")
+def scaled_matmul(t, a, b, *, alpha):
+    return t.call("batches.scaled_matmul", a, b, alpha)
 
 
 @kernel("aten::Linear")
