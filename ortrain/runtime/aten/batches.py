@@ -1,4 +1,4 @@
-"""Products of batches of matrices on the CPU, which are copied in the order in which they are read.
+"""Products of batches of matrices, which are copied on the CPU in the order in which they lie.
 
 Heads are views: of keys that lie as [B, S, H, E], attention reads [B, H, E, S]. PyTorch makes a
 batch of three axes of them, for which it copies, and the copy has the last axis close together,
@@ -18,16 +18,29 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def wide_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """``a b`` in float32, of operands of any floating dtype."""
+    """``a b`` in float32, of operands one of which is narrow, or both.
+
+    PyTorch has a product that widens on GPUs alone.
+    """
+    if a.is_cuda and a.dtype is b.dtype and min(a.dim(), b.dim()) > 2:
+        rows, columns, lead = _batches(a, b)
+        result = torch.bmm(rows, columns, out_dtype=torch.float32)
+        return result.view(*lead, *result.shape[1:])
     return torch.matmul(_widened(a), _widened(b))
 
 
 def scaled_matmul(a: Tensor, b: Tensor, alpha: float) -> Tensor:
     """``alpha a b``, rounded once: [..., M, K] and [..., K, N] of three axes or more."""
-    lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    rows, columns = (_laid_out(x).expand(*lead, -1, -1).flatten(0, -3) for x in (a, b))
+    rows, columns, lead = _batches(a, b)
     result = torch.baddbmm(a.new_zeros(()), rows, columns, beta=0, alpha=alpha)
     return result.view(*lead, *result.shape[1:])
+
+
+def _batches(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, torch.Size]:
+    """Both operands with one axis before the last two, and the axes that it stands for."""
+    lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    rows, columns = (_laid_out(x).expand(*lead, -1, -1).flatten(0, -3) for x in (a, b))
+    return rows, columns, lead
 
 
 def _laid_out(x: Tensor) -> Tensor:
