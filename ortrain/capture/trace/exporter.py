@@ -34,6 +34,7 @@ from ortrain.capture.trace.checkpointing import marked_checkpoints
 from ortrain.capture.trace.keeping import keeper, keeping
 from ortrain.capture.trace.known_results import results_found_once
 from ortrain.capture.trace.known_sizes import sizes_computed_once
+from ortrain.capture.trace.maps import whole_maps
 from ortrain.capture.trace.parametrized_draws import ParametrizedDraws
 from ortrain.capture.trace.plain_draws import PlainDraws
 from ortrain.capture.trace.recurrent import whole_recurrences
@@ -107,6 +108,7 @@ def export(
         plainly,
         marked_checkpoints(),
         whole_recurrences(),
+        whole_maps(),
         _nothing_swallowed(),
         _saved_tensors_hooks_as_before(),
         contextlib.redirect_stderr(io.StringIO()),
