@@ -26,7 +26,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import predispatch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ortrain.capture.fx.decompose import fixed_sizes
+from ortrain.capture.fx.decompose import count_of_fixed_sizes
 from ortrain.capture.fx.functional import functionalise_composed
 from ortrain.capture.fx.regions import region_of
 from ortrain.capture.fx.splice import from_same_place, splice
@@ -104,7 +104,8 @@ def _inline(module: fx.GraphModule, nodes: list[fx.Node], autocast: Autocast, pr
         return tuple(known[node] for node in returned)
 
     mode = torch._guards.detect_fake_mode(values)
-    fixed = fixed_sizes(mode)
+    assert mode is not None, "what is mapped comes from outside of the map"
+    fixed = count_of_fixed_sizes(mode)
     depth = len(_functorch.get_interpreter_stack() or ())
     try:
         with mode, enable_python_dispatcher(), autocast_as(autocast):
@@ -113,7 +114,7 @@ def _inline(module: fx.GraphModule, nodes: list[fx.Node], autocast: Autocast, pr
     finally:
         while len(_functorch.get_interpreter_stack() or ()) > depth:
             _CLOSES()
-    if fixed_sizes(mode) != fixed:  # of which the conditions on the sizes know nothing
+    if count_of_fixed_sizes(mode) != fixed:  # of which the conditions on the sizes know nothing
         raise symbolic("torch.vmap")
     first = nodes[0]
     with module.graph.inserting_before(first):

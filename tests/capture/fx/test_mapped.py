@@ -72,14 +72,21 @@ def an_ensemble(model: Mapped, x: Tensor, mask: Tensor) -> Any:
 
 def masks(model: Mapped, x: Tensor, mask: Tensor) -> Any:
     """As transformers makes masks: functions of whole numbers that read others by them."""
-    later: Any = torch.vmap(lambda row, k: (row >= k) & mask[row, k], in_dims=(None, 0))
-    every: Any = torch.vmap(lambda row, k: mask[row, k], in_dims=(None, 0))
+
+    def later(row: Any, place: Any) -> Any:
+        return (row >= place) & mask[row, place]
+
+    def every(row: Any, place: Any) -> Any:
+        return mask[row, place]
+
+    rows, places = torch.arange(len(x)), torch.arange(4)
+    hidden = model.linear(x)
     with TransformGetItemToIndex():
-        shown = [
-            torch.vmap(seen, in_dims=(0, None))(torch.arange(len(x)), torch.arange(4))
-            for seen in (later, every)
-        ]
-    return sum(model.linear(x).masked_fill(~each.unsqueeze(1), 0.0) for each in shown)
+        for seen in (later, every):
+            of_row = torch.vmap(seen, in_dims=(None, 0))
+            shown = torch.vmap(of_row, in_dims=(0, None))(rows, places)
+            hidden = hidden.masked_fill(~shown.unsqueeze(1), 0.5)
+    return hidden
 
 
 def without_gradients(model: Mapped, x: Tensor, mask: Tensor) -> Any:
