@@ -6,7 +6,8 @@
 - ``x.random_(0, 4)`` is an operator whose name (``random_.from``) no traced code can hold, so it is
   ``x.copy_(torch.randint(0, 4, x.shape))``.
 - ``x.fill_diagonal_(0)`` asks for the sizes of a matrix as numbers, which would hold for no others;
-  ``x.diagonal().fill_(0)`` does not.
+  ``x.diagonal().fill_(0)`` does not. So does ``max_pool1d`` of the length that it is to pool, and
+  ``max_pool2d``, which PyTorch runs in its place where gradients are asked for, does not.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+_POOLS: tuple[Any, ...] = (functional.max_pool1d, torch.max_pool1d)
+_INDICES = "return_indices"
 
 
 class PlainForms(TorchFunctionMode):
@@ -36,7 +41,29 @@ class PlainForms(TorchFunctionMode):
             return tensor.copy_(whole)
         if function is Tensor.fill_diagonal_ and args[0].ndim == 2:
             return _with_diagonal(function, *args, **kwargs)
+        if function in _POOLS and len(args) < 7 and not kwargs.get(_INDICES):
+            return _pooled_as_images(*args, **{n: v for n, v in kwargs.items() if n != _INDICES})
         return function(*args, **kwargs)
+
+
+def _pooled_as_images(
+    signal: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
+    """The largest numbers of the windows of a signal, as of images of one row."""
+    size = _of_images(kernel_size, 1)
+    strides = _of_images(stride, 1) if stride else size
+    images = signal.unsqueeze(-2)
+    pads, steps = _of_images(padding, 0), _of_images(dilation, 1)
+    return functional.max_pool2d(images, size, strides, pads, steps, ceil_mode).squeeze(-2)
+
+
+def _of_images(size: Any, rows: int) -> tuple[int, int]:
+    return rows, size if isinstance(size, int) else size[0]
 
 
 def _with_diagonal(function: Any, matrix: Tensor, fill_value: Any, wrap: bool = False) -> Tensor:

@@ -1,4 +1,4 @@
-"""Tensors that a forward makes by its sizes are made by those of each call: one graph for all."""
+"""What a forward makes by its sizes is made by those of each call: one graph serves them all."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ortrain import Options, ORTModule
 
@@ -22,6 +23,11 @@ MADE: dict[str, Callable[[Tensor, int], Any]] = {
     "filled diagonal": lambda x, n: (x @ x.T).fill_diagonal_(0.5).softmax(1),
     "filled diagonal of bits": lambda x, n: x * torch.ones(n, n).bool().fill_diagonal_(False).sum(),
     "filled diagonal of a wide matrix": lambda x, n: (x @ x.T)[:, 1:].fill_diagonal_(fill_value=2),
+    "pooled windows": lambda x, n: functional.max_pool1d(x.T[None], 2),
+    "pooled windows of its own kind": lambda x, n: functional.max_pool1d(
+        x.T.round()[None], (3,), stride=[1], padding=1, dilation=(1,), ceil_mode=True
+    ),
+    "a layer of windows": lambda x, n: nn.MaxPool1d(2, ceil_mode=True)(x.T),
     "filled diagonal, around": lambda x, n: (x @ x.T)[:, :2].fill_diagonal_(2, wrap=True),
 }
 
