@@ -28,7 +28,6 @@ MADE: dict[str, Callable[[Tensor, int], Any]] = {
         x.T.round()[None], (3,), stride=[1], padding=1, dilation=(1,), ceil_mode=True
     ),
     "a layer of windows": lambda x, n: nn.MaxPool1d(2, ceil_mode=True)(x.T),
-    "filled diagonal, around": lambda x, n: (x @ x.T)[:, :2].fill_diagonal_(2, wrap=True),
 }
 
 
