@@ -25,7 +25,7 @@ from ortrain.capture.onnx.replay import replay
 from ortrain.capture.trace.checkpointing import without_checkpoints
 from ortrain.capture.trace.functions import called_instead
 from ortrain.capture.trace.patched import replaced
-from ortrain.capture.trace.plain_draws import PlainDraws
+from ortrain.capture.trace.plain_forms import PlainForms
 from ortrain.errors import CaptureError
 from ortrain.exclusive import this_thread
 from ortrain.kept.call import Kept
@@ -40,7 +40,7 @@ def replayed_draws(seed: int) -> Iterator[None]:
 
     Nothing is computed twice inside: a checkpoint would draw anew when it is run again.
     """
-    with without_checkpoints(), PlainDraws(), _SpelledOut(), _Replay(seed):
+    with without_checkpoints(), PlainForms(), _SpelledOut(), _Replay(seed):
         yield
 
 

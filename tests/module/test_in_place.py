@@ -189,6 +189,50 @@ def test_what_has_no_gradient_may_be_written_without_gradients(name: str) -> Non
         torch.testing.assert_close(mine, its)
 
 
+MADE_WITHOUT = {
+    "a new tensor": "m = torch.zeros(4, 4)",
+    "of a weight": "m = self.weight * x",
+    "a view, detached": "m = (self.weight * x).clone().view(-1, 4).detach()",
+    "read inside": "m = self.weight * x\n        y = y + m.sum()",
+}
+GIVEN_ONE = [
+    "m += y",
+    "m[0] += y[1]",
+    "m[y > 0.5] = y[y > 0.5]",
+    "m.t().mul_(y)",
+    "m[1:].copy_(y[1:])",
+]
+
+
+@pytest.mark.parametrize(("made", "write"), crossed(MADE_WITHOUT, GIVEN_ONE))
+def test_what_was_made_without_gradients_has_one_once_it_is_written_to(
+    made: str, write: str
+) -> None:
+    text = (
+        f"{HEAD}    with torch.no_grad():\n        {MADE_WITHOUT[made]}\n"
+        f"    m = m.to(x.device)\n    {write}\n    return [y + m, m * 3]\n"
+    )
+    eager, ours = Written(text), Written(text)
+    want, got = step(eager, eager), step(ours, ORTModule(ours, options=GRAPH))
+    for mine, its in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, its)
+
+
+OTHER_NAMES = {
+    "a weight": "m = self.weight.detach()",
+    "a view of a weight": "m = self.weight.view(2, 2).detach().view(-1)",
+    "another tensor": "m = self.weight * 2\n        n = m.detach()",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_what_has_other_names_is_not_written_to_by_one(name: str) -> None:
+    text = f"{HEAD}    n = y\n    with torch.no_grad():\n        {OTHER_NAMES[name]}\n"
+    text = f"{text}    m += y[0]\n    return [m * 3 + n]\n"
+    with pytest.raises(CaptureError):
+        capture(Written(text), (torch.ones(4, 4),))
+
+
 def test_what_a_region_without_gradients_returns_unchanged_keeps_its_gradient() -> None:
     text = (
         f"{HEAD}    with torch.no_grad():\n"

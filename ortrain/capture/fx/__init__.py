@@ -27,6 +27,7 @@ from ortrain.capture.fx.decompose import Covered, decompose, missing
 from ortrain.capture.fx.draws import number_draws
 from ortrain.capture.fx.experts import recognise_experts
 from ortrain.capture.fx.functional import functionalise
+from ortrain.capture.fx.mapped import inline_maps
 from ortrain.capture.fx.narrow import kernels_in_float32, norms_in_float32
 from ortrain.capture.fx.pieces import open_pieces_as_slices, written_pieces_as_views
 from ortrain.capture.fx.preconditions import assert_preconditions
@@ -85,6 +86,7 @@ def _clean(
     exported: ExportedProgram, covered: Covered, checked: bool, autocast: Autocast
 ) -> Cleaned:
     module = exported.graph_module
+    inline_maps(module, autocast)
     inline_regions(module, autocast)
     explicit_casts(module)
     refuse_mixed_products(module)

@@ -87,7 +87,7 @@ def decompose_call(module: fx.GraphModule, node: fx.Node, covered: Covered | Non
         return tuple(result) if isinstance(result, tuple | list) else result
 
     mode = torch._guards.detect_fake_mode(values)
-    fixed = _fixed(mode)
+    fixed = count_of_fixed_sizes(mode)
     try:
         with mode if mode is not None else torch.no_grad(), enable_python_dispatcher():
             inner = make_fx(call, tracing_mode="real")(*values)
@@ -103,7 +103,7 @@ def decompose_call(module: fx.GraphModule, node: fx.Node, covered: Covered | Non
             f"({type(error).__name__}: {str(error).strip().splitlines()[0][:200]})",
             help="replace the operator, or leave this module to eager",
         ) from error
-    if _fixed(mode) != fixed:  # of which the conditions on the sizes know nothing
+    if count_of_fixed_sizes(mode) != fixed:  # of which the conditions on the sizes know nothing
         raise symbolic(operator_name(target))
     remove_checks(inner)
     if covered is not None and any(_is_primitive(each) for each in missing(inner, covered)):
@@ -121,7 +121,7 @@ def _is_primitive(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "prims"
 
 
-def _fixed(mode: Any) -> int:
+def count_of_fixed_sizes(mode: Any) -> int:
     """How many sizes that were symbols are numbers by now."""
     environment = getattr(mode, "shape_env", None)
     if environment is None:

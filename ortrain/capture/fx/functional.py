@@ -324,7 +324,7 @@ class _Functional:
     def _base(self, node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
         """The tensor whose memory a node shows, and the views on the way to the node."""
         path: list[fx.Node] = []
-        while (source := viewed(node)) is not None:
+        while (source := viewed(node)) is not None and not _is_result(node):
             path.insert(0, node)
             node = source
         return node, path
@@ -519,6 +519,21 @@ def _not_in_place(original: Any, name: str) -> Any:
         if all(a.has_default_value() for a in taken[len(wanted) :]):
             return found
     return None
+
+
+def _is_result(node: fx.Node) -> bool:
+    """Whether a node is all that is left of a tensor which was made under ``no_grad``.
+
+    What is written to it with gradients on gives it one: it is the tensor, and no other name of it.
+    """
+    if node.target not in _DETACHES or not without_gradient(node):
+        return False
+    while (source := viewed(node)) is not None:
+        names = [user for user in source.users if viewed(user) is source]
+        if names != [node] or not without_gradient(source):
+            return False
+        node = source
+    return node.op == "call_function"
 
 
 def _is_apart(one: fx.Node, other: fx.Node) -> bool:

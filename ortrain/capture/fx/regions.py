@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,22 +34,48 @@ def inline_regions(module: fx.GraphModule, autocast: Autocast = ()) -> None:
     for node in list(module.graph.nodes):
         if node.op != "call_function":
             continue
-        args: Any
-        inside = autocast
-        if node.target is higher_order.wrap_with_set_grad_enabled:
-            enabled, body, *args = node.args
-            barrier = not enabled
-        elif node.target is higher_order.wrap_with_autocast:
-            device, dtype, on, _, body, *args = node.args
-            inside = _changed(autocast, str(device), dtype, bool(on))
-            barrier = False
-        else:
-            if autocast:
-                node.meta[AUTOCAST] = autocast
-            continue
-        _inline(module, node, body, args, barrier, inside)
+        if (region := region_of(node, autocast)) is not None:
+            _inline(module, node, region)
+        elif autocast:
+            node.meta[AUTOCAST] = autocast
     module.graph.eliminate_dead_code(lambda node: node.is_impure() or may_update_statistics(node))
     module.delete_all_unused_submodules()
+
+
+@dataclass(frozen=True)
+class Region:
+    """A region of a graph.
+
+    Attributes:
+        body: names its graph.
+        args: what the body is given.
+        barrier: whether no gradient leaves it.
+        autocast: that it runs under.
+    """
+
+    body: str
+    args: list[Any]
+    barrier: bool
+    autocast: Autocast
+
+
+def region_of(node: fx.Node, autocast: Autocast) -> Region | None:
+    """The region that a node runs; None where it is another call.
+
+    Args:
+        node: a call.
+        autocast: around it.
+    """
+    args: Any
+    body: Any
+    if node.target is higher_order.wrap_with_set_grad_enabled:
+        enabled, body, *args = node.args
+        return Region(str(body.target), args, not enabled, autocast)
+    if node.target is higher_order.wrap_with_autocast:
+        device, dtype, on, _, body, *args = node.args
+        inside = _changed(autocast, str(device), dtype, bool(on))
+        return Region(str(body.target), args, barrier=False, autocast=inside)
+    return None
 
 
 def _changed(autocast: Autocast, device: str, dtype: Any, on: bool) -> Autocast:
@@ -57,23 +84,17 @@ def _changed(autocast: Autocast, device: str, dtype: Any, on: bool) -> Autocast:
     return (*others, (device, dtype or torch.get_autocast_dtype(device))) if on else others
 
 
-def _inline(
-    module: fx.GraphModule,
-    node: fx.Node,
-    body: fx.Node,
-    args: list[Any],
-    barrier: bool,
-    autocast: Autocast,
-) -> None:
-    inner = getattr(module, str(body.target))
-    inline_regions(inner, autocast)
+def _inline(module: fx.GraphModule, node: fx.Node, region: Region) -> None:
+    inner = getattr(module, region.body)
+    inline_regions(inner, region.autocast)
     with module.graph.inserting_before(node):
-        results, made = splice(module, inner, args, prefix=str(body.target))
-        if barrier:
+        results, made = splice(module, inner, region.args, prefix=region.body)
+        if region.barrier:
             for operation in made:
                 operation.meta[_CONSTANT] = True
             inside = set(made)
             same = {operation: _itself(operation, inside) for operation in made}
+            args = region.args
             if isinstance(results, list | tuple):
                 results = [_detached(module.graph, same.get(r, r), args) for r in results]
             else:

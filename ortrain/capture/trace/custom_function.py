@@ -36,6 +36,7 @@ from torch import fx
 from torch._C import _FunctionBase
 from torch.autograd.function import BackwardCFunction, _SingleLevelFunction
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
 
 from ortrain.capture.origin import TORCH
 from ortrain.capture.trace.aside import answers_noted, aside, is_aside
@@ -51,6 +52,7 @@ _EXPERTS = "GeneratedBackwardFor_transformers_grouped_mm_fallback_default"
 
 _GENERATED = re.compile(r"GeneratedBackwardFor_(.+)_\w+?")
 _NOT_CALLED = ", and a captured graph would not call it"
+_RUN_AGAIN = "it runs code that only eager PyTorch can run again"
 
 _TOLERANCE = 1e-6
 _DECADES = range(-6, 4)
@@ -102,13 +104,15 @@ def checked_custom_functions() -> Iterator[None]:
             return
         if _GENERATED.fullmatch(function.__qualname__) and known is not None and known.operators:
             return  # it is recorded as the operator that it is, which has no translation
-        if function.__module__.startswith("torch."):  # control flow
-            raise _refusal(function, "it runs code that only eager PyTorch can run again")
-        if not torch.is_grad_enabled():
-            return
         caller = sys._getframe(1)
         if caller.f_code is applied.__code__ and caller.f_back is not None:
             caller = caller.f_back
+        if _of_torch(function):  # control flow, and what `vmap` makes of a function
+            if caller.f_code is plain and _without_gradient(caller.f_locals["args"]):
+                return  # what comes out is looked at where it does
+            raise _refusal(function, _RUN_AGAIN)
+        if not torch.is_grad_enabled():
+            return
         if caller.f_code is not plain:
             raise _refusal(function, "it is called in an unusual way")
         given = caller.f_locals
@@ -136,13 +140,18 @@ def _applied(here: Callable[[], bool]) -> Callable[..., Any]:
 
     def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
         known = keeper()
+        if _of_torch(function) and here() and not is_aside():
+            result = plain.__get__(None, function)(*args, **kwargs)
+            if _without_gradient((args, kwargs)) and not _without_gradient(result):
+                raise _refusal(function, _RUN_AGAIN)  # it may have read parameters by other ways
+            return result
         if (
             known is None
             or not known.functions
             or not here()
             or is_aside()
             or function.__name__ == _EXPERTS
-            or function.__module__.startswith("torch.")
+            or _of_torch(function)
             or not (torch.is_grad_enabled() or _asks_for_layout(function, args, kwargs))
         ):
             return plain.__get__(None, function)(*args, **kwargs)
@@ -155,6 +164,16 @@ def _applied(here: Callable[[], bool]) -> Callable[..., Any]:
         return keep(known, function.apply, args, kwargs, site)
 
     return apply
+
+
+def _of_torch(function: type[torch.autograd.Function]) -> bool:
+    return function.__module__.startswith("torch.")
+
+
+def _without_gradient(values: Any) -> bool:
+    """Whether no tensor among the values can have a gradient: they hold whole numbers or bits."""
+    tensors = [each for each in pytree.tree_leaves(values) if isinstance(each, torch.Tensor)]
+    return not any(each.is_floating_point() or each.is_complex() for each in tensors)
 
 
 def _asks_for_layout(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -34,8 +34,9 @@ from ortrain.capture.trace.checkpointing import marked_checkpoints
 from ortrain.capture.trace.keeping import keeper, keeping
 from ortrain.capture.trace.known_results import results_found_once
 from ortrain.capture.trace.known_sizes import sizes_computed_once
+from ortrain.capture.trace.maps import whole_maps
 from ortrain.capture.trace.parametrized_draws import ParametrizedDraws
-from ortrain.capture.trace.plain_draws import PlainDraws
+from ortrain.capture.trace.plain_forms import PlainForms
 from ortrain.capture.trace.recurrent import whole_recurrences
 from ortrain.capture.trace.stand_ins import stand_ins_watched
 from ortrain.capture.trace.symbols import symbols_as_numbers
@@ -90,7 +91,7 @@ def export(
     checking = contextlib.nullcontext() if strict else _branches(module, ways)
     numbers = contextlib.nullcontext() if strict else symbols_as_numbers(module)
     drawing = contextlib.nullcontext() if strict else ParametrizedDraws()
-    plainly = contextlib.nullcontext() if strict else PlainDraws()
+    plainly = contextlib.nullcontext() if strict else PlainForms()
     # torch prints the partial graph of a failure; the error has what matters of it.
     with (
         sizes,
@@ -107,6 +108,7 @@ def export(
         plainly,
         marked_checkpoints(),
         whole_recurrences(),
+        whole_maps(),
         _nothing_swallowed(),
         _saved_tensors_hooks_as_before(),
         contextlib.redirect_stderr(io.StringIO()),

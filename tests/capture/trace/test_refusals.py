@@ -276,8 +276,8 @@ def a_functional_gradient(self: Any, x: torch.Tensor) -> Any:
 
 
 @refused("a transform of torch.func")
-def a_vectorized_map(self: Any, x: torch.Tensor) -> Any:
-    return torch.vmap(self.linear)(x)  # here
+def a_vectorized_map_that_draws(self: Any, x: torch.Tensor) -> Any:
+    return torch.vmap(lambda row: row * torch.rand([]), randomness="different")(x)  # here
 
 
 @refused("control-flow operator 'cond'")

@@ -51,6 +51,17 @@ def arange_step(
     return op.cast(op.Range(*bounds), wanted)
 
 
+@translation(aten.eye.default)
+def eye(op: Translator, n: Size, *, dtype: Any = None, **kw: Any) -> ir.Value:
+    return eye_of(op, n, n, dtype=dtype)
+
+
+@translation(aten.eye.m)
+def eye_of(op: Translator, n: Size, m: Size, *, dtype: Any = None, **kw: Any) -> ir.Value:
+    rows, columns = op.Unsqueeze(arange(op, n), [1]), arange(op, m)
+    return op.cast(op.Equal(rows, columns), dtype_or(dtype, ir.DataType.FLOAT))
+
+
 @translation(aten.full.default)
 def full(
     op: Translator, size: Sequence[Size], fill_value: Scalar, *, dtype: Any = None, **kw: Any
