@@ -297,6 +297,16 @@ def _is_count(value: ir.Value) -> bool:
     return node.op_type in within and all(v is not None and _is_count(v) for v in node.inputs)
 
 
+@translation(operator.truediv)
+def truediv(op: Translator, a: Scalar, b: Scalar) -> ir.Value:
+    """A quotient of sizes, as Python rounds it."""
+    wide = (
+        op.cast(n, ir.DataType.DOUBLE) if isinstance(n, ir.Value) else op.constant(np.float64(n))
+        for n in (a, b)
+    )
+    return op.Div(*wide)
+
+
 @translation(operator.neg)
 def size_neg(op: Translator, a: ir.Value) -> ir.Value:
     return op.Neg(a)
