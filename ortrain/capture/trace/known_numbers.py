@@ -33,7 +33,6 @@ from ortrain.capture.trace.exact_numbers import Inexact, number_of
 from ortrain.capture.trace.number_rules import RULES, UNREAD, WRITING, Form, Rule, Vector
 from ortrain.capture.trace.patched import replaced
 from ortrain.exclusive import this_thread
-from ortrain.module_state.dispatch import without_modes
 
 aten: Any = torch.ops.aten
 _base: Any = torch._C.TensorBase
@@ -75,8 +74,7 @@ class _Made:
             self._failed = True  # unless it comes to the end
             try:
                 args, kwargs = _read(self.args), _read(self.kwargs)
-                with without_modes(), torch._C.DisableTorchFunction():
-                    self._vector = self.rule(self.form, *args, **kwargs)
+                self._vector = self.rule(self.form, *args, **kwargs)
             except (TypeError, IndexError, KeyError, ZeroDivisionError) as error:
                 raise Inexact from error  # an argument that the rule does not know
             self._failed = False
@@ -198,9 +196,10 @@ def numbers_remembered() -> Iterator[None]:
     def read(
         mode: ProxyTorchDispatchMode, operator: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """The graph has no node for a number that it knows as an expression of sizes."""
-        if operator in _READING and here():
-            number = known_number(args[0])
+        """A number that is known is an expression of sizes, and no node reads it."""
+        if operator in _READING and here() and is_known(args[0]):
+            with mode:  # the graph gets the arithmetic on sizes
+                number = known_number(args[0])
             if number is not None:
                 return number
         return proxied(mode, operator, types, args, kwargs or {})

@@ -6,16 +6,19 @@ trace does not know.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 
 from ortrain.capture.trace import exact_numbers as exact
 from ortrain.capture.trace.exact_numbers import DIGITS, Inexact, Ratio, ratio_of, stored
+from ortrain.module_state.dispatch import without_modes
 
 aten: Any = torch.ops.aten
 
@@ -41,9 +44,9 @@ class Vector:
         """Whether it is the processor that computes with them."""
         return self.device.type == "cpu"
 
-    def places(self) -> torch.Tensor:
-        """A tensor of this shape with the number of each element."""
-        return torch.arange(len(self.elements)).reshape(self.shape)
+    def places(self, first: int = 0) -> torch.Tensor:
+        """A tensor of this shape with the number of each element, counted from a first one."""
+        return torch.arange(first, first + len(self.elements)).reshape(self.shape)
 
 
 @dataclass(frozen=True)
@@ -95,9 +98,17 @@ def _operands(form: Form, *given: Any) -> list[list[Any]]:
         if not isinstance(each, Vector):
             found.append([each] * max(1, _count(form.shape)))
             continue
-        places = each.places().expand(form.shape).flatten().tolist()
+        with _apart():
+            places = each.places().expand(form.shape).flatten().tolist()
         found.append([each.elements[place] for place in places])
     return found
+
+
+@contextlib.contextmanager
+def _apart() -> Iterator[None]:
+    """Inside, tensors are PyTorch's own, and the trace sees nothing."""
+    with without_modes(), torch._C.DisableTorchFunction():
+        yield
 
 
 def _count(shape: Sequence[int]) -> int:
@@ -210,7 +221,8 @@ def _common(one: Any, other: Any) -> torch.dtype:
             return torch.empty(given.shape, dtype=given.dtype)
         return {torch.SymInt: 1, torch.SymFloat: 1.0}.get(type(given), given)
 
-    return torch.result_type(like(one), like(other))
+    with _apart():
+        return torch.result_type(like(one), like(other))
 
 
 def _relation(compare: Callable[[Any, Any], Any], name: str) -> None:
@@ -310,14 +322,14 @@ def _moved(name: str) -> None:
         vectors: list[Vector] = [given] if isinstance(given, Vector) else [*given]
         if any(isinstance(each, Vector) for each in args):
             raise Inexact
-        elements: list[Any] = []
-        places = []
-        for each in vectors:
-            places.append(each.places() + len(elements))
-            elements += each.elements
-        found = move(places if isinstance(given, list | tuple) else places[0], *args, **kwargs)
-        found = found[index] if isinstance(found, list | tuple) else found
-        chosen = [elements[place] for place in found.flatten().tolist()]
+        elements = [element for each in vectors for element in each.elements]
+        starts = accumulate((len(each.elements) for each in vectors), initial=0)
+        with _apart():
+            places = [each.places(start) for each, start in zip(vectors, starts, strict=False)]
+            one = isinstance(given, Vector)
+            found = move(places[0] if one else places, *args, **kwargs)
+            found = found[index] if isinstance(found, list | tuple) else found
+            chosen = [elements[place] for place in found.flatten().tolist()]
         if any(each.dtype is not form.dtype for each in vectors):
             return form.stored(chosen)
         return form.of(chosen)
