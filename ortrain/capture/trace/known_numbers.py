@@ -11,7 +11,8 @@ nothing of the sizes.
 
 Used of torch beyond what it documents (``tests/capture/trace/test_known_numbers.py`` pins each):
 ``torch._subclasses.fake_tensor``: ``FakeTensorMode.dispatch``, ``FakeTensor`` and its ``constant``;
-``torch.fx.experimental.proxy_tensor``: ``ProxyTorchDispatchMode.__torch_dispatch__``.
+``torch.fx.experimental.proxy_tensor``: ``ProxyTorchDispatchMode.__torch_dispatch__``;
+``torch._refs.tensor``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._refs
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
@@ -309,20 +311,25 @@ class _Symbolic(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Calls the function, or ``torch.tensor`` instead."""
+        """Calls the function, or what makes tensors of symbols instead."""
         kwargs = kwargs or {}
         if function == torch.as_tensor:
-            data = args[0] if args else kwargs.get("data")
+            data, *how = [*args, *[value for name, value in kwargs.items() if name == "data"]]
             if _has_symbols(data):
-                return torch.tensor(*args, **kwargs)
+                named = {name: value for name, value in kwargs.items() if name != "data"}
+                return _tensor(data, **dict(zip(("dtype", "device"), how, strict=False)), **named)
         elif function == Tensor.new_tensor:
-            data = args[1] if len(args) > 1 else kwargs.get("data")
+            tensor, *given = args
+            data = given[0] if given else kwargs.get("data")
             if _has_symbols(data):
-                tensor: Tensor = args[0]
                 like = {"dtype": tensor.dtype, "device": tensor.device}
-                rest = {name: value for name, value in kwargs.items() if name != "data"}
-                return torch.tensor(data, **{**like, **rest})
+                named = {name: value for name, value in kwargs.items() if name != "data"}
+                return _tensor(data, **{**like, **named})
         return function(*args, **kwargs)
+
+
+# What torch.export calls in the place of ``torch.tensor``.
+_tensor: Any = torch._refs.tensor
 
 
 def _has_symbols(data: Any) -> bool:
