@@ -321,8 +321,8 @@ def rounded(number: Ratio) -> Ratio:
         return number
     twice = 2 * number.over + number.under
     nearest = twice // (2 * number.under)
-    halfway = bool(twice % (2 * number.under) == 0)
-    return Ratio(nearest - nearest % 2 if halfway else nearest)
+    halfway = 1 - torch.sym_min(1, twice % (2 * number.under))
+    return Ratio(nearest - nearest % 2 * halfway)
 
 
 def compared(one: Ratio, other: Ratio) -> tuple[Any, Any]:

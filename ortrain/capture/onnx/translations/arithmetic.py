@@ -307,6 +307,24 @@ def truediv(op: Translator, a: Scalar, b: Scalar) -> ir.Value:
     return op.Div(*wide)
 
 
+@translation(torch.sym_float)
+def sym_float(op: Translator, a: Scalar) -> ir.Value:
+    return op.cast(a, ir.DataType.DOUBLE) if isinstance(a, ir.Value) else op.constant(np.float64(a))
+
+
+def _whole(op_type: str, target: Any) -> None:
+    @translation(target)
+    def translate(op: Translator, a: ir.Value) -> ir.Value:
+        if a.dtype is ir.DataType.INT64:
+            return a
+        return op.cast(op.node(op_type, (a,)) if op_type else a, ir.DataType.INT64)
+
+
+_whole("Ceil", math.ceil)
+_whole("Floor", math.floor)
+_whole("", math.trunc)  # as a cast does
+
+
 @translation(operator.neg)
 def size_neg(op: Translator, a: ir.Value) -> ir.Value:
     return op.Neg(a)
