@@ -38,7 +38,9 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "round": lambda n: torch.round(torch.tensor(n) / 4).int() + 1,
     "element": lambda n: torch.tensor([4, n])[1] // 2,
     "element of a stack": lambda n: torch.stack([torch.tensor(n), torch.tensor(3)]).max() // 2,
-    "element of cat": lambda n: torch.cat([torch.tensor([n, 2]), torch.tensor([1])]).flip(0)[2] // 2,
+    "element of cat": lambda n: (
+        torch.cat([torch.tensor([n, 2]), torch.tensor([1])]).flip(0)[2] // 2
+    ),
     "sum": lambda n: torch.tensor([n, -2]).sum() // 2,
     "difference": lambda n: torch.tensor(n) - 3,
     "difference the other way round": lambda n: (n + 2) - torch.tensor(n // 2) - 2,
@@ -105,7 +107,9 @@ def agreeing(
     for rows, length in sizes:
         x = torch.randn(rows, length, 4)
         for mine, own in zip(step(model, x), step(eager, x), strict=True):
-            torch.testing.assert_close(mine, own, rtol=SAME, atol=SAME * max(1, own.abs().max()))
+            torch.testing.assert_close(
+                mine, own, rtol=SAME, atol=SAME * max(1.0, float(own.abs().max()))
+            )
     return model
 
 

@@ -159,9 +159,9 @@ def within(number: Any, least: int, most: int) -> None:
     if not least <= _example(number) <= most:
         raise Inexact
     lower, upper = _bounds(number)
-    if not (lower >= least) == True:  # noqa: E712  # of numbers that sympy compares
+    if not bool(lower >= least):
         _holds(number >= least)
-    if not (upper <= most) == True:  # noqa: E712
+    if not bool(upper <= most):
         _holds(number <= most)
 
 
@@ -173,9 +173,9 @@ def _holds(relation: Any) -> None:
 def is_negative(number: Any) -> bool:
     """Whether a number is below 0: of one that is so at some sizes only, a condition."""
     lower, upper = _bounds(number)
-    if (lower >= 0) == True:  # noqa: E712
+    if bool(lower >= 0):
         return False
-    if (upper < 0) == True:  # noqa: E712
+    if bool(upper < 0):
         return True
     return bool(number < 0)
 

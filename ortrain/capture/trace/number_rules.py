@@ -269,7 +269,9 @@ def _all_of(form: Form, vector: Vector, dim: Any = None) -> Sequence[Any]:
     """
     axes = [*range(len(vector.shape))]
     wanted = [dim] if type(dim) is int else axes if dim is None or len(dim) == 0 else dim
-    if _count(form.shape) != 1 or {axis % max(1, len(axes)) for axis in wanted} - {0} != {*axes[1:]}:
+    if _count(form.shape) != 1 or {axis % max(1, len(axes)) for axis in wanted} - {0} != {
+        *axes[1:]
+    }:
         raise Inexact
     if not vector.elements:
         raise Inexact

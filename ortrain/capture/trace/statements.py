@@ -37,7 +37,9 @@ def only_called(file: str, name: str) -> bool:
             fine.add(id(node.func))
             if isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass"):
                 asked = node.args[1:]
-                fine |= {id(e) for a in asked for e in (a.elts if isinstance(a, ast.Tuple) else [a])}
+                fine |= {
+                    id(e) for a in asked for e in (a.elts if isinstance(a, ast.Tuple) else [a])
+                }
         for field in ("annotation", "returns"):
             annotation = getattr(node, field, None)
             if isinstance(annotation, ast.AST):

@@ -165,9 +165,9 @@ class _Conversion:
         if isinstance(value, torch.Tensor):
             known = known_number(value)
             value = value if known is None else known
-        if builtins.type(value) in (torch.SymInt, torch.SymFloat):
-            if not free_unbacked_symbols(value):
-                return self.convert(value)
+        is_symbol = builtins.type(value) in (torch.SymInt, torch.SymFloat)
+        if is_symbol and not free_unbacked_symbols(value):
+            return self.convert(value)
         return self.own(*args, **keywords)
 
     def __instancecheck__(self, value: Any) -> bool:
