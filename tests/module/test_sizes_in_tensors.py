@@ -217,3 +217,28 @@ def test_a_tensor_of_a_size_that_is_not_read_asks_nothing() -> None:
     )
     assert captured.accepts([(3, 14, 4)])
     assert captured.accepts([(3, 10**6, 4)])
+
+
+# Of a size, in the words of Python.
+CONVERTED: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "int": lambda y, n: y[:, : int(n)] * int(n),
+    "int of a quotient": lambda y, n: y[:, : int(n / 2)],
+    "int of a tensor": lambda y, n: y[:, : int(torch.tensor(n) // 2) + 1],
+    "float": lambda y, n: y / float(n) + float(torch.tensor(n)),
+    "ceil": lambda y, n: y[:, : math.ceil(n / 3)] * math.floor(n / 3),
+    "int of a text": lambda y, n: y[:, : int("3")] * float("2"),
+    "half and half": lambda y, n: y * (n / 2 + n / 3 * 2 - 0.5) if n / 2 * 3 > 4 else y,
+    "isinstance": lambda y, n: y[:, : n // 2] if isinstance(n, int) else y * float("nan"),
+    "isinstance of one of several": lambda y, n: y if isinstance(n, (int, float)) else y + y,
+    "isinstance of another": lambda y, n: y + y if isinstance(n, float) else y,
+    "isinstance of a quotient": lambda y, n: y / (n / 2) if isinstance(n / 2, float) else y,
+    "isinstance of an answer": lambda y, n: y if isinstance(n > 1, int) else y + y,
+}
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize("name", CONVERTED)
+def test_pythons_conversions_leave_a_size_a_size(name: str, engine: str) -> None:
+    model = agreeing(lambda n: n, lambda y, _, n: CONVERTED[name](y, n), engine=engine)
+    assert model.report.graph_calls == len(SIZES)
+    assert model.report.captures == 1 or name == "half and half"  # which is fixed

@@ -111,7 +111,7 @@ class _Known:
         made, *place = vars(tensor).get(_NOTE, (None,))
         if made is None or place != self._place(tensor) or tuple(tensor.shape) != made.form.shape:
             return None
-        return made  # type: ignore[no-any-return]
+        return made
 
     def note(self, tensor: Any, made: _Made) -> None:
         """Notes how a tensor was made."""
@@ -314,17 +314,16 @@ class _Symbolic(TorchFunctionMode):
         """Calls the function, or what makes tensors of symbols instead."""
         kwargs = kwargs or {}
         if function == torch.as_tensor:
-            data, *how = [*args, *[value for name, value in kwargs.items() if name == "data"]]
-            if _has_symbols(data):
-                named = {name: value for name, value in kwargs.items() if name != "data"}
-                return _tensor(data, **dict(zip(("dtype", "device"), how, strict=False)), **named)
+            named = {**dict(zip(("data", "dtype", "device"), args, strict=False)), **kwargs}
+            if _has_symbols(named["data"]):
+                return _tensor(named.pop("data"), **named)
         elif function == Tensor.new_tensor:
-            tensor, *given = args
-            data = given[0] if given else kwargs.get("data")
-            if _has_symbols(data):
-                like = {"dtype": tensor.dtype, "device": tensor.device}
-                named = {name: value for name, value in kwargs.items() if name != "data"}
-                return _tensor(data, **{**like, **named})
+            tensor: Tensor = args[0]
+            like = {"dtype": tensor.dtype, "device": tensor.device}
+            given = {name: value for name, value in kwargs.items() if value is not None}
+            named = {**like, **dict(zip(("data",), args[1:], strict=False)), **given}
+            if _has_symbols(named["data"]):
+                return _tensor(named.pop("data"), **named)
         return function(*args, **kwargs)
 
 

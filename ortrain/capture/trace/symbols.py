@@ -171,7 +171,8 @@ class _Conversion:
         return self.own(*args, **keywords)
 
     def __instancecheck__(self, value: Any) -> bool:
-        return isinstance(value, self.own)
+        number = _NUMBERS.get(builtins.type(value))  # what a symbol says to code that is not ours
+        return isinstance(value, self.own) if number is None else issubclass(number, self.own)
 
     def __subclasscheck__(self, value: Any) -> bool:
         return issubclass(value, self.own)

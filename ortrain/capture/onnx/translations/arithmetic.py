@@ -253,9 +253,23 @@ def sym_numel(op: Translator, self: ir.Value) -> ir.Value:
 
 
 def _integers(op: Translator, operator: str, *numbers: Scalar) -> list[ir.Value]:
-    if any(isinstance(number, float) for number in numbers):
+    if any(map(_is_float, numbers)):
         raise symbolic(f"{operator} of a size and a float")
     return [n if isinstance(n, ir.Value) else op.constant(np.int64(n)) for n in numbers]
+
+
+def _is_float(number: Scalar) -> bool:
+    if isinstance(number, ir.Value):
+        return number.dtype is ir.DataType.DOUBLE
+    return isinstance(number, float)
+
+
+def _wide(op: Translator, *numbers: Scalar) -> list[ir.Value]:
+    """Sizes and numbers in float64, as Python's floats are."""
+    return [
+        op.cast(n, ir.DataType.DOUBLE) if isinstance(n, ir.Value) else op.constant(np.float64(n))
+        for n in numbers
+    ]
 
 
 def _sizes(op_type: str, *targets: Any) -> None:
@@ -300,16 +314,12 @@ def _is_count(value: ir.Value) -> bool:
 @translation(operator.truediv)
 def truediv(op: Translator, a: Scalar, b: Scalar) -> ir.Value:
     """A quotient of sizes, as Python rounds it."""
-    wide = (
-        op.cast(n, ir.DataType.DOUBLE) if isinstance(n, ir.Value) else op.constant(np.float64(n))
-        for n in (a, b)
-    )
-    return op.Div(*wide)
+    return op.Div(*_wide(op, a, b))
 
 
 @translation(torch.sym_float)
 def sym_float(op: Translator, a: Scalar) -> ir.Value:
-    return op.cast(a, ir.DataType.DOUBLE) if isinstance(a, ir.Value) else op.constant(np.float64(a))
+    return _wide(op, a)[0]
 
 
 def _whole(op_type: str, target: Any) -> None:
