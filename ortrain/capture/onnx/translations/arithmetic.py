@@ -335,6 +335,23 @@ _whole("Floor", math.floor)
 _whole("", math.trunc)  # as a cast does
 
 
+# Of what reads a float that is made of sizes, that of which the translation takes one as it is.
+READING_FLOATS = frozenset(
+    {
+        aten.add.Tensor,
+        aten.div.Tensor,
+        aten.full.default,
+        aten.mul.Tensor,
+        aten.scalar_tensor.default,
+        aten.sub.Tensor,
+        math.ceil,
+        math.floor,
+        math.trunc,
+        operator.truediv,
+    }
+)
+
+
 @translation(operator.neg)
 def size_neg(op: Translator, a: ir.Value) -> ir.Value:
     return op.Neg(a)
