@@ -183,8 +183,12 @@ def numbers_remembered() -> Iterator[None]:
         kwargs = kwargs or {}
         if mode.shape_env is None or not here():
             return own(mode, operator, types, args, kwargs)
-        in_place = WRITING.get(operator)
-        rule = in_place or RULES.get(operator)
+        rule = RULES.get(operator) or WRITING.get(operator)
+        first = args[0] if args else None
+        if type(first) is FakeTensor and first.constant is None and operator not in UNREAD:
+            rule = rule if _NOTE in vars(first) else None  # most tensors hold values
+        if rule is None and not known.any:
+            return own(mode, operator, types, args, kwargs)
         with torch._C.DisableTorchFunction():
             given = None if rule is None else _given(known, operator, args, kwargs)
         found = own(mode, operator, types, args, kwargs)
