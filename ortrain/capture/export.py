@@ -31,6 +31,7 @@ from ortrain.capture.onnx.doubles import refuse_rounded
 from ortrain.capture.onnx.fingerprint import parts_of
 from ortrain.capture.onnx.registry import Registry, failed_node, make_standard
 from ortrain.capture.onnx.translations import TRANSLATIONS, recorded, translating
+from ortrain.capture.onnx.translations.arithmetic import READING_FLOATS
 from ortrain.capture.onnx.translations.base import Context, SymbolicSize, symbolic
 from ortrain.capture.origin import BESIDE, captured_error, operator_name, origin
 from ortrain.capture.trace import ladder
@@ -390,6 +391,7 @@ def _translate(
 
 def _in_onnx(exported: ExportedProgram, registry: Registry) -> tuple[ir.Model, Context]:
     """The model of a graph all of whose operators are covered, and what its parts share."""
+    _check_floats(exported)
     while True:
         with translating() as context:
             try:
@@ -401,6 +403,18 @@ def _in_onnx(exported: ExportedProgram, registry: Registry) -> tuple[ir.Model, C
                     raise refused from error
     make_standard(model, registry.opset)
     return model, context
+
+
+def _check_floats(exported: ExportedProgram) -> None:
+    """Raises where an operator reads a float made of sizes that its translation may take amiss.
+
+    ``torch.arange(0, size / 2)`` has a number of elements that is rounded up.
+    """
+    for node in exported.graph.nodes:
+        if isinstance(node.meta.get("val"), torch.SymFloat):
+            for user in node.users:
+                if user.target not in READING_FLOATS:
+                    raise symbolic(f"{operator_name(user.target)} of a size that became a float")
 
 
 def _kept_instead(exported: ExportedProgram, error: Exception, refused: CaptureError) -> bool:

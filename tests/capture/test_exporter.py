@@ -31,6 +31,7 @@ def test_private_names_have_the_signatures_that_are_used() -> None:
         "onnx_decomposition",
     ]
     assert "opset_version" in parameters_of(_registration.ONNXRegistry.from_torchlib)
+    assert parameters_of(_core._set_shape_type)[:2] == ["value", "meta_val"]
     registry = _registration.ONNXRegistry()
     assert hasattr(registry, "_opset_version")
     assert not registry.is_registered(torch.ops.aten.linear.default)

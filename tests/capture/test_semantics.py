@@ -306,7 +306,7 @@ def test_keyword_that_the_forward_collects() -> None:
 
 @pytest.mark.parametrize(
     ("number", "rung"),
-    [(lambda x: len(x), "non-strict"), (len, "strict"), (lambda x: int(x.shape[0]), "strict")],
+    [(lambda x: len(x), "non-strict"), (len, "strict"), (lambda x: int(x.shape[0]), "non-strict")],
     ids=["len", "len by another name", "int"],
 )
 def test_a_size_as_a_number_does_not_fix_the_batch(number: Any, rung: str) -> None:

@@ -3,7 +3,8 @@
 The one place that speaks to private parts of it (``tests/capture/test_exporter.py`` pins each):
 
 - ``torch.onnx._internal.exporter._registration``: ``ONNXRegistry``, ``OnnxDecompMeta``;
-- ``torch.onnx._internal.exporter._core``: ``_exported_program_to_onnx_program``;
+- ``torch.onnx._internal.exporter._core``: ``_exported_program_to_onnx_program``,
+  ``_set_shape_type``;
 - ``torch.onnx._internal.exporter._building``: ``OpRecorder`` (its ``nodes``, ``constant_farm``).
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 
 import onnx_ir as ir
 import onnxscript.evaluator
+import torch
 from onnx_ir.passes.common import InlinePass
 from torch import fx
 from torch.export import ExportedProgram
@@ -24,6 +26,7 @@ from torch.onnx._internal.exporter import _building, _core, _registration
 
 from ortrain.capture.onnx.torchlib import is_verified
 from ortrain.capture.trace.exporter import quiet
+from ortrain.capture.trace.patched import replaced
 
 Translation = Callable[..., Any]
 
@@ -81,7 +84,15 @@ class Registry:
         targets = {n.target for n in exported.graph.nodes if n.op == "call_function"}
         ours = all(self.ours.is_registered(t) for t in targets - {operator.getitem})
         registry = self.ours if ours else self.everything
-        with quiet():
+        own = _core._set_shape_type
+
+        def typed(value: ir.Value, known: Any, *rest: Any, **named: Any) -> None:
+            """A float that is made of sizes is float64, as Python's are; the exporter says 32."""
+            own(value, known, *rest, **named)
+            if isinstance(known, torch.SymFloat):
+                value.dtype = ir.DataType.DOUBLE
+
+        with quiet(), replaced(_core, "_set_shape_type", typed):
             return _core._exported_program_to_onnx_program(exported, registry=registry).model
 
 

@@ -54,6 +54,10 @@ _PLUMBING = (
     f"{OWN}capture/trace/symbols.py",
     f"{OWN}capture/trace/value_checks.py",
 )
+# What these ask, they ask for code that reads a number from a tensor, through operators too.
+_FOR_CODE = tuple(
+    f"{OWN}capture/trace/{name}.py" for name in ("exact_numbers", "number_rules", "known_numbers")
+)
 STRIDED = "as_strided"
 _LARGEST = 2**62  # the shape environment has bounds near 2**63 that only stand for "none"
 
@@ -192,6 +196,10 @@ def _asker(frame: FrameType | None) -> FrameType | None:
         frame = frame.f_back
     if frame is None:
         return None
+    if frame.f_code.co_filename in _FOR_CODE:
+        while frame is not None and not _is_code(frame):
+            frame = frame.f_back
+        return frame
     if frame.f_code.co_filename.startswith(_DYNAMO):
         return frame if frame.f_code.co_name == "evaluate_expr" else None
     return frame if through_python and _is_code(frame) else None

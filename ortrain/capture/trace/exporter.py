@@ -32,6 +32,7 @@ from ortrain.capture.origin import is_users
 from ortrain.capture.trace.autograd_calls import check_autograd_calls, checked_autograd_calls
 from ortrain.capture.trace.checkpointing import marked_checkpoints
 from ortrain.capture.trace.keeping import keeper, keeping
+from ortrain.capture.trace.known_numbers import numbers_remembered
 from ortrain.capture.trace.known_results import results_found_once
 from ortrain.capture.trace.known_sizes import sizes_computed_once
 from ortrain.capture.trace.maps import whole_maps
@@ -92,6 +93,7 @@ def export(
     numbers = contextlib.nullcontext() if strict else symbols_as_numbers(module)
     drawing = contextlib.nullcontext() if strict else ParametrizedDraws()
     plainly = contextlib.nullcontext() if strict else PlainForms()
+    remembering = contextlib.nullcontext() if strict else numbers_remembered()
     # torch prints the partial graph of a failure; the error has what matters of it.
     with (
         sizes,
@@ -100,6 +102,7 @@ def export(
         autocast.uncached(),
         _buffers_left_to_us(),
         results_found_once(),
+        remembering,  # above what looks results up
         sizes_computed_once(),  # before what asks sizes as numbers, which is asked first
         watching,
         checking,

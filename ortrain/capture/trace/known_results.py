@@ -26,6 +26,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.sym_node import SymNode
 
+from ortrain.capture.trace.known_numbers import is_known
 from ortrain.capture.trace.patched import replaced
 from ortrain.exclusive import this_thread
 
@@ -191,7 +192,7 @@ def _kind(arguments: Any, mode: FakeTensorMode, symbols: list[Any]) -> list[Any]
     def add(value: Any) -> None:
         given = type(value)
         if given is FakeTensor:
-            if value.fake_mode is not mode or value.constant is not None:
+            if value.fake_mode is not mode or value.constant is not None or is_known(value):
                 raise _Unknown
             if value.layout is not torch.strided or value.is_nested:
                 raise _Unknown

@@ -24,6 +24,30 @@ def deciding(file: str) -> tuple[ast.If | ast.Assert, ...]:
     return tuple(reversed(found))
 
 
+@functools.lru_cache(maxsize=256)
+def only_called(file: str, name: str) -> bool:
+    """Whether all that a file does with a name of Python's is to call it, or to ask isinstance().
+
+    Annotations do not count. False where the file cannot be read.
+    """
+    nodes = nodes_of(file)
+    fine: set[int] = set()
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            fine.add(id(node.func))
+            if isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass"):
+                asked = node.args[1:]
+                fine |= {
+                    id(e) for a in asked for e in (a.elts if isinstance(a, ast.Tuple) else [a])
+                }
+        for field in ("annotation", "returns"):
+            annotation = getattr(node, field, None)
+            if isinstance(annotation, ast.AST):
+                fine |= {id(each) for each in ast.walk(annotation)}
+    mentions = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
+    return bool(nodes) and all(id(node) in fine for node in mentions)
+
+
 def only_makes_contiguous(frame: FrameType) -> bool:
     """Whether a frame asks a tensor if it is contiguous only to make it so.
 

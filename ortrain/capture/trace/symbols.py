@@ -26,7 +26,9 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ortrain.capture.origin import is_library, is_standard
+from ortrain.capture.trace.known_numbers import known_number
 from ortrain.capture.trace.patched import replaced
+from ortrain.capture.trace.statements import only_called
 from ortrain.exclusive import this_thread
 from ortrain.module_state.survey import Survey
 
@@ -86,7 +88,12 @@ def symbols_as_numbers(module: nn.Module) -> Iterator[None]:
         for name in _COMPARISONS
         if name in vars(kind)
     ]
-    files = [(file, name) for file in _files(module) for name in _BUILTINS if name not in file]
+    files = [
+        (space, name)
+        for space, file in _files(module)
+        for name in _BUILTINS
+        if name not in space and (name not in _CONVERTING or only_called(file, name))
+    ]
 
     def begin(*_: object) -> None:
         for file, name in files:
@@ -144,19 +151,51 @@ def _len(value: Any) -> Any:
     return builtins.len(value)
 
 
-_BUILTINS: dict[str, Any] = {"type": _Type(), "len": _len}
+class _Conversion:
+    """``int`` or ``float``, which leaves a symbol one; so in the place of a tensor that is known.
+
+    Python takes nothing but its own numbers from ``__int__`` and ``__float__``.
+    """
+
+    def __init__(self, own: type, convert: Callable[[Any], Any]) -> None:
+        self.own, self.convert = own, convert
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        value = args[0] if len(args) == 1 and not keywords else None
+        if isinstance(value, torch.Tensor):
+            known = known_number(value)
+            value = value if known is None else known
+        is_symbol = builtins.type(value) in (torch.SymInt, torch.SymFloat)
+        if is_symbol and not free_unbacked_symbols(value):
+            return self.convert(value)
+        return self.own(*args, **keywords)
+
+    def __instancecheck__(self, value: Any) -> bool:
+        number = _NUMBERS.get(builtins.type(value))  # what a symbol says to code that is not ours
+        return isinstance(value, self.own) if number is None else issubclass(number, self.own)
+
+    def __subclasscheck__(self, value: Any) -> bool:
+        return issubclass(value, self.own)
 
 
-def _files(module: nn.Module) -> list[dict[str, Any]]:
-    """The globals of the files that the module's code is written in."""
-    found: dict[int, dict[str, Any]] = {}
+# Only in files that call them, and ask isinstance(): whatever else is told the name wants a class.
+_CONVERTING = {
+    "int": _Conversion(int, torch.sym_int),
+    "float": _Conversion(float, torch.sym_float),
+}
+_BUILTINS: dict[str, Any] = {"type": _Type(), "len": _len, **_CONVERTING}
+
+
+def _files(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
+    """The globals of the files that the module's code is written in, and the files."""
+    found: dict[int, tuple[dict[str, Any], str]] = {}
     forwards = [inspect.unwrap(type(each).forward) for each in module.modules()]
     for function in (*forwards, *Survey(module).functions):
         space, code = getattr(function, "__globals__", {}), getattr(function, "__code__", None)
         if code is None:
             continue
         if not is_library(code.co_filename) and not is_standard(code.co_filename):
-            found[id(space)] = space
+            found[id(space)] = space, code.co_filename
     return list(found.values())
 
 

@@ -34,6 +34,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from ortrain.capture.trace.chances import Draws
+from ortrain.capture.trace.known_numbers import known_number
 from ortrain.capture.trace.patched import replaced
 from ortrain.capture.trace.statements import deciding
 from ortrain.exclusive import this_thread
@@ -105,6 +106,10 @@ class Ways:
         self._passed[place] += 1
         return noted[count]
 
+    def passed(self, frame: FrameType) -> None:
+        """A trace goes its own way at a branch, by numbers that it knows."""
+        self._passed[_place(frame)] += self.known
+
 
 _Place = tuple[CodeType, int]
 
@@ -127,6 +132,10 @@ def value_checks(ways: Ways | None = None) -> Iterator[None]:
     """
 
     def answer(own: Callable[[Tensor], Any], tensor: Tensor, frame: FrameType) -> Any:
+        if (known := known_number(tensor)) is not None:
+            if ways is not None:
+                ways.passed(frame)
+            return bool(known)
         if not _is_unknown(tensor):
             if _may_be_several(tensor):
                 raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
@@ -141,6 +150,8 @@ def value_checks(ways: Ways | None = None) -> Iterator[None]:
         return way
 
     def number(tensor: Tensor) -> Any:
+        if (known := known_number(tensor)) is not None:
+            return known
         if _may_be_several(tensor):
             raise RuntimeError("a Tensor with several elements cannot be converted to Scalar")
         if ways is None or not ways.known or not _is_unknown(tensor) or tensor.is_complex():

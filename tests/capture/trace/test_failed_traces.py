@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import itertools
 import random
@@ -147,7 +148,7 @@ def test_what_it_fills_in_is_filled_in_where_another_trace_is_chosen(
     monkeypatch.setattr("ortrain.capture.trace.ladder.rehearsed", lambda *_: [])
 
     def fixing_the_batch(result: Tensor, value: Tensor, kind: str) -> Tensor:
-        result = result.reshape(int(value.shape[0]), -1)  # Dynamo sees through it
+        result = result.reshape(builtins.len(value), -1)  # Dynamo sees through it
         return result * 2 if kind else result
 
     module = FillingIn(fixing_the_batch)

@@ -253,9 +253,23 @@ def sym_numel(op: Translator, self: ir.Value) -> ir.Value:
 
 
 def _integers(op: Translator, operator: str, *numbers: Scalar) -> list[ir.Value]:
-    if any(isinstance(number, float) for number in numbers):
+    if any(map(_is_float, numbers)):
         raise symbolic(f"{operator} of a size and a float")
     return [n if isinstance(n, ir.Value) else op.constant(np.int64(n)) for n in numbers]
+
+
+def _is_float(number: Scalar) -> bool:
+    if isinstance(number, ir.Value):
+        return number.dtype is ir.DataType.DOUBLE
+    return isinstance(number, float)
+
+
+def _wide(op: Translator, *numbers: Scalar) -> list[ir.Value]:
+    """Sizes and numbers in float64, as Python's floats are."""
+    return [
+        op.cast(n, ir.DataType.DOUBLE) if isinstance(n, ir.Value) else op.constant(np.float64(n))
+        for n in numbers
+    ]
 
 
 def _sizes(op_type: str, *targets: Any) -> None:
@@ -295,6 +309,47 @@ def _is_count(value: ir.Value) -> bool:
         return node.inputs[0] is not None and _is_count(node.inputs[0])
     within = ("Add", "Mul", "Div", "Mod", "Min", "Max", "Concat")
     return node.op_type in within and all(v is not None and _is_count(v) for v in node.inputs)
+
+
+@translation(operator.truediv)
+def truediv(op: Translator, a: Scalar, b: Scalar) -> ir.Value:
+    """A quotient of sizes, as Python rounds it."""
+    return op.Div(*_wide(op, a, b))
+
+
+@translation(torch.sym_float)
+def sym_float(op: Translator, a: Scalar) -> ir.Value:
+    return _wide(op, a)[0]
+
+
+def _whole(op_type: str, target: Any) -> None:
+    @translation(target)
+    def translate(op: Translator, a: ir.Value) -> ir.Value:
+        if a.dtype is ir.DataType.INT64:
+            return a
+        return op.cast(op.node(op_type, (a,)) if op_type else a, ir.DataType.INT64)
+
+
+_whole("Ceil", math.ceil)
+_whole("Floor", math.floor)
+_whole("", math.trunc)  # as a cast does
+
+
+# Of what reads a float that is made of sizes, that of which the translation takes one as it is.
+READING_FLOATS = frozenset(
+    {
+        aten.add.Tensor,
+        aten.div.Tensor,
+        aten.full.default,
+        aten.mul.Tensor,
+        aten.scalar_tensor.default,
+        aten.sub.Tensor,
+        math.ceil,
+        math.floor,
+        math.trunc,
+        operator.truediv,
+    }
+)
 
 
 @translation(operator.neg)
