@@ -37,6 +37,7 @@ from ortrain.capture.origin import BESIDE, captured_error, operator_name, origin
 from ortrain.capture.trace import ladder
 from ortrain.capture.trace.call import Axes, Call, example_call, step_name
 from ortrain.capture.trace.decisions import fixed_sizes
+from ortrain.capture.trace.exact_numbers import is_made_of_sizes
 from ortrain.capture.trace.exporter import check_version, quiet
 from ortrain.capture.trace.keeping import Keeper, keeper, keeping, recorded_examples
 from ortrain.capture.trace.layers import traceable_layers
@@ -411,7 +412,7 @@ def _check_floats(exported: ExportedProgram) -> None:
     ``torch.arange(0, size / 2)`` has a number of elements that is rounded up.
     """
     for node in exported.graph.nodes:
-        if isinstance(node.meta.get("val"), torch.SymFloat):
+        if is_made_of_sizes(node.meta.get("val")):
             for user in node.users:
                 if user.target not in READING_FLOATS:
                     raise symbolic(f"{operator_name(user.target)} of a size that became a float")

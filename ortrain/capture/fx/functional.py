@@ -533,7 +533,8 @@ def _is_result(node: fx.Node) -> bool:
         if names != [node] or not without_gradient(source):
             return False
         node = source
-    return node.op == "call_function"
+    shown = {memory(each) for each in node.all_input_nodes}  # as by an operator with ``out=``
+    return node.op == "call_function" and memory(node) not in shown
 
 
 def _is_apart(one: fx.Node, other: fx.Node) -> bool:

@@ -18,13 +18,13 @@ from typing import Any
 
 import onnx_ir as ir
 import onnxscript.evaluator
-import torch
 from onnx_ir.passes.common import InlinePass
 from torch import fx
 from torch.export import ExportedProgram
 from torch.onnx._internal.exporter import _building, _core, _registration
 
 from ortrain.capture.onnx.torchlib import is_verified
+from ortrain.capture.trace.exact_numbers import is_made_of_sizes
 from ortrain.capture.trace.exporter import quiet
 from ortrain.capture.trace.patched import replaced
 
@@ -89,7 +89,7 @@ class Registry:
         def typed(value: ir.Value, known: Any, *rest: Any, **named: Any) -> None:
             """A float that is made of sizes is float64, as Python's are; the exporter says 32."""
             own(value, known, *rest, **named)
-            if isinstance(known, torch.SymFloat):
+            if is_made_of_sizes(known):
                 value.dtype = ir.DataType.DOUBLE
 
         with quiet(), replaced(_core, "_set_shape_type", typed):

@@ -57,6 +57,11 @@ class Ratio:
         return type(self.under) is int and self.under == 1
 
 
+def is_made_of_sizes(number: Any) -> bool:
+    """Whether a float of a trace is made of sizes, and of nothing that a tensor holds."""
+    return isinstance(number, torch.SymFloat) and not free_unbacked_symbols(number)
+
+
 def ratio_of(number: Any) -> Ratio:
     """A number of Python, or a symbol.
 
