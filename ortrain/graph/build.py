@@ -313,6 +313,26 @@ class Builder:
         """The value in another dtype; itself where it has it already."""
         return value if value.dtype == dtype else self.Cast(value, to=int(dtype))
 
+    def transposed(self, value: ir.Value, like: ir.Value | None = None) -> ir.Value:
+        """The value with its last two axes exchanged; a transpose of a transpose is its input.
+
+        Args:
+            value: of two axes or more.
+            like: has as many axes, where it is not known how many the value has.
+        """
+        length = shapes.rank(value)
+        if length is None and like is not None:
+            length = shapes.rank(like)
+        assert length is not None, "capture gives every value a rank"
+        order = [*range(length - 2), length - 1, length - 2]
+        producer = value.producer()
+        if producer is not None and producer.op_type == "Transpose" and producer.domain == "":
+            perm, source = producer.attributes.get("perm"), producer.inputs[0]
+            if perm is not None and list(perm.as_ints()) == order and source is not None:
+                return source
+        result: ir.Value = self.Transpose(value, perm=order)
+        return result
+
     def zeros_like(self, value: ir.Value) -> ir.Value:
         """Zeros of the value's shape and dtype."""
         assert value.dtype is not None

@@ -21,6 +21,13 @@ def reads(node: ir.Node) -> list[ir.Value]:
     return direct
 
 
+def only_reader(value: ir.Value) -> ir.Node | None:
+    """The one node that reads a value; None where it is in a sub-graph, which stays as it is."""
+    uses = list(value.uses())
+    alone = len(uses) == 1 and not value.is_graph_output() and uses[0].node.graph is value.graph
+    return uses[0].node if alone else None
+
+
 def dependencies(graph: ir.Graph, outputs: Iterable[ir.Value]) -> set[ir.Value]:
     """All values that these are computed from, and they themselves."""
     found = set(outputs)

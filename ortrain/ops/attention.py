@@ -92,10 +92,14 @@ def attend(
     found, alive = scores(op, query, key, mask, scale=scale, causal=causal)
     weights = op.Softmax(found, axis=-1)
     used = dropped(op, weights, seed, index, ratio=ratio, stream=stream)
-    output = op.cast(wide_product(op, used, value), query.dtype)
-    if alive is not None:
-        output = op.Mul(output, op.cast(alive, query.dtype))
-    return output, op.cast(weights, query.dtype)
+    return weighted(op, used, value, alive), op.cast(weights, query.dtype)
+
+
+def weighted(op: Builder, weights: ir.Value, value: ir.Value, alive: ir.Value | None) -> ir.Value:
+    """The values by their weights, in their own dtype; zeros for a query that sees no key."""
+    assert value.dtype is not None
+    output = op.cast(wide_product(op, weights, value), value.dtype)
+    return output if alive is None else op.Mul(output, op.cast(alive, value.dtype))
 
 
 def dropped(
@@ -132,7 +136,7 @@ def scores(
     one.
     """
     dtype = inside(query)
-    found = op.Mul(wide_product(op, query, turned(op, key)), scale)
+    found = op.Mul(wide_product(op, query, op.transposed(key)), scale)
     alive = None
     if causal:
         assert mask is None, "torch refuses a mask together with is_causal"
@@ -153,18 +157,6 @@ def wide_product(op: Builder, left: ir.Value, right: ir.Value) -> ir.Value:
     """A product of matrices that is not rounded, in float32 of narrow ones."""
     dtype = inside(left)
     result: ir.Value = op.MatMul(op.cast(left, dtype), op.cast(right, dtype))
-    return result
-
-
-def turned(op: Builder, value: ir.Value, like: ir.Value | None = None) -> ir.Value:
-    """The value with its last two axes exchanged; it has as many as another one, if not known."""
-    length = shapes.rank(value)
-    if length is None and like is not None:
-        length = shapes.rank(like)
-    if length is None:
-        raise AssertionError("capture gives every value a rank")
-    order = [*range(length - 2), length - 1, length - 2]
-    result: ir.Value = op.Transpose(value, perm=order)
     return result
 
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
-from ortrain.ops.attention import inside, scores, wide_product
+from ortrain.ops.attention import inside, scores, weighted
 from ortrain.ops.base import operator
 
 
@@ -51,8 +51,5 @@ def flash_attention(
         exponentials [B, H, L], in float32 of narrow tensors.
     """
     found, alive = scores(op, query, key, mask, scale=scale, causal=causal)
-    assert query.dtype is not None
-    output = op.cast(wide_product(op, op.Softmax(found, axis=-1), value), query.dtype)
-    if alive is not None:
-        output = op.Mul(output, op.cast(alive, query.dtype))
+    output = weighted(op, op.Softmax(found, axis=-1), value, alive)
     return output, op.ReduceLogSumExp(found, [-1], keepdims=0)

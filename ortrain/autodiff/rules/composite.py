@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ortrain.autodiff.registry import gradient, no_gradient
-from ortrain.graph.rounding import NARROW, WIDE
+from ortrain.ops.attention import inside
 from ortrain.ops.fake_quantize import whole
 from ortrain.ops.grouped_matmul import groups, matrices
 from ortrain.ops.tokens import sizes_of
@@ -128,9 +128,8 @@ def flash_attention(g, query, key, value, mask=None, *, scale, causal=0):
     """with p = exp(s - logsumexp), ds = scale * p * (dy vᵀ - sum(dy * y)): ds k, dsᵀ q and pᵀ dy"""
     if mask is not None and g.needs(3):
         g.unsupported("its mask requires a gradient")
-    wide = WIDE if query.dtype in NARROW else query.dtype
     return g.composite(
-        "FlashAttentionGradient", g.dy, query, key, value, g.y, g.output(1, wide), mask,
+        "FlashAttentionGradient", g.dy, query, key, value, g.y, g.output(1, inside(query)), mask,
         scale=scale, causal=causal,
     )  # fmt: skip
 
@@ -142,5 +141,5 @@ def narrow_attention(
     """with d = dy vᵀ dropped, ds = w * (d - sum(w * d)): scale ds k, scale dsᵀ q, wᵀ dy, ds"""
     return g.composite(
         "NarrowAttentionGradient", g.dy, query, key, value, g.output(1), mask, seed, index,
-        scale=scale, causal=causal, ratio=ratio, stream=stream, needs=list(map(g.needs, range(4))),
+        scale=scale, ratio=ratio, stream=stream, needs=list(map(g.needs, range(4))),
     )  # fmt: skip

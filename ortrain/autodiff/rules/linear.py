@@ -27,15 +27,15 @@ def matmul(g, a, b):
 
 
 def _left(g, dy, a, b):
-    da = g.op.MatMul(dy, transposed(g.op, b))
+    da = g.op.MatMul(dy, g.op.transposed(b))
     return unbroadcast(g.op, da, a, da)
 
 
 def _right(g, dy, a, b):
     if g.rank(b) == 2 and g.rank(a) > 2:
         # A weight: one product over all rows instead of a batch of them and a sum.
-        return g.op.MatMul(transposed(g.op, _rows(g, a)), _rows(g, dy))
-    db = g.op.MatMul(transposed(g.op, a), dy)
+        return g.op.MatMul(g.op.transposed(_rows(g, a)), _rows(g, dy))
+    db = g.op.MatMul(g.op.transposed(a), dy)
     return unbroadcast(g.op, db, b, db)
 
 
@@ -47,20 +47,6 @@ def _rows(g, value):
     rows = g.op.Reshape(value, g.op.Concat([-1], g.op.dim(value, -1), axis=0))
     rows.shape = ir.Shape([None, last])
     return rows
-
-
-def transposed(op, value):
-    """The value with its last two axes swapped; a transpose of a transpose is its input."""
-    length = shapes.rank(value)
-    assert length is not None
-    order = [*range(length - 2), length - 1, length - 2]
-    producer = value.producer()
-    if producer is not None and producer.op_type == "Transpose" and producer.domain == "":
-        perm = producer.attributes.get("perm")
-        source = producer.inputs[0]
-        if perm is not None and list(perm.as_ints()) == order and source is not None:
-            return source
-    return op.Transpose(value, perm=order)
 
 
 @gradient("Gemm")

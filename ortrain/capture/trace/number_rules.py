@@ -74,11 +74,15 @@ RULES: dict[Any, Rule] = {}
 UNREAD: set[Any] = set()
 
 
+def _operator(name: str) -> Any:
+    """That of a name, such as ``"add.Tensor"``."""
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(aten, packet), overload or "default")
+
+
 def _rule(*names: str) -> Callable[[Rule], Rule]:
     def known(rule: Rule) -> Rule:
-        for name in names:
-            packet, _, overload = name.partition(".")
-            RULES[getattr(getattr(aten, packet), overload or "default")] = rule
+        RULES.update(dict.fromkeys(map(_operator, names), rule))
         return rule
 
     return known
@@ -278,21 +282,19 @@ def _all_of(form: Form, vector: Vector, dim: Any = None) -> Sequence[Any]:
     return vector.elements
 
 
-@_rule("sum", "sum.dim_IntList")
-def _sum(form: Form, one: Vector, dim: Any = None, keepdim: bool = False, **_: Any) -> Vector:
+def _adding_up(combine: Callable[[Ratio, Ratio], Ratio], *names: str) -> None:
     """Of floats, only of two: a part of a longer sum may be rounded."""
-    elements = _all_of(form, one, dim)
-    if form.dtype in DIGITS and len(elements) > 2:
-        raise Inexact
-    return _folded(form, exact.added, elements)
+
+    @_rule(*names)
+    def rule(form: Form, one: Vector, dim: Any = None, keepdim: bool = False, **_: Any) -> Vector:
+        elements = _all_of(form, one, dim)
+        if form.dtype in DIGITS and len(elements) > 2:
+            raise Inexact
+        return _folded(form, combine, elements)
 
 
-@_rule("prod", "prod.dim_int")
-def _prod(form: Form, one: Vector, dim: Any = None, keepdim: bool = False, **_: Any) -> Vector:
-    elements = _all_of(form, one, dim)
-    if form.dtype in DIGITS and len(elements) > 2:
-        raise Inexact
-    return _folded(form, exact.multiplied, elements)
+_adding_up(exact.added, "sum", "sum.dim_IntList")
+_adding_up(exact.multiplied, "prod", "prod.dim_int")
 
 
 def _folded(form: Form, combine: Callable[[Ratio, Ratio], Ratio], elements: Any) -> Vector:
@@ -316,8 +318,7 @@ def _min(form: Form, one: Vector, dim: Any = None, keepdim: bool = False) -> Vec
 
 def _moved(name: str) -> None:
     """An operator that only moves elements: what it does to their numbers, it does to them."""
-    packet, _, overload = name.partition(".")
-    move = getattr(getattr(aten, packet), overload or "default")
+    move = _operator(name)
 
     @_rule(name)
     def rule(form: Form, given: Any, *args: Any, index: int = 0, **kwargs: Any) -> Vector:
@@ -409,12 +410,11 @@ WRITING: dict[Any, Rule] = {}
 
 
 def _in_place(name: str) -> None:
-    packet, _, overload = name.partition(".")
+    plain, (packet, _, overload) = _operator(name), name.partition(".")
     written = getattr(getattr(aten, f"{packet}_", None), overload or "default", None)
-    rule = RULES[getattr(getattr(aten, packet), overload or "default")]
     if written is not None:
-        WRITING[written] = rule
-        if getattr(getattr(aten, packet), overload or "default") in UNREAD:
+        WRITING[written] = RULES[plain]
+        if plain in UNREAD:
             UNREAD.add(written)
 
 

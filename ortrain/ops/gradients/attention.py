@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ortrain.graph.broadcast import unbroadcast
 from ortrain.graph.build import Builder
-from ortrain.ops.attention import dropped, inside, masked, scores, turned, wide_product
+from ortrain.ops.attention import dropped, inside, masked, scores, wide_product
 from ortrain.ops.base import DOMAIN, like_inputs, operator
 
 
@@ -49,13 +49,13 @@ def flash_attention_gradient(
     weights = op.Exp(found - op.cast(op.Unsqueeze(logsumexp, [-1]), inside(query)))
     if alive is not None:
         weights = weights * alive
-    d_weights = wide_product(op, dy, turned(op, value, query))
+    d_weights = wide_product(op, dy, op.transposed(value, query))
     row = op.ReduceSum(op.cast(dy, inside(dy)) * op.cast(output, inside(dy)), [-1], keepdims=1)
     steep = weights * (d_weights - row)
     d_scores = op.cast(op.Mul(steep, scale), query.dtype)
     d_query = op.MatMul(d_scores, key)
-    d_key = op.MatMul(turned(op, d_scores, query), query)
-    d_value = op.MatMul(turned(op, op.cast(weights, query.dtype), query), dy)
+    d_key = op.MatMul(op.transposed(d_scores, query), query)
+    d_value = op.MatMul(op.transposed(op.cast(weights, query.dtype), query), dy)
     return d_query, d_key, d_value
 
 
@@ -76,7 +76,6 @@ def narrow_attention_gradient(
     index: ir.Value | None = None,
     *,
     scale: float,
-    causal: int = 0,
     ratio: float = 0.0,
     stream: int = 0,
     needs: Sequence[int] = (1, 1, 1, 1),
@@ -94,7 +93,6 @@ def narrow_attention_gradient(
         seed: likewise.
         index: likewise.
         scale: likewise.
-        causal: likewise.
         ratio: likewise.
         stream: likewise.
         needs: a flag for each output.
@@ -106,10 +104,10 @@ def narrow_attention_gradient(
     d_query = d_key = d_value = d_mask = None
     if needs[2]:
         used = dropped(op, weights, seed, index, ratio=ratio, stream=stream)
-        d_value = op.MatMul(turned(op, used, query), dy)
+        d_value = op.MatMul(op.transposed(used, query), dy)
         d_value = unbroadcast(op, d_value, value, d_value)
     if needs[0] or needs[1] or needs[3]:
-        flipped = turned(op, value, query)
+        flipped = op.transposed(value, query)
         # What the weights of a mask are trained by is a sum of few of these numbers.
         d_used = wide_product(op, dy, flipped) if needs[3] else op.MatMul(dy, flipped)
         d_weights = dropped(op, d_used, seed, index, ratio=ratio, stream=stream)
@@ -124,7 +122,7 @@ def narrow_attention_gradient(
             d_query = _scaled_product(op, steep, key, scale)
             d_query = unbroadcast(op, d_query, query, d_query)
         if needs[1]:
-            d_key = _scaled_product(op, turned(op, steep, query), query, scale)
+            d_key = _scaled_product(op, op.transposed(steep, query), query, scale)
             d_key = unbroadcast(op, d_key, key, d_key)
     return d_query, d_key, d_value, d_mask
 

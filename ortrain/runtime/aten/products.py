@@ -33,6 +33,7 @@ from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 from ortrain.graph.rewire import take_place
 from ortrain.graph.rounding import NARROW, WIDE, is_narrowing, is_widening
+from ortrain.graph.walk import only_reader
 from ortrain.program import Program
 
 DOMAIN = "aten"
@@ -59,8 +60,6 @@ def fuse_layers(program: Program) -> int:
         if last is not node:
             program.graph.remove(node, safe=True)
         changed += 1
-    if changed:
-        program.model.opset_imports.setdefault(DOMAIN, 1)
     return changed
 
 
@@ -96,8 +95,6 @@ def widen_in_products(program: Program) -> int:
         if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
             _replace(program, node, "WideMatMul", inputs)
             changed += 1
-    if changed:
-        program.model.opset_imports.setdefault(DOMAIN, 1)
     return changed
 
 
@@ -153,6 +150,7 @@ def _replace(
         made = op.node(op_type, tuple(inputs), domain=DOMAIN, **attributes)
         take_place(made, node.outputs[0])
     program.graph.remove(node, safe=True)
+    program.model.opset_imports.setdefault(DOMAIN, 1)
 
 
 def flipped(value: ir.Value | None) -> ir.Value | None:
@@ -164,10 +162,3 @@ def flipped(value: ir.Value | None) -> ir.Value | None:
         return None
     perm = node.attributes.get("perm")
     return node.inputs[0] if perm is None or list(perm.as_ints()) == [1, 0] else None
-
-
-def only_reader(value: ir.Value) -> ir.Node | None:
-    """The one node that reads a value; None where it is in a sub-graph, which stays as it is."""
-    uses = list(value.uses())
-    alone = len(uses) == 1 and not value.is_graph_output() and uses[0].node.graph is value.graph
-    return uses[0].node if alone else None

@@ -26,6 +26,7 @@ from ortrain.graph.build import Builder
 from ortrain.graph.indices import from_the_start
 from ortrain.graph.rewire import take_place
 from ortrain.graph.scatter import reduce_places
+from ortrain.graph.walk import only_reader
 from ortrain.ops import expand
 from ortrain.passes.clean import clean
 from ortrain.program import Program
@@ -251,7 +252,7 @@ def _fuse(graph: ir.Graph, node: ir.Node) -> bool:
         operands.append(operand)
     output, absorbed = node.outputs[0], [node]
     same_rank = shapes.rank(operands[0]) == shapes.rank(operands[1]) is not None
-    while (reader := _only_reader(output)) is not None:
+    while (reader := only_reader(output)) is not None:
         factor_of_output = _factor(reader)
         if factor_of_output is not None:
             alpha *= factor_of_output[0]
@@ -355,10 +356,3 @@ def _flips_into_products(node: ir.Node) -> bool:
     return _flipped(out) is not None and all(
         use.node.graph is node.graph and _is_product(use.node) for use in out.uses()
     )
-
-
-def _only_reader(value: ir.Value) -> ir.Node | None:
-    """The one node that reads a value; None where it is in a sub-graph, which stays as it is."""
-    uses = list(value.uses())
-    alone = len(uses) == 1 and not value.is_graph_output() and uses[0].node.graph is value.graph
-    return uses[0].node if alone else None
