@@ -22,6 +22,7 @@ from ortrain.module_state.dispatch import without_modes
 from ortrain.module_state.fact import AROUND, plain
 from ortrain.module_state.holder import Attributes, Elements, Holder, Memo, Named
 from ortrain.module_state.hooks import HOOKS, watched_hooks, weighed_attributes
+from ortrain.module_state.saving import unhooked
 from ortrain.module_state.stand_in import bear_attributes, standing_in
 from ortrain.module_state.survey import Survey
 from ortrain.module_state.value import ABSENT, MIXED, frozen, same
@@ -73,7 +74,7 @@ def untouched(module: torch.nn.Module, *, by_failures: bool = False) -> Iterator
         for each, name, entries in registries:
             _refill(each.__dict__[name], entries)
 
-    with _random_states(survey.generators), _unhooked(), contextlib.ExitStack() as restored:
+    with _random_states(survey.generators), unhooked(), contextlib.ExitStack() as restored:
         restored.callback(put_back)
         with Aliases(module, survey).followed():
             yield
@@ -105,13 +106,6 @@ def _states_of(survey: Survey) -> dict[str, bytes]:
         for name, each in survey.generators.items()
         if not isinstance(each, torch.Generator)
     }
-
-
-def _unhooked() -> contextlib.AbstractContextManager[Any]:
-    """Hides hooks on saved tensors behind some that keep the tensors as they are."""
-    if torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
-        return contextlib.nullcontext()
-    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 def _refill(registry: dict[Any, Any], entries: dict[Any, Any]) -> None:

@@ -24,11 +24,20 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _KEPT, _LARGE, _GIVEN_BACK, _MAPPED = 2**31 - 1, 32 << 20, 1 << 20, 65536
 
 
-def release_free_memory() -> None:
-    """Asks the C library to return free heap memory to the system, where it knows how to."""
+def release_free_memory(beyond: int = 0) -> None:
+    """Asks the C library to return free heap memory to the system, where it knows how to.
+
+    Args:
+        beyond: bytes that the heap may keep; up to so many are left where they are.
+    """
     trim = _function("malloc_trim")
-    if trim is not None:
+    if trim is not None and (not beyond or _is_hollow(beyond)):
         trim(0)
+
+
+def _is_hollow(beyond: int) -> bool:
+    """Whether more bytes of the heap are free."""
+    return _function("mallinfo2") is not None and int(_info().fordblks) > beyond
 
 
 @contextlib.contextmanager
@@ -127,10 +136,14 @@ class _MallInfo(ctypes.Structure):
 
 def _in_use() -> int:
     """Bytes of all blocks that are not free."""
+    info = _info()
+    return int(info.uordblks + info.hblkhd)
+
+
+def _info() -> Any:
     function = _function("mallinfo2")
     function.restype = _MallInfo
-    info = function()
-    return int(info.uordblks + info.hblkhd)
+    return function()
 
 
 def resident() -> int:

@@ -22,6 +22,7 @@ from ortrain.guards.handed import Containers
 from ortrain.guards.structure import FlatCall, OutputStructure
 from ortrain.kept.call import Kept
 from ortrain.kept.effects import modules_of, undone
+from ortrain.module_state.saving import unhooked
 from ortrain.module_state.stand_in import standing_in
 from ortrain.module_state.untouched import Effects, random_states, untouched, watched
 from ortrain.program import Program, Role
@@ -237,7 +238,7 @@ class Trial:
         held, users = self._rounded(held, self.tensors(dtype), rounding)
         everything = {**held, **buffers}
         args, kwargs = _replaced(self.call, users)
-        with untouched(module), quiet_backward(), torch.set_grad_enabled(self.grad):
+        with untouched(module), torch.set_grad_enabled(self.grad):
             torch.manual_seed(self.seed)
             with self._drawing(), reentrant or contextlib.nullcontext():
                 containers = Containers(args, kwargs)
@@ -313,7 +314,7 @@ class Trial:
         buffers = {n: _own(t, None, False) for n, t in tensors.items() if n not in trained}
         parameters, users = self._rounded(parameters, self.tensors(), rounding)
         bound = Step(step.plan, {**buffers, **parameters}, _no_other, step.original)
-        with random_states(), quiet_backward(), torch.set_grad_enabled(self.grad):
+        with random_states(), unhooked(), torch.set_grad_enabled(self.grad):
             torch.manual_seed(self.seed)
             chosen = [users[i] for i in served.positions]
             trains = bool(step.plan.arguments)
@@ -394,7 +395,7 @@ class Trial:
 
         for name, leaf in waiting.items():
             leaf.register_post_accumulate_grad_hook(digested(name))
-        with quiet_backward(), random_states(), without_autocast():
+        with unhooked(), random_states(), without_autocast():
             # A graph asks whether a backward is one of all leaves, and has none but these.
             inputs = [*waiting.values()] if apart else None
             if inputs != []:
@@ -512,14 +513,3 @@ class _Nobody:
 
 def _no_other(received: Received) -> Step:
     raise AssertionError("a trial gives gradients to the outputs that its step expects")
-
-
-@contextlib.contextmanager
-def quiet_backward() -> Iterator[None]:
-    """What is saved for a backward of our own, or none, is not for the caller's hooks."""
-    with torch.autograd.graph.saved_tensors_hooks(_itself, _itself):
-        yield
-
-
-def _itself(value: Any) -> Any:
-    return value
