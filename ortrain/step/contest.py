@@ -258,7 +258,7 @@ class Race:
             self._tell()
             times.clear()  # by what it takes then, a graph will be judged
             self._calls, self._told = 0, self.prospect.steps
-            self._rested = now + self.prospect.rest(elapsed)
+            self._rested = now + self.prospect.rest(elapsed, self._step)
         return pays
 
     def _calls_until(self, end: float, now: float) -> int:

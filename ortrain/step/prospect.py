@@ -8,17 +8,40 @@ time that a rule without foresight can promise.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
-# Seconds of a capture, of building and of the certificate: of a process's first capture, and for
-# each layer (a module without children). Four layers of BERT-base, 57 layers in this sense, take
-# 3.4 s in all on a Xeon; on an EPYC of the fourth generation 4.5 s, and 7 in bfloat16; six layers
-# of MiniLM's shape, 81, 5.6 s there, and 8.1; a perceptron 0.3.
-FIRST, LAYER = 0.2, 0.1
+from ortrain.cpuinfo import cpuinfo
+
+# Seconds of a capture and of building, which Python takes: of a process's first capture, and for
+# each layer (a module without children). On an EPYC of the fifth generation four layers of
+# BERT-base, 57 layers in this sense, take 1.8 s, six of MiniLM's shape, 81, 2.1, MobileNetV2, 142,
+# 2.2; a perceptron 0.1. Slower processors take up to twice as long.
+FIRST, LAYER = 0.2, 0.05
+# Steps of eager's that a certificate takes: 0.5 to 1 of transformers in float32, 2 in bfloat16,
+# where a third run is the truth, and 6 of convolutions.
+CERTIFICATE = 2
 # The share of eager's time that engines have saved where they were kept.
 GAIN = 0.25
+# That of floating-point numbers of 16 bits: 0.5 on EPYCs, 0.34 on a Xeon, of a schedule by hand.
+GAIN_OF_NARROW = 0.33
+# That of float32 by the processor's maker. On an EPYC, where MKL is slow, 0.54 of GPT-2 to 0.69 of
+# BERT; on a Xeon the products are all, and it was 0.02 to 0.13, of a schedule by hand.
+GAIN_OF_WIDE = {"AuthenticAMD": 0.5, "GenuineIntel": 0.1}
+
+
+def gain_of(dtypes: Collection[torch.dtype]) -> float:
+    """The share of eager's time on this processor that a graph is likely to save.
+
+    Args:
+        dtypes: of the tensors, and that autocast casts them to.
+    """
+    if any(dtype.is_floating_point and dtype.itemsize == 2 for dtype in dtypes):
+        return GAIN_OF_NARROW
+    return GAIN_OF_WIDE.get(cpuinfo().get("vendor_id", ""), GAIN)
 
 
 @dataclass
@@ -26,7 +49,7 @@ class Prospect:
     """What is to be expected of a graph.
 
     Attributes:
-        cost: seconds until it runs.
+        cost: seconds of its capture.
         gain: share of eager's time that it saves.
         steps: that are to come, where somebody knows.
         together: seconds until all parts of a module have graphs, of which this is one.
@@ -53,10 +76,10 @@ class Prospect:
             step: seconds that a step takes now.
         """
         if self.steps is None:
-            return elapsed * self.gain > max(self.cost, self.together)
-        return self.steps * step * self.gain > self.cost
+            return elapsed > self._long(step)
+        return (self.steps * self.gain - CERTIFICATE) * step > self.cost
 
-    def rest(self, elapsed: float) -> float:
+    def rest(self, elapsed: float, step: float) -> float:
         """Seconds for which a graph that does not pay now need not be thought of.
 
         Until the run has lasted long enough; where its length is known, steps may still become
@@ -64,7 +87,10 @@ class Prospect:
 
         Args:
             elapsed: seconds since the first step.
+            step: seconds that a step takes now.
         """
-        if self.steps is not None:
-            return elapsed
-        return max(self.cost, self.together) / self.gain - elapsed
+        return elapsed if self.steps is not None else self._long(step) - elapsed
+
+    def _long(self, step: float) -> float:
+        """Seconds of a loop of which it is taken that it lasts long enough."""
+        return (max(self.cost, self.together) + CERTIFICATE * step) / self.gain

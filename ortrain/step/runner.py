@@ -66,7 +66,7 @@ from ortrain.step.kept import named_modules
 from ortrain.step.memory_stats import print_memory
 from ortrain.step.parts import Parts
 from ortrain.step.places import device_of
-from ortrain.step.prospect import Prospect
+from ortrain.step.prospect import Prospect, gain_of
 from ortrain.step.report import Report
 from ortrain.step.states import States
 from ortrain.step.verdict import Verdict
@@ -382,8 +382,11 @@ class Runner:
         race = None
         if engine == "auto" and not reason:
             # Who knows of steps to come, knows of those of training.
-            prospect = self.prospect if modes.grad else Prospect(self.prospect.cost)
             dtypes = dtypes_of(state, modes, flat)
+            self.prospect.gain = gain_of(dtypes)
+            prospect = self.prospect
+            if not modes.grad:
+                prospect = Prospect(prospect.cost, prospect.gain)
             tried = engines.candidates(device, dtypes, self.options.provider)
             race = Race(tried, prospect, self._verdict() if modes.grad else None)
             self.device = device

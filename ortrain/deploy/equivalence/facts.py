@@ -10,10 +10,9 @@ from pathlib import Path
 
 import onnxruntime
 
+from ortrain.cpuinfo import cpuinfo
 from ortrain.deploy.model_folder import ModelFolder, external_files_of, load_model
 from ortrain.files.checksums import sha256
-
-_CPUINFO = Path("/proc/cpuinfo")
 
 
 def files_of(folder: ModelFolder) -> tuple[dict[str, int], dict[str, str], dict[str, int]]:
@@ -54,14 +53,8 @@ def environment(provider: str, threads: int | None) -> dict[str, str]:
 
 def processor() -> str:
     """The processor's name."""
-    try:
-        for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine() or "unknown"
+    named = cpuinfo().get("model name")
+    return named or platform.processor() or platform.machine() or "unknown"
 
 
 def _name(domain: str, op_type: str) -> str:

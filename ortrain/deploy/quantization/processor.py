@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import platform
-import re
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
+
+from ortrain.cpuinfo import cpuinfo
 
 _X86 = {"x86_64", "amd64", "i386", "i686"}
 
@@ -54,9 +54,5 @@ def _flags() -> frozenset[str]:
         except OSError:
             return frozenset()
         return frozenset(word.lower().replace("avx512vnni", "avx512_vnni") for word in text.split())
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # another system
-        return frozenset()
-    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    return frozenset(found.group(1).split()) if found else frozenset()
+    known = cpuinfo()
+    return frozenset((known.get("flags") or known.get("Features") or "").split())

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ortrain.config import user_cache
+from ortrain.cpuinfo import cpuinfo
 from ortrain.errors import SaveError
 from ortrain.files.replacing import replace_file
 
@@ -229,14 +230,9 @@ def _timed(product: Product) -> float:
 
 def _host() -> str:
     """Names what the measurements hold for: processor, PyTorch and its BLAS."""
-    processor = platform.machine()
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-        rows = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
-        known = {name.strip(): value.strip() for name, _, value in rows}
+    processor, known = platform.machine(), cpuinfo()
+    if known:
         processor = f"{known.get('vendor_id', '')}-{known.get('model', '')}-{os.cpu_count()}"
-    except (OSError, ValueError):
-        pass
     return f"{processor}-torch{torch.__version__}"
 
 
