@@ -73,17 +73,22 @@ class Sample:
         self.hooks: list[torch.utils.hooks.RemovableHandle] = []
         self.leaves: Sequence[torch.Tensor] = ()
 
+    def forward_ends(self) -> None:
+        """Takes the time: what follows is done for the contest."""
+        self.marks.append(self._now())
+
     def forward_done(
         self, outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], trains: bool
     ) -> None:
-        """Ends the forward; the backward is awaited where the step trains.
+        """Ends the forward, where it has not; the backward is awaited where the step trains.
 
         Args:
             outputs: of the module.
             leaves: parameters and inputs that the backward gives a gradient.
             trains: whether there will be a backward.
         """
-        self.marks.append(self._now())
+        if len(self.marks) < 2:
+            self.forward_ends()
         if not trains:
             self.expected = 2
             self.settle()

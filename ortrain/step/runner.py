@@ -265,13 +265,17 @@ class Runner:
             print_memory(report.graph_calls, step.plan, served, flat, variant[-1], device)
         if report.reason or not report.mode:
             report.mode, report.reason = "graph", ""
+        returned = outputs
+        if served.returned:
+            returned = instead(outputs, served.returned, tensors, state.tensors)
+        output = served.structure.rebuild(returned)
+        if served.changes is not None:
+            output = output.over(flat.args, flat.kwargs)
         if sample is not None:
+            sample.forward_ends()
             leaves = [t for i in step.inputs if (t := users[i]).requires_grad] + step.leaves
             sample.forward_done(outputs, leaves, trains)
-        if served.returned:
-            outputs = instead(outputs, served.returned, tensors, state.tensors)
-        output = served.structure.rebuild(outputs)
-        return output if served.changes is None else output.over(flat.args, flat.kwargs)
+        return output
 
     def _apart(self, changes: Changes, flat: FlatCall) -> FlatCall:
         """The call with containers of its own: a backward may ask for what was in them before.
@@ -597,6 +601,7 @@ class Runner:
         start, again = contest.now(self.device), form.differentiated_again
         sample = race.sample("eager", _size(flat), start, again)
         output = self._eager(TURN, flat.args, flat.kwargs)
+        sample.forward_ends()
         state.settle(self.module, form)
         held: list[torch.Tensor] = [*self.module.parameters(), *flat.tensors]
         leaves = [t for t in held if t.requires_grad]
