@@ -3,9 +3,8 @@
     python benchmarks/trainer.py [--steps 60 600] [--precisions fp32 bf16] [--engine auto]
 
 Both fine-tune the MiniLM shape, from the same weights, on the same texts of random lengths in
-batches of 32, padded to their longest. Each training is a process of its own and as long as the
-largest number of steps; what the smaller ones take is read off on the way. Imports and making the
-model are not counted.
+batches of 32, padded to their longest. Each training is a process of its own, the short one too:
+ORTTrainer knows how many steps are to come. Imports and making the model are not counted.
 """
 
 from __future__ import annotations
@@ -48,23 +47,13 @@ def padded(texts: list[Batch]) -> Batch:
     return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": labels}
 
 
-def child(name: str, precision: str, engine: str, *marks: str) -> Row:
-    """The seconds from the call of ``train()`` to the ends of these steps."""
-    from transformers import TrainerCallback
-
+def child(name: str, precision: str, engine: str, steps: str) -> Row:
+    """The seconds of ``train()`` for so many steps."""
     import ortrain
     from ortrain import ORTTrainer
 
-    seconds: dict[str, float] = {}
-
-    class Marks(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-            if str(state.global_step) in marks:
-                seconds[str(state.global_step)] = time.perf_counter() - start
-
-    steps = max(map(int, marks))
     settings: dict[str, Any] = {
-        "max_steps": steps,
+        "max_steps": int(steps),
         "per_device_train_batch_size": BATCH,
         "bf16": precision == "bf16",
         "use_cpu": True,
@@ -84,27 +73,25 @@ def child(name: str, precision: str, engine: str, *marks: str) -> Row:
         else:
             kind = ORTTrainer
             args = ortrain.ORTTrainingArguments(folder, ort_engine=engine, **settings)
-        data = Texts(BATCH * steps)
+        data = Texts(BATCH * int(steps))
         trainer = kind(minilm_model(), args, train_dataset=data, data_collator=padded)
-        trainer.add_callback(Marks())
         start = time.perf_counter()
         trainer.train()
+        seconds = time.perf_counter() - start
     report = getattr(trainer, "ort_report", None)
     return {"seconds": seconds, "ran": report.line() if report is not None else ""}
 
 
-def measure(precision: str, engine: str, marks: list[str], rounds: int) -> dict[str, Row]:
+def measure(precision: str, engine: str, steps: str, rounds: int) -> Row:
     """Medians of both trainers; ``ratio`` is the median of the second's over the first's."""
     runs: dict[str, list[Row]] = {name: [] for name in TRAINERS}
     for name in turns(TRAINERS, rounds):
-        runs[name].append(in_a_process(__file__, name, precision, engine, *marks))
-    rows: dict[str, Row] = {}
-    for mark in marks:
-        seconds = {name: [run["seconds"][mark] for run in each] for name, each in runs.items()}
-        rows[mark] = {f"{name}_s": statistics.median(values) for name, values in seconds.items()}
-        rows[mark]["ratio"] = ratio(seconds["ORTTrainer"], seconds["Trainer"])
-        rows[mark]["ran"] = runs["ORTTrainer"][-1]["ran"]
-    return rows
+        runs[name].append(in_a_process(__file__, name, precision, engine, steps))
+    seconds = {name: [run["seconds"] for run in each] for name, each in runs.items()}
+    row: Row = {f"{name}_s": statistics.median(values) for name, values in seconds.items()}
+    row["ratio"] = ratio(seconds["ORTTrainer"], seconds["Trainer"])
+    row["ran"] = runs["ORTTrainer"][-1]["ran"]
+    return row
 
 
 def main() -> None:
@@ -120,14 +107,17 @@ def main() -> None:
     results = Results("trainer", options.json)
     for precision in options.precisions:
         try:
-            rows = measure(precision, options.engine, options.steps, options.rounds)
+            rows = {
+                steps: measure(precision, options.engine, steps, options.rounds)
+                for steps in options.steps
+            }
         except ProcessFailed as failure:
             rows = {"skipped": {"skipped": str(failure)}}
             print(f"{precision}: skipped: {failure}")
-        for mark, row in rows.items():
+        for steps, row in rows.items():
             if "skipped" not in row:
                 told = ", ".join(f"{name} {row[f'{name}_s']:.1f} s" for name in TRAINERS)
-                print(f"{precision}, {mark} steps: {told}, {row['ratio']:.2f} of it; {row['ran']}")
+                print(f"{precision}, {steps} steps: {told}, {row['ratio']:.2f} of it; {row['ran']}")
         results.save(engine=options.engine, precisions={precision: rows})
 
 
