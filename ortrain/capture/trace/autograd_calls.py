@@ -27,6 +27,7 @@ from ortrain.capture.trace.aside import is_aside
 from ortrain.capture.trace.custom_function import checked_custom_functions
 from ortrain.capture.trace.keeping import keeper, kept_modules
 from ortrain.capture.trace.patched import replaced
+from ortrain.capture.trace.refusal import transforming
 from ortrain.errors import CaptureError
 from ortrain.exclusive import this_thread
 from ortrain.module_state.untouched import call_without_contents
@@ -144,6 +145,8 @@ def _no_backward() -> Iterator[None]:
     def refused(*args: Any, **kwargs: Any) -> Any:
         if not here() or is_aside():
             return own(*args, **kwargs)
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise transforming()
         raise _refusal(
             "computes gradients", "of what autograd saves for a backward, a trace knows nothing"
         )

@@ -100,6 +100,11 @@ def _known(sign: str, what: str, because: str, help: str, **others: Any) -> _Kno
 
 
 _VALUES = "a graph is made once for all values, and the trace has sizes but no values"
+_TRANSFORM = (
+    "the forward uses a transform of torch.func (grad, vmap, jacrev, …)",
+    "what a transform differentiates or batches is no part of the trace",
+    f"write the derivative or the batch dimension out, {BESIDE}",
+)
 _SEVERAL = "only a tensor of one element is true or false, or a number"
 
 # In this order: the first that fits names the failure.
@@ -113,9 +118,7 @@ _KNOWN = (
     ),
     _known(
         r"in torch/_functorch/(?:apis|vmap|eager_transforms)\.py|_add_batch_dim|functorch tensor",
-        "the forward uses a transform of torch.func (grad, vmap, jacrev, …)",
-        "what a transform differentiates or batches is no part of the trace",
-        f"write the derivative or the batch dimension out, {BESIDE}",
+        *_TRANSFORM,
     ),
     _known(
         r"in torch/_higher_order_ops/(cond|while_loop|map|scan|associative_scan)\.py",
@@ -384,6 +387,12 @@ def side_effects(effects: Effects, module: torch.nn.Module) -> Refusal | None:
         return drawing(effects.drawn, module) if effects.drawn else None
     found.effect = True
     return found
+
+
+def transforming() -> CaptureError:
+    """A transform of torch.func runs."""
+    what, because, help = _TRANSFORM
+    return CaptureError(what, because=because, help=help)
 
 
 def seeding_itself() -> Refusal:
