@@ -165,12 +165,36 @@ def test_texts_are_padded_to_their_longest() -> None:
     assert torch.equal(texts[1]["input_ids"], trainer.Texts(9)[1]["input_ids"])
 
 
-def test_whole_trainings_are_timed_at_each_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_trainings_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "minilm_model", Words)
     for name in trainer.TRAINERS:
-        found = trainer.child(name, "fp32", "torch", "1", "3")
-        assert 0 < found["seconds"]["1"] < found["seconds"]["3"]
+        found = trainer.child(name, "fp32", "torch", "3")
+        assert found["seconds"] > 0
         assert found["ran"].startswith("ORTTrainer: " if name == "ORTTrainer" else "")
+        if name == "ORTTrainer":
+            assert "of 3 forwards" in found["ran"]
+
+
+def test_each_length_of_a_training_is_a_run_of_its_own(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def timed(script: str, name: str, precision: str, engine: str, steps: str) -> Any:
+        slow = 2 if name == "Trainer" else 1
+        return {"seconds": slow * int(steps), "ran": f"{precision}, {engine}"}
+
+    monkeypatch.setattr(trainer, "in_a_process", timed)
+    found = run(trainer, "--steps", "3", "5", "--precisions", "bf16", "--rounds", "2")
+    assert found["precisions"] == {
+        "bf16": {
+            steps: {
+                "Trainer_s": 2 * int(steps),
+                "ORTTrainer_s": int(steps),
+                "ratio": 0.5,
+                "ran": "bf16, auto",
+            }
+            for steps in ("3", "5")
+        }
+    }
 
 
 # --- examples -------------------------------------------------------------------------------------
