@@ -32,7 +32,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, get_default_dtype, is_grad_enabled, is_inference_mode_enabled, nn
 from torch._C import (
-    _autograd,
     _current_graph_task_id,
     _functorch,
     _get_deterministic_algorithms,
@@ -59,6 +58,7 @@ from ortrain.module_state.fact import (
 from ortrain.module_state.holder import cell_value, slot_value, slots_of
 from ortrain.module_state.hooks import HOOKS, untraced_hooks
 from ortrain.module_state.memo import memo_state
+from ortrain.module_state.saving import saving_hooks
 from ortrain.module_state.survey import Survey
 from ortrain.module_state.value import ABSENT, dict_kind, elements, entries, same
 
@@ -70,7 +70,6 @@ _WALKED = {list, set, deque, bytearray}
 
 _attributes = attrgetter("__dict__")  # in map, half as much as in a comprehension
 _transforms = _functorch.peek_interpreter_stack
-_saving_hooks: Callable[[bool], Any] = _autograd._top_saved_tensors_default_hooks
 
 
 class Ambient(NamedTuple):
@@ -109,7 +108,7 @@ def ambient() -> tuple[Hashable, ...]:
         _len_torch_dispatch_stack(),
         _transforms() is not None,
         forward_ad._current_level >= 0,
-        "" if (hooks := _saving_hooks(False)) is None else hooks[0].__module__,
+        "" if (hooks := saving_hooks(False)) is None else hooks[0].__module__,
         _current_graph_task_id() != -1,
     )
 

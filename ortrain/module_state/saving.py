@@ -1,4 +1,4 @@
-"""Hooks on saved tensors, taken off for a while."""
+"""Hooks on saved tensors: which are on, and code that runs without them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 _autograd: Any = torch._C._autograd
-_top: Callable[[bool], Any] = _autograd._top_saved_tensors_default_hooks
+saving_hooks: Callable[[bool], Any] = _autograd._top_saved_tensors_default_hooks
+"""``saving_hooks(False)``: the last that were set, to pack and to unpack; None without any."""
+
 _pop: Callable[[], None] = _autograd._pop_saved_tensors_default_hooks
 _push: Callable[[Any, Any], None] = _autograd._push_saved_tensors_default_hooks
 
@@ -22,7 +24,7 @@ def unhooked() -> Iterator[None]:
     for memory: an output that an operator saves through hooks holds that operator, and so itself.
     """
     hooks = list[tuple[Any, Any]]()
-    while (top := _top(False)) is not None:
+    while (top := saving_hooks(False)) is not None:
         hooks.append(top)
         _pop()
     try:

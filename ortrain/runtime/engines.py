@@ -70,8 +70,12 @@ def serves(engine: str, dtypes: Collection[torch.dtype]) -> bool:
 
     Of float16 and bfloat16 onnxruntime's provider of the CPU has few.
     """
-    narrow = [dtype for dtype in dtypes if dtype.is_floating_point and dtype.itemsize < 4]
-    return engine == "aten" or not narrow
+    return engine == "aten" or not are_narrow(dtypes)
+
+
+def are_narrow(dtypes: Collection[torch.dtype]) -> bool:
+    """Whether some are of floating-point numbers below float32."""
+    return any(dtype.is_floating_point and dtype.itemsize < 4 for dtype in dtypes)
 
 
 def executor(

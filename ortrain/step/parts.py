@@ -25,10 +25,9 @@ from torch import nn
 from torch.nn.modules import module as global_hooks
 
 from ortrain.module_state.hooks import HOOKS
+from ortrain.module_state.saving import saving_hooks
 from ortrain.step.report import Report
 from ortrain.step.wrappers import needs_its_own_forward
-
-_saving_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 
 # Each part is captured by itself, which takes 0.2 s and more.
 MOST_PARTS = 64
@@ -267,7 +266,7 @@ def _is_aside() -> bool:
     return (
         not torch.is_grad_enabled()
         or torch._C._current_graph_task_id() != -1
-        or _saving_hooks(False) is not None
+        or saving_hooks(False) is not None
     )
 
 

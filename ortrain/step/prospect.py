@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ortrain.cpuinfo import cpuinfo
+from ortrain.runtime.engines import are_narrow
 
 # Seconds of a capture and of building, which Python takes: of a process's first capture, and for
 # each layer (a module without children). On an EPYC of the fifth generation four layers of
@@ -39,7 +40,7 @@ def gain_of(dtypes: Collection[torch.dtype]) -> float:
     Args:
         dtypes: of the tensors, and that autocast casts them to.
     """
-    if any(dtype.is_floating_point and dtype.itemsize == 2 for dtype in dtypes):
+    if are_narrow(dtypes):
         return GAIN_OF_NARROW
     return GAIN_OF_WIDE.get(cpuinfo().get("vendor_id", ""), GAIN)
 

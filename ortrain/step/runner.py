@@ -41,6 +41,7 @@ from ortrain.guards.guard import Ambient, ambient, inner_hooks
 from ortrain.guards.handed import Changes, apart
 from ortrain.guards.numbers import MOST_VALUES, WithNumbers
 from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
+from ortrain.module_state.saving import saving_hooks
 from ortrain.module_state.untouched import call_aside
 from ortrain.passes.tokens import Shown
 from ortrain.runtime import engines
@@ -72,9 +73,6 @@ from ortrain.step.states import States
 from ortrain.step.verdict import Verdict
 from ortrain.step.wrappers import needs_its_own_forward
 from ortrain.uncollected import uncollected
-
-_saving_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
-_transforms = torch._C._functorch.peek_interpreter_stack
 
 # Calls that go to the module unseen once eager has won the contest; then one is looked at again.
 EAGER_SPELL = 256
@@ -249,7 +247,7 @@ class Runner:
                 return self._with_constants(form, flat)
             return self._refused(form, flat, sizes, error)
         except Exception as error:
-            if _saving_hooks(False) is not None:
+            if saving_hooks(False) is not None:
                 raise  # a hook's own: checkpointing ends what it computes again so
             if self.compiler.cache.distrust():
                 return self._made_anew(form, flat)
