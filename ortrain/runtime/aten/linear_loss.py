@@ -6,21 +6,18 @@ gradients of the layer's input and weight need of them is added up before the ne
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from operator import methodcaller
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ortrain.runtime.aten.owners import is_alone
+
 _log_softmax = torch.ops.aten._log_softmax.out
 _NARROW = (torch.float16, torch.bfloat16)
 # Classes whose sums are added at a time where they are no product's own: they stay in a cache.
 _CLASSES = 8192
-
-_uses = torch._C._storage_Use_Count
-_tensor_uses: Any = methodcaller("_use_count")
 
 
 def linear_cross_entropy(
@@ -273,26 +270,6 @@ def scaled(unit: Tensor, upstream: Tensor, dtype: torch.dtype) -> Tensor:
         upstream: [].
         dtype: of the result.
     """
-    alone = (sys.getrefcount(unit), *_owners(unit)) == _alone()
-    if not alone or unit.dtype is not dtype or unit.device.type != "cpu":
+    if not is_alone(unit, variables=2) or unit.dtype is not dtype or unit.device.type != "cpu":
         return (unit * upstream).to(dtype)
     return unit if upstream.item() == 1.0 else unit.mul_(upstream)
-
-
-def _owners(tensor: Tensor) -> tuple[int, ...]:
-    """How many have a tensor in C++, its memory, and what tells of that."""
-    storage = tensor.untyped_storage()
-    return _tensor_uses(tensor), _uses(storage._cdata), sys.getrefcount(storage)
-
-
-def _counted(tensor: Tensor) -> tuple[int, ...]:
-    return sys.getrefcount(tensor), *_owners(tensor)
-
-
-def _alone() -> tuple[int, ...]:
-    """The counts of a tensor that a variable of the caller has, and nothing else.
-
-    Counted anew each time, in 5 us: whatever else counts in this process now, it does here.
-    """
-    own = torch.empty(1)
-    return _counted(own)

@@ -1,29 +1,31 @@
-"""Gradients of tables, in memory that stays: of it only the rows that were written are cleared.
+"""Gradients of tables, in memory that stays.
 
 A step writes a few thousand rows of a table of 30,000. As a fresh tensor its gradient is zeroed
 page by page by the operating system and once more by PyTorch: 94 MB took 45 ms of a step of 454.
+Pages that stay are zeroed in 1.7 ms. To zero only the rows that the last step wrote would take 0.1,
+but whoever had the gradient may have written others, and by ``grad.data`` without a trace.
 """
 
 from __future__ import annotations
 
 import torch
 
+from ortrain.runtime.aten.owners import is_alone
+
 # Smaller ones come from the heap, whose pages stay.
 LARGE = 16 << 20
-
-_uses = torch._C._storage_Use_Count
 
 
 class Table:
     """The gradient of one table, on the CPU.
 
-    What it hands out is the optimizer's and the user's until they let go of it. As long as they
-    hold it, or where they have changed it, nothing of it is used again.
+    What it hands out is the optimizer's and the user's until they let go of it: as long as they
+    hold it, its memory is not used again.
     """
 
     def __init__(self) -> None:
         # Taken out while a thread works on it; another thread makes its own meanwhile.
-        self._kept: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+        self._kept: list[torch.Tensor] = []
 
     def gradient(
         self, dy: torch.Tensor, indices: torch.Tensor, count: int, padding: int
@@ -47,20 +49,15 @@ class Table:
         indices, dy = indices.reshape(-1), dy.reshape(-1, width)
         if padding >= 0:
             dy = dy.masked_fill((indices == padding).unsqueeze(-1), 0)
-        table = self._cleared(count, width, dy)
+        table = self._zeros(count, width, dy)
         table.index_add_(0, indices, dy)
-        self._kept.append((table, indices.clone(), table._version))
+        self._kept.append(table)
         return table.detach()
 
-    def _cleared(self, count: int, width: int, like: torch.Tensor) -> torch.Tensor:
+    def _zeros(self, count: int, width: int, like: torch.Tensor) -> torch.Tensor:
         try:
-            table, written, version = self._kept.pop()
+            table = self._kept.pop()
         except IndexError:
             return like.new_zeros(count, width)
-        # This tensor and the object that tells of its storage are two.
-        alone = _uses(table.untyped_storage()._cdata) == 2
-        if not alone or table.shape != (count, width) or table.dtype is not like.dtype:
-            return like.new_zeros(count, width)
-        if table._version != version:  # clipped, or scaled: all of it may be other than zero
-            return table.zero_()
-        return table.index_fill_(0, written, 0)
+        fits = table.shape == (count, width) and table.dtype is like.dtype
+        return table.zero_() if fits and is_alone(table) else like.new_zeros(count, width)
