@@ -16,8 +16,10 @@ from torch import nn
 
 from ortrain.config import EXECUTORS, Engine, Options
 from ortrain.errors import OrtrainError, listing
+from ortrain.guards.autocast import active
 from ortrain.kinds import expect
 from ortrain.module import ORTModule, expect_options, unwrap
+from ortrain.runtime.engines import are_narrow
 from ortrain.step.memory import StepMemory
 
 # Agreement that float32 kernels of two libraries reach; what is above is marked.
@@ -87,8 +89,9 @@ def explain(
     Args:
         model: a module, or an ORTModule around one.
         args: positional arguments of one call.
-        options: as for ORTModule; onnxruntime stands for an engine that runs no graph, and for
-            ``"auto"``.
+        options: as for ORTModule; by default those of an ORTModule that is given. For an engine
+            that runs no graph, and for ``"auto"``, stands ``"aten"`` in mixed or reduced precision
+            and onnxruntime else.
         kwargs: keyword arguments of one call.
 
     Returns:
@@ -100,8 +103,10 @@ def explain(
     expect("model", model, nn.Module, "a torch.nn.Module")
     expect_options(None, options)
     module = unwrap(model)
-    asked = options or Options()
-    engine: Engine = asked.engine if asked.engine in EXECUTORS else "onnxruntime"
+    asked = options or (model.options if isinstance(model, ORTModule) else Options())
+    reduced = active() or asked.precision or are_narrow({p.dtype for p in module.parameters()})
+    usual: Engine = "aten" if reduced else "onnxruntime"
+    engine: Engine = asked.engine if asked.engine in EXECUTORS else usual
     chosen = replace(asked, engine=engine, fallback="raise", certificate="first")
     result = Explanation(type(module).__name__)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():

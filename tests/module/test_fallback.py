@@ -502,6 +502,25 @@ def test_explain_takes_a_wrapped_module_and_leaves_inputs_alone() -> None:
     assert model.report.mode == ""
 
 
+def test_explain_runs_a_wrapped_module_as_its_own_options_say() -> None:
+    for engine in ("aten", "reference"):
+        model = ORTModule(Takes(), options=Options(engine=engine))
+        assert engine in explain(model, rows()).where[0]
+        assert "in onnxruntime" in explain(model, rows(), options=Options()).where[0]
+
+
+@pytest.mark.parametrize("how", ["autocast", "options", "weights"])
+def test_explain_shows_a_graph_in_bfloat16(how: str) -> None:
+    model, x = Takes(), rows()
+    options = Options(precision="bf16") if how == "options" else Options()
+    if how == "weights":
+        model, x = model.to(torch.bfloat16), x.to(torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+        explanation = explain(model, x, options=options)
+    assert explanation.reason == ""
+    assert "in aten" in explanation.where[0]
+
+
 def test_explain_counts_parameters_without_a_gradient() -> None:
     class Unused(Takes):
         def __init__(self) -> None:
