@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,8 @@ from ortrain.capture.onnx.translations.arithmetic import READING_FLOATS
 from ortrain.capture.onnx.translations.base import Context, SymbolicSize, symbolic
 from ortrain.capture.origin import BESIDE, captured_error, operator_name, origin
 from ortrain.capture.trace import ladder
-from ortrain.capture.trace.call import Axes, Call, example_call, step_name
+from ortrain.capture.trace.call import Axes, Call, example_call, free_name, step_name
+from ortrain.capture.trace.constants import read_in_place
 from ortrain.capture.trace.decisions import fixed_sizes
 from ortrain.capture.trace.exact_numbers import is_made_of_sizes
 from ortrain.capture.trace.exporter import check_version, quiet
@@ -113,6 +114,7 @@ class Captured:
         returned: the user outputs that are no new contiguous tensors of the module.
         views: those that are copies of what is a view of another tensor in the module.
         kept: calls of the program's nodes that stay PyTorch's.
+        held: tensors that are neither parameter nor buffer and inputs all the same, by name.
     """
 
     program: Program
@@ -130,6 +132,7 @@ class Captured:
     returned: dict[int, Source] = field(default_factory=dict)
     views: tuple[int, ...] = ()
     kept: tuple[Kept, ...] = ()
+    held: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def accepts(self, shapes: Shapes) -> bool:
         """Whether a call with these shapes, one for each of :attr:`tensors`, may use the program.
@@ -159,6 +162,7 @@ def capture(
     branches: bool = False,
     cache: Cache | None = None,
     keep: Keeper | None = None,
+    uncompared: Sequence[torch.Tensor] | None = None,
 ) -> Captured:
     """Captures a module's forward, in its present mode, as an ONNX program.
 
@@ -186,6 +190,9 @@ def capture(
         cache: of programs by their exported graphs: the export runs always, its translation only
             where the cache does not know the result.
         keep: what stays PyTorch's, as nodes of the program; None refuses what cannot be translated.
+        uncompared: tensors, neither parameters nor buffers, that may be written to without a trace
+            between calls of the program. They, and large constants, are inputs of it with the role
+            of buffers. None makes constants of all.
 
     Raises:
         CaptureError: the module cannot become one graph; the error says where and why.
@@ -200,13 +207,13 @@ def capture(
     still = still and call.example is None
     registry = _registry(opset)
 
-    def program_of(exported: ExportedProgram) -> Program:
+    def program_of(exported: ExportedProgram, held: dict[str, str]) -> Program:
         def make() -> list[Program]:
-            return [_program(exported, registry, call, state, watch, branches, autocast)]
+            return [_program(exported, registry, call, state, watch, branches, autocast, held)]
 
         if keep is not None and keep.calls:
             return make()[0]  # its nodes name what is there in this process alone
-        parts = parts_of(exported, state, opset, branches, autocast)
+        parts = parts_of(exported, state, opset, branches, autocast, held)
         return (cache or Cache(None)).programs(parts, make)[0]
 
     if keep is not None:
@@ -232,7 +239,9 @@ def capture(
                 watch.lap("export")
                 returned = sources_of(found.program, [leaf.position for leaf in call.leaves])
                 views, fixed = views_of(found.program), fixed_sizes(found.program)
-                program = program_of(found.program)
+                held = {} if uncompared is None else read_in_place(found.program, uncompared)
+                names = _free_names(held, call, state)
+                program = program_of(found.program, names)
                 if later := fixed_sizes(found.program) - fixed:
                     raise symbolic(f"an operator that needs {', '.join(sorted(later))}")
                 _check_sizes(program, found.constraints)
@@ -268,7 +277,17 @@ def capture(
         returned=returned,
         views=views,
         kept=calls,
+        held={names[constant]: t for constant, t in held.items() if names[constant] in taken},
     )
+
+
+def _free_names(constants: Iterable[str], call: Call, state: lift.State) -> dict[str, str]:
+    """Names of inputs for constants of the trace, that no other input has."""
+    taken, found = {*state.first, *(leaf.name for leaf in call.leaves), "seed"}, {}
+    for constant in constants:
+        taken.add(name := free_name(constant, taken))
+        found[constant] = name
+    return found
 
 
 def _check_sizes(program: Program, constraints: Constraints) -> None:
@@ -288,8 +307,9 @@ def _program(
     watch: _Watch,
     checked: bool,
     autocast: Autocast,
+    held: Mapping[str, str],
 ) -> Program:
-    """The program of an exported graph."""
+    """The program of an exported graph; of its constants some are inputs, under other names."""
     with quiet():  # kept operators are tried on tensors without contents, and that may fail
         translated = _translate(exported, registry, watch, checked, autocast)
     _, names = _outputs(exported)
@@ -302,6 +322,7 @@ def _program(
         translated.seed,
         translated.violations,
         translated.checks,
+        held,
     )
     clean(program)
     place_casts(program)

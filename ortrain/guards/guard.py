@@ -194,6 +194,7 @@ class Guard:
         "_suspect",
         "_tensors",
         "_types",
+        "_uncompared",
         "_unread",
         "_values",
         "_walked",
@@ -315,6 +316,11 @@ class Guard:
             found.add(attribute)
         return found
 
+    @property
+    def uncompared(self) -> list[Tensor]:
+        """The tensors, neither parameters nor buffers, of whose contents it knows nothing."""
+        return self._uncompared
+
     def trainable(self) -> tuple[bool, ...]:
         """``requires_grad`` of every parameter, in the order of ``named_parameters``.
 
@@ -370,6 +376,7 @@ class Guard:
 
         # What few modules have.
         self._cells, self._loose = survey.cells, survey.loose
+        self._uncompared = [*survey.uncompared.values()]
         self._slots = [(s, o) for o in survey.slotted for s in slots_of(type(o)).values()]
         self._references, self._memos = survey.references, survey.memos
         self._elements = survey.elements

@@ -155,6 +155,11 @@ LARGE = 1 << 20
 MOST_FACTS = 100_000
 
 
+def compared(tensor: Tensor) -> Callable[[], bytes] | None:
+    """Reads what a tensor holds, where it is so small that this is compared at every call."""
+    return reader(tensor) if tensor.nbytes <= LARGE else None
+
+
 class _Space(NamedTuple):
     """A class or a file of which what the code names is part of the state.
 
@@ -194,6 +199,7 @@ class Survey:
         namespaces: classes of the owners and those they hold, torch's own left out.
         tensors: parameters, buffers and loose tensors.
         loose: tensors that are neither parameter nor buffer, and so constants in a graph.
+        uncompared: those of them whose contents nothing compares, by their ids.
         elements: reads the contents of each small array and loose tensor that the code names, the
             order of each OrderedDict, and the settings of PyTorch that the code asks for.
         slotted: objects with slots.
@@ -233,6 +239,7 @@ class Survey:
         self.namespaces: list[type] = []
         self.tensors: list[Tensor] = []
         self.loose: list[Tensor] = []
+        self.uncompared: dict[int, Tensor] = {}
         self.elements: list[Callable[[], Hashable]] = []
         self.slotted: list[Any] = []
         self.cells: list[CellType] = []
@@ -539,6 +546,7 @@ class Survey:
         self._seen.add(id(tensor))
         self.tensors.append(tensor)
         self.loose.append(tensor)
+        self.uncompared[id(tensor)] = tensor
         place = _join(path, name)
 
         def note() -> None:
@@ -546,7 +554,8 @@ class Survey:
                 self.unwatched[place] = "is no parameter and requires a gradient"
             if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided:
                 self.holders.append(Elements(place, tensor))
-                if tensor.nbytes <= LARGE and (read := reader(tensor)) is not None:
+                if (read := compared(tensor)) is not None:
+                    del self.uncompared[id(tensor)]
                     self.elements.append(read)
                     self.facts[path, name] = fact._replace(value=(state, read()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import FunctionType
 from typing import Any
 
@@ -55,6 +56,7 @@ class Capturer:
         exact: bool,
         still: bool,
         waits: bool,
+        uncompared: Sequence[torch.Tensor] = (),
     ) -> Captured:
         """A capture, in which what it refuses stays PyTorch's: the innermost functions around it.
 
@@ -80,6 +82,7 @@ class Capturer:
                 branches=True,
                 cache=self.cache,
                 keep=keep,
+                uncompared=uncompared,
             )
 
         there = still_there(self.module, self.kept, self._kept_objects)

@@ -191,7 +191,12 @@ class StepCompiler:
             # Where engines are measured the first calls are PyTorch's anyway.
             waits = not self.has_waited and self.options.engine_for(form.grad) != "auto"
             captured = self.capturer.capture(
-                args, kwargs, exact=exact, still=not form.served, waits=waits
+                args,
+                kwargs,
+                exact=exact,
+                still=not form.served,
+                waits=waits,
+                uncompared=state.guard.uncompared,
             )
         positions = [place[t.position] for t in captured.inputs]
         if state.moving:
@@ -402,7 +407,7 @@ class StepCompiler:
         tokens = served.tokens if variant[-1] else None
         self.most_tokens = _none if tokens is None else tokens.most
         sizes |= self.most_tokens(sizes)
-        tensors = state.tensors
+        tensors = state.tensors | served.captured.held
         runs = self._executor(form.engine, device_of(flat, tensors), threads, program)
         outputs = _users(program)
 

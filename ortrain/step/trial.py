@@ -278,6 +278,7 @@ class Trial:
         """
         tokens = served.tokens
         own = {name: _own(tensor, None, False) for name, tensor in tensors.items()}
+        own |= served.captured.held
         bound, users = Step(step.plan, own, _no_other, step.original), self.tensors()
         with undone(step.plan.kept), random_states(), torch.no_grad():
             torch.manual_seed(self.seed)
@@ -313,7 +314,8 @@ class Trial:
         }
         buffers = {n: _own(t, None, False) for n, t in tensors.items() if n not in trained}
         parameters, users = self._rounded(parameters, self.tensors(), rounding)
-        bound = Step(step.plan, {**buffers, **parameters}, _no_other, step.original)
+        held = {**served.captured.held, **buffers, **parameters}
+        bound = Step(step.plan, held, _no_other, step.original)
         with random_states(), unhooked(), torch.set_grad_enabled(self.grad):
             torch.manual_seed(self.seed)
             chosen = [users[i] for i in served.positions]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch.export import ExportedProgram
@@ -13,7 +13,12 @@ from ortrain.guards.autocast import Autocast
 
 
 def parts_of(
-    exported: ExportedProgram, state: State, opset: int, checked: bool, autocast: Autocast = ()
+    exported: ExportedProgram,
+    state: State,
+    opset: int,
+    checked: bool,
+    autocast: Autocast = (),
+    held: Collection[str] = (),
 ) -> Iterator[object]:
     """Everything of an export that its translation depends on.
 
@@ -23,7 +28,9 @@ def parts_of(
         opset: of the translation.
         checked: whether its checks are looked at.
         autocast: around the call.
+        held: names of constants that are inputs, whose contents do not matter.
     """
+    yield sorted(held)
     yield opset, checked, torch.is_grad_enabled(), str(autocast)
     yield repr(exported.graph_signature)
     yield sorted(state.first.items())
@@ -49,6 +56,8 @@ def parts_of(
         yield name
         if isinstance(constant, torch.Tensor):
             yield (str(constant.dtype), tuple(constant.shape))
+            if name in held:
+                continue
             yield constant.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
         else:
             yield repr(constant)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import onnx_ir as ir
 import torch
@@ -109,6 +110,7 @@ def lift(
     seed: ir.Value | None,
     violations: str | None = None,
     checks: Sequence[Check] = (),
+    held: Mapping[str, str] = MappingProxyType({}),
 ) -> Program:
     """Gives inputs and outputs their order, names and roles.
 
@@ -121,19 +123,21 @@ def lift(
         seed: the seed value, where the graph draws random numbers.
         violations: name of the value with the bits of the checks that do not hold.
         checks: by their bits.
+        held: constants of the trace that are inputs → names of these.
     """
     graph = model.graph
     values = {v.name: v for node in graph for v in node.outputs}
     values.update({v.name: v for v in graph.inputs})
     user = list(graph.inputs)
-    held: dict[str, ir.Value] = {}
+    first = {**state.first, **held}
+    entered: dict[str, ir.Value] = {}
     for name, value in list(graph.initializers.items()):
-        if name not in state.first:  # a constant of the trace
+        if name not in first:  # a constant of the trace
             value.name = name
             continue
         del graph.initializers[name]
         value.const_value = None
-        kept = held.setdefault(state.first[name], value)
+        kept = entered.setdefault(first[name], value)
         if kept is not value:  # tied: one input for all names
             ir.convenience.replace_all_uses_with(value, kept, replace_graph_outputs=True)
     new_buffers = {state.first[name]: values[value] for name, value in updated.items()}
@@ -145,10 +149,11 @@ def lift(
     if seed is not None:
         taken = {*state.first, *(leaf.name for leaf in call.leaves)}
         _enter(graph, seed, free_name("seed", taken), Role.SEED)
-    for names, role in ((state.buffers, Role.BUFFER), (state.parameters, Role.PARAMETER)):
+    buffers = (*state.buffers, *held.values())
+    for names, role in ((buffers, Role.BUFFER), (state.parameters, Role.PARAMETER)):
         for name in names:
-            if name in held:
-                _enter(graph, held[name], name, role)
+            if name in entered:
+                _enter(graph, entered[name], name, role)
 
     outputs = [
         (v, name, Role.USER_OUTPUT, "") for v, name in zip(graph.outputs, output_names, strict=True)

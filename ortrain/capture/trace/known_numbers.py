@@ -35,6 +35,7 @@ from ortrain.capture.trace.exact_numbers import Inexact, number_of
 from ortrain.capture.trace.number_rules import RULES, UNREAD, WRITING, Form, Rule, Vector
 from ortrain.capture.trace.patched import replaced
 from ortrain.exclusive import this_thread
+from ortrain.module_state.survey import compared
 
 aten: Any = torch.ops.aten
 _base: Any = torch._C.TensorBase
@@ -253,7 +254,8 @@ def _told(known: _Known, tensor: Tensor) -> Any:
             return made
         held = tensor.constant
     else:
-        held = tensor if type(tensor) is Tensor else None
+        # What a guard does not compare may hold others at the next call.
+        held = tensor if type(tensor) is Tensor and compared(tensor) is not None else None
     if held is None or held.layout is not torch.strided or held.numel() > _MOST:
         raise _Unknown
     form = Form(tuple(held.shape), tensor.dtype, tensor.device)

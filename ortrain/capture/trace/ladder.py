@@ -17,6 +17,7 @@ from ortrain.capture.trace.asked_mode import left_by_a_call, questions_noted
 from ortrain.capture.trace.assigned_buffers import assignments, assignments_as_writes
 from ortrain.capture.trace.call import Axes, Call, explicit_signature
 from ortrain.capture.trace.candidates import drawing_codes
+from ortrain.capture.trace.constants import constants_of, memory_of
 from ortrain.capture.trace.decisions import Asked, asked, decided
 from ortrain.capture.trace.keeping import keeper, live_modules
 from ortrain.capture.trace.layouts import layouts_that_decide
@@ -44,7 +45,7 @@ from ortrain.errors import CaptureError
 from ortrain.guards.constraints import Constraints
 from ortrain.guards.handed import Handed, handed_over, unhanded
 from ortrain.guards.key_value_cache import opened_caches
-from ortrain.module_state.survey import LARGE, Survey
+from ortrain.module_state.survey import Survey, compared
 from ortrain.module_state.untouched import (
     Effects,
     Filling,
@@ -404,25 +405,18 @@ def _shared(module: torch.nn.Module, program: ExportedProgram) -> list[str]:
     those through ``weight.data`` do not count.
     """
     homes = {
-        tensor.untyped_storage().data_ptr(): name
+        memory_of(tensor): name
         for name, tensor in chain(module.named_parameters(), module.named_buffers())
         if tensor.layout is torch.strided and tensor.numel()
     }
-    constants = [
-        program.constants.get(spec.target or "")
-        for spec in program.graph_signature.input_specs
-        if spec.kind is InputKind.CONSTANT_TENSOR
-    ]
     found = {
-        _at(constant): homes[constant.untyped_storage().data_ptr()]
-        for constant in constants
-        if isinstance(constant, torch.Tensor)
-        and constant.layout is torch.strided
-        and constant.untyped_storage().data_ptr() in homes
+        _at(constant): homes[memory_of(constant)]
+        for _, constant in constants_of(program)
+        if memory_of(constant) in homes
     }
     if found:
         for each in Survey(module).loose:
-            if each.layout is torch.strided and each.nbytes <= LARGE:
+            if compared(each) is not None:
                 found.pop(_at(each), None)
     return sorted({*found.values()})
 

@@ -23,7 +23,7 @@ WAYS: dict[str, Callable[[Tensor], Tensor]] = {
     "its data": lambda gradient: gradient.data,
     "detached": lambda gradient: gradient.detach(),
     "NumPy": lambda gradient: torch.from_numpy(gradient.numpy()),
-    "DLPack": lambda gradient: torch.from_dlpack(gradient.detach()),
+    "DLPack": lambda gradient: torch.utils.dlpack.from_dlpack(gradient.detach()),
     "its storage": lambda gradient: torch.empty(0).set_(gradient.untyped_storage()).view(COUNT, -1),
     "rows of it": lambda gradient: gradient.data[: COUNT // 2],
     "a column of it": lambda gradient: gradient.data[:, 1],
