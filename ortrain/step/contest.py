@@ -25,7 +25,7 @@ import torch
 
 from ortrain.runtime.memory import release_free_memory
 from ortrain.step.marks import Event, Mark, is_reached, seconds
-from ortrain.step.prospect import Prospect
+from ortrain.step.prospect import GAIN, Prospect
 from ortrain.step.report import Contest, median
 from ortrain.step.verdict import Verdict
 
@@ -151,6 +151,7 @@ class Race:
     Args:
         engines: that run the graph, in the order of their turns.
         prospect: whether a graph pays; without one it always does.
+        gain: the share of eager's time that one is likely to save.
         verdict: of all processes that train together; None where this one is alone.
 
     Attributes:
@@ -163,10 +164,11 @@ class Race:
         self,
         engines: Sequence[str],
         prospect: Prospect | None = None,
+        gain: float = GAIN,
         verdict: Verdict | None = None,
     ) -> None:
         self.contest, self.verdict = Contest(), verdict
-        self.prospect, self._began = prospect, clock()
+        self.prospect, self.gain, self._began = prospect, gain, clock()
         self.winner, self.rest = "", 0
         self.contestants = [*engines, "eager"]
         self._rested, self._told = 0.0, None if prospect is None else prospect.steps
@@ -257,13 +259,13 @@ class Race:
             return True
         now, times = clock(), self._times["eager"]
         elapsed, self._step = now - self._began, median(times[WARM_UP:]) * self._size()
-        pays = self.prospect.pays(elapsed, self._step)
+        pays = self.prospect.pays(elapsed, self._step, self.gain)
         self.contest.waits = not pays
         if not pays:
             self._tell()
             times.clear()  # by what it takes then, a graph will be judged
             self._calls, self._told = 0, self.prospect.steps
-            self._rested = now + self.prospect.rest(elapsed, self._step)
+            self._rested = now + self.prospect.rest(elapsed, self._step, self.gain)
         return pays
 
     def _calls_until(self, end: float, now: float) -> int:

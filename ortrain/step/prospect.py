@@ -47,17 +47,15 @@ def gain_of(dtypes: Collection[torch.dtype]) -> float:
 
 @dataclass
 class Prospect:
-    """What is to be expected of a graph.
+    """What is to be expected of a module's graphs.
 
     Attributes:
         cost: seconds of its capture.
-        gain: share of eager's time that it saves.
         steps: that are to come, where somebody knows.
         together: seconds until all parts of a module have graphs, of which this is one.
     """
 
     cost: float
-    gain: float = GAIN
     steps: int | None = None
     together: float = 0.0
 
@@ -67,7 +65,7 @@ class Prospect:
         layers = sum(1 for layer in module.modules() if not [*layer.children()])
         return cls(FIRST + LAYER * layers)
 
-    def pays(self, elapsed: float, step: float) -> bool:
+    def pays(self, elapsed: float, step: float, gain: float = GAIN) -> bool:
         """Whether the graph saves more than it costs.
 
         The time that a loop has lasted is that of all parts, and so is the cost set against it.
@@ -75,12 +73,13 @@ class Prospect:
         Args:
             elapsed: seconds since the first step.
             step: seconds that a step takes now.
+            gain: share of eager's time that it saves.
         """
         if self.steps is None:
-            return elapsed > self._long(step)
-        return (self.steps * self.gain - CERTIFICATE) * step > self.cost
+            return elapsed > self._long(step, gain)
+        return (self.steps * gain - CERTIFICATE) * step > self.cost
 
-    def rest(self, elapsed: float, step: float) -> float:
+    def rest(self, elapsed: float, step: float, gain: float = GAIN) -> float:
         """Seconds for which a graph that does not pay now need not be thought of.
 
         Until the run has lasted long enough; where its length is known, steps may still become
@@ -89,9 +88,10 @@ class Prospect:
         Args:
             elapsed: seconds since the first step.
             step: seconds that a step takes now.
+            gain: share of eager's time that it saves.
         """
-        return elapsed if self.steps is not None else self._long(step) - elapsed
+        return elapsed if self.steps is not None else self._long(step, gain) - elapsed
 
-    def _long(self, step: float) -> float:
+    def _long(self, step: float, gain: float) -> float:
         """Seconds of a loop of which it is taken that it lasts long enough."""
-        return (max(self.cost, self.together) + CERTIFICATE * step) / self.gain
+        return (max(self.cost, self.together) + CERTIFICATE * step) / gain

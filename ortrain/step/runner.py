@@ -385,12 +385,10 @@ class Runner:
         if engine == "auto" and not reason:
             # Who knows of steps to come, knows of those of training.
             dtypes = dtypes_of(state, modes, flat)
-            self.prospect.gain = gain_of(dtypes)
-            prospect = self.prospect
-            if not modes.grad:
-                prospect = Prospect(prospect.cost, prospect.gain)
+            prospect = self.prospect if modes.grad else Prospect(self.prospect.cost)
             tried = engines.candidates(device, dtypes, self.options.provider)
-            race = Race(tried, prospect, self._verdict() if modes.grad else None)
+            verdict = self._verdict() if modes.grad else None
+            race = Race(tried, prospect, gain_of(dtypes), verdict)
             self.device = device
         if engine == "torch":
             asked = "engine" if modes.grad or self.options.inference is None else "inference"

@@ -57,24 +57,24 @@ def steps(model: ORTModule, count: int) -> None:
 
 
 def test_parts_are_judged_together_unless_it_is_known_how_long_each_will_run() -> None:
-    part = Prospect(cost=1.0, gain=0.25, together=10.0)
-    assert not part.pays(47.0, 1.0)
-    assert part.pays(49.0, 1.0)
-    assert part.rest(30.0, 1.0) == 18.0
+    part = Prospect(cost=1.0, together=10.0)
+    assert not part.pays(47.0, 1.0, 0.25)
+    assert part.pays(49.0, 1.0, 0.25)
+    assert part.rest(30.0, 1.0, 0.25) == 18.0
     part.steps = 13
-    assert part.pays(0.0, 1.0)
+    assert part.pays(0.0, 1.0, 0.25)
 
 
 @pytest.mark.parametrize(("elapsed", "pays"), [(10.0, False), (47.0, False), (49.0, True)])
 def test_a_run_is_taken_to_last_as_long_again_as_it_has(elapsed: float, pays: bool) -> None:
-    assert Prospect(cost=10.0, gain=0.25).pays(elapsed, 1.0) is pays
+    assert Prospect(cost=10.0).pays(elapsed, 1.0, 0.25) is pays
 
 
 @pytest.mark.parametrize(("left", "pays"), [(10, False), (47, False), (49, True), (10_000, True)])
 def test_who_knows_what_is_to_come_is_believed(left: int, pays: bool) -> None:
-    prospect = Prospect(cost=10.0, gain=0.25, steps=left)
+    prospect = Prospect(cost=10.0, steps=left)
     for elapsed in (0.0, 1e6):
-        assert prospect.pays(elapsed, 1.0) is pays
+        assert prospect.pays(elapsed, 1.0, 0.25) is pays
 
 
 @pytest.mark.parametrize("steps", [None, 6, 60, 600])
@@ -84,14 +84,14 @@ def test_who_knows_what_is_to_come_is_believed(left: int, pays: bool) -> None:
 def test_a_graph_pays_when_it_saves_more_than_capture_and_certificate_take(
     cost: float, step: float, gain: float, steps: int | None
 ) -> None:
-    prospect = Prospect(cost, gain, steps)
+    prospect = Prospect(cost, steps)
     for elapsed in (0.0, 0.1, 10.0, 1000.0):
         to_come = elapsed if steps is None else steps * step
-        assert prospect.pays(elapsed, step) is (to_come * gain > cost + CERTIFICATE * step)
-        if steps is None and not prospect.pays(elapsed, step):
-            later = elapsed + prospect.rest(elapsed, step)
-            assert not prospect.pays(later * 0.999, step)
-            assert prospect.pays(later * 1.001, step)
+        assert prospect.pays(elapsed, step, gain) is (to_come * gain > cost + CERTIFICATE * step)
+        if steps is None and not prospect.pays(elapsed, step, gain):
+            later = elapsed + prospect.rest(elapsed, step, gain)
+            assert not prospect.pays(later * 0.999, step, gain)
+            assert prospect.pays(later * 1.001, step, gain)
 
 
 @pytest.mark.parametrize(
@@ -111,10 +111,19 @@ def test_what_is_to_be_gained_goes_by_precision_and_processor(
 def test_a_fine_tuning_of_sixty_steps_gets_a_graph() -> None:
     """MiniLM's shape, 81 layers, in bfloat16 at 0.27 s a step: 5 s of 17 and more are saved."""
     prospect = replace(Prospect.of(nn.ModuleList(nn.Linear(1, 1) for _ in range(81))), steps=58)
-    prospect.gain = GAIN_OF_NARROW
-    assert prospect.pays(0.6, 0.27)
+    assert prospect.pays(0.6, 0.27, GAIN_OF_NARROW)
     prospect.steps = 20
-    assert not prospect.pays(0.6, 0.27)
+    assert not prospect.pays(0.6, 0.27, GAIN_OF_NARROW)
+
+
+def test_each_race_has_the_gain_of_its_own_precision() -> None:
+    model = ORTModule(nn.Linear(3, 3), options=Options(engine="auto"))
+    for narrow in (False, True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+            model(torch.ones(2, 3))
+    races = [form.race for state in model._runner.states for form in state.forms.values()]
+    gains = [race.gain for race in races if race is not None]
+    assert gains == [gain_of({torch.float32}), GAIN_OF_NARROW]
 
 
 def test_more_layers_cost_more() -> None:
