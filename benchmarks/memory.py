@@ -1,9 +1,11 @@
-"""Peak resident memory of a training step, each contestant in a process of its own.
+"""Peak memory of a training step, each contestant in a process of its own.
 
     python benchmarks/memory.py [bert minilm bert-checkpointed] [--contestants eager ort auto]
 
-The peak over steps 3 to 10, less what was resident once model and optimizer were made. What the
-import of ortrain and the capture leave behind is part of that number and is shown apart.
+The peak over steps 3 to 10 of what is resident, less what was once model and optimizer were made.
+What the import of ortrain and the capture leave behind is part of that number and is shown apart.
+In use are the C library's blocks that are not free: what is left of the peak without holes in its
+heap, whose size is partly luck: the same steps take 879 MiB in one process and 936 in another.
 """
 
 from __future__ import annotations
@@ -20,21 +22,25 @@ from contestants import CONTESTANTS, Training
 from measurement import ProcessFailed, Results, Row, arguments, in_a_process, one_of
 from workloads import BESIDE, WORKLOADS
 
-from ortrain.runtime.memory import release_free_memory, resident
+from ortrain.runtime.memory import Ceiling, in_use, release_free_memory, resident
 
 MODELS = WORKLOADS | BESIDE
 
 
 class Peak(threading.Thread):
-    """Samples the resident set every millisecond."""
+    """Samples every millisecond what is resident and what is in use, where that is told."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.value, self.stopped = 0, False
+        self.resident = self.in_use = 0
+        self.stopped = False
 
     def run(self) -> None:
+        told = Ceiling.serves()
         while not self.stopped:
-            self.value = max(self.value, resident())
+            self.resident = max(self.resident, resident())
+            if told:
+                self.in_use = max(self.in_use, in_use())
             time.sleep(0.001)
 
 
@@ -56,13 +62,18 @@ def child(workload: str, name: str) -> Row:
     before = resident()
     training.wrap()
     left_behind = _capture(training) - before if training.report is not None else 0
+    held = in_use() if Ceiling.serves() else 0
     training.turn(2, warm_up=0)
     sampled = Peak()
     sampled.start()
     training.turn(8, warm_up=0)
     sampled.stopped = True
     sampled.join()
-    return {"peak": sampled.value - before, "import_and_capture": left_behind}
+    return {
+        "peak": sampled.resident - before,
+        "import_and_capture": left_behind,
+        "in_use": max(0, sampled.in_use - held),
+    }
 
 
 def _capture(training: Training) -> int:
@@ -112,7 +123,8 @@ def told(row: Row, base: Row) -> str:
     return (
         f"peak {row['peak'] / 2**20:7.0f} MiB ({row['peak'] / whole:.2f} of the first); "
         f"import and capture {left / 2**20:5.0f} MiB; "
-        f"without them {net / 2**20:7.0f} MiB ({net / whole:.2f})"
+        f"without them {net / 2**20:7.0f} MiB ({net / whole:.2f}); "
+        f"in use {row['in_use'] / 2**20:7.0f} MiB ({row['in_use'] / max(base['in_use'], 1):.2f})"
     )
 
 

@@ -103,7 +103,7 @@ class Ceiling:
             return
         if self._elsewhere is None:
             self._close()
-        self._before = (self._elsewhere or 0) + _in_use()
+        self._before = (self._elsewhere or 0) + in_use()
         self._line = self._before + self.limit - self.margin
 
     def __call__(self) -> None:
@@ -118,7 +118,7 @@ class Ceiling:
         """Gives holes back; what the process takes then is in use, or not of the heap."""
         release_free_memory()
         found = resident()
-        self._elsewhere = found - _in_use()
+        self._elsewhere = found - in_use()
         return found
 
 
@@ -134,8 +134,11 @@ class _MallInfo(ctypes.Structure):
     ]  # fmt: skip
 
 
-def _in_use() -> int:
-    """Bytes of all blocks that are not free."""
+def in_use() -> int:
+    """Bytes of all blocks that are not free: what a process takes but for holes.
+
+    Only where `Ceiling.serves`.
+    """
     info = _info()
     return int(info.uordblks + info.hblkhd)
 

@@ -18,7 +18,7 @@ class Process:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.used, self.holes, self.elsewhere, self.closed = 100, 0, 1000, 0
         monkeypatch.setattr(memory, "resident", lambda: self.used + self.holes + self.elsewhere)
-        monkeypatch.setattr(memory, "_in_use", lambda: self.used)
+        monkeypatch.setattr(memory, "in_use", lambda: self.used)
         monkeypatch.setattr(memory, "release_free_memory", self.close)
 
     def close(self) -> None:
@@ -85,9 +85,9 @@ def test_what_is_said_of_this_process_is_true() -> None:
     if not Ceiling.serves():
         pytest.skip("the C library is another one")
     memory.release_free_memory()  # else the block may lie in pages that an earlier test has left
-    before, used = memory.resident(), memory._in_use()
+    before, used = memory.resident(), memory.in_use()
     block = torch.ones(8 << 20)
-    assert memory._in_use() - used >= 32 << 20
+    assert memory.in_use() - used >= 32 << 20
     assert memory.resident() - before >= 24 << 20
     del block
 
