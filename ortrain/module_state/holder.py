@@ -319,7 +319,14 @@ def same_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor
+    if not tensor.numel():
+        return tensor
+    return resolved(tensor).contiguous().view(-1).view(torch.uint8)
+
+
+def resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with its numbers as they lie in memory: no view that conjugates or negates."""
+    return tensor.resolve_conj().resolve_neg()
 
 
 def reader(tensor: torch.Tensor) -> Callable[[], bytes] | None:
@@ -329,9 +336,11 @@ def reader(tensor: torch.Tensor) -> Callable[[], bytes] | None:
     """
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cpu":
         return None
-    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+    if tensor.layout is not torch.strided:
         return None
     detached = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():  # numpy has no views that conjugate or negate
+        return lambda: resolved(detached).numpy().tobytes()
     try:
         return detached.numpy().tobytes
     except RuntimeError:  # one of a transform of torch.func has no memory of its own

@@ -6,6 +6,7 @@ contents; large ones are inputs of the graph. Here all are large.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
 from ortrain.capture.export import capture
+from ortrain.errors import OrtrainWarning
 from ortrain.module_state import survey
 from ortrain.program import Role
 
@@ -174,6 +176,69 @@ def test_every_place_is_read_at_each_call(place: str, write: Any, engine: str) -
     assert wrapped.report.graph_calls == 5
     if write is not plain:
         assert wrapped.report.captures == 1
+
+
+@pytest.mark.parametrize("form", ["as it is", "transposed", "of doubles", "conjugate", "part"])
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+def test_rotations_that_a_module_holds_are_read_at_each_call(form: str, engine: Any) -> None:
+    """As Llama's first code has them: complex, beside parameters and buffers."""
+    angles = torch.randn(40, SIZE // 2, generator=torch.Generator().manual_seed(0))
+
+    class Rotated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(SIZE, SIZE)
+            held = torch.polar(torch.ones_like(angles), angles)
+            if form == "transposed":
+                held = held.t().contiguous().t()
+            elif form == "of doubles":
+                held = held.to(torch.complex128)
+            elif form == "conjugate":
+                held = held.conj()
+            elif form == "part":
+                held = held[7:, :]
+            self.held = held
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = torch.view_as_complex(self.linear(x).reshape(*x.shape[:-1], SIZE // 2, 2))
+            return torch.view_as_real(y * self.held[: x.shape[1]].to(torch.complex64)).flatten(2)
+
+    torch.manual_seed(0)
+    eager, graph = Rotated(), Rotated()  # a deep copy would have conjugates lie in memory
+    graph.load_state_dict(eager.state_dict())
+    wrapped = ORTModule(graph, options=Options(engine=engine))
+    refused = form == "conjugate"
+    told = pytest.warns(OrtrainWarning, match="another view")
+    with told if refused else contextlib.nullcontext():
+        for step in range(4):
+            x = torch.randn(2, 5 + step % 2, SIZE)
+            torch.testing.assert_close(wrapped(x), eager(x))
+            for model in (eager, graph):
+                model.held.data.mul_(1.5)
+    assert wrapped.report.graph_calls == (0 if refused else 4)
+
+
+def test_small_views_that_conjugate_or_negate_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # as large as they are
+
+    class Conjugates(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.conjugate = torch.tensor([1 + 2j, 3 - 1j]).conj()
+            self.negative = torch.tensor([1 + 2j, 3 - 1j]).conj().imag
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.view_as_complex(self.linear(x).view(-1, 2, 2)) * self.conjugate
+            return torch.view_as_real(y).flatten(1) + self.negative.sum()
+
+    module = Conjugates()
+    wrapped, x = ORTModule(module, options=Options(engine="aten")), torch.randn(3, 4)
+    for _ in range(3):
+        torch.testing.assert_close(wrapped(x), module(x))
+        module.conjugate.data.mul_(2)
+        module.negative.data.add_(1)
+    assert wrapped.report.graph_calls == 3
 
 
 def test_what_a_call_makes_is_a_constant_of_any_size() -> None:

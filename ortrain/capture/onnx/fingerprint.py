@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 from ortrain.capture.onnx.lift import State
 from ortrain.capture.trace.checkpointing import checkpoint_of
 from ortrain.guards.autocast import Autocast
+from ortrain.module_state.holder import resolved
 
 
 def parts_of(
@@ -58,7 +59,8 @@ def parts_of(
             yield (str(constant.dtype), tuple(constant.shape))
             if name in held:
                 continue
-            yield constant.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+            lying = resolved(constant.detach().cpu()).contiguous()
+            yield lying.view(torch.uint8).numpy().tobytes()
         else:
             yield repr(constant)
     for name, tensor in exported.state_dict.items():

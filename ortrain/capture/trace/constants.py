@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from ortrain.errors import CaptureError
 from ortrain.module_state import survey
 
 
@@ -32,19 +33,30 @@ def read_in_place(exported: ExportedProgram, uncompared: Iterable[Tensor]) -> di
     Args:
         exported: as traced.
         uncompared: tensors whose contents no guard compares.
+
+    Raises:
+        CaptureError: one is a view that conjugates or negates.
     """
     places = {
         memory_of(each)
         for each in uncompared
         if each.layout is torch.strided and not isinstance(each, FakeTensor)
     }
-    return {
-        name: torch.view_as_real(constant) if constant.is_complex() else constant
+    found = {
+        name: constant
         for name, constant in constants_of(exported)
         if (constant.nbytes > survey.LARGE or memory_of(constant) in places)
         and constant.numel()
-        and not (constant.is_conj() or constant.requires_grad)
+        and not constant.requires_grad
     }
+    for name, constant in found.items():
+        if constant.is_conj() or constant.is_neg():
+            raise CaptureError(
+                f"{name} is another view of numbers than they lie in memory",
+                because="a graph reads what lies there: neither conjugates nor negatives of it",
+                help="keep what tensor.resolve_conj().resolve_neg() gives",
+            )
+    return {n: torch.view_as_real(t) if t.is_complex() else t for n, t in found.items()}
 
 
 def memory_of(tensor: Tensor) -> int:
