@@ -298,9 +298,9 @@ class Elements(Container):
         if self._holds(held):
             return
         if isinstance(self.object, torch.Tensor):
-            if self.object.shape == held.shape and self.object.dtype == held.dtype:
+            if _form(self.object) == _form(held):
                 self.object.data.copy_(held)
-            else:
+            else:  # a trace may have put a tensor without contents there
                 self.object.data = held
         else:
             self.object[...] = held
@@ -313,9 +313,33 @@ class Elements(Container):
 
 def same_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors are the same bit by bit, NaN included."""
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if _form(one) != _form(other):
         return False
     return torch.equal(_bits(one), _bits(other))
+
+
+def _form(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+class Contents:
+    """What a tensor holds, for writes that count no version: those to its data, or by numpy.
+
+    Args:
+        tensor: of any layout; what has no strides is not looked at.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._place = tensor, tensor.detach()
+        strided = tensor.layout is torch.strided
+        self._held = self._place.clone() if strided else None
+
+    def put_back(self) -> bool:
+        """Has its memory hold that again; whether the tensor held something else, or elsewhere."""
+        if self._held is None or same_elements(self._tensor.detach(), self._held):
+            return False
+        self._place.data.copy_(self._held)
+        return True
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

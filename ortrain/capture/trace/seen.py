@@ -33,7 +33,7 @@ from ortrain.kept.call import Site
 from ortrain.kept.parameter import BUFFERS, PARAMETERS, Parameter, instead, memory_of
 from ortrain.kept.routine import leaves_of
 from ortrain.kept.shared import buffers_of, place_of, silent
-from ortrain.module_state.holder import Holder, Memo, same_elements
+from ortrain.module_state.holder import Contents, Holder, Memo, same_elements
 from ortrain.module_state.survey import Survey
 from ortrain.module_state.untouched import FREE, call_aside, generator_state, set_state
 
@@ -141,10 +141,17 @@ class _State:
 
 
 class _Reads(TorchFunctionMode):
-    """Sees which tensors are read, and which are made."""
+    """Sees which tensors are read, and which are made.
 
-    def __init__(self) -> None:
+    Args:
+        own: tensors that lie where the module's own do. What those that are read held is known
+            afterwards.
+    """
+
+    def __init__(self, own: Sequence[Tensor]) -> None:
         super().__init__()
+        self._own = {id(each) for each in own}
+        self.held: list[Contents] = []
         self.read: dict[int, Tensor] = {}
         self.versions: dict[int, int] = {}
         self.made: dict[int, Tensor] = {}
@@ -155,6 +162,8 @@ class _Reads(TorchFunctionMode):
         kwargs = kwargs or {}
         for leaf in pytree.tree_leaves((args, kwargs)):
             if isinstance(leaf, Tensor) and id(leaf) not in self.made:
+                if id(leaf) in self._own and id(leaf) not in self.read:
+                    self.held.append(Contents(leaf))
                 self.read.setdefault(id(leaf), leaf)
                 self.versions.setdefault(id(leaf), leaf._version)
         output = func(*args, **kwargs)
@@ -190,7 +199,8 @@ def _seen(site: Site, own: FunctionType, args: Any, kwargs: Any, state: _State) 
     versions = [t._version for t in everything]
     states = [generator_state(each) for each in state.generators]
     torchs = _torch_states()
-    reads = _Reads()
+    weights = [t for t, p in zip(stand_ins, registered, strict=True) if p.registry == PARAMETERS]
+    reads = _Reads(weights)
     with instead(registered, stand_ins), torch.set_grad_enabled(grad), autocast_as(active()):
         before = state.holders()
         filled, named = arguments.filled(given)
@@ -207,6 +217,8 @@ def _seen(site: Site, own: FunctionType, args: Any, kwargs: Any, state: _State) 
     _set_torch_states(torchs)
     if changed:
         raise refused(site, f"it changes {listing(changed)}")
+    if [each for each in reads.held if each.put_back()]:
+        raise refused(site, "it changes a parameter in place")
     written = [
         i
         for i, (t, v) in enumerate(zip(everything, versions, strict=True))
