@@ -32,7 +32,7 @@ SIZES: dict[str, dict[str, float]] = {
     "ortrain.ops.gradients.pool": {"MOST_ONES": 0},
     "ortrain.ops.gradients.conv": {"MOST_TAPS": 0},
     # No guard compares what a tensor holds: each that is no parameter is read at every call.
-    "ortrain.module_state.survey": {"LARGE": 0},
+    "ortrain.module_state.survey": {"LARGE_TENSOR": 0},
     # Gradients of tables are added up in small ones, or in memory that stays.
     "ortrain.graph.scatter": {"LARGE": 0},
     "ortrain.runtime.aten.rows": {"LARGE": 0},

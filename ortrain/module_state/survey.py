@@ -149,15 +149,16 @@ _IDLE_METHODS = {
 }  # fmt: skip
 # Methods that a call of a class runs.
 _MAKING = {"__init__", "__new__", "__post_init__"}
-# The largest array or tensor whose contents are compared at every call, in bytes: 0.1 ms.
-LARGE = 1 << 20
+# The largest array and the largest tensor whose contents are compared at every call, in bytes: 0.1
+# ms. Code that names a larger array is refused, a larger tensor is an input.
+LARGE = LARGE_TENSOR = 1 << 20
 # Facts of one module. What lies behind the last one is unwatched.
 MOST_FACTS = 100_000
 
 
 def compared(tensor: Tensor) -> Callable[[], bytes] | None:
     """Reads what a tensor holds, where it is so small that this is compared at every call."""
-    return reader(tensor) if tensor.nbytes <= LARGE else None
+    return reader(tensor) if tensor.nbytes <= LARGE_TENSOR else None
 
 
 class _Space(NamedTuple):

@@ -21,6 +21,7 @@ from ortrain.errors import OrtrainWarning
 from ortrain.module_state import survey
 from ortrain.program import Role
 
+pytestmark = pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
 SIZE, ROWS = 12, 4
 
 Use = Callable[[Tensor, Tensor], Any]
@@ -129,7 +130,7 @@ PLACES = [
 
 @pytest.fixture(autouse=True)
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "LARGE", 0)
+    monkeypatch.setattr(survey, "LARGE_TENSOR", 0)
 
 
 def trained(model: nn.Module, held: Tensor, write: Callable[[Tensor, int], None]) -> list[Tensor]:
@@ -219,7 +220,7 @@ def test_rotations_that_a_module_holds_are_read_at_each_call(form: str, engine: 
 
 
 def test_small_views_that_conjugate_or_negate_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # as large as they are
+    monkeypatch.setattr(survey, "LARGE_TENSOR", 1 << 20)
 
     class Conjugates(nn.Module):
         def __init__(self) -> None:

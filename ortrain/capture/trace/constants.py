@@ -45,7 +45,7 @@ def read_in_place(exported: ExportedProgram, uncompared: Iterable[Tensor]) -> di
     found = {
         name: constant
         for name, constant in constants_of(exported)
-        if (constant.nbytes > survey.LARGE or memory_of(constant) in places)
+        if (constant.nbytes > survey.LARGE_TENSOR or memory_of(constant) in places)
         and constant.numel()
         and not constant.requires_grad
     }

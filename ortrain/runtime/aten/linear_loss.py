@@ -270,6 +270,6 @@ def scaled(unit: Tensor, upstream: Tensor, dtype: torch.dtype) -> Tensor:
         upstream: [].
         dtype: of the result.
     """
-    if not is_alone(unit, variables=2) or unit.dtype is not dtype or unit.device.type != "cpu":
+    if not is_alone(unit, calls=2) or unit.dtype is not dtype or unit.device.type != "cpu":
         return (unit * upstream).to(dtype)
     return unit if upstream.item() == 1.0 else unit.mul_(upstream)
