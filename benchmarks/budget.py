@@ -101,7 +101,7 @@ def child(name: str, budget: str, share: str) -> Row:
     sampled.join()
     report = model.report
     found |= {"predicted": report.peak_bytes, "saved": report.saved_bytes, "first_ms": first}
-    return {**found, "peak": sampled.value - before, "median_ms": statistics.median(times)}
+    return {**found, "peak": sampled.resident - before, "median_ms": statistics.median(times)}
 
 
 def main() -> None:
