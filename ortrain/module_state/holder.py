@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import CellType, FunctionType, MemberDescriptorType
 from typing import Any
@@ -340,6 +340,11 @@ class Contents:
             return False
         self._place.data.copy_(self._held)
         return True
+
+
+def were_written(contents: Iterable[Contents]) -> bool:
+    """Puts all back; whether there was anything to put back."""
+    return True in [each.put_back() for each in contents]
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from ortrain.errors import CaptureError
 from ortrain.kept.arguments import Result
 from ortrain.kept.call import Kept, Site
 from ortrain.kept.effects import Watch
-from ortrain.module_state.holder import Contents
+from ortrain.module_state.holder import Contents, were_written
 from ortrain.module_state.untouched import untouched
 
 
@@ -66,8 +66,7 @@ def find(call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> Found:
         own = given[: len(given) - len(call.buffers)]
         held = [Contents(t) for t in own]
         output = call.call([*given, *sizes], own=False)
-        counted = dirty or versions != [t._version for t in given]
-        if [each for each in held if each.put_back()] or counted:
+        if were_written(held) or dirty or versions != [t._version for t in given]:
             raise refused(call.site, "it changes one of its arguments in place")
         result = Result(output)
         repeatable = not draws.seen and (watch is None or not watch.changed())

@@ -33,7 +33,7 @@ from ortrain.kept.call import Site
 from ortrain.kept.parameter import BUFFERS, PARAMETERS, Parameter, instead, memory_of
 from ortrain.kept.routine import leaves_of
 from ortrain.kept.shared import buffers_of, place_of, silent
-from ortrain.module_state.holder import Contents, Holder, Memo, same_elements
+from ortrain.module_state.holder import Contents, Holder, Memo, same_elements, were_written
 from ortrain.module_state.survey import Survey
 from ortrain.module_state.untouched import FREE, call_aside, generator_state, set_state
 
@@ -217,7 +217,7 @@ def _seen(site: Site, own: FunctionType, args: Any, kwargs: Any, state: _State) 
     _set_torch_states(torchs)
     if changed:
         raise refused(site, f"it changes {listing(changed)}")
-    if [each for each in reads.held if each.put_back()]:
+    if were_written(reads.held):
         raise refused(site, "it changes a parameter in place")
     written = [
         i
