@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ortrain.module_state.memo import grew, grew_by_stand_ins, kept_results, memo_state
 from ortrain.module_state.value import ABSENT, dict_kind, elements, entries, same
@@ -326,13 +327,13 @@ class Contents:
     """What a tensor holds, for writes that count no version: those to its data, or by numpy.
 
     Args:
-        tensor: of any layout; what has no strides is not looked at.
+        tensor: of any layout; what has no strides, or no contents as in a trace, is not looked at.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor, self._place = tensor, tensor.detach()
-        strided = tensor.layout is torch.strided
-        self._held = self._place.clone() if strided else None
+        has = tensor.layout is torch.strided and not isinstance(tensor, FakeTensor)
+        self._held = self._place.clone() if has else None
 
     def put_back(self) -> bool:
         """Has its memory hold that again; whether the tensor held something else, or elsewhere."""

@@ -40,10 +40,18 @@ class Found:
     given: list[tuple[int, ...]]
 
 
+class UnseenWrites(Exception):
+    """A call writes to what it is given in a way that contents alone tell of, as a trace has none.
+
+    So does code that writes to ``weight.data``.
+    """
+
+
 def find(call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> Found:
     """Runs a call beside the trace, after which its module is as before.
 
     Raises:
+        UnseenWrites: it writes to an argument or a parameter, and no version tells of it.
         CaptureError: it does what no node of a graph may do.
     """
     count = len(call.arguments.plain)
@@ -66,7 +74,9 @@ def find(call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> Found:
         own = given[: len(given) - len(call.buffers)]
         held = [Contents(t) for t in own]
         output = call.call([*given, *sizes], own=False)
-        if were_written(held) or dirty or versions != [t._version for t in given]:
+        if were_written(held):
+            raise UnseenWrites
+        if dirty or versions != [t._version for t in given]:
             raise refused(call.site, "it changes one of its arguments in place")
         result = Result(output)
         repeatable = not draws.seen and (watch is None or not watch.changed())

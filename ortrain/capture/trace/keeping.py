@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ortrain.capture.origin import place
 from ortrain.capture.trace.aside import answers_noted, aside, is_aside
-from ortrain.capture.trace.found import Found, find, like, refused
+from ortrain.capture.trace.found import Found, UnseenWrites, find, like, refused
 from ortrain.capture.trace.refusal import first_line, line_of
 from ortrain.capture.trace.rowwise import axes_of
 from ortrain.errors import OrtrainError
@@ -51,6 +51,7 @@ class Keeper:
         operators: whether operators do that a graph has not.
         modules: names of sub-modules that do, each with the reason.
         examples: what calls of these have given for the example's own tensors.
+        writers: names of those whose calls have written to them where a trace does not see it.
         routines: functions and methods that do, each with the reason.
         seen: what calls of these have done beside the trace.
         refused: those of them that can be no nodes, each with the reason.
@@ -70,6 +71,7 @@ class Keeper:
     operators: bool = True
     modules: dict[str, str] = field(default_factory=dict)
     examples: dict[str, list[Found]] = field(default_factory=dict)
+    writers: set[str] = field(default_factory=set)
     routines: dict[FunctionType, str] = field(default_factory=dict)
     seen: dict[FunctionType, list[Any]] = field(default_factory=dict)
     refused: dict[FunctionType, str] = field(default_factory=dict)
@@ -283,6 +285,8 @@ def _found_in_trace(
     """
     name, number = call.site.name, keeper.counts[call.site.name]
     keeper.counts[name] += 1
+    if name in keeper.writers:
+        raise refused(call.site, "it changes one of its arguments in place")
     mode: Any = torch._guards.detect_fake_mode(list(tensors))
     environment = mode.shape_env
     fresh: Any = contextlib.nullcontext()
@@ -378,7 +382,7 @@ def kept_modules(module: nn.Module) -> Iterator[None]:
 
 def recorded_examples(known: Keeper, module: nn.Module, args: Any, kwargs: Any) -> None:
     """Runs a module aside, and notes what the calls give that are to stay PyTorch's."""
-    known.examples = {name: [] for name in known.modules}
+    known.examples, known.writers = {name: [] for name in known.modules}, set()
 
     def forward_of(name: str, child: nn.Module) -> Callable[..., Any]:
         own = child.forward
@@ -389,8 +393,11 @@ def recorded_examples(known: Keeper, module: nn.Module, args: Any, kwargs: Any) 
                 site = Site(name, "", "")
                 call = Kept(own, Arguments(args, kwargs), site, grad=torch.is_grad_enabled(),
                             autocast=active(), module=child)  # fmt: skip
-                with undone([call]):
-                    known.examples[name].append(find(call, _inputs(call), []))
+                try:
+                    with undone([call]):
+                        known.examples[name].append(find(call, _inputs(call), []))
+                except UnseenWrites:
+                    known.writers.add(name)
             return own(*args, **kwargs)
 
         return forward
