@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from ortrain.errors import CaptureError
+from ortrain.kept.parameter import memory_of
 from ortrain.module_state import survey
 
 
@@ -57,8 +58,3 @@ def read_in_place(exported: ExportedProgram, uncompared: Iterable[Tensor]) -> di
                 help="keep what tensor.resolve_conj().resolve_neg() gives",
             )
     return {n: torch.view_as_real(t) if t.is_complex() else t for n, t in found.items()}
-
-
-def memory_of(tensor: Tensor) -> int:
-    """Where the memory begins that a tensor is in."""
-    return tensor.untyped_storage().data_ptr()

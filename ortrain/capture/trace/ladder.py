@@ -17,7 +17,7 @@ from ortrain.capture.trace.asked_mode import left_by_a_call, questions_noted
 from ortrain.capture.trace.assigned_buffers import assignments, assignments_as_writes
 from ortrain.capture.trace.call import Axes, Call, explicit_signature
 from ortrain.capture.trace.candidates import drawing_codes
-from ortrain.capture.trace.constants import constants_of, memory_of
+from ortrain.capture.trace.constants import constants_of
 from ortrain.capture.trace.decisions import Asked, asked, decided
 from ortrain.capture.trace.keeping import keeper, live_modules
 from ortrain.capture.trace.layouts import layouts_that_decide
@@ -45,6 +45,7 @@ from ortrain.errors import CaptureError
 from ortrain.guards.constraints import Constraints
 from ortrain.guards.handed import Handed, handed_over, unhanded
 from ortrain.guards.key_value_cache import opened_caches
+from ortrain.kept.parameter import memory_of
 from ortrain.module_state.survey import Survey, compared
 from ortrain.module_state.untouched import (
     Effects,
