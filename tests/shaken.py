@@ -25,8 +25,9 @@ SIZES: dict[str, dict[str, float]] = {
     "ortrain.step.build": {"PIECE_BYTES": 1, "MESSAGE_BYTES": 1},
     # Gradients are sent to other processes one by one.
     "ortrain.classic.exchange": {"MESSAGE_BYTES": 1},
-    # Attention is computed again in the backward.
+    # Attention is computed again in the backward, head by head.
     "ortrain.autodiff.attention": {"_RATIO": 0},
+    "ortrain.runtime.aten.strips": {"STRIP": 1},
     # Windows are read by indices, and convolutions differentiated as convolutions.
     "ortrain.autodiff.rules.pool": {"MOST_PLACES": 0},
     "ortrain.ops.gradients.pool": {"MOST_ONES": 0},

@@ -17,6 +17,7 @@ from ortrain.errors import CheckFailed, ExecutionError
 from ortrain.graph import shapes
 from ortrain.ops.kept import keys_of
 from ortrain.program import Program, Role
+from ortrain.runtime.aten.cutting import cut
 from ortrain.runtime.aten.dtypes import DTYPES
 from ortrain.runtime.aten.exchange import Tensors
 from ortrain.runtime.aten.graphs.recorders import Recorder
@@ -221,6 +222,8 @@ class AtenExecutor:
         """The function of a lowered program."""
         writer = Writer(program, self.device)
         block = writer.write()
+        if self.device.type == "cpu":
+            cut(block, writer.name)
         plan(block, writer.constants.values())
         large = self.device.type == "cpu" and _is_large(program)
         trains = bool(program.inputs(Role.SAVED) or program.outputs(Role.SAVED))

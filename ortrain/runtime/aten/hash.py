@@ -109,6 +109,7 @@ def dropout(
     threshold: int,
     scale: float,
     index: torch.Tensor | None = None,
+    first: int = 0,
 ) -> torch.Tensor:
     """``ortrain::Dropout``: what lies below the threshold is kept, times ``scale``.
 
@@ -119,8 +120,9 @@ def dropout(
         threshold: see :func:`ortrain.ops.dropout.threshold`.
         scale: of what is kept.
         index: logical row of each row; absent: the rows in order.
+        first: of the rows in order, on the CPU.
     """
-    numbers = _compared(x.shape, seed, stream, x.device, index)
+    numbers = _compared(x.shape, seed, stream, x.device, index, first)
     if x.is_cuda:
         kept = numbers < threshold - _TOP
         dropped: torch.Tensor = torch.ops.aten.native_dropout_backward(x, kept, scale)
@@ -159,9 +161,10 @@ def _compared(
     stream: int,
     device: torch.device,
     index: torch.Tensor | None = None,
+    first: int = 0,
 ) -> torch.Tensor:
     """Each element's number in the mask, its top bit flipped."""
-    rows, columns = _places(sizes, seed, stream, device, for_mask=True)
+    rows, columns = _places(sizes, seed, stream, device, for_mask=True, first=first)
     if index is not None:
         row_key = (
             seed.row_key(stream)
@@ -182,6 +185,7 @@ def _places(
     device: torch.device,
     *,
     for_mask: bool = False,
+    first: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The mixed numbers of rows [..., 1] and columns [C]; for a mask odd, and rows flipped.
 
@@ -193,6 +197,8 @@ def _places(
     row_key, column_key = keys(int(seed), stream)
     numbers = _weyl(rows, columns) + U32(row_key)
     numbers[rows:] += U32((column_key - row_key) % 2**32)
+    if first:
+        numbers[:rows] += U32(first * WEYL % 2**32)
     numbers = mixed(numbers)
     if for_mask:
         numbers |= U32(1)

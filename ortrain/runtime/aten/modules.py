@@ -18,6 +18,7 @@ from ortrain.runtime.aten import (
     norms,
     recurrent,
     resampling,
+    strips,
 )
 
 MODULES: dict[str, ModuleType] = {
@@ -34,4 +35,5 @@ MODULES: dict[str, ModuleType] = {
     "norms": norms,
     "recurrent": recurrent,
     "resampling": resampling,
+    "strips": strips,
 }
