@@ -2,10 +2,10 @@
 
 Of (2, 12, 512, 64) in bfloat16 the scores are 24 MiB in float32, and attention has three such
 tensors at a time, which no cache holds; freed, they leave holes in the heap that are cut into
-pieces before the next of the kind. In strips of 4 MiB attention's forward takes 13.1 ms on two cores
-of a Zen 5 and its backward 18.9, at once 14.6 and 20.9; in strips of 1 MiB 14.8 and 30. A step of
-BERT-base on 2 texts of 512 tokens has 953 MiB at its peak, with strips of 12 MiB 1017, without
-strips 1095.
+pieces before the next of the kind. In strips of 4 MiB attention's forward takes 13.1 ms on two
+cores of a Zen 5 and its backward 18.9, at once 14.6 and 20.9; in strips of 1 MiB 14.8 and 30. A
+step of BERT-base on 2 texts of 512 tokens has 953 MiB at its peak, with strips of 12 MiB 1017,
+without strips 1095.
 """
 
 from __future__ import annotations
