@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ortrain import Options, ORTModule
 from ortrain.errors import CaptureError
 from ortrain.kept.context import Context
+from tests.breadth import crossed
 from tests.kept.functions import KINDS, GoesByLayout, Scaled
 from tests.kept.twins import Twins
 
@@ -36,8 +37,7 @@ def an_input(rows: int, grad: bool = True) -> Tensor:
     return torch.randn(rows, 8, requires_grad=grad)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "engine"), crossed(KINDS, ENGINES, one_in=2))
 def test_a_function_gives_what_pytorch_gives_in_training_and_evaluation(
     kind: str, engine: str
 ) -> None:

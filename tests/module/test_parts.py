@@ -193,8 +193,7 @@ def wrapped(module: nn.Module, engine: Any = "aten", **options: Any) -> ORTModul
     return ORTModule(module, options=Options(engine=engine, **options))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", FORWARDS)
+@pytest.mark.parametrize(("name", "engine"), crossed(FORWARDS, ENGINES, one_in=2))
 def test_training_equals_pytorchs_and_its_parts_are_graphs(name: str, engine: str) -> None:
     model = wrapped(root(FORWARDS[name]), engine)
     agree(trained(model), trained(root(FORWARDS[name])))
@@ -318,7 +317,7 @@ def test_what_is_checkpointed_runs_in_pytorch_with_pytorchs_masks(
 @pytest.mark.parametrize(
     ("name", "engine", "reentrant"),
     crossed(
-        [name for name in FORWARDS if name != NUMPY], [*ENGINES, "auto"], [True, False], one_in=2
+        [name for name in FORWARDS if name != NUMPY], [*ENGINES, "auto"], [True, False], one_in=3
     ),
 )
 def test_checkpointing_around_the_module_repeats_what_it_did(

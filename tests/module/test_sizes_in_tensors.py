@@ -243,8 +243,7 @@ CONVERTED: dict[str, Callable[[Tensor, Any], Tensor]] = {
 FIXED = ("bound of a range", "slope", "value of a choice", "half and half")
 
 
-@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
-@pytest.mark.parametrize("name", CONVERTED)
+@pytest.mark.parametrize(("name", "engine"), crossed(CONVERTED, ["aten", "onnxruntime"], one_in=2))
 def test_pythons_conversions_leave_a_size_a_size(name: str, engine: str) -> None:
     model = agreeing(lambda n: n, lambda y, _, n: CONVERTED[name](y, n), engine=engine)
     assert model.report.graph_calls == len(SIZES)

@@ -18,6 +18,7 @@ from ortrain.capture.export import capture
 from ortrain.capture.trace import exporter
 from ortrain.config import Engine
 from ortrain.errors import CaptureError, OrtrainWarning
+from tests.breadth import crossed
 from tests.module.agreement import GRAPH, Outcome, assert_agree, in_double
 
 
@@ -737,8 +738,7 @@ ORDERS: dict[str, Callable[[Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
-@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize(("name", "engine"), crossed(ORDERS, ["aten", "onnxruntime"], one_in=2))
 def test_what_changes_its_place_is_computed_at_its_new_one(name: str, engine: Engine) -> None:
     eager = Ordered()
     ours = ORTModule(copy.deepcopy(eager), options=Options(engine=engine))

@@ -25,6 +25,7 @@ from ortrain.errors import CaptureError, OrtrainWarning
 from ortrain.module_state.survey import LARGE
 from ortrain.module_state.untouched import call_aside
 from ortrain.step import capturer, runner
+from tests.breadth import crossed
 
 ENGINE = Options(engine="onnxruntime", fallback="torch")
 pytestmark = pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
@@ -624,9 +625,15 @@ class Recent(OrderedDict):  # type: ignore[type-arg]
 
 
 @pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
-@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
-@pytest.mark.parametrize("kind", [dict, OrderedDict, Recent, lambda: defaultdict(int)])
-@pytest.mark.parametrize("bound", [2, 9])
+@pytest.mark.parametrize(
+    ("kind", "engine", "bound"),
+    crossed(
+        [dict, OrderedDict, Recent, lambda: defaultdict(int)],
+        ["aten", "onnxruntime"],
+        [2, 9],
+        one_in=3,
+    ),
+)
 def test_results_kept_by_sizes_in_a_dictionary_of_any_kind_are_those_of_pytorch(
     engine: Any, kind: Any, bound: int
 ) -> None:
