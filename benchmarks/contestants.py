@@ -165,6 +165,7 @@ CONTESTANTS = {
     "ort": Contestant(wrap=ours("onnxruntime")),
     "aten": Contestant(wrap=ours("aten")),
     "aten-bf16": Contestant(wrap=ours("aten"), **BF16),
+    "aten-budget-bf16": Contestant(wrap=ours("aten", memory_budget=1.0), **BF16),
     "aten-graphs": Contestant(wrap=ours("aten", cuda_graphs=True), device="cuda"),
     "aten-graphs-bf16": Contestant(wrap=ours("aten", cuda_graphs=True), device="cuda", **BF16),
     "aten-whole": Contestant(wrap=ours("aten", skip_padding=False), **WHOLE),

@@ -36,7 +36,6 @@ from ortrain.program import Program, Role
 from ortrain.runtime import engines
 from ortrain.runtime.base import Executor
 from ortrain.runtime.memory import Ceiling, release_free_memory
-from ortrain.runtime.onnxruntime.executor import SMALL
 from ortrain.step.autograd import Step
 from ortrain.step.build import Plan, build, likely_upstream
 from ortrain.step.call_kinds import Kinds
@@ -65,6 +64,11 @@ from ortrain.uncollected import uncollected
 MOST_SHAPES = 8
 # Sizes of calls that are remembered with the capture that serves them.
 MOST_SIZES = 4096
+
+# Below this many multiplications in the forward, waking a second thread of onnxruntime's costs more
+# than it brings: a perceptron of width 64 at batch 32 (0.4 M) takes 110 us on one thread and 147 on
+# two.
+_SMALL = 4 << 20
 
 # What capture and certificate may leave free in the heap, in bytes. Of a step on 2 texts of 512
 # tokens they left 750 MB in holes, which it did not fill: it took 1048 MiB, and without them 916.
@@ -507,7 +511,7 @@ class StepCompiler:
         """The threads for a program at these sizes: one where more would only be woken up."""
         if engine != "onnxruntime":  # the others have those of PyTorch, or one
             return 0
-        small = served.cost(sizes) < SMALL
+        small = served.cost(sizes) < _SMALL
         return self.options.threads or (1 if small else torch.get_num_threads())
 
     def described(self, grad: bool) -> Report:

@@ -31,10 +31,6 @@ from ortrain.runtime.onnxruntime.lowering import MICROSOFT, lower
 OrtValue = native.OrtValue
 OrtValueVector = native.OrtValueVector
 
-# Below this many multiplications in the forward, waking a second thread costs more than it brings:
-# a perceptron of width 64 at batch 32 (0.4 M) takes 110 µs on one thread and 147 on two.
-SMALL = 4 << 20
-
 # Lowering has decided how each product reads its operands. The other one takes an Expand away
 # whose target is nowhere larger than its input, and so one from a size of 1 to none; the passes
 # have taken those away that leave the shape as it is.
