@@ -20,6 +20,7 @@ T = TypeVar("T")
 SIZES: dict[str, dict[str, float]] = {
     # Tokens that nobody reads are left out of every call; no saving is too small.
     "ortrain.step.tokens": {"LEAST": 0, "ENOUGH": 0},
+    "ortrain.passes.tokens.places": {"LARGE": 0},
     # A comparison takes the first rows of a batch, and a backward runs in pieces.
     "ortrain.step.certificate": {"ENOUGH": 0},
     "ortrain.step.build": {"PIECE_BYTES": 1, "MESSAGE_BYTES": 1},

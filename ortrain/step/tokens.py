@@ -42,7 +42,8 @@ class TokenCounts:
         self._places = [names.index(v.name) for v in packed.counts.inputs(Role.USER_INPUT)]
         plan = build(packed.counts, (), None, executor)
         self._step = Step(plan, {}, lambda _: self._step)
-        self._symbols = packed.symbols
+        self._symbols = packed.symbols[: len(packed.sets)]
+        self._names = (*packed.symbols, *map(_read, self._symbols))
         several = len({grid for _, grid in packed.sets}) > 1
         self._sets = [
             (_words(kept) + (f" of {_named(grid, whole)}" if several else ""), grid)
@@ -55,13 +56,13 @@ class TokenCounts:
         return all(v in packed.counts.inputs(Role.USER_INPUT) for v in packed.counts.inputs())
 
     def __call__(self, users: Sequence[torch.Tensor]) -> dict[str, int]:
-        """By the symbol of their number.
+        """By the symbol of their number; and how many of them are read.
 
         Args:
             users: the tensors that the program takes.
         """
         (found,) = self._step.infer([users[i] for i in self._places])
-        return dict(zip(self._symbols, found.tolist(), strict=True))
+        return dict(zip(self._names, found.tolist(), strict=True))
 
     def densities(self, counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float]:
         """The share that each set has of the places of its batch, by what it is in words.
@@ -71,10 +72,17 @@ class TokenCounts:
             sizes: value of each symbolic dimension.
         """
         found: dict[str, float] = {}
-        for symbol, (words, grid) in zip(self._symbols, self._sets, strict=False):
-            share = counts[symbol] / (_number(grid.rows, sizes) * _number(grid.length, sizes))
+        for symbol, (words, grid) in zip(self._symbols, self._sets, strict=True):
+            share = counts[_read(symbol)] / (
+                _number(grid.rows, sizes) * _number(grid.length, sizes)
+            )
             found[words] = max(share, found.get(words, 0.0))
         return found
+
+
+def _read(symbol: str) -> str:
+    """The name of how many tokens of a set are read."""
+    return f"{symbol} read"
 
 
 class Tokens:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ortrain.capture.export import Captured, capture
 from ortrain.graph.cost import Multiplications
-from ortrain.passes.tokens import Packed, packed
+from ortrain.passes.tokens import Packed, packed, places
 from ortrain.program import Program, Role
+from ortrain.runtime.aten import AtenExecutor
+from ortrain.step.tokens import TokenCounts
 from tests.breadth import crossed
-from tests.token_cases import CASES, LENGTH, LENGTHS, SAMPLE, Case, Trained, batch
+from tests.token_cases import CASES, LENGTH, LENGTHS, ROWS, SAMPLE, Case, Trained, batch
 
 
 @dataclass
@@ -35,13 +38,16 @@ class Taken:
         return self.steps[id(program)]
 
 
-ON_ENGINES = [
-    pytest.param(each.values, marks=each.marks, id="-".join(each.values))
-    for each in crossed(CASES, ["aten", "onnxruntime"], one_in=2, sample=SAMPLE)
-]
+def on_engines(names: Collection[str]) -> list[Any]:
+    """Some cases, on one engine or the other."""
+    return [
+        pytest.param(each.values, marks=each.marks, id="-".join(each.values))
+        for each in crossed(CASES, ["aten", "onnxruntime"], one_in=2, sample=SAMPLE)
+        if each.values[0] in names
+    ]
 
 
-@pytest.fixture(scope="module", params=ON_ENGINES)
+@pytest.fixture(scope="module", params=on_engines(CASES))
 def taken(request: pytest.FixtureRequest) -> Taken:
     name, engine = request.param
     case = CASES[name]
@@ -69,6 +75,56 @@ def test_losses_and_gradients_are_those_of_the_whole_batch(taken: Taken, lengths
         real = given["attention_mask"].bool()
         torch.testing.assert_close(ours[1][real], whole[1][real], rtol=1e-4, atol=1e-5)
         assert not ours[1][~real].any()
+
+
+# Of these the numbers of tokens are rounded: padded on the right and on the left, with labels, with
+# several grids and masks, with an output of tokens, whose zeros stay.
+ROUNDED = [
+    "bert", "left-padded bert", "gpt2", "t5", "bart", "mean of words", "tags", "deberta-v2",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rounded(taken: Taken) -> Packed:
+    """The program of batches that are large."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(places, "LARGE", 0)
+        found = packed(taken.captured.program, taken.case.shown)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("lengths", ["some", "one row of one, none full"])
+@pytest.mark.parametrize("taken", on_engines(ROUNDED), indirect=True)
+def test_numbers_of_tokens_are_rounded_and_nothing_changes(
+    taken: Taken, rounded: Packed, lengths: str
+) -> None:
+    given = taken.case.given(batch(LENGTHS[lengths], taken.case.left))
+    read, more = (_numbers(each, taken.captured.program, given) for each in (taken.packed, rounded))
+    whole, wholes = taken.step(taken.captured.program)(given)
+    ours, gradients = taken.step(rounded.program)(given)
+    torch.testing.assert_close(ours[0], whole[0], rtol=1e-5, atol=0.0)
+    largest = max(float(g.abs().max()) for g in wholes.values())
+    for name, expected in wholes.items():
+        torch.testing.assert_close(
+            gradients[name], expected, rtol=1e-4, atol=1e-6 * largest, msg=name
+        )
+    if taken.case.shown == "tokens":
+        assert more == read
+        assert not ours[1][~given["attention_mask"].bool()].any()
+        return
+    for grid in {grid for kept, grid in rounded.sets if any(each.kind == "keys" for each in kept)}:
+        symbols = zip(rounded.sets, rounded.symbols, strict=False)
+        numbers = [more[symbol] for (kept, at), symbol in symbols if at == grid]
+        short = dict(zip(rounded.short, rounded.symbols[len(rounded.sets) :], strict=True))
+        everything = ROWS * (more[short[grid]] if grid in short else LENGTH)
+        assert any(n % places.MULTIPLE == 0 or n == everything for n in numbers)
+
+
+def _numbers(found: Packed, whole: Program, given: dict[str, Tensor]) -> dict[str, int]:
+    """How many tokens each set has, and positions each row that is cut short."""
+    count = TokenCounts(found, whole, AtenExecutor())
+    return count([given[v.name or ""] for v in whole.inputs(Role.USER_INPUT)])
 
 
 def test_only_what_is_read_is_computed(taken: Taken) -> None:

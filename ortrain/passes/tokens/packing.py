@@ -38,7 +38,8 @@ class Packed:
     Attributes:
         program: the rewritten program, with the inputs and outputs of the original one.
         counts: gives, of inputs that it names as the program does, how many tokens each set has,
-            and as far as which position rows are computed where they are whole otherwise.
+            as far as which position rows are computed where they are whole otherwise, and how many
+            of the tokens of each set are read.
         symbols: the dimension of each count in the program: of the sets, then of the rows.
         sets: the tokens of each, and of which rows and positions.
         short: the rows and positions of each that is cut short.
@@ -71,8 +72,8 @@ def packed(program: Program, shown: Shown = "all") -> Packed | None:
     found = demands(copy, shown)
     if not any(_is_work(node) for node in found.plans):
         return None
-    writer = _Writer(copy, found)
-    partial = writer.run(shown)
+    writer = _Writer(copy, found, shown)
+    partial = writer.run()
     copy.graph.sort()
     copy.name_values()
     counts = counting(copy, writer.sets)
@@ -95,22 +96,23 @@ class _Writer:
     Args:
         program: the program.
         found: what is read of its values.
+        shown: what is read of its outputs.
     """
 
-    def __init__(self, program: Program, found: Demands) -> None:
+    def __init__(self, program: Program, found: Demands, shown: Shown) -> None:
         self.program, self.found, self.frames = program, found, found.frames
-        self.sets = Sets(program)
+        self.only_loss = shown == "loss"
+        # An output of tokens shows zeros for those that are left out, and they are the unread ones.
+        seen = any(v.producer() in found.plans for v in program.graph.outputs)
+        self.sets = Sets(program, rounded=self.only_loss or not seen)
         self._at: dict[ir.Value, Set] = {}  # packed values
         self._dims = {v: shapes.dims(v) for n in program.graph for v in n.outputs}
         self._short: dict[ir.Node, dict[Grid, Set]] = {}
         self._cut: set[ir.Value] = set()  # values of short rows
         self._known: dict[tuple[object, ...], ir.Value] = {}
 
-    def run(self, shown: Shown) -> tuple[int, ...]:
+    def run(self) -> tuple[int, ...]:
         """Goes through the nodes in order: each finds its inputs rewritten.
-
-        Args:
-            shown: what is read of its outputs.
 
         Returns:
             The positions of packed outputs, among those that the user gets.
@@ -132,7 +134,7 @@ class _Writer:
         partial = tuple(i for i, value in enumerate(users) if value in hidden)
         for i, value in enumerate(outputs):
             if value in hidden:
-                outputs[i] = self._shown(value, shown)
+                outputs[i] = self._shown(value)
         return partial
 
     # -- nodes ---------------------------------------------------------------------------------
@@ -335,7 +337,7 @@ class _Writer:
         whole.shape = ir.Shape([length if d == grid.length else d for d in dims])
         return whole
 
-    def _shown(self, value: ir.Value, shown: Shown) -> ir.Value:
+    def _shown(self, value: ir.Value) -> ir.Value:
         """An output in the place of one that is packed.
 
         What nobody reads is zeros, one for each row, which whoever runs the program expands: logits
@@ -343,7 +345,7 @@ class _Writer:
         """
         dims = self._dims[value] or ()
         with self.sets.end as op:
-            if shown == "loss" and all(map(self.sets.is_known, dims)):
+            if self.only_loss and all(map(self.sets.is_known, dims)):
                 width = dims[-1] if len(dims) > 1 else 1
                 own = (*dims[:-1], 1) if isinstance(width, int) else dims
                 zero = op.constant(0, value.dtype)
