@@ -121,6 +121,14 @@ def test_numbers_of_tokens_are_rounded_and_nothing_changes(
         assert any(n % places.MULTIPLE == 0 or n == everything for n in numbers)
 
 
+@pytest.mark.parametrize("taken", on_engines(["mean of words"]), indirect=True)
+def test_no_padding_of_rows_without_tokens_is_computed(taken: Taken, rounded: Packed) -> None:
+    given = taken.case.given(batch((3, 0, 5, 0)))
+    numbers = _numbers(rounded, taken.captured.program, given)
+    counted = [numbers[symbol] for symbol in rounded.symbols[: len(rounded.sets)]]
+    assert max(counted) == 10  # of two rows of five positions
+
+
 def _numbers(found: Packed, whole: Program, given: dict[str, Tensor]) -> dict[str, int]:
     """How many tokens each set has, and positions each row that is cut short."""
     count = TokenCounts(found, whole, AtenExecutor())

@@ -232,11 +232,13 @@ class Sets:
     def _more(self, mask: ir.Value, grid: Grid) -> ir.Value:
         """The first places without a token, as many as a set lacks to the multiple: bool [B * S].
 
-        Where rows are cut short, they are among the positions that are left.
+        Where rows are cut short, they are among the positions that are left. Of a row without any
+        token there are none: what attention finds there may be no number.
         """
         op, length = self.end, self.dim(grid.length)
         total = op.Mul(self.dim(grid.rows), length)
-        free = op.Not(mask)
+        rows = op.Reshape(mask, self.sizes(grid))
+        free = op.Reshape(op.And(op.Not(rows), _any(op, rows, [1], keepdims=1)), [-1])
         if grid in self.short:
             numbers = op.Range(np.int64(0), op.Squeeze(total, [0]), np.int64(1))
             free = op.And(free, op.Less(op.Mod(numbers, length), self.short_length(grid)))
