@@ -50,6 +50,11 @@ def crossed(
     return found
 
 
+def table(rows: Iterable[Collection[Any]], *, one_in: int) -> list[Any]:
+    """Each row of a table as parameters, of which the sample has one in so many."""
+    return [pytest.param(*row) if i % one_in == 0 else _beyond(*row) for i, row in enumerate(rows)]
+
+
 def _beyond(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.breadth)
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
+from tests.breadth import table
 
 SIZE = 12
 pytestmark = pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
@@ -132,13 +133,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("how", "write", "holder", "reader", "rows"),
-    [
-        case if i % 4 == 0 else pytest.param(*case, marks=pytest.mark.breadth)
-        for i, case in enumerate(CASES)
-    ],
-)
+@pytest.mark.parametrize(("how", "write", "holder", "reader", "rows"), table(CASES, one_in=4))
 def test_what_a_forward_writes_is_as_in_eager(
     how: str, write: str, holder: str, reader: str, rows: int
 ) -> None:

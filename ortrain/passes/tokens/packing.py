@@ -102,7 +102,7 @@ class _Writer:
     def __init__(self, program: Program, found: Demands, shown: Shown) -> None:
         self.program, self.found, self.frames = program, found, found.frames
         self.only_loss = shown == "loss"
-        # An output of tokens shows zeros for those that are left out, and they are the unread ones.
+        # An output of tokens shows zeros at all places that are not read: none is computed then.
         seen = any(v.producer() in found.plans for v in program.graph.outputs)
         self.sets = Sets(program, rounded=self.only_loss or not seen)
         self._at: dict[ir.Value, Set] = {}  # packed values

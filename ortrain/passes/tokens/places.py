@@ -238,10 +238,11 @@ class Sets:
         op, length = self.end, self.dim(grid.length)
         total = op.Mul(self.dim(grid.rows), length)
         rows = op.Reshape(mask, self.sizes(grid))
-        free = op.Reshape(op.And(op.Not(rows), _any(op, rows, [1], keepdims=1)), [-1])
+        free = op.And(op.Not(rows), _any(op, rows, [1], keepdims=1))
         if grid in self.short:
-            numbers = op.Range(np.int64(0), op.Squeeze(total, [0]), np.int64(1))
-            free = op.And(free, op.Less(op.Mod(numbers, length), self.short_length(grid)))
+            positions = op.Range(np.int64(0), op.Squeeze(length, [0]), np.int64(1))
+            free = op.And(free, op.Less(positions, self.short_length(grid)))
+        free = op.Reshape(free, [-1])
         large = op.Not(op.Less(total, op.constant([LARGE], ir.DataType.INT64)))
         multiple = op.Where(large, np.int64(MULTIPLE), np.int64(1))
         count = op.ReduceSum(op.cast(mask, ir.DataType.INT64), [0], keepdims=1)
@@ -403,12 +404,13 @@ def counting(program: Program, sets: Sets) -> Program:
     """
     with Builder(program.graph, opset=program.opset, prefix="counts") as op:
         sizes = [op.Shape(each.places) for each in sets.made.values()]
-        sizes += [sets.short_length(grid) for grid in sets.short]
-        sizes += [
-            op.ReduceSum(op.cast(each.read, ir.DataType.INT64), [0], keepdims=1)
-            for each in sets.made.values()
+        read = [
+            size
+            if each.mask is each.read
+            else op.ReduceSum(op.cast(each.read, ir.DataType.INT64), [0], keepdims=1)
+            for each, size in zip(sets.made.values(), sizes, strict=True)
         ]
-        total = op.Concat(*sizes, axis=0)
+        total = op.Concat(*sizes, *(sets.short_length(grid) for grid in sets.short), *read, axis=0)
     outputs = program.graph.outputs
     before = list(outputs)
     outputs.clear()

@@ -22,11 +22,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cached_property
 
 from ortrain.graph.shapes import Dim
 from ortrain.runtime.aten.lines import Block, Line, Raw, render, written
 from ortrain.runtime.aten.operands import Size, Tensor
-from ortrain.runtime.aten.operators import ELEMENTWISE
+from ortrain.runtime.aten.operators import ALONG_AN_AXIS, ELEMENTWISE
 
 _SOFTMAX = frozenset({"torch.softmax", "torch._softmax_backward_data"})
 _PRODUCTS = frozenset(
@@ -35,7 +36,7 @@ _PRODUCTS = frozenset(
 _DROPOUT = "hash.dropout"
 # Place of a dropout's index, a number for each row.
 _INDEX = 5
-_EACH = ELEMENTWISE - frozenset("softmax log_softmax cumsum cumprod flip".split())
+_EACH = ELEMENTWISE - ALONG_AN_AXIS
 # Calls that may change places with others.
 _PURE = tuple("torch. aten. nn. batches. blas. hash. late. norms. strips. . = def".split())
 
@@ -108,8 +109,8 @@ class _Row:
         given = [t for line in self.lines for t in line.reads() if t not in self.made]
         others = [root for t in (*self.results, *dict.fromkeys(given)) for root in t.roots]
         return (
-            self._product() is not None
-            and self._operands() is not None
+            self.product is not None
+            and self.operands is not None
             and bool(self.results)
             and not any(map(self._are_scores, (*given, *self.results)))
             and all(t.dims is not None and t.dims[:-2] == self.scores[:-2] for t in self.results)
@@ -117,7 +118,8 @@ class _Row:
             and all(others.count(root) == 1 for t in self.results for root in t.roots)
         )
 
-    def _product(self) -> Line | None:
+    @cached_property
+    def product(self) -> Line | None:
         """The first one that makes scores of what is given."""
         return next(
             (
@@ -130,7 +132,8 @@ class _Row:
             None,
         )
 
-    def _operands(self) -> dict[Tensor, int] | None:
+    @cached_property
+    def operands(self) -> dict[Tensor, int] | None:
         """What is given that has batches or heads, and how many axes of these it lacks.
 
         None where two lines see one tensor differently.
@@ -151,10 +154,11 @@ class _Row:
         needed = {name for line in self.lines for name in _names_read(line)}
         return (
             all(line.function.startswith(_PURE) for line in self.between)
-            and not _names_made(self._after()) & needed
+            and not _names_made(self.after) & needed
         )
 
-    def _after(self) -> list[Line]:
+    @cached_property
+    def after(self) -> list[Line]:
         """The lines between these that read what is made here."""
         made, after = _names_made(self.lines), []
         for line in self.between:
@@ -165,24 +169,22 @@ class _Row:
 
     def move(self, name: Callable[[str], str]) -> None:
         """Puts the lines into a function that runs in strips."""
-        product, operands, after = self._product(), self._operands(), self._after()
-        assert product is not None
-        assert operands is not None
-        left, right = product.args[:2]
+        assert self.product is not None
+        assert self.operands is not None
+        left, right = self.product.args[:2]
         first, origin = Size(name("row")), self.lines[0].origin
         for line in self.lines:
             if line.function == _DROPOUT and len(line.args) <= _INDEX:
                 line.kwargs["first"] = Raw(f"{first} * {line.args[0]}.shape[-2]")
-        body = Block(
-            name("strip"), [*operands], self.block, [first], self.lines, list(self.results)
-        )
+        operands, lacking = [*self.operands], [*self.operands.values()]
+        body = Block(name("strip"), operands, self.block, [first], self.lines, [*self.results])
         size = Raw(f"{left}.shape[-2] * {right}.shape[-1]")
-        given = (body, [*operands], [*operands.values()], len(self.scores) - 2, size)
+        given = (body, operands, lacking, len(self.scores) - 2, size)
         self.block.lines[self.place] = [
-            *[line for line in self.between if line not in after],
+            *[line for line in self.between if line not in self.after],
             Line([], "def", body=body, origin=origin),
             Line([*self.results], "strips.run", given, is_tuple=True, origin=origin),
-            *after,
+            *self.after,
         ]
 
 

@@ -31,6 +31,8 @@ ELEMENTWISE = ARITHMETIC | frozenset(
     isinf isposinf isneginf detach zeros_like ones_like
     """.split()
 )
+# Of these the ones that go along an axis: the others know nothing of one element from another.
+ALONG_AN_AXIS = frozenset("softmax log_softmax cumsum cumprod flip".split())
 # Operators whose result is contiguous, however their operands lie.
 CONTIGUOUS = frozenset(
     """

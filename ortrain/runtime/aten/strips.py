@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 # Elements of the scores in a strip.
@@ -52,7 +51,7 @@ def run(
         cuts = (rows, columns)[:lead]
         parts = [_part(x, cuts[gone:]) for x, gone in zip(operands, missing, strict=True)]
         found = body(rows.start * heads + columns.start, *parts)
-        whole = whole or [torch.empty(_sizes(sizes, x), dtype=x.dtype) for x in found]
+        whole = whole or [x.new_empty([*sizes, *x.shape[lead:]]) for x in found]
         for result, part in zip(whole, found, strict=True):
             result[cuts] = part
     return whole
@@ -71,7 +70,3 @@ def _strips(batch: int, heads: int, scores: int) -> Iterator[Strip]:
 def _part(x: Tensor, cuts: Sequence[slice]) -> Tensor:
     """A strip of an operand; an axis of size 1 stands for all."""
     return x[tuple(slice(None) if x.shape[i] == 1 else cut for i, cut in enumerate(cuts))]
-
-
-def _sizes(sizes: Sequence[int], part: Tensor) -> list[int]:
-    return [*sizes, *part.shape[len(sizes) :]]
