@@ -353,18 +353,10 @@ def _entry(runner: Runner, forward: Callable[..., Any]) -> Entry:
 
 
 def _call(runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs a call, as a range of the profile where one is made."""
-    if profiled():
-        with marked("forward"):
-            return _in_precision(runner, args, kwargs)
-    return _in_precision(runner, args, kwargs)
-
-
-def _in_precision(runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs a call, in the precision that the options ask for."""
-    if runner.options.precision is None:
+    """Runs a call, in the precision that is asked for, as a range of the profile if one is made."""
+    if runner.options.precision is None and not profiled():
         return runner(args, kwargs)
-    with autocast_of(runner.options, runner.module, args, kwargs):
+    with marked("forward"), autocast_of(runner.options, runner.module, args, kwargs):
         return runner(args, kwargs)
 
 

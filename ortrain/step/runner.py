@@ -154,10 +154,13 @@ class Runner:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs one call, as a graph or in PyTorch."""
         if self.spell:
-            modes = self.spell_is_for
-            if modes is None or (self.module.training, is_grad_enabled()) == modes:
+            modes, grad = self.spell_is_for, is_grad_enabled()
+            if modes is None or (self.module.training, grad) == modes:
                 self.spell -= 1
-                self.compiler.described(is_grad_enabled()).eager_calls += 1
+                report = self.report if grad else self.compiler.described(grad)
+                report.eager_calls += 1
+                if self.parts is None:
+                    return self.module(*args, **kwargs)
                 return self._in_pytorch(self.spell_reason, args, kwargs)
             self.spell = 0
         start = contest.now(self.device)
