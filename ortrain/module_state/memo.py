@@ -8,6 +8,7 @@ something else than it did. Results that hold tensors of a trace are no such thi
 
 from __future__ import annotations
 
+import functools
 import gc
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -18,9 +19,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 # What is looked into no further: it was there before a trace, or is the same in every one.
 _CLOSED = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, torch.nn.Module)
-_STAND_INS = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, torch.fx.Proxy)
+_SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_OTHER_STAND_INS = (torch.Tensor, torch.fx.Proxy)
+_STAND_INS = (*_SIZES, *_OTHER_STAND_INS)
 # Objects behind a new result; a memo of larger ones is emptied, as one with tensors is.
 _MOST = 1000
+# Parts of a key; a size that was hashed with it is not deep in it.
+_MOST_OF_A_KEY = 100
 
 _seen: WeakKeyDictionary[Any, tuple[int, int, int]] = WeakKeyDictionary()
 
@@ -55,20 +60,58 @@ def grew(function: Any, held: dict[int, Any]) -> bool:
 
 
 def grew_by_stand_ins(function: Any, held: dict[int, Any]) -> bool:
-    """Whether among what it keeps since then anything holds a tensor, or a size of a trace."""
+    """Whether among what it keeps since then anything holds a tensor, or a size of a trace.
+
+    Sizes do not count where `forget_sizes` is to empty the memo.
+    """
     new = [value for key, value in kept_results(function).items() if key not in held]
-    return any(map(_holds_stand_ins, new))
+    if not any(_holds(value, _STAND_INS) for value in new):
+        return False
+    if not any(map(_names_a_size, _keys(function))):
+        return True
+    return any(_holds(value, _OTHER_STAND_INS) for value in new)
 
 
-def _holds_stand_ins(value: Any) -> bool:
+def _holds(value: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether there is an object of some classes behind a value, or more than can be looked at."""
     seen: dict[int, Any] = {}
     pending = [value]
     while pending:
         each = pending.pop()
         if id(each) in seen or (isinstance(each, _CLOSED) and each is not FakeTensor):
             continue
-        if isinstance(each, _STAND_INS) or each is FakeTensor or len(seen) == _MOST:
+        if isinstance(each, kinds) or each is FakeTensor or len(seen) == _MOST:
             return True
         seen[id(each)] = each
-        pending.extend(gc.get_referents(each))
+        if not isinstance(each, _SIZES):  # behind one is all that its trace knows
+            pending.extend(gc.get_referents(each))
+    return False
+
+
+def forget_sizes() -> None:
+    """Empties each memo of the process that has a size of a trace in a key.
+
+    A later call of the function with the number would find it there, and a result of symbols.
+    """
+    for each in gc.get_objects():
+        if type(each) is functools._lru_cache_wrapper and any(map(_names_a_size, _keys(each))):
+            memo_state(each)
+            each.cache_clear()
+            _seen[each] = 0, 0, _seen[each][2]  # the function has not emptied it
+
+
+def _keys(function: Any) -> list[Any]:
+    tables = [each for each in gc.get_referents(function) if type(each) is dict]
+    return [key for table in tables for key in table]
+
+
+def _names_a_size(key: Any) -> bool:
+    """Whether a key is a size of a trace, or has one among its parts."""
+    pending, count = [key], 0
+    while pending and count < _MOST_OF_A_KEY:
+        each, count = pending.pop(), count + 1
+        if isinstance(each, torch.SymInt):
+            return True
+        if not isinstance(each, (str, int, *_CLOSED)):
+            pending.extend(gc.get_referents(each))
     return False

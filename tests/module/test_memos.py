@@ -181,6 +181,76 @@ def test_a_result_that_a_bounded_memo_drops_is_made_anew() -> None:
     assert ran[-1] == "graph"
 
 
+# -- memos of sizes --------------------------------------------------------------------------------
+
+
+def doubled(shape: tuple[int, ...], factor: int) -> list[int]:
+    return [factor * size for size in shape]
+
+
+memoised = functools.lru_cache(64)(doubled)
+
+
+def scaled_or_own(m: Any, x: Tensor) -> Tensor:
+    """As einops does: sizes that are symbols have no hash."""
+    try:
+        rows, columns = memoised(x.shape, 2)
+    except TypeError:
+        rows, columns = doubled(x.shape, 2)
+    return m.layer(x).repeat(2, 2).reshape(rows, columns) * rows  # type: ignore[no-any-return]
+
+
+def scaled_or_else(m: Any, x: Tensor) -> Tensor:
+    try:
+        rows, _ = memoised(x.shape, 2)
+    except TypeError:
+        rows, _ = doubled(x.shape, 7)
+    return m.layer(x) * rows  # type: ignore[no-any-return]
+
+
+def scaled_by_kept(m: Any, x: Tensor) -> Tensor:
+    return m.layer(x) * memoised(x.shape, 2)[0]  # type: ignore[no-any-return]
+
+
+def scaled_by_parts(m: Any, x: Tensor) -> Tensor:
+    return m.layer(x) * memoised((x.shape[0], (x.shape[1],)[0]), 2)[0]  # type: ignore[no-any-return]
+
+
+@functools.cache
+def looked_up(size: int) -> float:
+    return {2: 1.0, 3: 5.0, 5: 7.0, 6: -2.0, 7: 0.0}[size]
+
+
+def scaled_by_table(m: Any, x: Tensor) -> Tensor:
+    return m.layer(x) * looked_up(x.shape[0])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "forward", [scaled_or_own, scaled_or_else, scaled_by_kept, scaled_by_parts, scaled_by_table]
+)
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["alone", "filled elsewhere"])
+def test_a_memo_of_sizes_gives_eagers_numbers_and_keeps_no_symbols(
+    forward: Callable[[Any, Tensor], Tensor], elsewhere: bool
+) -> None:
+    def build() -> Calls:
+        memoised.cache_clear()
+        looked_up.cache_clear()
+        return Calls(forward)
+
+    def use(_: Calls) -> None:
+        for rows in (3, 5):
+            memoised(torch.Size([rows, 4]), 2)
+            looked_up(rows)
+
+    ran, model = steps(build, change={0: use, 2: use} if elsewhere else None)
+    assert ran[1:] == ["graph"] * 5
+    for rows in (2, 3, 5, 6, 7):
+        assert all(type(size) is int for size in memoised(torch.Size([rows, 4]), 2))
+        assert type(looked_up(rows)) is float
+    if forward is scaled_or_own:
+        assert model.report.captures == 1
+
+
 # -- tables by class -------------------------------------------------------------------------------
 
 

@@ -36,6 +36,32 @@ def widths(size):
         return _guarded(size)
     return size * SETTINGS["factor"]
 """
+# What keeps results lies deeper than a survey of an installed package goes.
+MEMOISED = """
+import functools
+
+
+@functools.lru_cache
+def _kept(sizes):
+    return [2 * size for size in sizes]
+
+
+class Named:
+    @functools.cache
+    def kept(self, sizes):
+        return {"twice": _kept(sizes)}
+
+
+NAMED = Named()
+
+
+def _deeper(sizes):
+    return NAMED.kept(sizes)["twice"]
+
+
+def widths(sizes):
+    return _deeper(sizes)
+"""
 OF_TENSORS = """
 import torch
 
@@ -144,3 +170,25 @@ def test_so_is_a_package_that_works_on_tensors(package: Callable[[str, str, bool
     library.SETTINGS["factor"] = 7
     assert steps(model, module) == ["graph"] * 3
     assert model.report.captures == 2
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["graph", "in PyTorch"])
+def test_no_memo_keeps_sizes_of_a_trace(
+    package: Callable[[str, str, bool], Any], fails: bool
+) -> None:
+    library = package(f"ortrain_test_memoised_{fails}", MEMOISED, True)
+
+    def forward(m: Any, lib: Any, x: Tensor) -> Tensor:
+        rows, columns = lib.widths(x.shape)
+        result = m.layer(x).repeat(2, 2).reshape(rows, columns)
+        return result * (2 if fails and float(result.sum()) > 0 else 1)  # type: ignore[no-any-return]
+
+    module = Calls(forward, library)
+    model = ORTModule(module, options=Options(engine="aten"))
+    for rows in (2, 3, 5, 2, 3, 6):
+        x = torch.arange(4.0 * rows).reshape(rows, 4)
+        loss = model(x).square().sum()  # first, so that what the trace has kept is found
+        loss.backward()
+        assert all(type(size) is int for size in library.widths(torch.Size([rows, 4])))
+        torch.testing.assert_close(loss, module(x).square().sum())
+    assert fails or model.report.mode == "graph"

@@ -38,8 +38,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbol
 from ortrain.capture.origin import OWN, TORCH, origin
 from ortrain.capture.trace.aside import note_answer
 from ortrain.capture.trace.patched import replaced
-from ortrain.capture.trace.statements import only_makes_contiguous
+from ortrain.capture.trace.statements import can_do_without_memo, only_makes_contiguous
 from ortrain.exclusive import this_thread
+from ortrain.module_state.memo import forget_sizes
 
 aten = torch.ops.aten
 
@@ -153,7 +154,20 @@ def asked() -> Iterator[Asked]:
 
         return method
 
+    keys: list[torch.SymInt] = []
+
+    def hashed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def hash_of(size: torch.SymInt) -> Any:
+            asker = sys._getframe(1)
+            if not _is_code(asker) or can_do_without_memo(asker):
+                return method(size)  # torch refuses, as code may expect it to
+            keys.append(size)
+            return hash(int(size))
+
+        return hash_of
+
     with contextlib.ExitStack() as patches:
+        patches.callback(lambda: forget_sizes() if keys else None)
 
         def patch(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
             patches.enter_context(replaced(owner, name, change(getattr(owner, name))))
@@ -162,7 +176,7 @@ def asked() -> Iterator[Asked]:
         for number in (torch.SymInt, torch.SymFloat):
             patch(number, "__repr__", _fixing(str))
             patch(number, "__format__", _fixing(format))
-        patch(torch.SymInt, "__hash__", _fixing(hash))
+        patch(torch.SymInt, "__hash__", hashed)
         for name in ("stride", "is_contiguous", "storage_offset"):
             patch(torch.Tensor, name, layout)
         patch(torch.Tensor, STRIDED, strided)

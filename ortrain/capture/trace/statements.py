@@ -6,6 +6,9 @@ import ast
 import functools
 import linecache
 from types import FrameType
+from typing import Any
+
+Span = tuple[int | None, int | None, int | None, int | None]
 
 
 @functools.lru_cache(maxsize=64)
@@ -54,15 +57,14 @@ def only_makes_contiguous(frame: FrameType) -> bool:
     ``if not x.is_contiguous(): x = x.contiguous()``, and as an expression. Whatever the answer,
     the values are the same.
     """
-    line, end, column, end_column = [*frame.f_code.co_positions()][frame.f_lasti // 2]
+    running = _running(frame)
     for node in nodes_of(frame.f_code.co_filename):
         if not isinstance(node, ast.If | ast.IfExp):
             continue
         test = node.test
         negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
         asked = test.operand if isinstance(test, ast.UnaryOp) else test
-        span = (asked.lineno, asked.end_lineno, asked.col_offset, asked.end_col_offset)
-        if span == (line, end, column, end_column):
+        if _span(asked) == running:
             return _is_made_contiguous(node, asked, negated)
     return False
 
@@ -77,3 +79,53 @@ def _is_made_contiguous(node: ast.If | ast.IfExp, asked: ast.expr, negated: bool
         return ways == ((made, kept) if negated else (kept, made))
     body = "; ".join(ast.unparse(statement) for statement in node.body)
     return negated and not node.orelse and body == f"{tensor} = {made}"
+
+
+def can_do_without_memo(frame: FrameType) -> bool:
+    """Whether a frame calls a memo, and that memo's own function where a key has no hash.
+
+    ``try: y = memo(x)``, ``except TypeError: y = function(x)``, as einops does for sizes that are
+    symbols. Whichever of the two runs, the result is the same.
+    """
+    running = _running(frame)
+    for node in nodes_of(frame.f_code.co_filename):
+        if not isinstance(node, ast.Try):
+            continue
+        for call in _calls(node.body):
+            if _span(call) != running:
+                continue
+            own = getattr(_value(call.func, frame), "__wrapped__", None)
+            return own is not None and any(
+                _value(other.func, frame) is own and _given(other) == _given(call)
+                for handler in node.handlers
+                if isinstance(handler.type, ast.Name) and handler.type.id == TypeError.__name__
+                for other in _calls(handler.body)
+            )
+    return False
+
+
+def _running(frame: FrameType) -> Span:
+    """Where in the file the expression stands that a frame evaluates."""
+    return [*frame.f_code.co_positions()][frame.f_lasti // 2]
+
+
+def _span(node: ast.expr) -> Span:
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
+
+
+def _calls(body: list[ast.stmt]) -> list[ast.Call]:
+    return [n for each in body for n in ast.walk(each) if isinstance(n, ast.Call)]
+
+
+def _given(call: ast.Call) -> list[str]:
+    """The arguments of a call."""
+    return [ast.dump(each) for each in (*call.args, *call.keywords)]
+
+
+def _value(name: ast.expr, frame: FrameType) -> Any:
+    """What a name, or an attribute of one, stands for in a frame; None where that is unknown."""
+    if isinstance(name, ast.Attribute):
+        return getattr(_value(name.value, frame), name.attr, None)
+    if not isinstance(name, ast.Name):
+        return None
+    return {**frame.f_globals, **frame.f_locals}.get(name.id)
