@@ -12,7 +12,13 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ortrain.module_state.memo import grew, grew_by_stand_ins, kept_results, memo_state
+from ortrain.module_state.memo import (
+    forget_sizes_of,
+    grew,
+    grew_by_stand_ins,
+    kept_results,
+    memo_state,
+)
 from ortrain.module_state.value import ABSENT, dict_kind, elements, entries, same
 
 
@@ -398,7 +404,9 @@ class Memo(Container):
 
     def _holds(self, held: tuple[tuple[int, int], dict[int, Any]]) -> bool:
         before, results = held
-        return memo_state(self.object) == before and not grew_by_stand_ins(self.object, results)
+        holds = memo_state(self.object) == before and not grew_by_stand_ins(self.object, results)
+        forget_sizes_of(self.object)
+        return holds
 
     def forget(self, held: tuple[tuple[int, int], dict[int, Any]]) -> None:
         """Empties a memo that has any new result."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,6 +25,7 @@ _OTHER_STAND_INS = (torch.Tensor, torch.fx.Proxy)
 _STAND_INS = (*_SIZES, *_OTHER_STAND_INS)
 # Objects behind a new result; a memo of larger ones is emptied, as one with tensors is.
 _MOST = 1000
+_MEMO = functools._lru_cache_wrapper
 # Parts of a key; a size that was hashed with it is not deep in it.
 _MOST_OF_A_KEY = 100
 
@@ -62,7 +64,7 @@ def grew(function: Any, held: dict[int, Any]) -> bool:
 def grew_by_stand_ins(function: Any, held: dict[int, Any]) -> bool:
     """Whether among what it keeps since then anything holds a tensor, or a size of a trace.
 
-    Sizes do not count where `forget_sizes` is to empty the memo.
+    Sizes do not count where `forget_sizes_of` empties the memo.
     """
     new = [value for key, value in kept_results(function).items() if key not in held]
     if not any(_holds(value, _STAND_INS) for value in new):
@@ -93,11 +95,31 @@ def forget_sizes() -> None:
 
     A later call of the function with the number would find it there, and a result of symbols.
     """
-    for each in gc.get_objects():
-        if type(each) is functools._lru_cache_wrapper and any(map(_names_a_size, _keys(each))):
-            memo_state(each)
-            each.cache_clear()
-            _seen[each] = 0, 0, _seen[each][2]  # the function has not emptied it
+    for each in _memos():
+        forget_sizes_of(each)
+
+
+def forget_sizes_of(function: Any) -> None:
+    """Empties a memo if it has a size of a trace in a key."""
+    if any(map(_names_a_size, _keys(function))):
+        memo_state(function)
+        function.cache_clear()
+        _seen[function] = 0, 0, _seen[function][2]  # the function has not emptied it
+
+
+def _memos() -> list[Any]:
+    """The memos of modules and classes, and what others the garbage collector knows.
+
+    It does not tell of what was there when somebody has called ``gc.freeze()``.
+    """
+    # By their own classes: some objects warn when they are asked for one.
+    modules = [each for each in list(sys.modules.values()) if issubclass(type(each), ModuleType)]
+    spaces = [vars(each) for each in modules]
+    classes = {c for space in spaces for c in list(space.values()) if issubclass(type(c), type)}
+    spaces += [dict(vars(each)) for each in classes]
+    named = [each for space in spaces for each in list(space.values())]
+    found = {id(each): each for each in (*named, *gc.get_objects()) if type(each) is _MEMO}
+    return [*found.values()]
 
 
 def _keys(function: Any) -> list[Any]:
