@@ -157,10 +157,7 @@ class Runner:
             modes, grad = self.spell_is_for, is_grad_enabled()
             if modes is None or (self.module.training, grad) == modes:
                 self.spell -= 1
-                report = self.report if grad else self.compiler.described(grad)
-                report.eager_calls += 1
-                if self.parts is None:
-                    return self.module(*args, **kwargs)
+                self.compiler.described(grad).eager_calls += 1
                 return self._in_pytorch(self.spell_reason, args, kwargs)
             self.spell = 0
         start = contest.now(self.device)
