@@ -25,9 +25,8 @@ from ortrain.kept.context import Context, contexts
 from ortrain.kept.parameter import BUFFERS, Parameter, instead
 from ortrain.kept.parameter import memory_of as _memory
 from ortrain.kept.premises import Premises
-from ortrain.kept.shared import Watched
+from ortrain.kept.shared import Handed, Watched
 from ortrain.kept.times import Times
-from ortrain.module_state.fact import version_of
 
 _class: Any = Tensor  # with what is private in it
 _storage_users: Callable[[int], int] = torch._C._storage_Use_Count
@@ -276,10 +275,11 @@ class Kept:
             inputs: that it is given by the graph.
             given: the same, or leaves that take their places; parameters may be put there.
         """
-        tensors = {i: t for i, t in enumerate(inputs) if isinstance(t, Tensor)}
-        versions = {i: version_of(t) for i, t in tensors.items()}
+        places = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
+        # What takes the place of an input shares its count of writes, and may show other memory.
+        handed = Handed(values[i] for values in (inputs, given) for i in places)
         output = self.call(given)
-        changed = [i for i, t in tensors.items() if version_of(t) != versions[i]]
+        changed = {places[n % len(places)] for n in handed.changed()}
         first = len(self.arguments.plain)
         self._expect_weights(p for i, p in enumerate(self.parameters, first) if i in changed)
         if changed:

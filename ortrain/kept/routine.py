@@ -20,8 +20,7 @@ from ortrain.guards.autocast import Autocast
 from ortrain.kept.arguments import Arguments
 from ortrain.kept.call import Kept, Site
 from ortrain.kept.parameter import Parameter, memory_of
-from ortrain.kept.shared import silent
-from ortrain.module_state.fact import contents
+from ortrain.kept.shared import Handed, silent
 from ortrain.module_state.holder import same_elements
 
 
@@ -110,23 +109,19 @@ class Routine(Kept):
             passed[i] = passed[i].clone()
         copies = {i: passed[i] for i in self.guarded}
         watched = [*passed[:count], *[p.tensor for p in self.parameters]]
-        versions = contents(watched)
+        handed = Handed(watched)
         try:
             output = self.call(passed)
         except CheckFailed:
             raise
         except Exception as error:
             raise self.strays(f"it raises {type(error).__name__}: {error}") from error
-        changed = [
-            i
-            for i, (old, new) in enumerate(zip(versions, contents(watched), strict=True))
-            if old != new
-        ]
-        if not {*changed} <= {*self.written}:
+        changed = {*handed.changed()}
+        if not changed <= {*self.written}:
             own = [*range(count), *range(first, count)]  # places of what is watched
             self._expect_weights(
                 self.parameters[own[i] - first]
-                for i in {*changed} - {*self.written} - {*self.guarded}
+                for i in changed - {*self.written} - {*self.guarded}
                 if own[i] >= first
             )
             raise self.strays("it changes another one of its arguments in place")

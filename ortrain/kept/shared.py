@@ -19,6 +19,29 @@ from ortrain.module_state.fact import version_of
 from ortrain.module_state.holder import same_elements
 
 
+class Handed:
+    """Tensors that code is about to be given, with the memory that they show and its writes so far.
+
+    Args:
+        tensors: with strides.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        # The memory itself: another one may come to lie where one that nobody holds has lain.
+        self._tensors = [(t, version_of(t), t.untyped_storage()) for t in tensors]
+
+    def changed(self) -> list[int]:
+        """The places of those that were written to, as far as PyTorch counts, or show other memory.
+
+        Other memory comes of ``tensor.data = other``, which is no write that is counted.
+        """
+        return [
+            i
+            for i, (tensor, version, memory) in enumerate(self._tensors)
+            if version_of(tensor) != version or tensor.untyped_storage()._cdata != memory._cdata
+        ]
+
+
 class Watched:
     """Tensors that nothing may write to, with what they held.
 

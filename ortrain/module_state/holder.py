@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -292,29 +293,32 @@ class Entries(Container):
 
 
 class Elements(Container):
-    """The contents of a numpy array, a bytearray or a tensor."""
+    """The contents of a numpy array, a bytearray or a tensor, and whether that has a history."""
 
     __slots__ = ()
 
     def _read(self) -> Any:
         if isinstance(self.object, torch.Tensor):
-            return self.object.detach().clone()
+            return self.object.detach().clone().requires_grad_(self.object.requires_grad)
         return self.object.copy()
 
     def _write(self, held: Any) -> None:
+        if isinstance(self.object, torch.Tensor) and self.object.requires_grad > held.requires_grad:
+            with contextlib.suppress(RuntimeError):  # of a view it cannot be taken off
+                self.object.detach_()  # a trace has written to it what may have a gradient there
         if self._holds(held):
             return
         if isinstance(self.object, torch.Tensor):
             if _form(self.object) == _form(held):
-                self.object.data.copy_(held)
+                self.object.data.copy_(held.detach())
             else:  # a trace may have put a tensor without contents there
-                self.object.data = held
+                self.object.data = held.detach()
         else:
             self.object[...] = held
 
     def _holds(self, held: Any) -> bool:
         if isinstance(self.object, torch.Tensor):
-            return same_elements(self.object.detach(), held)
+            return same_elements(self.object.detach(), held.detach())
         return _bytes(self.object) == _bytes(held)
 
 

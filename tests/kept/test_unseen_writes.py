@@ -2,11 +2,12 @@
 
 The code is captured, or stays PyTorch's as a module that is named, or as a method that computes
 with NumPy. What it holds is a buffer, a parameter or an attribute; other parts of the graph read it
-before, after or not at all.
+before, after or not at all. Or it is an argument of the code, which others have as well.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -145,3 +146,217 @@ def test_what_a_forward_writes_is_as_in_eager(
         assert found == expected
     else:
         torch.testing.assert_close(found, expected)
+
+
+class Fills(torch.autograd.Function):
+    """Doubles, and writes to what it is given to work in."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, scratch: Tensor, write: str) -> Tensor:
+        WRITES[write](_Held(scratch), y.clamp(min=0))
+        return y * 2 + scratch.mean()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient * 2, None, None
+
+
+class _Held:
+    def __init__(self, held: Tensor) -> None:
+        self.held = held
+
+
+class FillsIn(nn.Module):
+    """The same as a module, and as a method."""
+
+    def forward(self, y: Tensor, scratch: Tensor, write: str) -> Tensor:
+        WRITES[write](_Held(scratch), y.detach().clamp(min=0))
+        return y * 2 + scratch.mean()
+
+    def in_numpy(self, y: Tensor, scratch: Tensor, write: str) -> Tensor:
+        np.linalg.svd(y.detach().numpy())
+        WRITES[write](_Held(scratch), y.detach().clamp(min=0))
+        return y * 2 + scratch.mean()
+
+
+class Worker(nn.Module):
+    """Has code work in a tensor, and reads that tensor itself."""
+
+    def __init__(self, how: str, write: str, source: str) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE)
+        self.fills, self.how, self.write, self.source = FillsIn(), how, write, source
+        self.register_buffer("state", torch.ones(SIZE))
+        self.attribute = torch.ones(SIZE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.first(x)
+        with torch.no_grad():
+            scratch = SCRATCHES[self.source](self, y)
+        calls: dict[str, Any] = {
+            "captured": self.fills,
+            "function": Fills.apply,
+            "module": self.fills,
+            "routine": self.fills.in_numpy,
+        }
+        call = calls[self.how]
+        result: Tensor = self.last(call(y, scratch, self.write)) * scratch
+        return result
+
+
+# The graph of a first batch has them as constants, as values of its own, or as those of others.
+SCRATCHES: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "zeros": lambda m, y: torch.zeros(SIZE),
+    "counted": lambda m, y: torch.arange(SIZE) * 1.0,
+    "literal": lambda m, y: torch.tensor([0.5] * SIZE),
+    "computed": lambda m, y: y.mean(0),
+    "state": lambda m, y: m.state,
+    "empty": lambda m, y: torch.empty_like(y[0]).fill_(1.0),
+    "attribute": lambda m, y: m.attribute,
+}
+ARGUMENTS = [
+    (how, write, source)
+    for how, write, source in itertools.product(
+        ["function", "module", "routine"], WRITES, SCRATCHES
+    )
+    # A number that PyTorch counts as no write would be one of the process: autograd refuses it.
+    if write != "replaced"
+]
+
+
+@pytest.mark.parametrize(("how", "write", "source"), table(ARGUMENTS, one_in=4))
+def test_what_code_writes_to_its_argument_is_as_in_eager(how: str, write: str, source: str) -> None:
+    """The first batch writes what is there, so that no comparison of that one tells of it."""
+    torch.manual_seed(0)
+    eager = Worker(how, write, source)
+    graph = copy.deepcopy(eager)
+    kept = ("fills",) if how == "module" else ()
+    wrapped = ORTModule(graph, options=Options(engine="aten", keep_in_torch=kept))
+    expected, found = worked(eager, eager), worked(wrapped, graph)
+    if isinstance(expected, str):
+        assert found == expected
+    else:
+        torch.testing.assert_close(found, expected)
+
+
+def worked(model: nn.Module, plain: Worker | Weighing) -> list[Tensor] | str:
+    """What four steps give and leave; or the error of the first that fails."""
+    found = []
+    try:
+        for step in range(4):
+            with torch.no_grad():
+                plain.first.bias.fill_(step - 4.0 if step == 0 else step)
+            generator = torch.Generator().manual_seed(step)
+            output = model(torch.randn(4, SIZE, generator=generator))
+            output.sum().backward()
+            found += [output.detach().clone(), plain.state.clone(), plain.attribute.clone()]
+            found += [p.grad.clone() for p in plain.parameters() if p.grad is not None]
+            model.zero_grad()
+    except RuntimeError as error:
+        return str(error).partition("[")[0]
+    return found
+
+
+class WritesBackward(torch.autograd.Function):
+    """Weighs a row, and writes in its backward to what it has saved."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, weights: Tensor, what: int, write: str) -> Tensor:
+        result = y * weights
+        ctx.save_for_backward(y, weights, result)
+        ctx.what, ctx.write = what, write
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        saved = ctx.saved_tensors
+        found = gradient * saved[1] + 0.1 * saved[0] + 0.1 * saved[2]
+        WRITES[ctx.write](_Held(saved[ctx.what]), gradient)
+        return found, None, None, None
+
+
+class Weighing(nn.Module):
+    """Has a function write in its backward to what others have as well."""
+
+    def __init__(self, what: int, write: str) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE)
+        self.what, self.write = what, write
+        self.register_buffer("state", torch.ones(SIZE))
+        self.attribute = torch.ones(SIZE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.first(x)
+        weights = torch.tensor([0.5] * SIZE)
+        weighed = WritesBackward.apply(y, weights, self.what, self.write)
+        result: Tensor = self.last(weighed) * weights + y.sin()
+        return result
+
+
+BACKWARDS = [
+    (what, write)
+    for what, write in itertools.product(["its argument", "a constant", "its result"], WRITES)
+    if write != "replaced"
+]
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize(("what", "write"), table(BACKWARDS, one_in=4))
+def test_what_a_backward_writes_is_as_in_eager(engine: str, what: str, write: str) -> None:
+    torch.manual_seed(0)
+    eager = Weighing(["its argument", "a constant", "its result"].index(what), write)
+    graph = copy.deepcopy(eager)
+    wrapped = ORTModule(graph, options=Options(engine=engine))
+    expected, found = worked(eager, eager), worked(wrapped, graph)
+    if isinstance(expected, str):
+        assert found == expected
+    else:
+        torch.testing.assert_close(found, expected)
+
+
+class TwoResults(nn.Module):
+    """Doubles, and passes something on that has no gradient."""
+
+    def forward(self, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return y * 2, x * 3
+
+    def in_numpy(self, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        np.linalg.svd(y.detach().numpy())
+        return y * 2, x * 3
+
+
+class Remembering(nn.Module):
+    """Writes to an attribute what a call gives besides its result."""
+
+    def __init__(self, how: str, write: str) -> None:
+        super().__init__()
+        self.first, self.calls = nn.Linear(SIZE, SIZE), TwoResults()
+        self.how, self.write = how, write
+        self.held = torch.ones(SIZE)
+        self.in_a_list = [torch.ones(SIZE)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        call = self.calls.in_numpy if self.how == "routine" else self.calls
+        y, seen = call(self.first(x), x)
+        WRITES[self.write](self, seen)
+        WRITES[self.write](_Held(self.in_a_list[0]), seen)
+        result: Tensor = y
+        return result
+
+
+@pytest.mark.parametrize("how", ["captured", "module", "routine"])
+@pytest.mark.parametrize("write", [each for each in WRITES if each not in ("replaced", "NumPy")])
+def test_a_trace_leaves_no_history_on_an_attribute(how: str, write: str) -> None:
+    """In a trace what a call gives may all have a gradient; a backward of it would go there."""
+    torch.manual_seed(0)
+    eager = Remembering(how, write)
+    graph = copy.deepcopy(eager)
+    kept = ("calls",) if how == "module" else ()
+    wrapped = ORTModule(graph, options=Options(engine="aten", keep_in_torch=kept))
+    for step in range(3):
+        x = torch.randn(4, SIZE, generator=torch.Generator().manual_seed(step))
+        eager(x).sum().backward()
+        wrapped(x).sum().backward()
+        torch.testing.assert_close(graph.held, eager.held)
+        for tensor in (graph.held, graph.in_a_list[0]):
+            assert not tensor.requires_grad

@@ -36,6 +36,11 @@ def kept_in_context(ctx: Any, x: Tensor) -> Tensor:
     return x * 2
 
 
+def copied_in_context(ctx: Any, x: Tensor) -> Tensor:
+    ctx.save_for_backward(x.clone())
+    return x * 2
+
+
 # -- each token alone ------------------------------------------------------------------------------
 
 _SCALE = 0.25
@@ -405,7 +410,7 @@ MIXING: dict[str, tuple[Any, str]] = {
     "a sum of gradients": (function(same, summed), "a sum over tokens to each"),
     "a cosine of the gradient": (function(same, cosine), "without a gradient"),
     "a write to what was saved": (
-        function(kept_in_context, written_into),
+        function(copied_in_context, written_into),
         "writes to what it was given",
     ),
     "a mean for the weight": (function(mean_weight, of_mean_weight), "mean goes over tokens"),

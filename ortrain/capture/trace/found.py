@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ortrain.capture.trace.writes import written_by
 from ortrain.errors import CaptureError
 from ortrain.kept.arguments import Result
 from ortrain.kept.call import Kept, Site
 from ortrain.kept.effects import Watch
+from ortrain.kept.shared import Handed
 from ortrain.module_state.holder import Contents, were_written
 from ortrain.module_state.untouched import untouched
 
@@ -60,9 +62,9 @@ def find(call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> Found:
         tracked[:count] = call.arguments.plain
     if call.buffers:
         tracked[-len(call.buffers) :] = [False] * len(call.buffers)
-    draws, module = _Draws(), call.module
+    effects, module = Effects(), call.module
     around = contextlib.nullcontext() if module is None else untouched(module)
-    with around, torch.set_grad_enabled(call.grad), draws, _marked_dirty() as dirty:
+    with around, torch.set_grad_enabled(call.grad), effects, _marked_dirty() as dirty:
         watch = None if module is None else Watch(module)
         leaves = [
             t.detach().requires_grad_(call.grad and p and t.is_floating_point())
@@ -70,19 +72,20 @@ def find(call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> Found:
         ]
         # No leaves, into which autograd lets nobody write: what is written to shall be seen.
         given = [*(t.clone() for t in leaves[:count]), *leaves[count:]]
-        versions = [t._version for t in given]
         own = given[: len(given) - len(call.buffers)]
-        held = [Contents(t) for t in own]
+        handed, held = Handed(given), [Contents(t) for t in own]
         output = call.call([*given, *sizes], own=False)
         if were_written(held):
             raise UnseenWrites
-        if dirty or versions != [t._version for t in given]:
+        if dirty or handed.changed() or effects.wrote_to(own):
             raise refused(call.site, "it changes one of its arguments in place")
         result = Result(output)
-        repeatable = not draws.seen and (watch is None or not watch.changed())
+        repeatable = not effects.drew and (watch is None or not watch.changed())
         if call.custom_function is not None and call.comes_to_more:
             repeatable = False  # nothing watches what it is given
         connected = _connected(result.tensors, leaves)
+        if handed.changed() or were_written(held) or effects.wrote_to(own):
+            raise refused(call.site, "its backward changes one of its arguments in place")
         return Found(
             result,
             [t.detach() for t in result.tensors],
@@ -136,16 +139,30 @@ def _connected(results: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[bool
     return [id(leaf) in reached for leaf in leaves]
 
 
-class _Draws(TorchDispatchMode):
-    """Sees whether random numbers are drawn."""
+class Effects(TorchDispatchMode):
+    """Sees what operators do besides computing: whether they draw, and to what memory they write.
 
-    seen = False
+    Of tensors without contents nothing else tells that their data was written to.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drew = False
+        self._written: dict[int, torch.UntypedStorage] = {}  # held, so that no address comes twice
+
+    def wrote_to(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether something was written to the memory of one of them."""
+        return any(t.untyped_storage()._cdata in self._written for t in tensors)
 
     def __torch_dispatch__(
         self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        self.seen |= torch.Tag.nondeterministic_seeded in operator.tags
-        return operator(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        self.drew |= torch.Tag.nondeterministic_seeded in operator.tags
+        for written in written_by(operator, args, kwargs):
+            memory = written.untyped_storage()
+            self._written[memory._cdata] = memory
+        return operator(*args, **kwargs)
 
 
 @contextlib.contextmanager

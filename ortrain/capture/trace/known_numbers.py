@@ -34,6 +34,7 @@ from ortrain.capture.trace import exact_numbers as exact
 from ortrain.capture.trace.exact_numbers import Inexact, number_of
 from ortrain.capture.trace.number_rules import RULES, UNREAD, WRITING, Form, Rule, Vector
 from ortrain.capture.trace.patched import replaced
+from ortrain.capture.trace.writes import written_by
 from ortrain.exclusive import this_thread
 from ortrain.module_state.survey import compared
 
@@ -195,7 +196,8 @@ def numbers_remembered() -> Iterator[None]:
         found = own(mode, operator, types, args, kwargs)
         with torch._C.DisableTorchFunction():
             if known.any:
-                _note_writes(known, operator, args, kwargs)
+                for written in written_by(operator, args, kwargs):
+                    known.written(written)
             if rule is not None and given is not None:
                 _note(known, rule, *given, found)
         return found
@@ -281,19 +283,6 @@ def _note(known: _Known, rule: Rule, args: Any, kwargs: dict[str, Any], found: A
 
 def _is_row(found: Any) -> bool:
     return isinstance(found, list | tuple) and all(isinstance(each, Tensor) for each in found)
-
-
-def _note_writes(known: _Known, operator: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    schema = getattr(operator, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return
-    for place, argument in enumerate(schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[place] if place < len(args) else kwargs.get(argument.name)
-        for each in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(each, Tensor):
-                known.written(each)
 
 
 def _whole(own: Callable[[float], int], rounding: Callable[[Any], Any]) -> Callable[..., Any]:

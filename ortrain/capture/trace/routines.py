@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from ortrain.capture.trace.aside import aside, is_aside
@@ -94,6 +95,8 @@ def _keep(known: Keeper, function: FunctionType, own: FunctionType, args: Any, k
     tensors = [*arguments.tensors, *[p.tensor for p in (*held, *call.buffers)]]
     users = {t.untyped_storage()._cdata: t for t in known.given}
     theirs = [i for i in range(first) if tensors[i].untyped_storage()._cdata in users]
+    if not all(isinstance(tensors[i], FakeTensor) for i in seen.written):
+        raise refused(site, "it changes a tensor in place that the module has as a plain attribute")
     call.written, call.own = seen.written, seen.own
     call.returned = [i for i in seen.written if i in theirs]
     if any(users[tensors[i].untyped_storage()._cdata] is not tensors[i] for i in call.returned):

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ortrain.capture.origin import place
-from ortrain.capture.trace.found import Found, refused
+from ortrain.capture.trace.found import Effects, Found, refused
 from ortrain.capture.trace.functions import called_instead, twin_of
 from ortrain.capture.trace.keeping import Keeper
 from ortrain.errors import CaptureError, listing
@@ -200,11 +200,11 @@ def _seen(site: Site, own: FunctionType, args: Any, kwargs: Any, state: _State) 
     states = [generator_state(each) for each in state.generators]
     torchs = _torch_states()
     weights = [t for t, p in zip(stand_ins, registered, strict=True) if p.registry == PARAMETERS]
-    reads = _Reads(weights)
+    reads, effects = _Reads(weights), Effects()
     with instead(registered, stand_ins), torch.set_grad_enabled(grad), autocast_as(active()):
         before = state.holders()
         filled, named = arguments.filled(given)
-        with reads, warnings.catch_warnings():
+        with reads, effects, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the call itself says it again
             output = own(*filled, **named)
         changed = _changed(before, registered, stand_ins)
@@ -224,7 +224,8 @@ def _seen(site: Site, own: FunctionType, args: Any, kwargs: Any, state: _State) 
         for i, (t, v) in enumerate(zip(everything, versions, strict=True))
         if t._version != v or (i >= count and _differs_unseen(t, registered[i - count]))
     ]
-    _check_written(site, written, everything, leaves, registered, reads)
+    unseen = {i for i, t in enumerate(given) if effects.wrote_to([t])} - {*written}
+    _check_written(site, written, unseen, everything, leaves, registered, reads)
     _check_given_once(site, written, [*tensors, *[p.tensor for p in registered]])
     result = Result(output)
     if result.constants:
@@ -324,6 +325,7 @@ def _changed(
 def _check_written(
     site: Site,
     written: Sequence[int],
+    unseen: Collection[int],
     everything: Sequence[Tensor],
     leaves: Sequence[Tensor],
     registered: Sequence[Parameter],
@@ -335,7 +337,9 @@ def _check_written(
         if i >= count and registered[i - count].registry == PARAMETERS:
             raise refused(site, "it changes a parameter in place")
     for i, leaf in enumerate(leaves):
-        if i not in written and not same_elements(everything[i].detach(), leaf.detach()):
+        if i in unseen or (
+            i not in written and not same_elements(everything[i].detach(), leaf.detach())
+        ):
             raise refused(site, "it changes an argument in a way that PyTorch does not see")
     known = {id(t) for t in everything}
     for tensor in reads.read.values():

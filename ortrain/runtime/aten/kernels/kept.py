@@ -14,7 +14,7 @@ def kept(t, *tensors, key, sizes=0, connected=(), needs=(), axes=(), packed=0, n
     The context refers to what the call was given and to what it gave.
     """
     first = len(tensors) - sizes
-    given = [t.tensor(v) for v in tensors[:first]]
+    given = [_passing(t, t.tensor(v)) for v in tensors[:first]]
     given += [t.number(v) if isinstance(v, Host) else v for v in tensors[first:]]
     called = t.keeper("kept", ortrain.kept.call.kept(key))
     context = node.outputs[-1] if needs else None
@@ -30,6 +30,15 @@ def kept(t, *tensors, key, sizes=0, connected=(), needs=(), axes=(), packed=0, n
     shared = [v for v in (*given, *results) if isinstance(v, Tensor)]
     saved.roots = saved.roots.union(*(v.roots for v in shared))
     return (*results, saved)
+
+
+def _passing(t, tensor):
+    """The tensor, but of a constant a copy, as the user's code makes it anew for each call.
+
+    What that writes to it, and nobody sees, would stay for the next step.
+    """
+    lasting = {root for each in t.constants.values() for root in each.roots}
+    return tensor.clone() if tensor.roots & lasting else tensor
 
 
 @kernel("ortrain::KeptGrad")

@@ -1,0 +1,22 @@
+"""What an operator writes to, as its schema says; PyTorch's own counts leave out what is data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+
+def written_by(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """The tensors among an operator's arguments that it writes to."""
+    schema = getattr(operator, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[place] if place < len(args) else kwargs.get(argument.name)
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(each, Tensor):
+                yield each
