@@ -126,6 +126,14 @@ def trained(model: nn.Module, plain: Around) -> list[Tensor] | str:
     return found
 
 
+def compare(found: list[Tensor] | str, expected: list[Tensor] | str) -> None:
+    """The numbers of steps, or the errors, with those of eager."""
+    if isinstance(expected, str):
+        assert found == expected
+    else:
+        torch.testing.assert_close(found, expected)
+
+
 CASES = [
     (how, write, holder, READERS[i % 3], 1 + i // 3 % 2)
     for i, (how, holder, write) in enumerate(
@@ -141,11 +149,7 @@ def test_what_a_forward_writes_is_as_in_eager(
     eager, graph = (made(how, write, holder, reader, rows) for _ in range(2))
     kept = ("writer",) if how == "module" else ()
     wrapped = ORTModule(graph, options=Options(engine="aten", keep_in_torch=kept))
-    expected, found = trained(eager, eager), trained(wrapped, graph)
-    if isinstance(expected, str):
-        assert found == expected
-    else:
-        torch.testing.assert_close(found, expected)
+    compare(trained(wrapped, graph), trained(eager, eager))
 
 
 class Fills(torch.autograd.Function):
@@ -232,11 +236,7 @@ def test_what_code_writes_to_its_argument_is_as_in_eager(how: str, write: str, s
     graph = copy.deepcopy(eager)
     kept = ("fills",) if how == "module" else ()
     wrapped = ORTModule(graph, options=Options(engine="aten", keep_in_torch=kept))
-    expected, found = worked(eager, eager), worked(wrapped, graph)
-    if isinstance(expected, str):
-        assert found == expected
-    else:
-        torch.testing.assert_close(found, expected)
+    compare(worked(wrapped, graph), worked(eager, eager))
 
 
 def worked(model: nn.Module, plain: Worker | Weighing) -> list[Tensor] | str:
@@ -307,11 +307,7 @@ def test_what_a_backward_writes_is_as_in_eager(engine: str, what: str, write: st
     eager = Weighing(["its argument", "a constant", "its result"].index(what), write)
     graph = copy.deepcopy(eager)
     wrapped = ORTModule(graph, options=Options(engine=engine))
-    expected, found = worked(eager, eager), worked(wrapped, graph)
-    if isinstance(expected, str):
-        assert found == expected
-    else:
-        torch.testing.assert_close(found, expected)
+    compare(worked(wrapped, graph), worked(eager, eager))
 
 
 class TwoResults(nn.Module):
