@@ -276,10 +276,9 @@ class Kept:
             given: the same, or leaves that take their places; parameters may be put there.
         """
         places = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
-        # What takes the place of an input shares its count of writes, and may show other memory.
-        handed = Handed(values[i] for values in (inputs, given) for i in places)
+        handed = Handed(given[i] for i in places)  # leaves count what is written to their inputs
         output = self.call(given)
-        changed = {places[n % len(places)] for n in handed.changed()}
+        changed = {places[n] for n in handed.changed()}
         first = len(self.arguments.plain)
         self._expect_weights(p for i, p in enumerate(self.parameters, first) if i in changed)
         if changed:

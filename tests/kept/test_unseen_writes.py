@@ -221,10 +221,9 @@ SCRATCHES: dict[str, Callable[[Any, Tensor], Tensor]] = {
 ARGUMENTS = [
     (how, write, source)
     for how, write, source in itertools.product(
-        ["function", "module", "routine"], WRITES, SCRATCHES
+        ["captured", "function", "module", "routine"], WRITES, SCRATCHES
     )
-    # A number that PyTorch counts as no write would be one of the process: autograd refuses it.
-    if write != "replaced"
+    if write != "replaced"  # by which an argument gets another name alone
 ]
 
 

@@ -224,8 +224,7 @@ def _seen(site: Site, own: FunctionType, args: Any, kwargs: Any, state: _State) 
         for i, (t, v) in enumerate(zip(everything, versions, strict=True))
         if t._version != v or (i >= count and _differs_unseen(t, registered[i - count]))
     ]
-    unseen = {i for i, t in enumerate(given) if effects.wrote_to([t])} - {*written}
-    _check_written(site, written, unseen, everything, leaves, registered, reads)
+    _check_written(site, written, everything, leaves, registered, reads, effects)
     _check_given_once(site, written, [*tensors, *[p.tensor for p in registered]])
     result = Result(output)
     if result.constants:
@@ -325,11 +324,11 @@ def _changed(
 def _check_written(
     site: Site,
     written: Sequence[int],
-    unseen: Collection[int],
     everything: Sequence[Tensor],
     leaves: Sequence[Tensor],
     registered: Sequence[Parameter],
     reads: _Reads,
+    effects: Effects,
 ) -> None:
     """Raises where something is written to that a node cannot hand on."""
     count = len(leaves)
@@ -337,9 +336,10 @@ def _check_written(
         if i >= count and registered[i - count].registry == PARAMETERS:
             raise refused(site, "it changes a parameter in place")
     for i, leaf in enumerate(leaves):
-        if i in unseen or (
-            i not in written and not same_elements(everything[i].detach(), leaf.detach())
-        ):
+        if i in written:
+            continue
+        given = everything[i]
+        if effects.wrote_to([given]) or not same_elements(given.detach(), leaf.detach()):
             raise refused(site, "it changes an argument in a way that PyTorch does not see")
     known = {id(t) for t in everything}
     for tensor in reads.read.values():

@@ -116,9 +116,7 @@ class Writer:
         """
         found = [self.tensor(self.operand(v)) for v in graph.outputs]
         saved = [role_of(v) is Role.SAVED for v in graph.outputs]
-        taken = {
-            root for t in (*self.block.parameters, *self.constants.values()) for root in t.roots
-        }
+        taken = self.lasting.union(*(t.roots for t in self.block.parameters))
         taken_by_others: set[str] = {
             r for t, s in zip(found, saved, strict=True) if s for r in t.roots
         }
@@ -136,6 +134,11 @@ class Writer:
                 taken_by_others |= tensor.roots
             results.append(tensor)
         return results
+
+    @property
+    def lasting(self) -> frozenset[str]:
+        """The roots of what is there from call to call: the constants."""
+        return frozenset().union(*(t.roots for t in self.constants.values()))
 
     def parameter(self, value: ir.Value) -> Tensor:
         """A parameter of the function, for an input of the graph."""

@@ -37,8 +37,7 @@ def _passing(t, tensor):
 
     What that writes to it, and nobody sees, would stay for the next step.
     """
-    lasting = {root for each in t.constants.values() for root in each.roots}
-    return tensor.clone() if tensor.roots & lasting else tensor
+    return tensor.clone() if tensor.roots & t.lasting else tensor
 
 
 @kernel("ortrain::KeptGrad")
