@@ -186,6 +186,8 @@ class Training:
 
     # A contest of ours may take three turns of up to 51 steps for each of the two.
     MOST_STEPS_OF_A_CONTEST = 400
+    # It is told, as ORTTrainer tells it; one that has to guess waits, and tries rivals later.
+    STEPS_OF_A_RUN = 1000
 
     def __init__(self, name: str, workload: Workload, device: str = "cpu") -> None:
         self.name, self.contestant, self.device = name, CONTESTANTS[name], device
@@ -202,6 +204,8 @@ class Training:
     def wrap(self, **more: Any) -> None:
         """Makes of the model what is called, with further options of ours; to be done first."""
         self.model = self.contestant.wrap(self.model, **more)
+        if hasattr(self.model, "steps_to_come"):
+            self.model.steps_to_come = self.STEPS_OF_A_RUN
         if self.only_loss and hasattr(self.model, "only_loss_is_read"):
             self.model.only_loss_is_read = True
 
@@ -237,7 +241,8 @@ class Training:
                 contest = getattr(self.report, "contest", None)
                 records = getattr(self.report, "replays", None) is not None
                 least = 4 * len(self.batches) if records else 3
-                if number >= least and (contest is None or contest.winner):
+                runs = contest is not None and (not contest.winner or contest.left)
+                if number >= least and not runs and not getattr(contest, "rivals", ()):
                     return
                 self.step()
 

@@ -496,16 +496,16 @@ class StepCompiler:
             mixed=bool(keys_of(program.graph)),
         )
 
-    def promising(
+    def line_up(
         self, served: CompiledCapture, flat: FlatCall
-    ) -> Callable[[Sequence[str]], tuple[str, ...]]:
-        """Selects among engines by a capture and the sizes of a call."""
+    ) -> Callable[[Sequence[str]], engines.LineUp]:
+        """Lines engines up by a capture and the sizes of a call."""
         program = served.captured.program
 
-        def select(known: Sequence[str]) -> tuple[str, ...]:
-            return engines.promising(known, program.graph, served.cost(served.sizes(flat)))
+        def of(known: Sequence[str]) -> engines.LineUp:
+            return engines.line_up(known, program.graph, served.cost(served.sizes(flat)))
 
-        return select
+        return of
 
     def _threads(self, engine: str, served: CompiledCapture, sizes: dict[str, int]) -> int:
         """The threads for a program at these sizes: one where more would only be woken up."""

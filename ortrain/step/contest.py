@@ -5,6 +5,9 @@ few are watched; then each engine has its turn, and then eager again. So a short
 a capture, and no two hold their memory at the same time. Those that are clearly slower leave; where
 the result is close, the others run again.
 
+An engine that could at best be a little faster than the others costs as much to build as they do.
+It is a rival: it meets the engine that has won once the run is long enough for that little to pay.
+
 Of eager's first turn it is only counted that a graph is clearly slower, or faster beyond doubt. The
 machine is cold in it: the first four steps of MiniLM in bfloat16 take 0.8 s on an EPYC, all others
 0.49, whatever runs them.
@@ -19,13 +22,14 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
+from ortrain.runtime.engines import LineUp
 from ortrain.runtime.memory import release_free_memory
 from ortrain.step.marks import Event, Mark, is_reached, seconds
-from ortrain.step.prospect import GAIN, Prospect
+from ortrain.step.prospect import GAIN, LEAD, Prospect
 from ortrain.step.report import Contest, median
 from ortrain.step.verdict import Verdict
 
@@ -158,6 +162,7 @@ class Race:
         contest: what it has found, for reports.
         rest: calls for which nobody need ask whose turn it is: eager's, unwatched.
         winner: ``"eager"`` or an engine; empty while it runs.
+        rivals: engines that the winner is still to meet.
     """
 
     def __init__(
@@ -170,7 +175,8 @@ class Race:
         self.contest, self.verdict = Contest(), verdict
         self.prospect, self.gain, self._began = prospect, gain, clock()
         self.winner, self.rest = "", 0
-        self.contestants = [*engines, "eager"]
+        self.contestants, self.rivals = [*engines, "eager"], list[str]()
+        self._champion = "eager"  # who stays unless another is faster by more than the noise
         self._rested, self._told = 0.0, None if prospect is None else prospect.steps
         self._asking = 0.0  # seconds that the last question has taken
         self._turn, self._calls, self._rounds = "eager", 0, 0
@@ -188,7 +194,9 @@ class Race:
     def next(self) -> str:
         """Who runs the next step: ``"eager"`` or an engine."""
         if self.winner:
-            return self.winner
+            if not self.rivals or not self._rivals_pay():
+                return self.winner
+            self._meet_rivals()
         if self._own:
             return self._settle()
         asked = clock()
@@ -268,22 +276,46 @@ class Race:
             self._rested = now + self.prospect.rest(elapsed, self._step, self.gain)
         return pays
 
+    def _rivals_pay(self) -> bool:
+        """Whether the run is long enough for the winner to meet its rivals."""
+        if self.prospect is None:
+            return True
+        prospect, now = self.prospect.of_rival(), clock()
+        if now < self._rested and self._told == prospect.steps:
+            return False
+        elapsed, step = now - self._began, median(self._counted[self.winner]) * self._size()
+        self._told, self._rested = prospect.steps, now + prospect.rest(elapsed, step, LEAD)
+        return prospect.pays(elapsed, step, LEAD)
+
+    def _meet_rivals(self) -> None:
+        """Has them run against the winner, as the winner did against eager."""
+        release_free_memory()
+        self._champion, self.contestants = self.winner, [*self.rivals, self.winner]
+        self._turn, self._calls, self._rounds = self.contestants[0], 0, 0
+        self._rested, self.rivals, self.winner, self._own = 0.0, [], "", ""
+        self.contest.rivals = ()
+        for known in (self._times, self._counted, self._medians):
+            for each in known.values():
+                each.clear()
+
     def _calls_until(self, end: float, now: float) -> int:
         """How many of eager's steps come before that, this one among them."""
         return max(int((end - now) / self._step), 1) if self._step else 1
 
-    def choose(self, select: Callable[[Sequence[str]], Collection[str]]) -> str:
-        """Keeps those engines that are promising, once the graph is known; whose turn it is then.
+    def choose(self, line_up: Callable[[Sequence[str]], LineUp]) -> str:
+        """Lines up the engines, once the graph is known; whose turn it is then.
 
         Args:
-            select: of some engines those, one at least.
+            line_up: which of some engines start, one at least, and which are their rivals.
         """
         if not self._chosen:
             self._chosen = True
             known = self.contestants[:-1]
-            kept = select(known)
-            self._reserve = [name for name in known if name not in kept]
-            self.contestants[:-1] = [name for name in known if name in kept]
+            starters, rivals = line_up(known)
+            # Of processes that train together, each would have to have them at the same step.
+            self.rivals = [*rivals] if self.verdict is None else []
+            self._reserve = [name for name in known if name not in starters]
+            self.contestants[:-1] = [name for name in known if name in starters]
             if self._turn not in self.contestants:
                 self._turn = self.contestants[0]
         return self._turn
@@ -291,20 +323,26 @@ class Race:
     def forfeit(self, engine: str, why: str = "") -> bool:
         """Takes out an engine that cannot run the graph; whether another one is left.
 
-        Where none is, those that were not promising have their turn.
+        Where none is, those that did not start have their turn.
         """
         self.contest.refused[engine] = why
         if self._turn == engine:
             self._pass_on()
-        self.contestants.remove(engine)
-        if len(self.contestants) == 1 and self._reserve:
-            self.contestants[:0], self._reserve = self._reserve, []
+        left = [name for name in self.contestants if name not in (engine, "eager")]
+        if not left and self._reserve:
+            left, self._reserve, self.rivals = self._reserve, [], []
+            self._turn = left[0]
+        if engine == self._champion or not left:
+            self._champion = "eager"  # which the others have not met
+        self.contestants = [*left, "eager"] if self._champion == "eager" else left
+        if self._turn not in self.contestants:
             self._turn = self.contestants[0]
-        return len(self.contestants) > 1
+        return bool(left)
 
     def _pass_on(self) -> None:
-        """Gives the turn to the next contestant."""
-        place = self.contestants.index(self._turn) + 1
+        """Gives the turn to the next contestant; the last one may have left with its turn."""
+        here = self._turn
+        place = self.contestants.index(here) + 1 if here in self.contestants else 0
         self._turn, self._calls = self.contestants[place % len(self.contestants)], 0
 
     def _turn_is_over(self) -> bool:
@@ -380,15 +418,17 @@ class Race:
     def _decide(self) -> str:
         self.contest.left = 0
         self._note(self._counted)
-        known = {name: median(t) for name, t in self._counted.items() if t and name != "eager"}
-        ran = [name for name in self.contestants if name != "eager"]
-        best = min(known, key=known.__getitem__) if known else (ran or ["eager"])[0]
+        champion = self._champion
+        others = self._counted.keys() - {champion, *self.contest.refused}
+        known = {name: median(t) for name, t in self._counted.items() if t and name in others}
+        ran = [name for name in self.contestants if name != champion]
+        best = min(known, key=known.__getitem__) if known else (ran or [champion])[0]
         # Rounds in which both ran: what slows a machine down for a while slows both. Without times
         # of both there is no contest, and the graph is what was asked for.
-        pairs = zip(self._medians.get(best, []), self._medians["eager"], strict=False)
+        pairs = zip(self._medians.get(best, []), self._medians[champion], strict=False)
         ratios = [mine / its for mine, its in pairs]
-        wins = not ratios or median(ratios) <= MARGIN
-        self._own = best if wins else "eager"
+        wins = median(ratios) <= MARGIN if ratios else champion == "eager"
+        self._own = best if wins else champion
         return self._settle()
 
     def _settle(self) -> str:
@@ -402,4 +442,7 @@ class Race:
         self.close()
         self.contest.winner = "eager" if self.winner == "eager" else "graph"
         self.contest.engine = "" if self.winner == "eager" else self.winner
+        if self.winner == "eager":
+            self.rivals = []
+        self.contest.rivals = tuple(self.rivals)
         return self.winner

@@ -31,6 +31,7 @@ class Contest:
             and a close result takes another round.
         waits: whether the run has been too short until now for a graph to pay.
         refused: engine → why it cannot run the graph.
+        rivals: engines that the one that has won is to meet where the run is long enough.
     """
 
     engines: dict[str, list[float]] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class Contest:
     engine: str = ""
     waits: bool = False
     refused: dict[str, str] = field(default_factory=dict)
+    rivals: tuple[str, ...] = ()
 
     @property
     def graph(self) -> list[float]:
@@ -75,6 +77,7 @@ class Contest:
             f"{self.winner} is faster: graph {graph}, eager {_seconds(median(self.eager))} "
             f"(medians of {' and '.join(counts)} steps)"
             + "".join(f"; not on {name}: {why}" for name, why in self.refused.items())
+            + "".join(f"; a long run will try {name} as well" for name in self.rivals)
         )
 
 

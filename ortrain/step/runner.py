@@ -198,8 +198,10 @@ class Runner:
             if turn != form.engine:
                 form.engine = turn
             if race.winner:
-                race = form.race = None
-                form.forget_other_engines()
+                if not race.rivals:
+                    form.race = None
+                    form.forget_other_engines()
+                race = None
             elif form.served:
                 sample = race.sample(turn, _size(flat), start)
         sizes = tuple([t.shape for t in flat.tensors])
@@ -215,7 +217,7 @@ class Runner:
                     form.reason = RUN_AGAIN
                     return self._eager(form.reason, args, kwargs)
                 if race is not None:
-                    form.engine = race.choose(self.compiler.promising(served, flat))
+                    form.engine = race.choose(self.compiler.line_up(served, flat))
             trainable = state.guard.trainable() if form.grad else ()
             saving = served.saving(flat)
             variant = form.engine, trainable, saving is not None and saving.share > 0

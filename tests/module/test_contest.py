@@ -6,7 +6,8 @@ import copy
 import itertools
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,6 +19,7 @@ from ortrain import Options, ORTModule
 from ortrain.errors import CaptureError, OrtrainWarning
 from ortrain.guards.structure import OutputStructure
 from ortrain.runtime import engines
+from ortrain.runtime.engines import LineUp
 from ortrain.runtime.onnxruntime import Compiled
 from ortrain.step import contest, marks
 from ortrain.step.contest import LEAST_STEPS, MOST_ROUNDS, MOST_STEPS, WARM_UP, Race
@@ -326,16 +328,43 @@ def test_only_the_modules_own_time_counts(clock: Clock) -> None:
     assert race.contest.eager[0] == pytest.approx(0.5)
 
 
-def timed(race: Race, clock: Clock, seconds: dict[str, float]) -> list[str]:
-    """Runs until the race is decided; who had which turn."""
+def timed(
+    race: Race,
+    clock: Clock,
+    seconds: dict[str, float],
+    rivals: Collection[str] = (),
+    fails: Mapping[str, int] = MappingProxyType({}),
+) -> list[str]:
+    """Runs until the race is decided; who had which turn.
+
+    Args:
+        race: to be run.
+        clock: on which the steps take their time.
+        seconds: of a step of each; engines that are not there do not start.
+        rivals: that meet the winner.
+        fails: engine → the call of its own, from one on, that it cannot run.
+    """
     turns: list[str] = []
+    starters = [name for name in seconds if name not in rivals]
     for _ in range(ENOUGH):
         contestant = race.next()
-        if race.winner:
+        if race.winner and not race.rivals:
             return turns
-        if contestant != "eager":
-            contestant = race.choose(lambda known: [name for name in known if name in seconds])
+        if contestant != "eager" and not race.winner:
+            contestant = race.choose(
+                lambda known: LineUp(
+                    tuple(name for name in known if name in starters),
+                    tuple(name for name in known if name in rivals),
+                )
+            )
         turns.append(contestant)
+        if race.winner:
+            clock.now += seconds[contestant]
+            continue
+        if fails.get(contestant) == turns.count(contestant):
+            race.forfeit(contestant, "it fails")
+            clock.now += seconds["eager"]
+            continue
         sample = race.sample(contestant, 1, clock())
         clock.now += seconds[contestant]
         sample.forward_done([], [], trains=False)
@@ -351,24 +380,67 @@ def test_the_fastest_of_several_engines_wins(clock: Clock) -> None:
         assert [name for name, _ in itertools.groupby(turns)][:4] == ["eager", *names]
 
 
-def test_an_engine_that_is_not_promising_has_no_turn(clock: Clock) -> None:
+def test_an_engine_that_does_not_start_has_no_turn(clock: Clock) -> None:
     race = Race(["a", "b"])
     turns = timed(race, clock, {"eager": 0.5, "b": 0.2})
     assert race.winner == "b"
     assert {*turns} == {"eager", "b"}
 
 
-def test_an_engine_that_is_not_promising_has_its_turn_where_the_others_cannot(clock: Clock) -> None:
+def test_an_engine_that_does_not_start_has_its_turn_where_the_others_cannot(clock: Clock) -> None:
     race = Race(["a", "b"])
     while race.next() == "eager":
         clock.now += 1
         race.sample("eager", 1, clock() - 1).forward_done([], [], trains=False)
-    assert race.choose(lambda known: ["b"]) == "b"
+    assert race.choose(lambda known: LineUp(("b",))) == "b"
     assert race.forfeit("b", "it has no kernel")
     timed(race, clock, {"eager": 0.5, "a": 0.2})
     assert race.winner == "a"
     assert "not on b: it has no kernel" in str(race.contest)
     assert not race.forfeit("a")
+
+
+# Seconds of a step: clearly apart, closer than what needs a second turn, and as good as the same.
+PACES = (0.2, 0.21, 0.212, 0.5, 0.55, 1.0)
+
+
+@pytest.mark.parametrize("eager", PACES)
+def test_however_fast_they_are_the_fastest_wins_or_eager_by_the_noise(
+    clock: Clock, eager: float
+) -> None:
+    """Also where those that are left after a turn are engines alone."""
+    for paces in itertools.product(PACES, repeat=3):
+        seconds = {"eager": eager, **dict(zip("abc", paces, strict=True))}
+        race = Race("abc")
+        timed(race, clock, seconds)
+        best = min(paces)
+        assert seconds[race.winner] == (best if best / eager <= contest.MARGIN else eager)
+
+
+@pytest.mark.parametrize("call", [1, 2, 5, 9])
+@pytest.mark.parametrize("failing", ["a", "b", "ab", "abc"])
+@pytest.mark.parametrize("rivals", ["", "c", "bc"])
+def test_engines_that_fail_leave_the_race_to_the_others(
+    clock: Clock, rivals: str, failing: str, call: int
+) -> None:
+    for paces in itertools.product(PACES[1:5], repeat=3):
+        seconds = {"eager": 0.52, **dict(zip("abc", paces, strict=True))}
+        race = Race("abc")
+        timed(race, clock, seconds, rivals, dict.fromkeys(failing, call))
+        assert {*race.contest.refused} <= {*failing}
+        assert race.winner not in race.contest.refused
+        assert seconds[race.winner] <= 0.52 / contest.MARGIN
+        fit = [seconds[name] for name in "abc" if name not in race.contest.refused]
+        if fit and not rivals:
+            assert seconds[race.winner] <= min(fit) / (1 - contest.CLEAR)
+
+
+def test_processes_that_train_together_have_no_rivals(clock: Clock) -> None:
+    """Each would have to begin with them at the same step."""
+    ranks = Ranks(clock, FAST)
+    turns = timed(ranks.races[0], clock, FAST, rivals="b")
+    assert "b" not in turns
+    assert ranks.races[0].winner == "a"
 
 
 class Ranks:
@@ -635,7 +707,7 @@ def test_the_winner_runs_also_where_each_call_is_of_a_new_size(
     clock: Clock, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Among them the call at which the contest is decided."""
-    monkeypatch.setattr(engines, "promising", lambda known, graph, cost: (engine,))
+    monkeypatch.setattr(engines, "line_up", lambda known, graph, cost: LineUp((engine,)))
     model = ORTModule(Timed(clock, 1.0))
     for size in range(2, 2 * (LEAST_STEPS + MOST_STEPS)):
         model(torch.randn(size, 4)).sum().backward()

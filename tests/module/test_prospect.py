@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,9 +11,10 @@ import torch
 from torch import nn
 
 from ortrain import Options, ORTModule
+from ortrain.runtime.engines import LineUp
 from ortrain.step import contest
 from ortrain.step.contest import LEAST_STEPS, MOST_STEPS, WARM_UP, Race
-from ortrain.step.prospect import CERTIFICATE, GAIN, GAIN_OF_NARROW, Prospect, gain_of
+from ortrain.step.prospect import CERTIFICATE, GAIN, GAIN_OF_NARROW, LEAD, RIVAL, Prospect, gain_of
 
 # The fixture of all tests has replaced it: what it does is in its class's source.
 PAYS = Prospect.pays
@@ -212,3 +214,41 @@ def _turn(race: Race, clock: Hand, seconds: float) -> str:
     clock.now += seconds
     sample.forward_done([], [], trains=False)
     return turn
+
+
+@pytest.mark.parametrize(("b", "winner"), [(0.1, "b"), (0.19, "b"), (0.199, "a"), (0.3, "a")])
+@pytest.mark.parametrize(
+    ("steps", "since"),
+    [(60, math.inf), (1000, 0.0), (None, (RIVAL + 2 * 0.2) / LEAD)],
+    ids=["a short run", "a long run", "a run of unknown length"],
+)
+def test_a_rival_meets_the_winner_once_the_run_is_long_enough(
+    clock: Hand, steps: int | None, since: float, b: float, winner: str
+) -> None:
+    race, seconds = Race("ab", Prospect(1.0, steps)), {"eager": 0.5, "a": 0.2, "b": b}
+    began: dict[str, float] = {}
+    for _ in range(1000):
+        turn = race.next()
+        if turn != "eager" and not race.winner:
+            turn = race.choose(lambda known: LineUp(("a",), ("b",)))
+        began.setdefault(turn, clock.now)
+        if race.winner:
+            began.setdefault(f"{turn} has won", clock.now)
+            clock.now += seconds[turn]
+        else:
+            sample = race.sample(turn, 1, clock())
+            clock.now += seconds[turn]
+            sample.forward_done([], [], trains=False)
+    if since == math.inf:
+        assert "b" not in began
+        assert race.winner == "a"
+        assert str(race.contest).endswith("; a long run will try b as well")
+        return
+    decided = began["a has won"] if since else began["b"]
+    assert decided <= began["b"]
+    assert began["b"] == pytest.approx(max(since, decided), abs=0.3)
+    assert race.winner == race.contest.engine == winner
+    assert race.contest.winner == "graph"
+    assert {*race.contest.engines} == {"a", "b"}
+    assert race.contest.eager
+    assert "a long run" not in str(race.contest)

@@ -32,6 +32,9 @@ def test_candidates(device, dtypes, provider, expected):
     assert engines.candidates(torch.device(device), dtypes, provider) == expected
 
 
+X, W = (1, 2, 8, 8), (2, 2, 3, 3)
+
+
 def products(count):
     def body(op, x, w):
         for _ in range(count):
@@ -41,17 +44,38 @@ def products(count):
     return program(body, {"x": (4, 4), "w": (4, 4)})
 
 
-def test_small_nodes_are_onnxruntimes_and_large_ones_pytorchs():
+@pytest.fixture(params=["AuthenticAMD", "GenuineIntel", ""])
+def vendor(request, monkeypatch):
+    monkeypatch.setattr(engines, "cpuinfo", lambda: {"vendor_id": request.param})
+    return request.param
+
+
+def test_small_nodes_are_onnxruntimes_and_large_ones_pytorchs(vendor):
     for count in (1, 3):
         graph = products(count).graph
-        found = [engines.promising(BOTH, graph, count * 10**each) for each in range(3, 10)]
-        assert found[0] == ("onnxruntime",)
-        assert found[-1] == ("aten",)
+        found = [engines.line_up(BOTH, graph, count * 10**each) for each in range(3, 10)]
+        starters = [each.starters for each in found]
+        assert starters[0] == ("onnxruntime",)
+        assert starters[-1] == ("aten",)
         # From one to the other by way of both.
-        assert [key for key, _ in itertools.groupby(found)] == [("onnxruntime",), BOTH, ("aten",)]
+        groups = [key for key, _ in itertools.groupby(starters)]
+        assert groups == [("onnxruntime",), BOTH, ("aten",)]
 
 
 @pytest.mark.parametrize("known", [("aten",), ("onnxruntime",)])
 @pytest.mark.parametrize("each", [10, 10**9])
 def test_the_only_one_is_always_tried(known, each):
-    assert engines.promising(known, products(1).graph, each) == known
+    assert engines.line_up(known, products(1).graph, each) == (known, ())
+
+
+def test_of_large_products_onnxruntime_is_a_rival_where_its_own_are_not_far_behind(vendor):
+    graph = products(1).graph
+    rivals = [engines.line_up(BOTH, graph, 10**each).rivals for each in range(3, 10)]
+    assert rivals[0] == ()
+    assert rivals[-1] == (() if vendor == "GenuineIntel" else ("onnxruntime",))
+
+
+@pytest.mark.parametrize("kind", ["Conv", "ConvTranspose"])
+def test_of_convolutions_it_is_none(vendor, kind):
+    graph = program(lambda op, x, w: getattr(op, kind)(x, w), {"x": X, "w": W}).graph
+    assert engines.line_up(BOTH, graph, 10**9) == (("aten",), ())
