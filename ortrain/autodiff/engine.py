@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -19,6 +19,7 @@ from ortrain.graph.build import Builder
 from ortrain.graph.rounding import NARROW, is_narrow, rounds_once
 from ortrain.graph.walk import reads
 from ortrain.ops.base import DOMAIN, expand_node
+from ortrain.ops.kept import is_kept, led_to
 from ortrain.program import Phase, Program, Role, origin_of, region_of, set_role
 
 
@@ -125,12 +126,17 @@ def reachable(graph: ir.Graph, sources: Sequence[ir.Value]) -> set[ir.Value]:
     """Floating values that depend on a source through operators that pass gradients on."""
     reached = set(sources)
     for node in graph:
-        entry = entry_of(node)
-        if entry is not None and entry.rule is None:
-            continue
-        if any(v in reached for v in reads(node)):
-            reached.update(v for v in node.outputs if v.dtype in shapes.FLOATING or v.dtype is None)
+        reached.update(led_on(node, reached))
     return reached
+
+
+def led_on(node: ir.Node, reached: Collection[ir.Value]) -> list[ir.Value]:
+    """The outputs of a node that depend on such values in the way of :func:`reachable`."""
+    entry = entry_of(node)
+    if (entry is not None and entry.rule is None) or not any(v in reached for v in reads(node)):
+        return []
+    outputs = led_to(node, reached) if is_kept(node) else node.outputs
+    return [v for v in outputs if v.dtype in shapes.FLOATING or v.dtype is None]
 
 
 def influences(graph: ir.Graph, outputs: Iterable[ir.Value]) -> set[ir.Value]:

@@ -67,6 +67,8 @@ class Kept:
         key: by which a node of a graph names it, in this process alone.
         result: how its tensors make up what it returns.
         connected: of each tensor it is given, whether a gradient may reach it.
+        ways: input, result, … of which the second has a gradient where the first has one; empty
+            where that is so of each result that has one and each input.
         sizes: of each tensor of the result, the sizes that it must have: numbers, or input and
             axis; None where the code says so itself.
         repeatable: whether another run on the same tensors does the same and changes nothing.
@@ -98,6 +100,7 @@ class Kept:
         self.grad, self.autocast, self.module = grad, autocast, module
         self.result: Result | None = None
         self.connected: list[bool] = []
+        self.ways: list[int] = []
         self.repeatable = True
         self.sizes: list[list[int | tuple[int, int]]] | None = None
         self.buffers: list[Parameter] = []

@@ -9,7 +9,7 @@ the whole module runs in PyTorch, from where it began.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from ortrain.errors import CheckFailed, ExecutionError
 from ortrain.guards.autocast import Autocast
 from ortrain.kept.arguments import Arguments
 from ortrain.kept.call import Kept, Site
+from ortrain.kept.history import leaves_of
 from ortrain.kept.parameter import Parameter, memory_of
 from ortrain.kept.shared import Handed, silent
 from ortrain.module_state.holder import same_elements
@@ -193,22 +194,6 @@ class Routine(Kept):
             raise self.strays("it reads another parameter, or a tensor that requires a gradient")
         if not reached.issuperset(map(id, asked)):
             raise self.strays("no gradient reaches what one has reached before")
-
-
-def leaves_of(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The leaves that the history of some tensors ends in."""
-    yield from (t for t in outputs if t.requires_grad and t.is_leaf)
-    stack: list[Any] = [t.grad_fn for t in outputs if t.grad_fn is not None]
-    seen = set(stack)
-    while stack:
-        node = stack.pop()
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, Tensor):
-            yield variable
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                stack.append(following)
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

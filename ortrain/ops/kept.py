@@ -6,7 +6,7 @@ there is no body in ONNX, and executors that are not PyTorch leave the node to o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
@@ -37,6 +37,23 @@ def is_packed(node: ir.Node) -> bool:
     return is_kept(node) and "packed" in node.attributes
 
 
+def led_to(node: ir.Node, given: Collection[ir.Value]) -> list[ir.Value]:
+    """The outputs of such a node that have a gradient where some inputs have one.
+
+    Args:
+        node: a Kept.
+        given: the values that have one, those that are no inputs of it among them.
+    """
+    known = node.attributes.get("ways")
+    pairs = [] if known is None else list(known.as_ints())
+    if not pairs:
+        return list(node.outputs)
+    places = {
+        place for i, place in zip(pairs[::2], pairs[1::2], strict=True) if node.inputs[i] in given
+    }
+    return [node.outputs[place] for place in sorted(places)]
+
+
 def labels_of(node: ir.Node) -> list[list[int]]:
     """The labels of the axes of a Kept's inputs and then its outputs; none where none are known."""
     given = node.attributes.get("axes")
@@ -62,6 +79,7 @@ def kept(
     key: str,
     sizes: int = 0,
     connected: Sequence[int] = (),
+    ways: Sequence[int] = (),
     needs: Sequence[int] = (),
     axes: Sequence[int] = (),
     packed: int = 0,
@@ -74,6 +92,8 @@ def kept(
         key: of the call.
         sizes: how many of the last inputs are sizes.
         connected: places of the inputs that a gradient may reach.
+        ways: input, output, … of which the second has a gradient where the first has one; empty
+            where that is so of each output and each input.
         needs: places of those whose gradient the backward asks for. With any, the last output is
             the context: what autograd has saved, which is no tensor and for KeptGrad alone.
         axes: the label of each axis of the inputs and then of the outputs, where the call is known

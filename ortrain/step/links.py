@@ -11,9 +11,7 @@ from itertools import pairwise
 
 import onnx_ir as ir
 
-from ortrain.autodiff.registry import entry_of
-from ortrain.graph import shapes
-from ortrain.graph.walk import reads
+from ortrain.autodiff.engine import led_on
 
 Links = tuple[tuple[int, ...], ...]
 """For each output the others that it is computed from, without one of them in between."""
@@ -71,11 +69,7 @@ def _reached_from(graph: ir.Graph, source: ir.Value, stops: Collection[ir.Value]
     """The outputs to which a gradient flows from a value, up to the first on each way."""
     reached, met = {source}, []
     for node in graph:
-        entry = entry_of(node)
-        if entry is not None and entry.rule is None:
-            continue
-        if any(v in reached and (v is source or v not in stops) for v in reads(node)):
-            floats = [v for v in node.outputs if v.dtype in shapes.FLOATING or v.dtype is None]
-            reached.update(floats)
-            met += [v for v in floats if v in stops]
+        found = led_on(node, reached)
+        met += [v for v in found if v in stops]
+        reached.update(v for v in found if v not in stops)
     return met

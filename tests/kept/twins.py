@@ -51,6 +51,10 @@ class Twins:
                 roots = [o for o in outputs if o.requires_grad]
                 torch.autograd.backward(roots, [torch.cos(r.detach()) for r in roots])
             rows = {f"output {i}": o.detach() for i, o in enumerate(outputs)}
+            rows |= {
+                f"whether output {i} requires a gradient": torch.tensor(o.requires_grad)
+                for i, o in enumerate(outputs)
+            }
             rows |= {f"gradient of argument {i}": a.grad for i, a in enumerate(given)}
             inner = model if model is self.eager else self.module
             rows |= {f"gradient of {n}": p.grad for n, p in inner.named_parameters()}

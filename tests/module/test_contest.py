@@ -485,6 +485,16 @@ def test_all_processes_take_the_verdict_of_the_first(
     assert [ranks.finish(0), ranks.finish(1)] == [names[0]] * 2
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_however_fast_theirs_are_all_processes_end_with_one_engine(
+    clock: Clock, first: int
+) -> None:
+    for paces in itertools.product(PACES, repeat=3):
+        ranks = Ranks(clock, dict(zip(FAST, paces, strict=True)), FAST)
+        ranks.finish(first)
+        assert ranks.finish(0) == ranks.finish(1) != ""
+
+
 def test_an_engine_that_a_process_has_not_is_not_forced_upon_it(clock: Clock) -> None:
     ranks = Ranks(clock, FAST, FAST)
     ranks.races[1].forfeit("a")

@@ -11,12 +11,11 @@ no_gradient("ortrain::KeptGrad", reason="PyTorch runs the module again for it")
 
 
 @gradient("ortrain::Kept")
-def kept(g, *tensors, key, sizes=0, connected=(), needs=(), axes=(), packed=0):
+def kept(g, *tensors, key, sizes=0, connected=(), ways=(), needs=(), axes=(), packed=0):
     """what `torch.autograd.grad` gives for the call"""
-    wanted = [i for i in connected if g.needs(i)]
+    wanted, dys = [i for i in connected if g.needs(i)], g.dys
     if not wanted:
         return [None] * len(tensors)
-    dys = g.dys
     context = g.output(len(g.node.outputs), ir.DataType.INT64)
     context.shape = ir.Shape([0])  # it is no tensor, and of no size that anybody could ask for
     g.node.attributes["needs"] = ir.AttrInt64s("needs", wanted)

@@ -124,7 +124,7 @@ def keep_call(
             if known is None:
                 raise
             found = _taken_for_granted(known, values)
-    call.result, call.connected = found.result, found.connected
+    call.result, call.connected, call.ways = found.result, found.connected, found.ways
     number = keeper.called(call, found.tensors)
     with graph.inserting_before(node):
         whole = graph.call_function(torch.ops.ortrain.kept.default, (tensors, sizes, number))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from ortrain.errors import CaptureError
 from ortrain.kept.arguments import Result
 from ortrain.kept.call import Kept, Site
 from ortrain.kept.effects import Watch
+from ortrain.kept.history import leaves_of
 from ortrain.kept.shared import Handed
 from ortrain.module_state.holder import Contents, were_written
 from ortrain.module_state.untouched import untouched
@@ -32,6 +33,8 @@ class Found:
         connected: of each input whether a gradient may reach it.
         repeatable: see :class:`~ortrain.kept.call.Kept`.
         given: shapes of the inputs.
+        ways: input, result, … of which the second has a gradient where the first has one; empty
+            where that is so of each differentiable result and each input.
     """
 
     result: Result
@@ -40,6 +43,7 @@ class Found:
     connected: list[bool]
     repeatable: bool
     given: list[tuple[int, ...]]
+    ways: list[int] = field(default_factory=list)
 
 
 class UnseenWrites(Exception):
@@ -93,7 +97,24 @@ def find(call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> Found:
             connected,
             repeatable,
             [tuple(t.shape) for t in tensors],
+            ways(result.tensors, leaves),
         )
+
+
+def ways(results: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[int]:
+    """The pairs of an input and a result whose history ends in it, as of :attr:`Found.ways`.
+
+    Of ``return y * 2, mask * 3`` the second has no gradient where ``mask`` has none.
+    """
+    places = {id(leaf): i for i, leaf in enumerate(leaves) if leaf.is_floating_point()}
+    found, most = list[int](), 0
+    for place, result in enumerate(results):
+        if result.requires_grad:
+            most += len(places)
+            reached = {id(leaf) for leaf in leaves_of([result])}
+            for i in [at for key, at in places.items() if key in reached]:
+                found += [i, place]
+    return found if len(found) < 2 * most else []
 
 
 def like(example: Found, call: Kept, tensors: Sequence[Tensor]) -> Found:

@@ -257,7 +257,8 @@ def kept_as(
 def _recorded(keeper: Keeper, call: Kept, found: Found) -> Any:
     """The operator in the trace that stands for a call, and what that returns."""
     tensors, sizes = _inputs(call), call.arguments.sizes
-    call.result, call.connected, call.repeatable = found.result, found.connected, found.repeatable
+    call.result, call.connected, call.ways = found.result, found.connected, found.ways
+    call.repeatable = found.repeatable
     with aside():
         axes_of(call, tensors, keeper.proofs)
     number = keeper.called(call, found.tensors)

@@ -107,7 +107,7 @@ def _keep(known: Keeper, function: FunctionType, own: FunctionType, args: Any, k
     found = like(_new_ones(seen), call, arguments.tensors)
     written = [_empty_like(tensors[i]) for i in seen.written]
     call.result, call.differentiable = seen.result, seen.found.differentiable
-    call.connected = seen.found.connected
+    call.connected, call.ways = seen.found.connected, seen.found.ways
     call.repeatable = seen.found.repeatable and not call.returned
     call.unreached = [
         i
@@ -132,7 +132,7 @@ def _new_ones(seen: Seen) -> Found:
     found, count = seen.found, len(seen.found.tensors) - len(seen.written)
     return Found(
         found.result, found.tensors[:count], found.differentiable[:count], found.connected,
-        found.repeatable, found.given,
+        found.repeatable, found.given, found.ways,
     )  # fmt: skip
 
 

@@ -23,15 +23,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ortrain.capture.origin import place
-from ortrain.capture.trace.found import Effects, Found, refused
+from ortrain.capture.trace.found import Effects, Found, refused, ways
 from ortrain.capture.trace.functions import called_instead, twin_of
 from ortrain.capture.trace.keeping import Keeper
 from ortrain.errors import CaptureError, listing
 from ortrain.guards.autocast import active, autocast_as
 from ortrain.kept.arguments import Arguments, Result
 from ortrain.kept.call import Site
+from ortrain.kept.history import leaves_of
 from ortrain.kept.parameter import BUFFERS, PARAMETERS, Parameter, instead, memory_of
-from ortrain.kept.routine import leaves_of
 from ortrain.kept.shared import buffers_of, place_of, silent
 from ortrain.module_state.holder import Contents, Holder, Memo, same_elements, were_written
 from ortrain.module_state.survey import Survey
@@ -266,6 +266,7 @@ def _seen(site: Site, own: FunctionType, args: Any, kwargs: Any, state: _State) 
             ],
             not drawn and not torch_drew,
             [tuple(t.shape) for t in tensors],
+            ways(outputs, [*leaves[:count], *[stand_ins[i] for i in chosen]]),
         ),
         result,
         [registered[i] for i in chosen],

@@ -27,6 +27,7 @@ def kept(
         key=call.key,
         sizes=len(sizes),
         connected=[i for i, reached in enumerate(call.connected) if reached],
+        ways=call.ways,
         axes=call.axes,
     )
     return (made,) if len(results) == 1 else tuple(made)

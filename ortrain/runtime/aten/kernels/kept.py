@@ -8,7 +8,7 @@ from ortrain.runtime.aten.table import kernel
 
 
 @kernel("ortrain::Kept")
-def kept(t, *tensors, key, sizes=0, connected=(), needs=(), axes=(), packed=0, node):
+def kept(t, *tensors, key, sizes=0, connected=(), ways=(), needs=(), axes=(), packed=0, node):
     """``y, context = kept.train([x, …], needs)``; without a backward ``y, = kept.run([x, …])``.
 
     The context refers to what the call was given and to what it gave.
