@@ -186,8 +186,8 @@ class Training:
 
     # A contest of ours may take three turns of up to 51 steps for each of the two.
     MOST_STEPS_OF_A_CONTEST = 400
-    # It is told, as ORTTrainer tells it; one that has to guess waits, and tries rivals later.
-    STEPS_OF_A_RUN = 1000
+    # A long run, as ORTTrainer tells of one: where nobody knows, a graph waits, and rivals longer.
+    STEPS_OF_A_RUN = 1_000_000
 
     def __init__(self, name: str, workload: Workload, device: str = "cpu") -> None:
         self.name, self.contestant, self.device = name, CONTESTANTS[name], device

@@ -342,6 +342,7 @@ class StepCompiler:
                 variants = self._step(state, form, served, flat, variant)
                 if self.options.certificate != "off":
                     self.compare(state, served, flat, variants.step)
+                    variants.certificate = self.certificate
                 served.variants[variant] = variants
             return variants.step
 
@@ -443,7 +444,7 @@ class StepCompiler:
         upstream = tuple(likely_upstream(program))
         upstream = tuple(name for name in upstream if name not in own) or upstream
         step = make(upstream)
-        variants = StepVariants(step, {upstream: step})
+        variants = StepVariants(step, {upstream: step}, runs, sizes)
         return variants
 
     def _build(
@@ -513,6 +514,18 @@ class StepCompiler:
             return 0
         small = served.cost(sizes) < _SMALL
         return self.options.threads or (1 if small else torch.get_num_threads())
+
+    def describe(self, form: CallForm) -> None:
+        """Describes what runs calls of a form: the engine that was built last may have lost."""
+        built = [each for served in form.served for each in served.variants.values()]
+        if not built or built[-1].step.plan is self.plan:
+            return
+        runs = built[-1]
+        self.plan, self.sizes = runs.step.plan, runs.sizes
+        self._describe(runs.step.plan, runs.executor, runs.sizes)
+        if runs.certificate is not None:
+            self.certificate = runs.certificate
+            self.described(is_grad_enabled()).certificate = str(runs.certificate)
 
     def described(self, grad: bool) -> Report:
         """The report on calls with or without gradients.

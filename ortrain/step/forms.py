@@ -28,6 +28,7 @@ from ortrain.guards.reads import reads_noted
 from ortrain.guards.structure import FlatCall, OutputStructure
 from ortrain.passes.tokens import Shown
 from ortrain.program import Program
+from ortrain.runtime.base import Executor
 from ortrain.step.autograd import Step
 from ortrain.step.call_kinds import Kinds
 from ortrain.step.contest import Race
@@ -58,6 +59,9 @@ class StepVariants:
     Attributes:
         step: the one that the next forward runs.
         by_outputs: all that were built.
+        executor: that has compiled them.
+        sizes: that they were planned for.
+        certificate: of their comparison with the module; None where there was none.
         misses: backwards that came for other outputs, since the last change of ``step``.
         patience: how many it takes to change ``step``; doubles each time, so that a loop which
             alternates settles.
@@ -65,6 +69,9 @@ class StepVariants:
 
     step: Step
     by_outputs: dict[tuple[str, ...], Step]
+    executor: Executor
+    sizes: dict[str, int]
+    certificate: Certificate | None = None
     misses: int = 0
     patience: int = 1
 

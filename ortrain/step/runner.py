@@ -201,6 +201,7 @@ class Runner:
                 if not race.rivals:
                     form.race = None
                     form.forget_other_engines()
+                    self.compiler.describe(form)
                 race = None
             elif form.served:
                 sample = race.sample(turn, _size(flat), start)

@@ -19,6 +19,7 @@ from ortrain import Options, ORTModule
 from ortrain.errors import CaptureError, OrtrainWarning
 from ortrain.guards.structure import OutputStructure
 from ortrain.runtime import engines
+from ortrain.runtime.aten.executor import AtenCompiled
 from ortrain.runtime.engines import LineUp
 from ortrain.runtime.onnxruntime import Compiled
 from ortrain.step import contest, marks
@@ -726,6 +727,47 @@ def test_the_winner_runs_also_where_each_call_is_of_a_new_size(
             assert report.engine.split()[0] == engine
     assert report.contest is not None
     assert report.contest.engine == engine
+
+
+@pytest.mark.parametrize("winner", ["onnxruntime", "aten"])
+@pytest.mark.parametrize(
+    "line_up",
+    [
+        LineUp(("onnxruntime", "aten")),
+        LineUp(("aten",), ("onnxruntime",)),
+        LineUp(("onnxruntime",), ("aten",)),
+    ],
+    ids=["both start", "onnxruntime as a rival", "aten as a rival"],
+)
+def test_the_report_describes_the_engine_that_has_won(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, line_up: LineUp, winner: str
+) -> None:
+    """The other one may have been built behind it."""
+
+    def taking(run: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+        def longer(*args: Any) -> Any:
+            clock.now += seconds
+            return run(*args)
+
+        return longer
+
+    for name, kind in (("onnxruntime", Compiled), ("aten", AtenCompiled)):
+        run_values: Any = kind.run_values
+        seconds = 0.05 if name == winner else 0.2
+        monkeypatch.setattr(kind, "run_values", taking(run_values, seconds))
+    monkeypatch.setattr(engines, "line_up", lambda known, graph, cost: line_up)
+    model = ORTModule(Timed(clock, 1.0))
+    train(model, 40)
+    forced = ORTModule(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), options=Options(engine=winner))
+    train(forced, 1)
+    report, expected = model.report, forced.report
+    assert report.contest is not None
+    assert {*report.contest.engines} == {"onnxruntime", "aten"}
+    assert report.contest.engine == report.engine.split()[0] == winner
+    assert report.engine == expected.engine
+    assert report.nodes == expected.nodes
+    runner: Any = model._runner
+    assert str(runner.compiler.certificate) == report.certificate
 
 
 def test_an_unknown_engine_is_no_other_one() -> None:
