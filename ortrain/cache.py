@@ -1,4 +1,4 @@
-"""Compiled graphs kept between processes: the same bytes in, the same bytes out.
+"""Compiled graphs and what was found of them, kept between processes: the same in, the same out.
 
 Every entry is named by a hash of all that it was made from, ortrain's own source included, so a
 stale entry cannot be hit. An entry is one file, so that it is there whole or not at all::
@@ -6,6 +6,8 @@ stale entry cannot be hit. An entry is one file, so that it is there whole or no
     sha256 of the entry's name and of all that follows
     count of the programs, and the size of each
     the programs, as ONNX
+
+A note has its text in the place of the programs.
 
 Nothing of it is parsed before the hash is right, and what is parsed are the bytes that were hashed.
 Export always runs; what follows it is skipped where its result is known.
@@ -16,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
+import itertools
 import os
 import shutil
 import stat
@@ -31,10 +34,10 @@ from ortrain.errors import GraphError, OrtrainWarning, SaveError
 from ortrain.files.replacing import remove_abandoned, replace_file
 from ortrain.program import Program
 
-SUFFIX = ".programs"
+SUFFIX, NOTE = ".programs", ".note"
 # Nothing else in the folder is touched, which may be one that has other things in it.
-_ENTRIES = "[0-9a-f]" * 64 + SUFFIX
-_ENTRY = r"[0-9a-f]{64}\.programs"
+_ENTRIES = ["[0-9a-f]" * 64 + suffix for suffix in (SUFFIX, NOTE)]
+_ENTRY = r"[0-9a-f]{64}\.(programs|note)"
 
 _LIBRARIES = ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 _SEAL = hashlib.sha256().digest_size
@@ -88,10 +91,10 @@ class Cache:
             make: makes the programs.
             serve: takes them into use; what it raises on programs just made is raised.
         """
-        if self.folder is None:
+        entry = self._named(parts, SUFFIX)
+        if entry is None:
             return serve(make())
-        entry = self.folder / f"{fingerprint(parts)}{SUFFIX}"
-        known = self._read(entry)
+        known = self._read(entry, Program.parse)
         if known is not None:
             try:
                 result = serve(known)
@@ -102,9 +105,32 @@ class Cache:
                 return result
         programs = make()
         result = serve(programs)
-        if self._write(entry, programs):
+        try:
+            written = self._write(entry, [program.serialize() for program in programs])
+        except GraphError:  # above 2 GiB, which no runtime would be given either
+            return result
+        if written:
             self._unproven[entry] = False
         return result
+
+    def note(self, parts: Iterable[object]) -> str:
+        """The text kept of ``parts``; empty where there is none.
+
+        Args:
+            parts: everything that it depends on, as bytes or with a stable repr.
+        """
+        found = self._read(self._named(parts, NOTE), lambda part: str(bytes(part), "utf-8"))
+        return found[0] if found else ""
+
+    def keep_note(self, parts: Iterable[object], text: str) -> None:
+        """Keeps a text, which takes the place of an earlier one.
+
+        Args:
+            parts: as of :meth:`note`.
+            text: for a later process, or none.
+        """
+        if (entry := self._named(parts, NOTE)) is not None:
+            self._write(entry, [text.encode()])
 
     def begin(self) -> None:
         """What is read and written from now on is proven, or distrusted, together."""
@@ -128,10 +154,16 @@ class Cache:
 
     # -- files -------------------------------------------------------------------------------------
 
-    def _read(self, entry: Path) -> list[Program] | None:
-        """The programs of an entry; None where it is absent, or damaged and then gone."""
+    def _named(self, parts: Iterable[object], suffix: str) -> Path | None:
+        """The entry of something; None where nothing is kept."""
+        return None if self.folder is None else self.folder / f"{fingerprint(parts)}{suffix}"
+
+    def _read(self, entry: Path | None, parse: Callable[[memoryview], T]) -> list[T] | None:
+        """What is in an entry; None where it is absent, or damaged and then gone."""
+        if entry is None:
+            return None
         try:
-            programs = [Program.parse(part) for part in _unsealed(entry)]
+            found = [parse(part) for part in _unsealed(entry)]
         except FileNotFoundError:  # absent, or removed this moment by another process
             return None
         except (PermissionError, NotADirectoryError) as error:
@@ -142,15 +174,11 @@ class Cache:
             return None
         with contextlib.suppress(OSError):  # a folder that can only be read
             os.utime(entry)
-        return programs
+        return found
 
-    def _write(self, entry: Path, programs: Sequence[Program]) -> bool:
+    def _write(self, entry: Path, parts: Sequence[bytes]) -> bool:
         """Writes an entry whole or not at all; a full disk costs the entry, not the training."""
         assert self.folder is not None
-        try:
-            parts = [program.serialize() for program in programs]
-        except GraphError:  # above 2 GiB, which no runtime would be given either
-            return False
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             remove_abandoned(self.folder, _ENTRY)
@@ -167,7 +195,7 @@ class Cache:
         if self.limit is None:
             return
         found = []
-        for path in self.folder.glob(_ENTRIES):
+        for path in itertools.chain(*map(self.folder.glob, _ENTRIES)):
             with contextlib.suppress(OSError):  # another process has removed it
                 status = path.lstat()
                 found.append((status.st_mtime_ns, path.name, status.st_size))

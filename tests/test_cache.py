@@ -328,7 +328,7 @@ def test_a_reader_sees_no_entry_while_it_is_written(
     own = Path.replace
 
     def replace(half: Path, target: Path) -> Path:
-        seen.append(Cache(tmp_path)._read(target))
+        seen.append(Cache(tmp_path)._read(target, Program.parse))
         return own(half, target)
 
     monkeypatch.setattr(Path, "replace", replace)
@@ -438,6 +438,33 @@ def test_the_entries_used_longest_ago_make_way(tmp_path: Path) -> None:
     assert kept(tmp_path, "a") == READ  # which is its use
     kept(tmp_path, "d", limit=3 * size)
     assert {part for part in "abcd" if kept(tmp_path / ".", [part])[1]} == {"b"}
+
+
+def test_a_note_is_an_entry_like_the_others(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    assert cache.note(PARTS) == ""
+    for text in ("what was found", "what was found later, and longer ü", ""):
+        cache.keep_note(PARTS, text)
+        assert cache.note(PARTS) == text
+        assert cache.note(["something else"]) == ""
+    assert kept(tmp_path) == MADE_NOW
+    (note,) = tmp_path.glob("*.note")
+    os.utime(note, (0, 0))
+    kept(tmp_path, ["large"], limit=1)
+    assert not note.exists()
+    assert Cache(None).note(PARTS) == ""
+    Cache(None).keep_note(PARTS, "nowhere")
+
+
+def test_a_damaged_note_is_dropped(tmp_path: Path) -> None:
+    Cache(tmp_path).keep_note(PARTS, "what was found")
+    (note,) = tmp_path.iterdir()
+    whole = note.read_bytes()
+    for at in range(len(whole)):
+        note.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with damaged:
+            assert Cache(tmp_path).note(PARTS) == ""
+        assert not note.exists()
 
 
 def test_the_entry_just_written_stays_however_large_it_is(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from ortrain.runtime.engines import LineUp
 from ortrain.runtime.memory import release_free_memory
 from ortrain.step.marks import Event, Mark, is_reached, seconds
 from ortrain.step.prospect import GAIN, LEAD, Prospect
+from ortrain.step.recalled import Note
 from ortrain.step.report import Contest, median
 from ortrain.step.verdict import Verdict
 
@@ -158,6 +159,7 @@ class Race:
         prospect: whether a graph pays; without one it always does.
         gain: the share of eager's time that one is likely to save.
         verdict: of all processes that train together; None where this one is alone.
+        note: for later processes; None where none is kept.
 
     Attributes:
         contest: what it has found, for reports.
@@ -172,8 +174,9 @@ class Race:
         prospect: Prospect | None = None,
         gain: float = GAIN,
         verdict: Verdict | None = None,
+        note: Note | None = None,
     ) -> None:
-        self.contest, self.verdict = Contest(), verdict
+        self.contest, self.verdict, self.note = Contest(), verdict, note
         self.prospect, self.gain, self._began = prospect, gain, clock()
         self.winner, self.rest = "", 0
         self.contestants, self.rivals = [*engines, "eager"], list[str]()
@@ -191,6 +194,11 @@ class Race:
         self._medians: dict[str, list[float]] = {name: [] for name in self.contestants}
         self._sizes: deque[int] = deque(maxlen=MOST_STEPS)
         self._samples: list[Sample] = []
+        self._known = None if note is None else note.read()
+        if self._known is not None:
+            self.gain = max(1 - 1 / (self._known.speedup or 1), 1 - MARGIN)
+            if self._known.winner == "eager":
+                self._recall(self._known)
 
     def next(self) -> str:
         """Who runs the next step: ``"eager"`` or an engine."""
@@ -215,6 +223,8 @@ class Race:
         if self._turn_is_over():
             if not self._pays():
                 return self._turn
+            if self._known is not None:
+                return self._recall(self._known)
             for sample in self._samples:  # none of this turn's is for the next one
                 sample.settle(wait=True)
             if self._ends_turn():
@@ -222,6 +232,17 @@ class Race:
             self._pass_on()
         self._tell()
         return self._turn
+
+    def _recall(self, known: Contest) -> str:
+        """Ends with what an earlier process has found; who runs the next step."""
+        contest, size = self.contest, self._size() or 1.0
+        contest.engines, contest.eager, contest.left = known.engines, known.eager, 0
+        contest.refused, contest.recalled, self._chosen = known.refused, True, True
+        self.rivals = [name for name in known.rivals if name in self._times]
+        for name, times in known.engines.items():
+            self._counted[name] = [t / size for t in times]
+        self._own, self._known = known.engine or "eager", None
+        return self._settle()
 
     def _ends_turn(self) -> bool:
         """Counts the steps of a turn that is over; whether the race is."""
@@ -294,7 +315,7 @@ class Race:
         self._champion, self.contestants = self.winner, [*self.rivals, self.winner]
         self._turn, self._calls, self._rounds = self.contestants[0], 0, 0
         self._rested, self.rivals, self.winner, self._own = 0.0, [], "", ""
-        self.contest.rivals = ()
+        self.contest.rivals, self.contest.recalled = (), False
         for known in (self._times, self._counted, self._medians):
             for each in known.values():
                 each.clear()
@@ -446,4 +467,6 @@ class Race:
         if self.winner == "eager":
             self.rivals = []
         self.contest.rivals = tuple(self.rivals)
+        if self.note is not None and not self.contest.recalled:
+            self.note.write(self.contest)
         return self.winner

@@ -32,6 +32,7 @@ class Contest:
         waits: whether the run has been too short until now for a graph to pay.
         refused: engine → why it cannot run the graph.
         rivals: engines that the one that has won is to meet where the run is long enough.
+        recalled: whether an earlier process has found it.
     """
 
     engines: dict[str, list[float]] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class Contest:
     waits: bool = False
     refused: dict[str, str] = field(default_factory=dict)
     rivals: tuple[str, ...] = ()
+    recalled: bool = False
 
     @property
     def graph(self) -> list[float]:
@@ -78,6 +80,7 @@ class Contest:
             f"(medians of {' and '.join(counts)} steps)"
             + "".join(f"; not on {name}: {why}" for name, why in self.refused.items())
             + "".join(f"; a long run will try {name} as well" for name in self.rivals)
+            + "; found by an earlier process" * self.recalled
         )
 
 

@@ -68,6 +68,7 @@ from ortrain.step.memory_stats import print_memory
 from ortrain.step.parts import Parts
 from ortrain.step.places import device_of
 from ortrain.step.prospect import Prospect, gain_of
+from ortrain.step.recalled import Note
 from ortrain.step.report import Report
 from ortrain.step.states import States
 from ortrain.step.verdict import Verdict
@@ -384,6 +385,8 @@ class Runner:
         reason = not_served(self.module, self.options, state, modes, flat)
         engine = self.options.engine_for(modes.grad)
         device = device_of(flat, state.tensors)
+        shown: Shown = "tokens" if self.options.skip_padding else "all"
+        shown = "loss" if self.only_loss else shown
         race = None
         if engine == "auto" and not reason:
             # Who knows of steps to come, knows of those of training.
@@ -391,7 +394,12 @@ class Runner:
             prospect = self.prospect if modes.grad else Prospect(self.prospect.cost)
             tried = engines.candidates(device, dtypes, self.options.provider)
             verdict = self._verdict() if modes.grad else None
-            race = Race(tried, prospect, gain_of(dtypes), verdict)
+            note = None
+            # Processes that train together have to agree; files that are asked for need a graph.
+            if verdict is None and not self.debug_options.save_onnx:
+                cache, options = self.compiler.cache, self.options
+                note = Note.of(cache, tried, self.module, options, flat, modes, shown)
+            race = Race(tried, prospect, gain_of(dtypes), verdict, note)
             self.device = device
         if engine == "torch":
             asked = "engine" if modes.grad or self.options.inference is None else "inference"
@@ -407,7 +415,6 @@ class Runner:
             race, reason = None, RUN_AGAIN
         report = self.compiler.described(modes.grad)
         chosen = engine if engine in EXECUTORS else "onnxruntime"
-        shown: Shown = "tokens" if self.options.skip_padding else "all"
         return CallForm(
             modes.grad,
             report,
@@ -415,7 +422,7 @@ class Runner:
             reason,
             race=race,
             recover=self._recovers,
-            shown="loss" if self.only_loss else shown,
+            shown=shown,
         )
 
     def _verdict(self) -> Verdict | None:
