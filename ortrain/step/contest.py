@@ -44,6 +44,8 @@ MOST_ROUNDS, CLEAR = 3, 0.1
 # Eager's steps on a cold machine were up to 1.7 times as slow as later ones: a graph below this
 # share of the fastest needs no second look at eager, which took a twentieth of an epoch of SST-2.
 SURE = 0.5
+# An earlier process's verdict counts where eager's steps take as long as then, up to this factor.
+ALIKE = 2.0
 # The graph has to be faster by more than what the medians scatter: a wrong verdict for it costs
 # time in every step to come, a wrong one for eager only what little there was to win.
 MARGIN = 0.98
@@ -195,10 +197,6 @@ class Race:
         self._sizes: deque[int] = deque(maxlen=MOST_STEPS)
         self._samples: list[Sample] = []
         self._known = None if note is None else note.read()
-        if self._known is not None:
-            self.gain = max(1 - 1 / (self._known.speedup or 1), 1 - MARGIN)
-            if self._known.winner == "eager":
-                self._recall(self._known)
 
     def next(self) -> str:
         """Who runs the next step: ``"eager"`` or an engine."""
@@ -223,8 +221,8 @@ class Race:
         if self._turn_is_over():
             if not self._pays():
                 return self._turn
-            if self._known is not None:
-                return self._recall(self._known)
+            if self._known is not None and self._recalls(*self._known):
+                return self._settle()
             for sample in self._samples:  # none of this turn's is for the next one
                 sample.settle(wait=True)
             if self._ends_turn():
@@ -233,16 +231,23 @@ class Race:
         self._tell()
         return self._turn
 
-    def _recall(self, known: Contest) -> str:
-        """Ends with what an earlier process has found; who runs the next step."""
-        contest, size = self.contest, self._size() or 1.0
+    def _recalls(self, known: Contest, size: float) -> bool:
+        """Whether it ends with what an earlier process has found, at steps of a size.
+
+        Not where eager takes another time now: the machine was, or is, busy with something else.
+        """
+        self._known = None
+        then, now = median(known.eager) / size, median(self._times["eager"][WARM_UP:])
+        if not then / ALIKE < now < then * ALIKE:
+            return False
+        contest = self.contest
         contest.engines, contest.eager, contest.left = known.engines, known.eager, 0
         contest.refused, contest.recalled, self._chosen = known.refused, True, True
         self.rivals = [name for name in known.rivals if name in self._times]
         for name, times in known.engines.items():
             self._counted[name] = [t / size for t in times]
-        self._own, self._known = known.engine or "eager", None
-        return self._settle()
+        self._own = known.engine or "eager"
+        return True
 
     def _ends_turn(self) -> bool:
         """Counts the steps of a turn that is over; whether the race is."""
@@ -468,5 +473,5 @@ class Race:
             self.rivals = []
         self.contest.rivals = tuple(self.rivals)
         if self.note is not None and not self.contest.recalled:
-            self.note.write(self.contest)
+            self.note.write(self.contest, self._size())
         return self.winner

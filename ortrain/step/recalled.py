@@ -75,20 +75,22 @@ class Note:
         except Exception:  # the repr of an argument is user code
             return None
 
-    def read(self) -> Contest | None:
-        """What an earlier process has found; None where none has."""
+    def read(self) -> tuple[Contest, float] | None:
+        """What an earlier process has found, and for steps of which size; None where none has."""
         text = self.cache.note([self.name])
-        with contextlib.suppress(TypeError, ValueError, KeyError):
-            found = Contest(**{name: json.loads(text)[name] for name in _KEPT})
+        with contextlib.suppress(TypeError, ValueError, KeyError, IndexError):
+            fields, size = json.loads(text)
+            found = Contest(**{name: fields[name] for name in _KEPT})
             found.rivals = tuple(found.rivals)
             if found.winner == "eager" or (found.engine in self.engines and found.graph):
-                return found
+                return found, max(float(size), 1.0)
         return None
 
-    def write(self, contest: Contest) -> None:
-        """Keeps what was found."""
+    def write(self, contest: Contest, size: float) -> None:
+        """Keeps what was found for steps of a size."""
         fields = asdict(contest)
-        self.cache.keep_note([self.name], json.dumps({name: fields[name] for name in _KEPT}))
+        kept = {name: fields[name] for name in _KEPT}, size
+        self.cache.keep_note([self.name], json.dumps(kept))
 
 
 def _structure(module: nn.Module) -> Iterator[object]:

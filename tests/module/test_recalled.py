@@ -162,12 +162,25 @@ def test_an_argument_that_cannot_be_shown_costs_the_graph_alone(
 ) -> None:
     """PyTorch's own trace shows arguments as well."""
     model = ORTModule(Moody(), options=Options(cache_dir=tmp_path))
+
+    def train() -> None:
+        for _ in range(40):
+            model(torch.randn(3, 4), Mode("b")).sum().backward()
+
     with pytest.warns(OrtrainWarning, match="not now"):
-        model(torch.randn(3, 4), Mode("b"))
-    for _ in range(40):
-        model(torch.randn(3, 4), Mode("b")).sum().backward()
+        train()
     assert model.report.mode == "eager"
     assert not [*tmp_path.glob("*.note")]
+
+
+@pytest.mark.parametrize("factor", [0.3, 0.8, 1.0, 1.5, 3.0])
+def test_what_a_busy_machine_has_found_is_not_believed(
+    paces: Paces, tmp_path: Path, factor: float
+) -> None:
+    trained(tmp_path)
+    paces.seconds = {name: t * factor for name, t in paces.seconds.items()}
+    assert found(trained(tmp_path)).recalled is (0.5 < factor < 2)
+    assert found(trained(tmp_path)).recalled
 
 
 def test_calls_of_about_the_same_size_share_a_note(paces: Paces, tmp_path: Path) -> None:
@@ -186,7 +199,7 @@ def test_a_damaged_note_is_dropped(paces: Paces, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "7", "{}", '{"winner": "graph"}', "no json", json.dumps({"winner": "other"})],
+    ["", "[]", "7", "{}", '[{"winner": "graph"}, 1]', "no json", json.dumps([{}, 1]), "[1, 2, 3]"],
 )
 def test_a_note_that_says_nothing_is_none(
     paces: Paces, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
