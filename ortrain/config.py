@@ -98,7 +98,8 @@ class Options:
             take; ``"least"`` is as little as can be. What is not kept is computed again in the
             backward. Eager PyTorch knows no budget: ``"auto"`` stands for ``"aten"`` then.
         backward_pieces: how many programs the backward is cut into; 0 decides by what is saved.
-        cache_dir: folder in which compiled graphs are kept between processes; None keeps none.
+        cache_dir: folder in which graphs, and what contests have found, are kept between processes;
+            None keeps nothing.
         cache_bytes: what they may take there; those used longest ago make way. None is no bound.
         policy: the errors to which ``fallback="torch"`` applies; the rest are raised.
         retry: try to capture again at each step after a fallback, instead of once.
