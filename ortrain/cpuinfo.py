@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,3 +18,11 @@ def cpuinfo() -> Mapping[str, str]:
         return {}
     rows = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
     return {name.strip(): value.strip() for name, _, value in rows}
+
+
+def processor() -> str:
+    """Names the processor, for what was measured on it."""
+    known = cpuinfo()
+    if not known:
+        return platform.machine()
+    return f"{known.get('vendor_id', '')}-{known.get('model', '')}-{os.cpu_count()}"

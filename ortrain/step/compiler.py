@@ -477,7 +477,6 @@ class StepCompiler:
                 budget=self.options.memory_budget,
                 cache=self.cache,
             )
-        self.plan, self.sizes = plan, sizes
         self._describe(plan, executor, sizes)
         return plan
 
@@ -521,7 +520,6 @@ class StepCompiler:
         if not built or built[-1].step.plan is self.plan:
             return
         runs = built[-1]
-        self.plan, self.sizes = runs.step.plan, runs.sizes
         self._describe(runs.step.plan, runs.executor, runs.sizes)
         if runs.certificate is not None:
             self.certificate = runs.certificate
@@ -539,6 +537,7 @@ class StepCompiler:
         return self.report.inference
 
     def _describe(self, plan: Plan, executor: Executor, sizes: dict[str, int]) -> None:
+        self.plan, self.sizes = plan, sizes
         report = self.described(is_grad_enabled())
         report.engine, report.replays = str(executor), executor.replays
         report.stages.update(plan.seconds)

@@ -167,7 +167,6 @@ class Race:
         contest: what it has found, for reports.
         rest: calls for which nobody need ask whose turn it is: eager's, unwatched.
         winner: ``"eager"`` or an engine; empty while it runs.
-        rivals: engines that the winner is still to meet.
     """
 
     def __init__(
@@ -181,7 +180,7 @@ class Race:
         self.contest, self.verdict, self.note = Contest(), verdict, note
         self.prospect, self.gain, self._began = prospect, gain, clock()
         self.winner, self.rest = "", 0
-        self.contestants, self.rivals = [*engines, "eager"], list[str]()
+        self.contestants = [*engines, "eager"]
         self._champion = "eager"  # who stays unless another is faster by more than the noise
         self._rested, self._told = 0.0, None if prospect is None else prospect.steps
         self._asking = 0.0  # seconds that the last question has taken
@@ -198,6 +197,11 @@ class Race:
         self._samples: list[Sample] = []
         self._known = None if note is None else note.read()
 
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        """Engines that the winner is still to meet."""
+        return self.contest.rivals
+
     def next(self) -> str:
         """Who runs the next step: ``"eager"`` or an engine."""
         if self.winner:
@@ -212,7 +216,7 @@ class Race:
         return turn
 
     def _next(self, asked: float) -> str:
-        if asked < self._rested and self.prospect is not None and self._told == self.prospect.steps:
+        if self._rests(asked):
             self.rest = self._calls_until(self._rested, asked)
             return "eager"
         self.rest = 0
@@ -243,7 +247,7 @@ class Race:
         contest = self.contest
         contest.engines, contest.eager, contest.left = known.engines, known.eager, 0
         contest.refused, contest.recalled, self._chosen = known.refused, True, True
-        self.rivals = [name for name in known.rivals if name in self._times]
+        contest.rivals = tuple(name for name in known.rivals if name in self._times)
         for name, times in known.engines.items():
             self._counted[name] = [t / size for t in times]
         self._own = known.engine or "eager"
@@ -307,19 +311,25 @@ class Race:
         """Whether the run is long enough for the winner to meet its rivals."""
         if self.prospect is None:
             return True
-        prospect, now = self.prospect.of_rival(), clock()
-        if now < self._rested and self._told == prospect.steps:
+        now = clock()
+        if self._rests(now):
             return False
+        prospect = self.prospect.of_rival()
         elapsed, step = now - self._began, median(self._counted[self.winner]) * self._size()
         self._told, self._rested = prospect.steps, now + prospect.rest(elapsed, step, LEAD)
         return prospect.pays(elapsed, step, LEAD)
+
+    def _rests(self, now: float) -> bool:
+        """Whether what did not pay need not be thought of yet."""
+        prospect = self.prospect
+        return prospect is not None and now < self._rested and self._told == prospect.steps
 
     def _meet_rivals(self) -> None:
         """Has them run against the winner, as the winner did against eager."""
         release_free_memory()
         self._champion, self.contestants = self.winner, [*self.rivals, self.winner]
         self._turn, self._calls, self._rounds = self.contestants[0], 0, 0
-        self._rested, self.rivals, self.winner, self._own = 0.0, [], "", ""
+        self._rested, self.winner, self._own = 0.0, "", ""
         self.contest.rivals, self.contest.recalled = (), False
         for known in (self._times, self._counted, self._medians):
             for each in known.values():
@@ -340,7 +350,7 @@ class Race:
             known = self.contestants[:-1]
             starters, rivals = line_up(known)
             # Of processes that train together, each would have to have them at the same step.
-            self.rivals = [*rivals] if self.verdict is None else []
+            self.contest.rivals = rivals if self.verdict is None else ()
             self._reserve = [name for name in known if name not in starters]
             self.contestants[:-1] = [name for name in known if name in starters]
             if self._turn not in self.contestants:
@@ -357,7 +367,7 @@ class Race:
             self._pass_on()
         left = [name for name in self.contestants if name not in (engine, "eager")]
         if not left and self._reserve:
-            left, self._reserve, self.rivals = self._reserve, [], []
+            left, self._reserve, self.contest.rivals = self._reserve, [], ()
             self._turn = left[0]
         if engine == self._champion or not left:
             self._champion = "eager"  # which the others have not met
@@ -470,8 +480,7 @@ class Race:
         self.contest.winner = "eager" if self.winner == "eager" else "graph"
         self.contest.engine = "" if self.winner == "eager" else self.winner
         if self.winner == "eager":
-            self.rivals = []
-        self.contest.rivals = tuple(self.rivals)
+            self.contest.rivals = ()
         if self.note is not None and not self.contest.recalled:
             self.note.write(self.contest, self._size())
         return self.winner

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -18,7 +17,7 @@ from torch import nn
 
 from ortrain.cache import Cache, fingerprint
 from ortrain.config import Options
-from ortrain.cpuinfo import cpuinfo
+from ortrain.cpuinfo import processor
 from ortrain.guards.structure import FlatCall
 from ortrain.passes.tokens import Shown
 from ortrain.step.report import Contest
@@ -49,6 +48,7 @@ class Note:
         module: nn.Module,
         options: Options,
         call: FlatCall,
+        size: int,
         modes: Sequence[Any],
         shown: Shown,
     ) -> Note | None:
@@ -59,17 +59,16 @@ class Note:
             engines: that are in the contest.
             module: that is called.
             options: settings.
-            call: the form's first; one note serves calls up to twice as large.
+            call: the form's first.
+            size: of it; one note serves calls up to twice as large.
             modes: in which it is called.
             shown: what is read of its outputs.
         """
         if cache.folder is None:
             return None
-        known = cpuinfo()
-        host = known.get("vendor_id"), known.get("model"), os.cpu_count(), torch.get_num_threads()
-        size = max((t.numel() for t in call.tensors), default=1).bit_length()
-        settings = replace(options, cache_dir=None, cache_bytes=None)
-        parts = ["contest", host, engines, settings, call.key, size, tuple(modes), shown]
+        host = processor(), torch.get_num_threads()
+        settings, scale = replace(options, cache_dir=None, cache_bytes=None), size.bit_length()
+        parts = ["contest", host, engines, settings, call.key, scale, tuple(modes), shown]
         try:
             return cls(cache, engines, fingerprint([*parts, *_structure(module)]))
         except Exception:  # the repr of an argument is user code

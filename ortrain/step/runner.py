@@ -398,7 +398,8 @@ class Runner:
             # Processes that train together have to agree; files that are asked for need a graph.
             if verdict is None and not self.debug_options.save_onnx:
                 cache, options = self.compiler.cache, self.options
-                note = Note.of(cache, tried, self.module, options, flat, modes, shown)
+                size = _size(flat)
+                note = Note.of(cache, tried, self.module, options, flat, size, modes, shown)
             race = Race(tried, prospect, gain_of(dtypes), verdict, note)
             self.device = device
         if engine == "torch":

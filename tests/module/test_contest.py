@@ -42,6 +42,15 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
+    def passing(self, function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+        """The function, which takes so many seconds longer."""
+
+        def longer(*args: Any) -> Any:
+            self.now += seconds
+            return function(*args)
+
+        return longer
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
@@ -744,17 +753,10 @@ def test_the_report_describes_the_engine_that_has_won(
 ) -> None:
     """The other one may have been built behind it."""
 
-    def taking(run: Callable[..., Any], seconds: float) -> Callable[..., Any]:
-        def longer(*args: Any) -> Any:
-            clock.now += seconds
-            return run(*args)
-
-        return longer
-
     for name, kind in (("onnxruntime", Compiled), ("aten", AtenCompiled)):
         run_values: Any = kind.run_values
         seconds = 0.05 if name == winner else 0.2
-        monkeypatch.setattr(kind, "run_values", taking(run_values, seconds))
+        monkeypatch.setattr(kind, "run_values", clock.passing(run_values, seconds))
     monkeypatch.setattr(engines, "line_up", lambda known, graph, cost: line_up)
     model = ORTModule(Timed(clock, 1.0))
     train(model, 40)
@@ -887,14 +889,7 @@ def test_what_is_done_for_the_contest_counts_for_nobody_and_the_output_for_the_g
     monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     """Of a perceptron's step of 103 us they were 8 us of eager's, and a graph of 119 could win."""
-
-    def passing(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
-        def longer(*args: Any) -> Any:
-            clock.now += seconds
-            return function(*args)
-
-        return longer
-
+    passing = clock.passing
     model = ORTModule(nn.Linear(3, 2), options=Options(engine="auto"))
     monkeypatch.setattr(Runner, "_in_pytorch", passing(Runner._in_pytorch, 1.0))
     looks = staticmethod(passing(OutputStructure.from_output, 1000.0))

@@ -112,8 +112,9 @@ def ways(results: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[int]:
         if result.requires_grad:
             most += len(places)
             reached = {id(leaf) for leaf in leaves_of([result])}
-            for i in [at for key, at in places.items() if key in reached]:
-                found += [i, place]
+            for key, at in places.items():
+                if key in reached:
+                    found += [at, place]
     return found if len(found) < 2 * most else []
 
 

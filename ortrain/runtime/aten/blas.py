@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +18,7 @@ from typing import Any
 import torch
 
 from ortrain.config import user_cache
-from ortrain.cpuinfo import cpuinfo
+from ortrain.cpuinfo import processor
 from ortrain.errors import SaveError
 from ortrain.files.replacing import replace_file
 
@@ -230,10 +228,7 @@ def _timed(product: Product) -> float:
 
 def _host() -> str:
     """Names what the measurements hold for: processor, PyTorch and its BLAS."""
-    processor, known = platform.machine(), cpuinfo()
-    if known:
-        processor = f"{known.get('vendor_id', '')}-{known.get('model', '')}-{os.cpu_count()}"
-    return f"{processor}-torch{torch.__version__}"
+    return f"{processor()}-torch{torch.__version__}"
 
 
 _CHOICE = Choice(user_cache() / f"products-{_host()}.json")
