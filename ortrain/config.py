@@ -88,7 +88,8 @@ class Options:
         arena: keep the memory of a run for the next ones; False gives it back, which takes time
             and suits calls that are each larger than the one before, or a machine that is full.
         cuda_graphs: record the programs of ``"aten"`` on a GPU as CUDA graphs, one for each size of
-            the inputs, and replay them; elsewhere it changes nothing.
+            the inputs, and replay them; ``"auto"`` has them meet eager there. Elsewhere it changes
+            nothing.
         skip_padding: whether graphs leave out work on tokens whose results nobody reads; None does
             where no output shows them, True also where one does, with zeros at padded places, and
             False never. Logits that the loss itself makes are of labelled rows in any case.

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -194,6 +195,7 @@ class Race:
         self._counted: dict[str, list[float]] = {name: [] for name in self.contestants}
         self._medians: dict[str, list[float]] = {name: [] for name in self.contestants}
         self._sizes: deque[int] = deque(maxlen=MOST_STEPS)
+        self._ran = Counter[str]()  # steps of each that were timed
         self._samples: list[Sample] = []
         self._known = None if note is None else note.read()
 
@@ -250,6 +252,7 @@ class Race:
         contest.rivals = tuple(name for name in known.rivals if name in self._times)
         for name, times in known.engines.items():
             self._counted[name] = [t / size for t in times]
+        self._counted["eager"] = [now]
         self._own = known.engine or "eager"
         return True
 
@@ -304,6 +307,7 @@ class Race:
             self._tell()
             times.clear()  # by what it takes then, a graph will be judged
             self._calls, self._told = 0, self.prospect.steps
+            self._ran.clear()  # they are no cost of a graph that was not due
             self._rested = now + self.prospect.rest(elapsed, self._step, self.gain)
         return pays
 
@@ -330,6 +334,7 @@ class Race:
         self._champion, self.contestants = self.winner, [*self.rivals, self.winner]
         self._turn, self._calls, self._rounds = self.contestants[0], 0, 0
         self._rested, self.winner, self._own = 0.0, "", ""
+        self._ran.clear()
         self.contest.rivals, self.contest.recalled = (), False
         for known in (self._times, self._counted, self._medians):
             for each in known.values():
@@ -356,6 +361,31 @@ class Race:
             if self._turn not in self.contestants:
                 self._turn = self.contestants[0]
         return self._turn
+
+    def first(self, line_up: Callable[[Sequence[str]], LineUp]) -> str:
+        """The engine that will have the first turn; lines them up by a graph that is known early.
+
+        Args:
+            line_up: as of :meth:`choose`.
+        """
+        self.choose(line_up)
+        return self.contestants[0]
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """What is done inside is done for the contest, and part of its cost."""
+        start = clock()
+        try:
+            yield
+        finally:
+            self.contest.cost += clock() - start
+
+    def _lost(self) -> float:
+        """Seconds that the steps of the others took longer than the winner's."""
+        known = {name: median(times) for name, times in self._counted.items() if times}
+        best = known.get(self.winner, math.inf)
+        longer = (self._ran[name] * max(time - best, 0.0) for name, time in known.items())
+        return sum(longer) * self._size()
 
     def forfeit(self, engine: str, why: str = "") -> bool:
         """Takes out an engine that cannot run the graph; whether another one is left.
@@ -437,6 +467,7 @@ class Race:
             again: called where a backward makes gradients that can be differentiated again.
         """
         self._sizes.append(size)
+        self._ran[contestant] += 1
         # A graph's began before it was asked whose turn it is, which takes as long as a small one.
         if contestant != "eager" and isinstance(start, float):
             start += self._asking
@@ -479,6 +510,7 @@ class Race:
         self.close()
         self.contest.winner = "eager" if self.winner == "eager" else "graph"
         self.contest.engine = "" if self.winner == "eager" else self.winner
+        self.contest.cost += self._lost()
         if self.winner == "eager":
             self.contest.rivals = ()
         if self.note is not None and not self.contest.recalled:

@@ -82,7 +82,8 @@ def not_served(
         if kind == device.type and not _executor_serves(options, {dtype}, modes, device):
             return f"autocast is on: mixed precision is not served by onnxruntime; {_BY_ATEN}"
     for name, tensor in {**state.tensors, **inputs}.items():
-        by_aten = tensor.device.type == "cuda" and engine == "aten"
+        recorded = engine == "auto" and tried(options, tensor.device, {tensor.dtype})
+        by_aten = tensor.device.type == "cuda" and (engine == "aten" or recorded)
         if tensor.device.type not in PROVIDERS and not by_aten:
             if options.provider is None:
                 why = f"{name} is on {tensor.device}, for which there is no execution provider"
@@ -102,13 +103,21 @@ def not_served(
     return inner_hooks(module) or ""
 
 
+def tried(
+    options: Options, device: torch.device, dtypes: Collection[torch.dtype]
+) -> tuple[str, ...]:
+    """The engines that a contest may be about, under some settings."""
+    recorded = options.cuda_graphs
+    return engines.candidates(device, dtypes, options.provider, cuda_graphs=recorded)
+
+
 def _executor_serves(
     options: Options, dtypes: Collection[torch.dtype], modes: Ambient, device: torch.device
 ) -> bool:
     """Whether an executor that may run a call has kernels for these dtypes."""
     engine = options.engine_for(modes.grad)
     if engine == "auto":
-        return bool(engines.candidates(device, dtypes, options.provider))
+        return bool(tried(options, device, dtypes))
     return engines.serves(engine, dtypes)
 
 

@@ -38,13 +38,18 @@ GAIN_OF_WIDE = {"AuthenticAMD": 0.5, "GenuineIntel": 0.1}
 # of BERT, nothing of MiniLM).
 RIVAL, LEAD = 0.35, 0.02
 
+CPU = torch.device("cpu")
 
-def gain_of(dtypes: Collection[torch.dtype]) -> float:
-    """The share of eager's time on this processor that a graph is likely to save.
+
+def gain_of(dtypes: Collection[torch.dtype], device: torch.device = CPU) -> float:
+    """The share of eager's time that a graph is likely to save.
 
     Args:
         dtypes: of the tensors, and that autocast casts them to.
+        device: that they are on; this processor by default.
     """
+    if device.type != "cpu":  # of an H100's, recorded, 0.23 to 0.73
+        return GAIN
     if are_narrow(dtypes):
         return GAIN_OF_NARROW
     return GAIN_OF_WIDE.get(cpuinfo().get("vendor_id", ""), GAIN)

@@ -33,6 +33,8 @@ class Contest:
         refused: engine → why it cannot run the graph.
         rivals: engines that the one that has won is to meet where the run is long enough.
         recalled: whether an earlier process has found it.
+        cost: seconds that it has taken in all: to make the graphs and compare them with the module,
+            and, once it is decided, what the steps of the others took longer than the winner's.
     """
 
     engines: dict[str, list[float]] = field(default_factory=dict)
@@ -44,6 +46,7 @@ class Contest:
     refused: dict[str, str] = field(default_factory=dict)
     rivals: tuple[str, ...] = ()
     recalled: bool = False
+    cost: float = 0.0
 
     @property
     def graph(self) -> list[float]:
@@ -75,9 +78,12 @@ class Contest:
             parts = [f"on {name} {_seconds(median(t))}" for name, t in self.engines.items()]
             graph = ", ".join(parts)
         counts = [*(str(len(times)) for times in self.engines.values()), str(len(self.eager))]
+        step = median(self.eager if self.winner == "eager" else self.graph)
+        cost = f"; it cost {_seconds(self.cost)} in all" if self.cost else ""
+        cost += f", as much as {max(round(self.cost / step), 1)} steps" if cost and step else ""
         return (
             f"{self.winner} is faster: graph {graph}, eager {_seconds(median(self.eager))} "
-            f"(medians of {' and '.join(counts)} steps)"
+            f"(medians of {' and '.join(counts)} steps){cost}"
             + "".join(f"; not on {name}: {why}" for name, why in self.refused.items())
             + "".join(f"; a long run will try {name} as well" for name in self.rivals)
             + "; found by an earlier process" * self.recalled

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +44,6 @@ from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.module_state.saving import saving_hooks
 from ortrain.module_state.untouched import call_aside
 from ortrain.passes.tokens import Shown
-from ortrain.runtime import engines
 from ortrain.step import contest
 from ortrain.step.compiler import MOST_SHAPES, StepCompiler
 from ortrain.step.contest import Race
@@ -60,6 +59,7 @@ from ortrain.step.eligibility import (
     not_served,
     returns_views,
     runs_again,
+    tried,
 )
 from ortrain.step.fallback import alone, unforeseen
 from ortrain.step.forms import CallForm, CompiledCapture, ModuleState, Sizes, too_many_ways
@@ -212,7 +212,8 @@ class Runner:
             if served is None:
                 if any(0 in shape for shape in sizes) and self.options.falls_back(EMPTY):
                     return self._eager(EMPTY.what, args, kwargs)
-                served = self.compiler.find(state, form, flat, sizes)
+                with _preparing(race):
+                    served = self.compiler.find(state, form, flat, sizes)
                 if self.refused is not None and served.captured.views:
                     raise returns_views(self.module)
                 if draws_apart(self.module, self.options, form, served):
@@ -225,7 +226,8 @@ class Runner:
             variant = form.engine, trainable, saving is not None and saving.share > 0
             variants = served.variants.get(variant)
             if variants is None:
-                step = self.compiler.first_step(state, form, served, flat, variant)
+                with _preparing(race):
+                    step = self.compiler.first_step(state, form, served, flat, variant)
             else:
                 step = variants.step
                 if form.report.graph_calls >= self.due:
@@ -388,19 +390,21 @@ class Runner:
         shown: Shown = "tokens" if self.options.skip_padding else "all"
         shown = "loss" if self.only_loss else shown
         race = None
+        chosen = engine if engine in EXECUTORS else "onnxruntime"
         if engine == "auto" and not reason:
             # Who knows of steps to come, knows of those of training.
             dtypes = dtypes_of(state, modes, flat)
             prospect = self.prospect if modes.grad else Prospect(self.prospect.cost)
-            tried = engines.candidates(device, dtypes, self.options.provider)
+            able = tried(self.options, device, dtypes)
             verdict = self._verdict() if modes.grad else None
             note = None
             # Processes that train together have to agree; files that are asked for need a graph.
             if verdict is None and not self.debug_options.save_onnx:
                 cache, options = self.compiler.cache, self.options
                 size = _size(flat)
-                note = Note.of(cache, tried, self.module, options, flat, size, modes, shown)
-            race = Race(tried, prospect, gain_of(dtypes), verdict, note)
+                note = Note.of(cache, able, self.module, options, flat, size, modes, shown)
+            gain, chosen = gain_of(dtypes, device), able[0]
+            race = Race(able, prospect, gain, verdict, note)
             self.device = device
         if engine == "torch":
             asked = "engine" if modes.grad or self.options.inference is None else "inference"
@@ -415,7 +419,6 @@ class Runner:
         elif runs_again(self.options, modes):
             race, reason = None, RUN_AGAIN
         report = self.compiler.described(modes.grad)
-        chosen = engine if engine in EXECUTORS else "onnxruntime"
         return CallForm(
             modes.grad,
             report,
@@ -620,7 +623,8 @@ class Runner:
             refused = error
         sample.forward_done(tensors, leaves, is_grad_enabled() and bool(leaves))
         if not form.asked:
-            self._foretell(state, form, flat, refused)
+            with race.preparing():
+                self._foretell(state, form, flat, refused)
         return output
 
     def _foretell(
@@ -645,7 +649,7 @@ class Runner:
             by_value = isinstance(error, Refusal) and error.by_value  # of which a trace knows more
             if error is not None and (by_value or self.compiler.capturer.may_keep(error)):
                 try:
-                    self.compiler.find(state, form, flat, tuple([t.shape for t in flat.tensors]))
+                    self._find_early(state, form, flat)
                     error = None
                 except CheckFailed:  # there is a graph, which another call may use
                     error = None
@@ -668,7 +672,7 @@ class Runner:
             Why there is none.
         """
         try:
-            served = self.compiler.find(state, form, flat, tuple([t.shape for t in flat.tensors]))
+            served = self._find_early(state, form, flat)
             variant = self.compiler.variant(state, form, served, flat)
             self.compiler.first_step(state, form, served, flat, variant)
         except CheckFailed:
@@ -676,6 +680,13 @@ class Runner:
         except OrtrainError as error:
             return error
         return None
+
+    def _find_early(self, state: ModuleState, form: CallForm, flat: FlatCall) -> CompiledCapture:
+        """The capture of a call before its graph is due; the contest's engines are lined up."""
+        served = self.compiler.find(state, form, flat, tuple([t.shape for t in flat.tensors]))
+        if form.race is not None:
+            form.engine = form.race.first(self.compiler.line_up(served, flat))
+        return served
 
     @contextmanager
     def resting(self) -> Iterator[None]:
@@ -707,6 +718,11 @@ class Runner:
 
 
 _INNER = ("ortrain.", "torch.nn.modules.module")
+
+
+def _preparing(race: Race | None) -> AbstractContextManager[None]:
+    """What is done inside is part of a contest's cost, where there is one."""
+    return nullcontext() if race is None else race.preparing()
 
 
 def _size(flat: FlatCall) -> int:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import contest
 import first_step
 import lengths
 import loss_curve
@@ -67,12 +68,22 @@ def test_names_that_are_not_known_are_refused(run: Any, capsys: pytest.CaptureFi
         (step, ["bart"]),
         (step, ["--contestants", "onnx"]),
         (memory, ["bart"]),
+        (contest, ["bart"]),
+        (contest, ["--contestants", "eager"]),
         (first_step, ["--contestants", "eager"]),
         (examples, ["bart"]),
     ):
         with pytest.raises(SystemExit):
             run(script, *arguments)
         assert f"{arguments[-1]}: expected one of " in capsys.readouterr().err
+
+
+def test_the_cost_of_a_contest_is_told_with_its_share(run: Any) -> None:
+    found = run(contest, "mlp", "--steps", "400", "--told", "--contestants", "auto")
+    row = found["workloads"]["mlp"]["auto"]
+    assert found["steps"] == 400
+    assert 0 < row["cost"] < row["seconds"]
+    assert row["share"] == row["cost"] / row["seconds"]
 
 
 # --- lengths --------------------------------------------------------------------------------------

@@ -410,6 +410,26 @@ def test_an_engine_that_does_not_start_has_its_turn_where_the_others_cannot(cloc
     assert not race.forfeit("a")
 
 
+@pytest.mark.parametrize("eager", [0.1, 0.3, 0.5])
+@pytest.mark.parametrize("rivals", ["", "c"])
+def test_a_contest_costs_what_is_made_for_it_and_what_the_losers_take_longer(
+    clock: Clock, rivals: str, eager: float
+) -> None:
+    for paces in itertools.permutations((0.2, 0.4, 0.6)):
+        seconds = {"eager": eager, **dict(zip("abc", paces, strict=True))}
+        race = Race("abc")
+        with race.preparing():
+            clock.now += 7.0
+        turns = timed(race, clock, seconds, rivals)
+        # The first winner has the seconds of what it has met, and a rival's race is another one.
+        met = turns if race.winner == "eager" or not rivals else turns[: turns.index("c")]
+        first = min(met, key=lambda name: seconds[name])
+        lost = sum(max(seconds[turn] - seconds[first], 0) for turn in met)
+        lost += sum(max(seconds[turn] - seconds[race.winner], 0) for turn in turns[len(met) :])
+        assert race.contest.cost == pytest.approx(7.0 + lost)
+        assert f"it cost {race.contest.cost:.2f} s in all" in str(race.contest)
+
+
 # Seconds of a step: clearly apart, closer than what needs a second turn, and as good as the same.
 PACES = (0.2, 0.21, 0.212, 0.5, 0.55, 1.0)
 

@@ -164,6 +164,37 @@ def test_a_contest_on_a_gpu_counts_its_own_work() -> None:
     assert 1e-4 < marks.seconds(start, end) < 1.0
 
 
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", list(MODELS))
+def test_the_contest_of_eager_and_what_is_recorded_ends_and_trains_as_eager(
+    name: str, dtype: torch.dtype | None
+) -> None:
+    case, found = MODELS[name], []
+    module = case.build(dropout=0.0).cuda()
+    for options in (Options(engine="torch"), Options(fallback="raise", cuda_graphs=True)):
+        model = ORTModule(copy.deepcopy(module), options=options)
+        model.steps_to_come = 1_000_000
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        losses = []
+        for number in range(400):
+            inputs = case.batch(3, max(7, case.shortest), number % 4)
+            moved = {key: value.cuda() for key, value in inputs.items()}
+            optimizer.zero_grad()
+            with torch.autocast("cuda", dtype, enabled=dtype is not None):
+                loss = loss_of(model(**moved))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        found.append(torch.stack(losses).float())
+    decided = model.report.contest
+    assert decided is not None
+    print(name, decided)
+    assert decided.winner
+    assert [*decided.engines] == ["aten"]
+    tolerance = 1e-3 if dtype is None else 3e-2
+    torch.testing.assert_close(found[1], found[0], rtol=tolerance, atol=tolerance)
+
+
 def test_the_step_of_a_contest_is_timed_by_events() -> None:
     race, model = contest.Race(["aten"]), network().cuda()
     for _ in range(5):

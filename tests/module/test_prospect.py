@@ -108,6 +108,7 @@ def test_what_is_to_be_gained_goes_by_precision_and_processor(
     for narrow in (torch.bfloat16, torch.float16):
         assert gain_of({torch.float32, narrow}) == GAIN_OF_NARROW
     assert gain_of({torch.int16}) == wide
+    assert gain_of({torch.bfloat16}, torch.device("cuda")) == GAIN
 
 
 def test_a_fine_tuning_of_sixty_steps_gets_a_graph() -> None:
@@ -252,3 +253,17 @@ def test_a_rival_meets_the_winner_once_the_run_is_long_enough(
     assert {*race.contest.engines} == {"a", "b"}
     assert race.contest.eager
     assert "a long run" not in str(race.contest)
+
+
+def test_steps_before_a_graph_is_due_are_no_part_of_what_the_contest_costs(clock: Hand) -> None:
+    race, turns = Race(["graph"], Prospect(2.0)), []
+    while True:
+        turns.append(race.next())
+        if race.winner:
+            break
+        sample = race.sample(turns[-1], 1, clock())
+        clock.now += 0.5 if turns[-1] == "graph" else 1.0
+        sample.forward_done([], [], trains=False)
+    counted = 2 * (LEAST_STEPS + WARM_UP)
+    assert turns.count("eager") > counted
+    assert race.contest.cost == pytest.approx(0.5 * counted)

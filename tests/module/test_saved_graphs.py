@@ -41,6 +41,30 @@ def test_one_call_writes_each_stage(engine: Any, mode: str, tmp_path: Path) -> N
     assert model.report.mode == ("eager" if engine == "auto" else "graph")
 
 
+@pytest.mark.usefixtures("one_piece")
+@pytest.mark.parametrize("way", ["autocast", "parameters", "precision"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_before_a_contest_files_are_of_an_engine_that_has_the_kernels(
+    mode: str, dtype: torch.dtype, way: str, tmp_path: Path
+) -> None:
+    debug = DebugOptions(save_onnx=True, onnx_prefix="net", save_path=tmp_path)
+    precision: Any = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    options = Options(precision=precision if way == "precision" else None)
+    own = dtype if way == "parameters" else torch.float32
+    model = ORTModule(net().to(own), debug, options=options)
+    for _ in range(3):
+        with (
+            torch.set_grad_enabled(mode == "training"),
+            torch.autocast("cpu", dtype, enabled=way == "autocast"),
+        ):
+            output = model(torch.randn(4, 5, dtype=own))
+        assert len(files(tmp_path)) == len(STAGES) + (4 if mode == "training" else 2)
+        if mode == "training":
+            output.sum().backward()
+    assert model.report.reason == "its turn in the contest with the graph"
+
+
 def test_a_module_in_evaluation_writes_its_graph_for_inference(tmp_path: Path) -> None:
     debug = DebugOptions(save_onnx=True, onnx_prefix="net", save_path=tmp_path)
     model = ORTModule(net(), debug, options=Options(engine="onnxruntime")).eval()

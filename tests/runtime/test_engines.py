@@ -13,23 +13,27 @@ from tests.programs import program
 BOTH = ("onnxruntime", "aten")
 F32, BF16, F16, I64 = torch.float32, torch.bfloat16, torch.float16, torch.int64
 CPU = torch.device("cpu")
+PROVIDER = "CPUExecutionProvider"
 
 
 @pytest.mark.parametrize(
-    ("device", "dtypes", "provider", "expected"),
+    ("device", "dtypes", "more", "expected"),
     [
-        ("cpu", {F32, I64}, None, BOTH),
-        ("cpu", {torch.float64}, None, BOTH),
-        ("cpu", {F32, BF16}, None, ("aten",)),
-        ("cpu", {F16}, None, ("aten",)),
-        ("cpu", {F32}, "CPUExecutionProvider", ("onnxruntime",)),
-        ("cpu", {BF16}, "CPUExecutionProvider", ()),
-        ("cuda", {F32}, None, ()),
-        ("meta", {F32}, None, ()),
+        ("cpu", {F32, I64}, {}, BOTH),
+        ("cpu", {torch.float64}, {}, BOTH),
+        ("cpu", {F32, BF16}, {}, ("aten",)),
+        ("cpu", {F16}, {}, ("aten",)),
+        ("cpu", {F32}, {"provider": PROVIDER}, ("onnxruntime",)),
+        ("cpu", {BF16}, {"provider": PROVIDER}, ()),
+        ("cpu", {F32}, {"cuda_graphs": True}, BOTH),
+        ("cuda", {F32}, {}, ()),
+        ("cuda", {F32, BF16}, {"cuda_graphs": True}, ("aten",)),
+        ("cuda", {F32}, {"cuda_graphs": True, "provider": PROVIDER}, ()),
+        ("meta", {F32}, {"cuda_graphs": True}, ()),
     ],
 )
-def test_candidates(device, dtypes, provider, expected):
-    assert engines.candidates(torch.device(device), dtypes, provider) == expected
+def test_candidates(device, dtypes, more, expected):
+    assert engines.candidates(torch.device(device), dtypes, **more) == expected
 
 
 X, W = (1, 2, 8, 8), (2, 2, 3, 3)
