@@ -390,7 +390,7 @@ class Runner:
         shown: Shown = "tokens" if self.options.skip_padding else "all"
         shown = "loss" if self.only_loss else shown
         race = None
-        chosen = engine if engine in EXECUTORS else "onnxruntime"
+        chosen: str = engine if engine in EXECUTORS else "onnxruntime"
         if engine == "auto" and not reason:
             # Who knows of steps to come, knows of those of training.
             dtypes = dtypes_of(state, modes, flat)
