@@ -23,7 +23,7 @@ from ortrain.runtime.aten.executor import AtenCompiled
 from ortrain.runtime.engines import LineUp
 from ortrain.runtime.onnxruntime import Compiled
 from ortrain.step import contest, marks
-from ortrain.step.contest import LEAST_STEPS, MOST_ROUNDS, MOST_STEPS, WARM_UP, Race
+from ortrain.step.contest import COLD_STEPS, LEAST_STEPS, MOST_ROUNDS, MOST_STEPS, WARM_UP, Race
 from ortrain.step.runner import EAGER_SPELL, Runner
 from ortrain.step.verdict import Verdict
 from tests.models import MODELS
@@ -99,14 +99,38 @@ def test_the_faster_one_wins_and_the_graph_only_clearly(
 
 
 def test_slow_steps_need_few_turns_and_fast_ones_many(clock: Clock) -> None:
-    slow, fast = run(Race(["graph"]), clock, 1.0, 2.0), run(Race(["graph"]), clock, 1e-6, 2e-6)
-    assert slow == {"graph": LEAST_STEPS + WARM_UP, "eager": 2 * (LEAST_STEPS + WARM_UP)}
+    slow, fast = run(Race(["graph"]), clock, 1.0, 2.0), run(Race(["graph"]), clock, 1.1e-6, 2e-6)
+    assert slow == {"graph": LEAST_STEPS + WARM_UP, "eager": COLD_STEPS + WARM_UP + 1 + WARM_UP}
     assert fast == {"graph": MOST_STEPS + WARM_UP, "eager": 2 * (MOST_STEPS + WARM_UP)}
 
 
 def test_a_close_result_is_measured_again(clock: Clock) -> None:
     clear, close = run(Race(["graph"]), clock, 0.5, 1.0), run(Race(["graph"]), clock, 0.95, 1.0)
     assert close["graph"] == MOST_ROUNDS * clear["graph"]
+
+
+@pytest.mark.parametrize("graph", [0.3, 0.6, 0.64, 0.66, 0.79, 0.85])
+def test_eagers_second_turn_ends_with_one_step_where_that_tells_enough(
+    clock: Clock, graph: float
+) -> None:
+    turns = run(Race(["graph"]), clock, graph, 1.0)
+    second = LEAST_STEPS if graph > contest.PLAIN else 1
+    first = COLD_STEPS + WARM_UP
+    rounds = 1 if graph < 1 - 2 * contest.CLEAR else 2
+    assert turns["eager"] == first + second + WARM_UP + (rounds - 1) * (LEAST_STEPS + WARM_UP)
+
+
+def test_a_slow_step_of_eagers_second_turn_is_no_reason_for_a_graph(clock: Clock) -> None:
+    """Its first turn was faster."""
+    race, steps = Race(["graph"]), iter([1.9, 1.0, 1.0, 1.9, 1.9])
+    while not race.winner:
+        turn = race.next()
+        if race.winner:
+            break
+        sample = race.sample(turn, 1, clock())
+        clock.now += 1.1 if turn == "graph" else next(steps, 1.0)
+        sample.forward_done([], [], trains=False)
+    assert race.winner == "eager"
 
 
 def test_batches_of_different_sizes_are_compared_by_element(clock: Clock) -> None:
@@ -162,30 +186,30 @@ def test_to_ask_whose_turn_it_is_counts_for_nobody(
 
 
 def test_a_hopeless_graph_has_one_turn(clock: Clock) -> None:
-    assert run(Race(["graph"]), clock, 2.0, 1.0) == dict.fromkeys(
-        ("graph", "eager"), LEAST_STEPS + WARM_UP
-    )
+    turns = run(Race(["graph"]), clock, 2.0, 1.0)
+    assert turns == {"graph": LEAST_STEPS + WARM_UP, "eager": COLD_STEPS + WARM_UP}
 
 
 def test_a_graph_that_is_faster_beyond_doubt_has_one_turn(clock: Clock) -> None:
     race = Race(["graph"])
-    assert run(race, clock, 0.39, 1.0) == dict.fromkeys(("graph", "eager"), LEAST_STEPS + WARM_UP)
+    turns = run(race, clock, 0.0039, 0.01)
+    assert turns == {"graph": MOST_STEPS + WARM_UP, "eager": 20 + WARM_UP}
     assert race.winner == "graph"
     assert race.contest.speedup == pytest.approx(1 / 0.39)
 
 
 def test_a_graph_is_faster_beyond_doubt_than_the_fastest_of_eagers_steps(clock: Clock) -> None:
     """Its median may be of steps for which something else was slow."""
-    race, steps = Race(["graph"]), iter([1.0, 1.0, 1.0, 0.2])
+    race, steps = Race(["graph"]), iter([0.09, 0.09, 0.09, 0.02])
     turns = []
     while not race.winner:
         turns.append(race.next())
         if race.winner:
             break
         sample = race.sample(turns[-1], 1, clock())
-        clock.now += 0.15 if turns[-1] == "graph" else next(steps, 0.14)
+        clock.now += 0.015 if turns[-1] == "graph" else next(steps, 0.014)
         sample.forward_done([], [], trains=False)
-    assert turns.count("eager") > LEAST_STEPS + WARM_UP
+    assert [name for name, _ in itertools.groupby(turns)].count("eager") > 1
     assert race.winner == "eager"
 
 
@@ -217,7 +241,7 @@ def test_the_contest_says_how_many_calls_are_left(clock: Clock) -> None:
     # A first guess until a step has been timed; then 7 steps of 30 ms for 0.2 s, as many of the
     # graph's until one of these has been timed, of which 13 of 16 ms make as much.
     eager, graph = 7 + WARM_UP, 13 + WARM_UP
-    assert told[0] == 3 * (LEAST_STEPS + WARM_UP)
+    assert told[0] == COLD_STEPS + WARM_UP + 2 * (LEAST_STEPS + WARM_UP)
     assert told[2] == eager - 2 + 2 * eager
     assert told[eager + 2 :] == list(range(graph - 2 + eager, 0, -1))
     assert race.contest.left == 0

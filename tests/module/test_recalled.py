@@ -19,11 +19,11 @@ from ortrain.runtime.aten.executor import AtenCompiled
 from ortrain.runtime.engines import LineUp
 from ortrain.runtime.onnxruntime import Compiled
 from ortrain.step import contest
-from ortrain.step.contest import LEAST_STEPS, WARM_UP
+from ortrain.step.contest import COLD_STEPS, WARM_UP
 from ortrain.step.runner import Runner
 
 BOTH = LineUp(("onnxruntime", "aten"))
-FIRST_TURN = LEAST_STEPS + WARM_UP
+FIRST_TURN = COLD_STEPS + WARM_UP
 
 
 class Net(nn.Module):
