@@ -25,6 +25,7 @@ from ortrain.errors import CaptureError, CheckFailed, OrtrainError
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.graph.cost import Multiplications
 from ortrain.guards.attributes import WithAttributes
+from ortrain.guards.call_kinds import Kinds
 from ortrain.guards.numbers import WithNumbers
 from ortrain.guards.record import classes_of
 from ortrain.guards.structure import FlatCall
@@ -38,7 +39,6 @@ from ortrain.runtime.base import Executor
 from ortrain.runtime.memory import Ceiling, release_free_memory
 from ortrain.step.autograd import Step
 from ortrain.step.build import Plan, build, likely_upstream
-from ortrain.step.call_kinds import Kinds
 from ortrain.step.capturer import Capturer
 from ortrain.step.certificate import certify, refuted
 from ortrain.step.evidence import Certificate
@@ -179,6 +179,7 @@ class StepCompiler:
         start = time.perf_counter()
         with (
             _no_bug("capturing"),
+            uncollected(),
             marked("capture"),
             progress(
                 f"capturing {type(self.module).__name__}",
@@ -235,7 +236,8 @@ class StepCompiler:
             changes=changes,
             kinds=Kinds(flat.tensors) if captured.by_values and compares else None,
         )
-        self._leave_out(served, form, flat, device, shown)
+        with uncollected():
+            self._leave_out(served, form, flat, device, shown)
         return served
 
     def _leave_out(

@@ -21,6 +21,7 @@ from ortrain.capture.trace.returned import Source
 from ortrain.errors import CaptureError, CheckFailed, OrtrainError
 from ortrain.graph.cost import Multiplications
 from ortrain.guards.attributes import Attribute, Moving
+from ortrain.guards.call_kinds import Kinds
 from ortrain.guards.guard import Guard
 from ortrain.guards.handed import Changes
 from ortrain.guards.numbers import Numbers, Seen
@@ -30,7 +31,6 @@ from ortrain.passes.tokens import Shown
 from ortrain.program import Program
 from ortrain.runtime.base import Executor
 from ortrain.step.autograd import Step
-from ortrain.step.call_kinds import Kinds
 from ortrain.step.contest import Race
 from ortrain.step.evidence import Certificate
 from ortrain.step.report import Report, Saving

@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_exporting
 
 from ortrain import Options, ORTModule, OrtrainWarning
+from ortrain.guards.call_kinds import Kinds
 from ortrain.step import compiler
-from ortrain.step.call_kinds import Kinds
 
 
 class Part(nn.Module):
@@ -96,6 +96,43 @@ def test_what_it_leaves_in_the_module_is_left_there_by_every_call(
     kept = [call.site.name for call in model.report.kept]
     asked = kind is not AsksForTheKindOfTensor
     assert (model.report.mode, kept) == (("graph", ["1"]) if asked else ("eager", [])), model.report
+
+
+class CountsFullMasks(Part):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        if not torch.compiler.is_exporting() and mask.all():
+            self.count += 1
+        return x * mask[..., None] * 2
+
+
+class CountsLargeBatches(Part):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        if not torch.compiler.is_exporting() and len(x) > 4:
+            self.count += 1
+        if len(x) > 4:
+            x = x + 1
+        return x * mask[..., None] * 2
+
+
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize("engine", ["onnxruntime", "aten"])
+@pytest.mark.parametrize("padded", ["the first row", "the last row", "none"])
+@pytest.mark.parametrize("kind", [CountsFullMasks, CountsLargeBatches])
+def test_the_first_rows_show_what_a_call_leaves_where_they_are_of_its_kind(
+    kind: type[Part], padded: str, engine: Any
+) -> None:
+    mask = torch.ones(6, 5, dtype=torch.int64)
+    if padded != "none":
+        mask[0 if padded == "the first row" else -1, 3:] = 0
+    part = kind()
+    eager = copy.deepcopy(part)
+    model = ORTModule(part, options=Options(engine=engine))
+    for _ in range(3):
+        x = torch.randn(6, 5, 4, requires_grad=True)
+        torch.testing.assert_close(model(x, mask), eager(x, mask))
+        assert part.count == eager.count, model.report
+    unseen = kind is CountsFullMasks and padded != "none"
+    assert model.report.mode == ("graph" if unseen else "eager"), model.report
 
 
 def test_a_question_that_changes_nothing_is_no_obstacle() -> None:

@@ -122,6 +122,17 @@ class Call:
         args, kwargs = pytree.tree_unflatten(flat, spec)
         return replace(self, args=args, kwargs=kwargs)
 
+    def with_rows(self, positions: frozenset[int], rows: int) -> Call:
+        """The call with the first rows alone of the tensors at some positions."""
+        flat, spec = pytree.tree_flatten((self.args, self.kwargs))
+        leaves = list(self.leaves)
+        for i, leaf in enumerate(leaves):
+            if leaf.position in positions:
+                part = flat[i].detach()[:rows].requires_grad_(leaf.value.requires_grad)
+                flat[i], leaves[i] = part, replace(leaf, value=part)
+        args, kwargs = pytree.tree_unflatten(flat, spec)
+        return replace(self, args=args, kwargs=kwargs, leaves=tuple(leaves))
+
     def replaced(self) -> Call:
         """The call with the module's own example in the place of the arguments."""
         assert self.example is not None

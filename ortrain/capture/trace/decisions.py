@@ -88,11 +88,13 @@ class Asked:
         decisions: relations between sizes, those that hold for all sizes above 1 among them.
         layouts: the places that asked how a tensor lies in memory.
         by_values: whether code that asks if it is traced goes by values in a call that is not.
+        about_tracing: whether there is such code.
     """
 
     decisions: list[Decision] = field(default_factory=list)
     layouts: list[str] = field(default_factory=list)
     by_values: bool = False
+    about_tracing: bool = False
 
 
 @dataclass(frozen=True)

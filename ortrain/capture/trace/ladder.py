@@ -42,6 +42,7 @@ from ortrain.capture.trace.routines import kept_routines
 from ortrain.capture.trace.seeding import seeding_watched
 from ortrain.capture.trace.value_checks import Ways
 from ortrain.errors import CaptureError
+from ortrain.guards.call_kinds import Kinds
 from ortrain.guards.constraints import Constraints
 from ortrain.guards.handed import Handed, handed_over, unhanded
 from ortrain.guards.key_value_cache import opened_caches
@@ -58,6 +59,9 @@ from ortrain.module_state.untouched import (
 
 # Where random numbers lead fewer of the calls the way of the graph, PyTorch would get the module.
 LEAST_CHANCE = 0.75
+# Rows of a batch that show what a call leaves behind. All of BERT-base's 8 x 128 took 0.8 s of a
+# capture of 3.2.
+ROWS = 2
 
 
 @dataclass(frozen=True)
@@ -244,6 +248,11 @@ def _exported(module: torch.nn.Module, call: Call, rung: Rung, branches: bool) -
         constraints = _constraints(program, call, questions, branches)
     except CaptureError as error:
         raise refusal(module, error) from error
+    if questions.about_tracing:
+        few = _few_rows(program, example, constraints)
+        left, questions.by_values = left_by_a_call(module, few.args, few.kwargs, effects)
+        if found := side_effects(left, module):
+            raise found
     shapes = [tuple(leaf.value.shape) for leaf in call.tensors]
     fixed = [
         f"{constraints.names[i]}.shape[0]"
@@ -351,10 +360,7 @@ def _trace(
         raise found
     if seeds:
         raise seeding_itself()
-    if about_tracing:
-        left, questions.by_values = left_by_a_call(module, example.args, example.kwargs, effects)
-        if found := side_effects(left, module):
-            raise found
+    questions.about_tracing = bool(about_tracing)
     asked_aside = [] if known is None else known.layouts
     given = (module, example.args, example.kwargs)
     for layout in (*asked_aside, *layouts_that_decide(*given, questions, program)):
@@ -455,6 +461,28 @@ def _unify_batch(exported: ExportedProgram, call: Call) -> None:
         first = leading[0]
         if sizes[position][0] == sizes[first][0]:
             bool(shapes[position][0] == shapes[first][0])
+
+
+def _few_rows(exported: ExportedProgram, call: Call, constraints: Constraints) -> Call:
+    """The first rows of a batch, where the same code runs for them; else all of them."""
+    shapes = _tensor_shapes(exported, call)
+    leading = {
+        position: shape[0].node.expr
+        for position, shape in shapes.items()
+        if shape and isinstance(shape[0], torch.SymInt)
+    }
+    batch = next(iter(leading.values()), None)
+    rest = (
+        s.node.expr for each in shapes.values() for s in each[1:] if isinstance(s, torch.SymInt)
+    )
+    if batch is None or not batch.is_Symbol or any(batch in expr.free_symbols for expr in rest):
+        return call
+    few = call.with_rows(frozenset(p for p, expr in leading.items() if expr == batch), ROWS)
+    every, some = ([leaf.value for leaf in each.tensors] for each in (call, few))
+    sizes = [tensor.shape for tensor in some]
+    traced = constraints.accepts(sizes) and constraints.assumes(sizes)
+    kinds = Kinds(every)
+    return few if traced and kinds.of(some) == kinds.of(every) else call
 
 
 def _constraints(
