@@ -15,13 +15,24 @@ import math
 import mmap
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # Of mallopt. The heap may keep 2 GiB at its end; blocks of up to 32 MiB, the most that glibc takes,
 # come from it anyway, as they do in a process that has freed one of that size.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _KEPT, _LARGE, _GIVEN_BACK, _MAPPED = 2**31 - 1, 32 << 20, 1 << 20, 65536
+
+
+# What engines keep beside the heap of the C library, by name; each gives it back when called.
+POOLS: dict[str, Callable[[], None]] = {}
+
+
+def release_pools() -> None:
+    """Gives back all that is free of what engines keep, and of the heap."""
+    for release in POOLS.values():
+        release()
+    release_free_memory()
 
 
 def release_free_memory(beyond: int = 0) -> None:

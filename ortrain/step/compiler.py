@@ -166,6 +166,7 @@ class StepCompiler:
         form.by_sizes[sizes] = served
         return served
 
+    @uncollected()
     def _capture(
         self, state: ModuleState, form: CallForm, flat: FlatCall, *, exact: bool
     ) -> CompiledCapture:
@@ -179,7 +180,6 @@ class StepCompiler:
         start = time.perf_counter()
         with (
             _no_bug("capturing"),
-            uncollected(),
             marked("capture"),
             progress(
                 f"capturing {type(self.module).__name__}",
@@ -236,8 +236,7 @@ class StepCompiler:
             changes=changes,
             kinds=Kinds(flat.tensors) if captured.by_values and compares else None,
         )
-        with uncollected():
-            self._leave_out(served, form, flat, device, shown)
+        self._leave_out(served, form, flat, device, shown)
         return served
 
     def _leave_out(

@@ -28,7 +28,7 @@ from contextlib import contextmanager
 import torch
 
 from ortrain.runtime.engines import LineUp
-from ortrain.runtime.memory import release_free_memory
+from ortrain.runtime.memory import release_pools
 from ortrain.step.marks import Event, Mark, is_reached, seconds
 from ortrain.step.prospect import GAIN, LEAD, Prospect
 from ortrain.step.recalled import Note
@@ -265,8 +265,8 @@ class Race:
         turn = self._turn
         times = self._times[turn][WARM_UP:]
         self._times[turn].clear()
+        release_pools()  # no two hold their memory at the same time
         if turn == "eager":
-            release_free_memory()
             if self._is_cold():
                 self._counted[turn], self._cold = times, median(times) or math.inf
                 return False
@@ -326,9 +326,15 @@ class Race:
             self._waited = True
             times.clear()  # by what it takes then, a graph will be judged
             self._calls, self._told = 0, self.prospect.steps
-            self._ran.clear()  # they are no cost of a graph that was not due
-            self._rested = now + self.prospect.rest(elapsed, self._step, self.gain)
+            rest = self.prospect.rest(elapsed, self._step, self.gain)
+            self._rested = now + max(rest - self._turn_of(self._step), 0.0)
+        if self._waited:
+            self._ran.clear()  # steps before a graph is due are no cost of it
         return pays
+
+    def _turn_of(self, step: float) -> float:
+        """Seconds of a turn of steps that take so long."""
+        return WARM_UP * step + min(max(LEAST_STEPS * step, ENOUGH_SECONDS), MOST_STEPS * step)
 
     def _rivals_pay(self) -> bool:
         """Whether the run is long enough for the winner to meet its rivals."""
@@ -349,7 +355,7 @@ class Race:
 
     def _meet_rivals(self) -> None:
         """Has them run against the winner, as the winner did against eager."""
-        release_free_memory()
+        release_pools()
         self._champion, self.contestants = self.winner, [*self.rivals, self.winner]
         self._turn, self._calls, self._rounds = self.contestants[0], 0, 0
         self._rested, self.winner, self._own = 0.0, "", ""

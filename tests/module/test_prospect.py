@@ -190,7 +190,8 @@ def test_while_no_graph_pays_few_steps_are_watched(
 def test_a_rest_ends_when_it_pays_and_when_it_is_told_to(clock: Hand) -> None:
     prospect = Prospect(cost=10.0)
     race, told = Race(["graph"], prospect), Race(["graph"], Prospect(cost=10.0))
-    for _ in range(39_990):  # a quarter of 40 seconds is as much, and 8 ms of a certificate
+    # A quarter of 40 seconds is as much, and 8 ms of a certificate; a turn of eager's comes before.
+    for _ in range(39_950):
         for each in (race, told):
             assert each.next() == "eager"
         samples = [each.sample("eager", 1, clock()) for each in (race, told) if not each.rest]
@@ -255,15 +256,18 @@ def test_a_rival_meets_the_winner_once_the_run_is_long_enough(
     assert "a long run" not in str(race.contest)
 
 
-def test_steps_before_a_graph_is_due_are_no_part_of_what_the_contest_costs(clock: Hand) -> None:
-    race, turns = Race(["graph"], Prospect(2.0)), []
+@pytest.mark.parametrize(("graph", "looks"), [(0.5, 0), (0.75, LEAST_STEPS + WARM_UP)])
+def test_steps_before_a_graph_is_due_are_no_part_of_what_the_contest_costs(
+    clock: Hand, graph: float, looks: int
+) -> None:
+    """After so many no second look at eager is needed, where the graph is faster beyond doubt."""
+    race, turns = Race(["graph"], Prospect(2.0)), list[str]()
     while True:
         turns.append(race.next())
         if race.winner:
             break
         sample = race.sample(turns[-1], 1, clock())
-        clock.now += 0.5 if turns[-1] == "graph" else 1.0
+        clock.now += graph if turns[-1] == "graph" else 1.0
         sample.forward_done([], [], trains=False)
-    counted = LEAST_STEPS + WARM_UP  # it has run for so long that no second turn is needed
-    assert turns.count("eager") > 2 * counted
-    assert race.contest.cost == pytest.approx(0.5 * counted)
+    assert turns.count("eager") > looks + LEAST_STEPS + WARM_UP
+    assert race.contest.cost == pytest.approx((1 - graph) * looks)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -159,8 +160,7 @@ def _run(node: fx.Node, autocast: Autocast, dtype: torch.dtype | None = None) ->
         dtype: of all that autocast might cast; None leaves each tensor its own.
     """
     inputs = node.all_input_nodes
-    mode: Any = torch._guards.detect_fake_mode([n.meta.get("val") for n in inputs])
-    given: dict[fx.Node, Any] = {n: n.meta.get("val") for n in inputs}
+    mode, given = _of_the_example(node)
     if dtype is not None:
         with mode, without_autocast():
             given |= {n: given[n].to(dtype) for n in inputs if _floats(n)}
@@ -170,6 +170,41 @@ def _run(node: fx.Node, autocast: Autocast, dtype: torch.dtype | None = None) ->
     target: Any = node.target
     with torch.no_grad(), autocast_as(autocast), mode, enable_python_dispatcher(), watch:
         return watch, target(*args, **kwargs)
+
+
+def _of_the_example(node: fx.Node) -> tuple[FakeTensorMode, dict[fx.Node, Any]]:
+    """What the trace had for the inputs of a call, at the sizes of its example.
+
+    An operator takes several times as long on symbolic sizes, and what is cast goes by none.
+    """
+    values = {n: n.meta.get("val") for n in node.all_input_nodes}
+    mode = FakeTensorMode()
+    try:
+        with mode, without_autocast():
+            return mode, pytree.tree_map(_sized, values)
+    except _NoHint:
+        traced: Any = torch._guards.detect_fake_mode([*values.values()])
+        return traced, values
+
+
+class _NoHint(Exception):
+    """A size is known when the program runs, and not before."""
+
+
+def _sized(value: Any) -> Any:
+    """A tensor or a number of a trace at the sizes of its example; others as they are.
+
+    Raises:
+        _NoHint: they are not known.
+    """
+    if isinstance(value, torch.Tensor):
+        shape, strides = (list(map(_sized, each)) for each in (value.shape, value.stride()))
+        return torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
+    if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return value
+    if not value.node.has_hint():
+        raise _NoHint
+    return value.node.hint
 
 
 def _run_alone(node: fx.Node, dtype: torch.dtype | None = None) -> _Watch | None:

@@ -8,12 +8,26 @@ but whoever had the gradient may have written others, and by ``grad.data`` witho
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 
 from ortrain.runtime.aten.owners import is_alone
+from ortrain.runtime.memory import POOLS
 
 # Smaller ones come from the heap, whose pages stay.
 LARGE = 16 << 20
+
+
+_TABLES = weakref.WeakSet["Table"]()
+
+
+def _release() -> None:
+    for table in list(_TABLES):
+        table.release()
+
+
+POOLS["gradients of tables"] = _release
 
 
 class Table:
@@ -26,6 +40,11 @@ class Table:
     def __init__(self) -> None:
         # Taken out while a thread works on it; another thread makes its own meanwhile.
         self._kept: list[torch.Tensor] = []
+        _TABLES.add(self)
+
+    def release(self) -> None:
+        """Lets go of its memory until the next gradient."""
+        self._kept.clear()
 
     def gradient(
         self, dy: torch.Tensor, indices: torch.Tensor, count: int, padding: int

@@ -8,6 +8,7 @@ the process share, so that what a backward frees serves the next forward.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from ortrain.ops.kept import is_kept
 from ortrain.passes.fold import LIMIT
 from ortrain.program import Program, origin_of
 from ortrain.runtime.base import Exchange
-from ortrain.runtime.memory import Ceiling
+from ortrain.runtime.memory import POOLS, Ceiling
 from ortrain.runtime.onnxruntime.lowering import MICROSOFT, lower
 
 OrtValue = native.OrtValue
@@ -41,6 +42,8 @@ _SETTINGS = {"CUDAExecutionProvider": {"use_tf32": "0"}}
 
 _RUN = onnxruntime.RunOptions()
 _RUN.log_severity_level = 4  # what fails is raised, and need not be printed as well
+_SHRINKING = onnxruntime.RunOptions()
+_SHRINKING.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 _NODE = re.compile(r"(?:with name |Node[: ]+)'?\(?([^'\s)]+)")
 _shared_arena = False
 
@@ -75,7 +78,24 @@ def _share_arena() -> None:
         }
     )
     onnxruntime.create_and_register_allocator(memory, arena)
+    POOLS["onnxruntime"] = _shrink_arena
     _shared_arena = True
+
+
+def _shrink_arena() -> None:
+    """Gives back the free blocks of the shared arena, which onnxruntime does behind a run."""
+    _nothing().run(None, {"x": np.zeros((), np.float32)}, _SHRINKING)
+
+
+@functools.cache
+def _nothing() -> onnxruntime.InferenceSession:
+    """A session that copies one number."""
+    x = ir.Value(name="x", shape=ir.Shape([]), type=ir.TensorType(ir.DataType.FLOAT))
+    copy = ir.node("Identity", [x])
+    graph = ir.Graph([x], copy.outputs, nodes=[copy], opset_imports={"": 21}, name="nothing")
+    model = ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
+    options = OnnxRuntimeExecutor(threads=1).session_options()
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 @dataclass(frozen=True)
