@@ -75,6 +75,7 @@ def overview(results: Mapping[str, Found]) -> str:
         for precision in STEPS:
             rows[f"{title}, {precision}"] = speed(title, precision)
     rows["first finished step of the BERT"] = start
+    rows["what finding the engine costs, of 200 of its steps"] = contest
     rows["peak memory of its steps"] = memory
     for precision in STEPS:
         rows[f"trainings of [examples/](examples/README.md), {precision}"] = trainings(precision)
@@ -137,6 +138,17 @@ def start(found: Found) -> str:
     if "first_step_s" in steps.get("compile", {}):
         parts.append(f"compile {steps['compile']['first_step_s']:.0f} s")
     return ", ".join(parts)
+
+
+def contest(found: Found) -> str:
+    """The figures of `contest.py`."""
+    rows = found.get("contest", {}).get("workloads", {}).get("bert", {})
+    precisions = {"auto": "fp32", "auto-bf16": "bf16"}
+    return ", ".join(
+        f"{precisions[name]} {row['share']:.1%}"
+        for name, row in rows.items()
+        if "skipped" not in row
+    )
 
 
 def memory(found: Found) -> str:

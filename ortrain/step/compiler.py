@@ -118,7 +118,7 @@ class StepCompiler:
         self, state: ModuleState, form: CallForm, flat: FlatCall, sizes: Sizes
     ) -> CompiledCapture:
         """The capture for a call of these sizes, made anew where none serves it."""
-        with EXCLUSIVE:
+        with EXCLUSIVE, uncollected():
             served = form.by_sizes.get(sizes)  # another thread may have found it meanwhile
             if served is not None:
                 return served
@@ -166,7 +166,6 @@ class StepCompiler:
         form.by_sizes[sizes] = served
         return served
 
-    @uncollected()
     def _capture(
         self, state: ModuleState, form: CallForm, flat: FlatCall, *, exact: bool
     ) -> CompiledCapture:

@@ -89,6 +89,8 @@ def test_every_benchmark_of_the_page_can_be_rendered(tmp_path: Path) -> None:
     )
     peaks = {"eager": {"peak": 2**20}, "aten": {"skipped": ""}, "auto": {"peak": 2**21}}
     write(tmp_path, "amd-zen5", "memory", workloads={"bert": peaks})
+    costs = {"auto": {"share": 0.05}, "auto-bf16": {"skipped": ""}}
+    write(tmp_path, "amd-zen5", "contest", workloads={"bert": costs})
     runs = {"no cache": [{"first_step": 3.0}], "cache, later process": [{"first_step": 2.0}]}
     write(tmp_path, "amd-zen5", "first_step", workloads={"bert": {"ort": runs}})
     lengths = {"captures": 1, "first_pass_s": 9.0, "ratio_fixed_length": 1.1, **row(5, 0.5, 0.5)}
@@ -101,6 +103,7 @@ def test_every_benchmark_of_the_page_can_be_rendered(tmp_path: Path) -> None:
         "1.50x to 1.50x (`ort`, 2 of them)",
         "60 steps 0.80x, 600 steps 2.00x",
         "`eager` 1 MiB, ortrain 2 MiB",
+        "fp32 5.0%",
         "`ort` 3.0 s, 2.0 s with a full `cache_dir`",
     ):
         assert f"| {cell} |" in overview
