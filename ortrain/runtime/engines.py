@@ -62,7 +62,7 @@ def candidates(
         cuda_graphs: whether PyTorch's operators are recorded and replayed, on a GPU.
     """
     if device.type == "cuda":
-        # A function called by Python is no match for eager: 1.3 to 1.5 times its time of BERT-base
+        # A function called by Python is no match for eager: 1.3 to 1.6 times its time of BERT-base
         # at 8x128 on an H100, where a recording takes 0.27 (bfloat16) to 0.77 (float32).
         return ("aten",) if cuda_graphs and provider is None else ()
     if device.type != "cpu":

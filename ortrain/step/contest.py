@@ -290,15 +290,15 @@ class Race:
 
     def _is_hopeless(self) -> bool:
         """Whether even on a cold machine eager was clearly faster than each engine."""
-        known = [median(self._counted[name]) for name in self.contestants[:-1]]
-        return all(known) and self._cold <= min(known) * (1 - 2 * CLEAR)
+        return self._cold <= self._of_the_fastest_engine() * (1 - 2 * CLEAR)
 
     def _is_sure(self) -> bool:
         """Whether an engine is faster than eager could be on a warm machine."""
         cold = self._counted["eager"]
         if len(cold) < LEAST_STEPS:
             return False
-        return self._is_below(min(cold) * (PLAIN if self._waited else SURE))
+        share = PLAIN if self._waited else SURE
+        return 0 < self._of_the_fastest_engine() < min(cold) * share
 
     def _is_plain(self) -> bool:
         """Whether an engine is faster than eager beyond doubt, of which this is the second turn."""
@@ -306,12 +306,11 @@ class Race:
         second = self._turn == "eager" and self._cold and not self._rounds
         if not second or not steps:
             return False
-        return self._is_below(min([*self._counted["eager"], *steps]) * PLAIN)
+        return 0 < self._of_the_fastest_engine() < min([*self._counted["eager"], *steps]) * PLAIN
 
-    def _is_below(self, seconds: float) -> bool:
-        """Whether all engines have been timed, and a step of the fastest takes less."""
-        known = [median(self._counted[name]) for name in self.contestants[:-1]]
-        return bool(known) and all(known) and min(known) < seconds
+    def _of_the_fastest_engine(self) -> float:
+        """The median of its steps; 0 where one has not been timed."""
+        return min((median(self._counted[name]) for name in self.contestants[:-1]), default=0.0)
 
     def _pays(self) -> bool:
         """Whether it is time to make the graph; eager goes on until it is."""

@@ -82,8 +82,11 @@ def not_served(
         if kind == device.type and not _executor_serves(options, {dtype}, modes, device):
             return f"autocast is on: mixed precision is not served by onnxruntime; {_BY_ATEN}"
     for name, tensor in {**state.tensors, **inputs}.items():
-        recorded = engine == "auto" and tried(options, tensor.device, {tensor.dtype})
-        by_aten = tensor.device.type == "cuda" and (engine == "aten" or recorded)
+        by_aten = (
+            tensor.device.type == "cuda"
+            and engine in ("aten", "auto")
+            and _executor_serves(options, {tensor.dtype}, modes, tensor.device)
+        )
         if tensor.device.type not in PROVIDERS and not by_aten:
             if options.provider is None:
                 why = f"{name} is on {tensor.device}, for which there is no execution provider"

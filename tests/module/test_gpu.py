@@ -123,6 +123,27 @@ def test_a_model_is_a_graph_on_a_gpu(name: str, dtype: torch.dtype | None) -> No
     assert model.report.certificate
 
 
+def trained(
+    model: ORTModule,
+    case: Any,
+    calls: list[tuple[int, int, int]],
+    dtype: torch.dtype | None,
+    lr: float,
+) -> list[torch.Tensor]:
+    """The losses of a training on batches of a size, a length and a seed each."""
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=lr), []
+    for batch, length, seed in calls:
+        inputs = case.batch(batch, max(length, case.shortest), seed)
+        moved = {key: value.cuda() for key, value in inputs.items()}
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype, enabled=dtype is not None):
+            loss = loss_of(model(**moved))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", list(MODELS))
 def test_a_recorded_model_trains_as_it_does_unrecorded(
@@ -132,19 +153,9 @@ def test_a_recorded_model_trains_as_it_does_unrecorded(
     module = case.build(dropout=0.1).cuda()
     for options in (BY_ATEN, RECORDED):
         model = ORTModule(copy.deepcopy(module), options=options)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
         torch.manual_seed(3)
-        losses = []
-        for number in range(12):
-            batch, length = ((3, 7), (2, 9))[number % 2]
-            inputs = case.batch(batch, max(length, case.shortest), number)
-            moved = {key: value.cuda() for key, value in inputs.items()}
-            optimizer.zero_grad()
-            with torch.autocast("cuda", dtype, enabled=dtype is not None):
-                loss = loss_of(model(**moved))
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
+        calls = [(*((3, 7), (2, 9))[number % 2], number) for number in range(12)]
+        losses = trained(model, case, calls, dtype, lr=1e-2)
         found.append([*losses, *(p.detach() for p in model.parameters())])
     tolerance = {"rtol": 1e-3, "atol": 1e-5} if dtype is None else {"rtol": 3e-2, "atol": 3e-3}
     for mine, its in zip(*found, strict=True):
@@ -174,17 +185,8 @@ def test_the_contest_of_eager_and_what_is_recorded_ends_and_trains_as_eager(
     for options in (Options(engine="torch"), Options(fallback="raise", cuda_graphs=True)):
         model = ORTModule(copy.deepcopy(module), options=options)
         model.steps_to_come = 1_000_000
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        losses = []
-        for number in range(400):
-            inputs = case.batch(3, max(7, case.shortest), number % 4)
-            moved = {key: value.cuda() for key, value in inputs.items()}
-            optimizer.zero_grad()
-            with torch.autocast("cuda", dtype, enabled=dtype is not None):
-                loss = loss_of(model(**moved))
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
+        calls = [(3, 7, number % 4) for number in range(400)]
+        losses = trained(model, case, calls, dtype, lr=1e-3)
         found.append(torch.stack(losses).float())
     decided = model.report.contest
     assert decided is not None
