@@ -1,4 +1,4 @@
-"""Hooks on saved tensors: which are on, and code that runs without them."""
+"""Hooks on saved tensors: which are on, code that runs without them, and without any saved."""
 
 from __future__ import annotations
 
@@ -32,3 +32,19 @@ def unhooked() -> Iterator[None]:
     finally:
         for pack, unpack in reversed(hooks):
             _push(pack, unpack)
+
+
+class NothingSaved(torch.autograd.graph.saved_tensors_hooks):
+    """Keeps nothing for a backward inside, of a call after which none comes.
+
+    Attributes:
+        asked: whether a backward came all the same, and failed.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        super().__init__(lambda _: None, self._unpack)
+
+    def _unpack(self, _: None) -> torch.Tensor:
+        self.asked = True
+        raise RuntimeError("nothing was kept for a backward")

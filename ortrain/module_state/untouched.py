@@ -131,7 +131,10 @@ def call_aside(
 def calls_aside(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, copies: bool = True
 ) -> Iterator[Callable[[], Any]]:
-    """Such calls one after the other, each of which finds what the one before has left."""
+    """Such calls one after the other, each of which finds what the one before has left.
+
+    None of autocast's casts of its copies is left: they would stay as long as the caller's context.
+    """
     state = {
         name: tensor.detach().clone().requires_grad_(tensor.requires_grad)
         for name, tensor in module.named_parameters()
@@ -140,7 +143,10 @@ def calls_aside(
     standing_in(module, state)
     with untouched(module):
         given = functools.partial(_copied, args, kwargs) if copies else lambda: (args, kwargs)
-        yield lambda: torch.func.functional_call(module, state, *given())
+        try:
+            yield lambda: torch.func.functional_call(module, state, *given())
+        finally:
+            torch.clear_autocast_cache()
 
 
 def _copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -36,7 +36,7 @@ from ortrain.passes.tokens import Shown, packed
 from ortrain.program import Program, Role
 from ortrain.runtime import engines
 from ortrain.runtime.base import Executor
-from ortrain.runtime.memory import Ceiling, release_free_memory
+from ortrain.runtime.memory import HOLES, Ceiling, release_free_memory
 from ortrain.step.autograd import Step
 from ortrain.step.build import Plan, build, likely_upstream
 from ortrain.step.capturer import Capturer
@@ -69,10 +69,6 @@ MOST_SIZES = 4096
 # than it brings: a perceptron of width 64 at batch 32 (0.4 M) takes 110 us on one thread and 147 on
 # two.
 _SMALL = 4 << 20
-
-# What capture and certificate may leave free in the heap, in bytes. Of a step on 2 texts of 512
-# tokens they left 750 MB in holes, which it did not fill: it took 1048 MiB, and without them 916.
-_HOLES = 64 << 20
 
 
 class StepCompiler:
@@ -370,7 +366,7 @@ class StepCompiler:
         start = time.perf_counter()
         with uncollected():
             certificate = certify(self.module, state.tensors, served, flat, step)
-        release_free_memory(beyond=_HOLES)
+        release_free_memory(beyond=HOLES)
         report = self.described(is_grad_enabled())
         report.stages["certificate"] = time.perf_counter() - start
         report.certificate, self.certificate = str(certificate), certificate

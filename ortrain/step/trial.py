@@ -26,6 +26,7 @@ from ortrain.module_state.saving import unhooked
 from ortrain.module_state.stand_in import standing_in
 from ortrain.module_state.untouched import Effects, random_states, untouched, watched
 from ortrain.program import Program, Role
+from ortrain.runtime.memory import HOLES, release_pools
 from ortrain.runtime.reduced import reduced_products
 from ortrain.step.agreement import NARROW, TOLERANCES
 from ortrain.step.autograd import Step
@@ -166,6 +167,7 @@ class Trial:
         return evidence
 
     def _eager(self, dtype: torch.dtype | None, rounding: int) -> Evidence:
+        release_pools(beyond=HOLES)  # of the run before
         evidence = Evidence()
         # A reentrant checkpoint gives gradients to the module's parameters, not to a trial's.
         plain = dtype is None and not rounding
@@ -307,6 +309,7 @@ class Trial:
     def _graph(
         self, step: Step, tensors: dict[str, torch.Tensor], served: Any, rounding: int
     ) -> Evidence:
+        release_pools(beyond=HOLES)
         evidence = Evidence()
         trained = {n: tensors[n] for n, _ in self.module.named_parameters() if n in tensors}
         parameters = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 import warnings
@@ -14,9 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_exporting
+from torch.utils.checkpoint import checkpoint
 
 from ortrain import Options, ORTModule, OrtrainWarning
+from ortrain.capture.trace.asked_mode import left_by_a_call
 from ortrain.guards.call_kinds import Kinds
+from ortrain.module_state.untouched import Effects
 from ortrain.step import compiler
 
 
@@ -96,6 +100,52 @@ def test_what_it_leaves_in_the_module_is_left_there_by_every_call(
     kept = [call.site.name for call in model.report.kept]
     asked = kind is not AsksForTheKindOfTensor
     assert (model.report.mode, kept) == (("graph", ["1"]) if asked else ("eager", [])), model.report
+
+
+def product(x: Tensor) -> Tensor:
+    return (x.detach().requires_grad_() * 2).exp().sum()
+
+
+def inner_gradient(x: Tensor) -> None:
+    leaf = x.detach().requires_grad_()
+    torch.autograd.grad((leaf * 2).exp().sum(), leaf)
+
+
+def unless_it_fails(x: Tensor) -> None:
+    with contextlib.suppress(RuntimeError):
+        inner_gradient(x)
+        return
+    raise AssertionError("it failed")
+
+
+BACKWARDS: dict[str, Callable[[Tensor], object]] = {
+    "backward": lambda x: product(x).backward(),
+    "grad": inner_gradient,
+    "in a try": unless_it_fails,
+    "torch.func": torch.func.grad(lambda x: x.exp().sum()),
+    "vjp": lambda x: torch.func.vjp(torch.exp, x.detach())[1](x.detach()),
+    "checkpoint": lambda x: checkpoint(product, x, use_reentrant=False).backward(),
+    "none": product,
+}
+
+
+class CountsBackwards(Part):
+    def __init__(self, backward: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.backward = backward
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_exporting():
+            self.backward(x)
+            self.count += 1
+        return x * 2
+
+
+@pytest.mark.parametrize("backward", BACKWARDS.values(), ids=BACKWARDS.keys())
+def test_a_backward_of_its_own_has_what_it_saves(backward: Callable[[Tensor], object]) -> None:
+    x = torch.randn(3, 4)
+    left, by_values = left_by_a_call(CountsBackwards(backward), (x,), {}, Effects())
+    assert (left.assigned, by_values) == (["count"], False)
 
 
 class CountsFullMasks(Part):

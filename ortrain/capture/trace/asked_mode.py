@@ -23,6 +23,7 @@ from ortrain.capture.trace.functions import called_instead, twin_of
 from ortrain.capture.trace.keeping import keeper, live_modules
 from ortrain.capture.trace.patched import replaced
 from ortrain.exclusive import this_thread
+from ortrain.module_state.saving import NothingSaved
 from ortrain.module_state.untouched import Effects, calls_aside, watched
 
 _compiler: Any = torch.compiler
@@ -67,12 +68,7 @@ def left_by_a_call(
     """
     known = keeper()
     try:
-        with (
-            watched(module, traced=False, live=live_modules(module)) as effects,
-            calls_aside(module, args, kwargs) as call,
-            _values_noted() as places,
-        ):
-            call()
+        effects, places = _effects_of(module, args, kwargs)
     except Exception:
         return Effects(), True
     # Functions that stay PyTorch's draw at each call.
@@ -87,6 +83,32 @@ def left_by_a_call(
         drawn=[name for name in drawn if name not in traced.drawn],
     )
     return left, bool(places)
+
+
+def _effects_of(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Effects, list[str]]:
+    """What a call aside does, and the files whose code goes by values.
+
+    No backward follows it. So nothing is saved for one, unless its own code has one.
+    """
+
+    def call_with(saving: contextlib.AbstractContextManager[Any]) -> tuple[Effects, list[str]]:
+        with (
+            watched(module, traced=False, live=live_modules(module)) as effects,
+            calls_aside(module, args, kwargs) as call,
+            saving,
+            _values_noted() as places,
+        ):
+            call()
+        return effects, places
+
+    with contextlib.suppress(Exception):
+        nothing = NothingSaved()
+        found = call_with(nothing)
+        if not nothing.asked:
+            return found
+    return call_with(contextlib.nullcontext())
 
 
 @contextlib.contextmanager
