@@ -1,12 +1,52 @@
-"""Tables of which `make test` runs a sample, and `make test-breadth` all."""
+"""Tables of which `make test` runs a sample, and `make test-breadth` the rest.
+
+Where each case takes tenths of a second, of a test's cases one in three runs, six at least
+(:func:`beyond`). A test whose cases take seconds says itself which are in the sample.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import zlib
+from collections.abc import Collection, Iterable, Mapping
 from itertools import product
 from typing import Any
 
 import pytest
+
+# Folders of tests that capture or train in each case.
+THINNED = ("capture", "classic", "cli", "compat", "deploy", "kept", "module", "ondevice", "passes",
+           "trainer")  # fmt: skip
+LEAST, ONE_IN = 6, 3
+
+
+def beyond(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The names of a test's cases that are not in the sample.
+
+    Those come first into the sample that have most values of arguments which none before has; among
+    equals a checksum of the name decides, so that a new case leaves the others where they are.
+
+    Args:
+        cases: name of a case → value of each argument.
+    """
+    values = {
+        name: {(argument, _key(value)) for argument, value in arguments.items()}
+        for name, arguments in cases.items()
+    }
+    waiting = sorted(cases, key=lambda name: zlib.crc32(name.encode()))
+    seen: set[Any] = set()
+    for _ in range(min(len(cases), max(LEAST, len(cases) // ONE_IN))):
+        chosen = max(waiting, key=lambda name: len(values[name] - seen))
+        waiting.remove(chosen)
+        seen |= values[chosen]
+    return waiting
+
+
+def _key(value: Any) -> Any:
+    """What a value is known by; the tables' own object where it has no hash."""
+    try:
+        return type(value), hash(value), value
+    except TypeError:
+        return type(value), id(value)
 
 
 def sampled(names: Iterable[Any], sample: Collection[Any]) -> list[Any]:
