@@ -30,7 +30,7 @@ from ortrain.step.trial import Trial
 
 # Multiplications of the forward above which a batch's first rows stand for it: four layers of
 # BERT-base are 3.6e9 for a row of 128 tokens, and 0.15 s forward and backward. With twice as many a
-# certificate of MiniLM in 16 bits takes 1.05 s, not 0.8, of which reading gradients is the rest.
+# certificate of MiniLM in 16 bits takes 1.05 s, not 0.8.
 ENOUGH = 3 << 30
 # Comparisons of one capture, each with other random numbers, until one goes the graph's way.
 MOST_TRIALS = 4

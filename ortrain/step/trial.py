@@ -151,8 +151,9 @@ class Trial:
             rounding: number of a way of rounding parameters and arguments; 0 leaves them.
         """
         before = {n: (b, b.clone()) for n, b in self.module.named_buffers()} if self.grad else {}
+        reduced = reduced_products() if self.reduced else contextlib.nullcontext()
         # A checkpoint runs some of it once more in the backward.
-        with undone(self.kept), reduced_products() if self.reduced else contextlib.nullcontext():
+        with _alone(), undone(self.kept), reduced:
             evidence = self._eager(dtype, rounding)
         # That run has the module's own buffers: a normalization by the batch moves them twice.
         moved = [name for name, (now, then) in before.items() if not _same(now, then)]
@@ -167,7 +168,6 @@ class Trial:
         return evidence
 
     def _eager(self, dtype: torch.dtype | None, rounding: int) -> Evidence:
-        release_pools(beyond=HOLES)  # of the run before
         evidence = Evidence()
         # A reentrant checkpoint gives gradients to the module's parameters, not to a trial's.
         plain = dtype is None and not rounding
@@ -303,13 +303,12 @@ class Trial:
         Raises:
             CheckFailed: the numbers lead the module's code another way than the graph.
         """
-        with undone(step.plan.kept):
+        with _alone(), undone(step.plan.kept):
             return self._graph(step, tensors, served, rounding)
 
     def _graph(
         self, step: Step, tensors: dict[str, torch.Tensor], served: Any, rounding: int
     ) -> Evidence:
-        release_pools(beyond=HOLES)
         evidence = Evidence()
         trained = {n: tensors[n] for n, _ in self.module.named_parameters() if n in tensors}
         parameters = {
@@ -405,11 +404,19 @@ class Trial:
             inputs = [*waiting.values()] if apart else None
             if inputs != []:
                 torch.autograd.backward(roots, cotangents, inputs=inputs)
-        torch.clear_autocast_cache()  # of parameters that nobody else knows
 
 
-def _names(outputs: dict[str, Any]) -> str:
-    return listing(list(outputs)) or "none"
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """A run has the memory that the one before has left, and leaves none of its own behind.
+
+    Casts of parameters that nobody else knows would stay as long as the caller's autocast.
+    """
+    release_pools(beyond=HOLES)
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
