@@ -7,6 +7,10 @@ import onnx_ir as ir
 
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
+from ortrain.graph.reduction import reduced_count
+
+# In which a count of elements is a number; of 16 bits it is rounded, or none.
+_COUNTING = {ir.DataType.FLOAT, ir.DataType.DOUBLE}
 
 
 def unbroadcast(op: Builder, part: ir.Value, value: ir.Value, output: ir.Value) -> ir.Value:
@@ -28,14 +32,33 @@ def unbroadcast(op: Builder, part: ir.Value, value: ir.Value, output: ir.Value) 
     axes = [*range(lead), *repeated]
     if not axes:
         return part
-    if not repeated:
-        total: ir.Value = op.ReduceSum(part, axes, keepdims=0)
-    else:
-        total = op.ReduceSum(part, axes, keepdims=1)
-        if lead:
-            total = op.Squeeze(total, list(range(lead)))
+    once = _repeated(part, axes)
+    total: ir.Value = op.ReduceSum(part if once is None else once, axes, keepdims=bool(repeated))
+    if repeated and lead:
+        total = op.Squeeze(total, list(range(lead)))
+    if once is not None:
+        of_one = shapes.dims(once) or ()
+        over = op.constant(np.array([axis for axis in axes if of_one[axis] == 1], np.int64))
+        total = total * reduced_count(op, part, over, total)
+        total = op.Expand(total, op.Shape(value))  # it may repeat along the other axes, too
     total.shape = value.shape
     return total
+
+
+def _repeated(part: ir.Value, axes: list[int]) -> ir.Value | None:
+    """What a gradient repeats along some of the axes, if it does: its sum is a multiple of that.
+
+    A mean over T tokens gives each the same gradient, and a bias before it their sum: onnxruntime
+    adds T equal numbers one after another, and rounds T times.
+    """
+    source, wide = part.producer(), shapes.dims(part)
+    if source is None or source.domain or source.op_type != "Expand":
+        return None
+    once = source.inputs[0]
+    narrow = shapes.dims(once)
+    if narrow is None or wide is None or len(narrow) != len(wide) or part.dtype not in _COUNTING:
+        return None
+    return once if any(narrow[axis] == 1 != wide[axis] for axis in axes) else None
 
 
 def _unbroadcast_at_run_time(
