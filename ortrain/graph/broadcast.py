@@ -39,7 +39,9 @@ def unbroadcast(op: Builder, part: ir.Value, value: ir.Value, output: ir.Value) 
     if once is not None:
         of_one = shapes.dims(once) or ()
         over = op.constant(np.array([axis for axis in axes if of_one[axis] == 1], np.int64))
-        total = total * reduced_count(op, part, over, total)
+        count = reduced_count(op, part, over, total)
+        # Of no tokens a mean's gradient is infinite, and the sum of none of it is zero.
+        total = op.Where(op.Greater(count, 0), total * count, op.constant(0, total.dtype))
         total = op.Expand(total, op.Shape(value))  # it may repeat along the other axes, too
     total.shape = value.shape
     return total
@@ -58,6 +60,8 @@ def _repeated(part: ir.Value, axes: list[int]) -> ir.Value | None:
     narrow = shapes.dims(once)
     if narrow is None or wide is None or len(narrow) != len(wide) or part.dtype not in _COUNTING:
         return None
+    if any(narrow[axis] != 1 and not shapes.same(narrow[axis], wide[axis]) for axis in axes):
+        return None  # a symbol may be one as well
     return once if any(narrow[axis] == 1 != wide[axis] for axis in axes) else None
 
 

@@ -46,10 +46,32 @@ def test_16_bits_add_up_what_they_cannot_count() -> None:
     assert _summed(numbers, [1], [1, 70_000, 1], [1, 70_000, 1]) < np.inf
 
 
+@pytest.mark.parametrize("tokens", [0, "tokens"])
+def test_the_sum_of_no_infinite_numbers_is_zero(tokens: int | str) -> None:
+    numbers = np.full([2, 1, 3], np.inf, np.float32)
+    assert np.all(_summed(numbers, [3], [2, tokens, 3], [2, 0, 3]) == 0)
+
+
+def test_a_symbol_may_be_the_size_of_what_is_repeated() -> None:
+    numbers = np.ones([1, 1, 3], np.float32)
+    found = _summed(numbers, [3], ["rows", "tokens", 3], [5, 7, 3], before=["some", 1, 3])
+    assert np.all(found == 5 * 7)
+
+
 def _summed(
-    numbers: np.ndarray, value: list[int], sizes: list[int | str], whole: list[int] = WHOLE
+    numbers: np.ndarray,
+    value: list[int],
+    sizes: list[int | str],
+    whole: list[int] = WHOLE,
+    before: list[int | str] | None = None,
 ) -> np.ndarray:
-    """On onnxruntime, numbers repeated to the whole and summed to the shape of a value."""
+    """On onnxruntime, numbers repeated to the whole and summed to the shape of a value.
+
+    What is known of the numbers' shape is, unless told, what is known of the whole's.
+    """
+    if before is None:
+        pairs = zip(numbers.shape, sizes, strict=True)
+        before = [size if once != 1 else 1 for once, size in pairs]
 
     def body(op, numbers, value, like):
         wide = op.Expand(numbers, op.Shape(like))
@@ -58,7 +80,7 @@ def _summed(
 
     feeds = {"numbers": numbers, "value": np.zeros(value), "like": np.zeros(whole)}
     feeds = {name: array.astype(numbers.dtype) for name, array in feeds.items()}
-    inputs = {"numbers": list(numbers.shape), "value": value, "like": sizes}
+    inputs = {"numbers": before, "value": value, "like": sizes}
     subject = program(body, inputs, dtype=numbers.dtype)
     proto = ir.to_proto(subject.model)
     session = onnxruntime.InferenceSession(
