@@ -22,6 +22,7 @@ from onnx_ir.passes.common import NameFixPass
 
 from ortrain.errors import GraphError, InputError
 from ortrain.files import seal
+from ortrain.graph.local_functions import with_functions, without_functions
 
 ROLE = "ortrain.role"
 TARGET = "ortrain.target"
@@ -215,7 +216,7 @@ class Program:
         return "\n".join(lines)
 
     def save(self, path: str | os.PathLike[str], external_data_above: int = 1 << 26) -> None:
-        """Writes an ONNX file.
+        """Writes an ONNX file, which runs anywhere: operators of ortrain's have functions in it.
 
         Initializers of more than ``external_data_above`` bytes in all go into ``<name>.data``: a
         protobuf holds at most 2 GiB. The file is sealed: see :mod:`ortrain.files.seal`.
@@ -228,7 +229,7 @@ class Program:
         try:
             if external is not None:
                 metadata[seal.DATA_KEY] = seal.unsealed_data(external)
-            ir.save(self.model, target, external_data=external)
+            ir.save(with_functions(self.model), target, external_data=external)
         finally:
             metadata.pop(seal.DATA_KEY, None)
             if before is not None:
@@ -255,6 +256,7 @@ class Program:
             raise _unreadable(path, "it has no graph")  # nothing at all is a message, too
         for key in (seal.KEY, seal.DATA_KEY):
             program.model.metadata_props.pop(key, None)
+        without_functions(program.model)
         return program
 
     @classmethod

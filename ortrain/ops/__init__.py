@@ -8,6 +8,9 @@ from ortrain.extras import require
 
 require("onnx", __name__)
 
+import onnx_ir as ir
+
+from ortrain.graph.local_functions import SPELLINGS
 from ortrain.ops import (
     attention,
     batch_norm,
@@ -33,3 +36,11 @@ from ortrain.ops import (
 from ortrain.ops.base import DOMAIN, OPERATORS, Operator, expand, operator
 
 __all__ = ["DOMAIN", "OPERATORS", "Operator", "expand", "operator"]
+
+
+def _spell(graph: ir.Graph, opset: int) -> None:
+    """Replaces each operator that there is something in ONNX for by its body."""
+    expand(graph, opset=opset, only=lambda n: n.op_type in OPERATORS and not kept.is_kept(n))
+
+
+SPELLINGS[DOMAIN] = _spell

@@ -20,7 +20,7 @@ STAGES = ("torch_exported", "optimized_pre_grad", "optimized", "execution_model"
 
 
 def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.LayerNorm(7), nn.Linear(7, 3))
+    return nn.Sequential(nn.Linear(5, 7), nn.SiLU(), nn.LayerNorm(7), nn.Linear(7, 3))
 
 
 def files(folder: Path) -> set[str]:
@@ -82,16 +82,22 @@ def test_a_module_in_evaluation_writes_its_graph_for_inference(tmp_path: Path) -
     np.testing.assert_allclose(found, expected.detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_the_whole_graph_computes_outputs_and_gradients(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("engine", "stage"),
+    [("onnxruntime", "execution_model"), ("onnxruntime", "optimized"), ("aten", "optimized")],
+)
+def test_the_whole_graph_computes_outputs_and_gradients(
+    engine: Any, stage: str, tmp_path: Path
+) -> None:
     eager = net()
     debug = DebugOptions(save_onnx=True, onnx_prefix="net", save_path=tmp_path)
-    model = ORTModule(copy.deepcopy(eager), debug, options=Options(engine="onnxruntime"))
+    model = ORTModule(copy.deepcopy(eager), debug, options=Options(engine=engine))
     model(torch.randn(4, 5))
     x, upstream = torch.randn(6, 5), torch.randn(6, 3)
     expected = eager(x)
     expected.backward(upstream)
     session = onnxruntime.InferenceSession(
-        tmp_path / "net_execution_model_training.onnx", providers=["CPUExecutionProvider"]
+        tmp_path / f"net_{stage}_training.onnx", providers=["CPUExecutionProvider"]
     )
     feeds = {name: value.detach().numpy() for name, value in eager.named_parameters()}
     feeds |= {"input": x.numpy(), "output.gradient": upstream.numpy()}
