@@ -346,6 +346,14 @@ def _slice(node: ir.Node) -> tuple[Dim, ...] | None:
     return tuple(result)
 
 
+def _gather(node: ir.Node) -> tuple[Dim, ...] | None:
+    known, places = dims(node.inputs[0]), dims(node.inputs[1])
+    if known is None or places is None:
+        return None
+    axis = _attribute(node, "axis", 0) % len(known)
+    return (*known[:axis], *places, *known[axis + 1 :])
+
+
 def _split(node: ir.Node) -> list[tuple[Dim, ...] | None]:
     known, count = dims(node.inputs[0]), len(node.outputs)
     if known is None:
@@ -396,6 +404,8 @@ _RULES: dict[str, Callable[[ir.Node], tuple[Dim, ...] | None]] = {
     "Shape": _shape_of,
     "Concat": _concat,
     "Slice": _slice,
+    "Gather": _gather,
+    "GatherElements": lambda node: dims(node.inputs[1]),
     "Size": lambda node: (),
     "Range": lambda node: (None,),
 }

@@ -43,6 +43,7 @@ def pack(op: Builder, data: ir.Value, places: ir.Value) -> ir.Value:
         places: int64 [T], each of 0 … B * S - 1 at most once: row times S plus position.
     """
     flat = op.Reshape(data, _with_rest(op, [op.constant([-1], ir.DataType.INT64)], data))
+    flat.shape = _rows_of(data)
     result: ir.Value = op.Unsqueeze(op.Gather(flat, places, axis=0), [0])
     return result
 
@@ -60,8 +61,10 @@ def unpack(op: Builder, data: ir.Value, places: ir.Value, sizes: ir.Value) -> ir
     assert data.dtype is not None
     count = op.ReduceProd(sizes, [0], keepdims=1)
     zeros = op.Expand(op.constant(0, data.dtype), _with_rest(op, [count], data))
+    zeros.shape = _rows_of(data)
     filled = op.ScatterND(zeros, op.Unsqueeze(places, [-1]), op.Squeeze(data, [0]))
     result: ir.Value = op.Reshape(filled, _with_rest(op, [sizes], data))
+    result.shape = ir.Shape([None, *filled.shape])
     return result
 
 
@@ -72,6 +75,13 @@ def sizes_of(op: Builder, value: ir.Value) -> ir.Value:
         return op.constant(list(known[:2]), ir.DataType.INT64)
     result: ir.Value = op.Shape(value, start=0, end=2)
     return result
+
+
+def _rows_of(data: ir.Value) -> ir.Shape:
+    """Of all positions of a batch, one behind another, as far as ``data`` tells."""
+    known = shapes.dims(data)
+    assert known is not None, "capture gives every value a rank"
+    return ir.Shape([None, *known[2:]])
 
 
 def _with_rest(op: Builder, lead: list[ir.Value], data: ir.Value) -> ir.Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 
@@ -37,6 +38,25 @@ def test_the_pieces_of_a_split_are_known() -> None:
     subject = program(body, {"x": ["b", 6]})
     known = [dims(value) for value in subject.graph.outputs]
     assert known == [("b", 2)] * 3 + [("b", 2), ("b", 4)] + [(None, 6)] * 2
+
+
+@pytest.mark.parametrize(
+    ("op_type", "places", "axis", "shape"),
+    [
+        ("Gather", [], 1, ("b", 7)),
+        ("Gather", ["n"], 0, ("n", 6, 7)),
+        ("Gather", ["n", 2], -1, ("b", 6, "n", 2)),
+        ("GatherElements", ["b", 2, 7], 1, ("b", 2, 7)),
+    ],
+)
+def test_what_is_gathered_has_the_shape_of_the_places(
+    op_type: str, places: list[int | str], axis: int, shape: tuple[Dim, ...]
+) -> None:
+    def body(op, x, i):  # type: ignore[no-untyped-def]
+        return op.node(op_type, [x, i], axis=axis)
+
+    subject = program(body, {"x": ["b", 6, 7], "i": places}, dtypes={"i": np.int64})
+    assert dims(subject.graph.outputs[0]) == shape
 
 
 @pytest.mark.parametrize("layout", [0, 1])

@@ -219,6 +219,7 @@ def sum_rows_by_products(program: Program) -> int:
         with Builder.before(node, opset=program.opset, constants=constants) as op:
             count = op.ReduceProd(op.Shape(x, start=0, end=len(known) - 1), keepdims=1)
             ones = op.Expand(np.float32(1), op.Concat([1], count, axis=0))
+            ones.shape = ir.Shape([1, None])  # or onnx's own inference would be asked for it
             sums = op.MatMul(ones, op.Reshape(x, [-1, known[-1]]))
             take_place(op.Reshape(sums, [-1]), node.outputs[0])
         program.graph.remove(node, safe=True)
