@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 from ortrain.deploy.quantization import (
     AutoCalibrationConfig,
@@ -21,6 +25,7 @@ from tests.deploy.quantization.families import OTHERS, exported
 from tests.deploy.quantization.models import checksums
 from tests.deploy.quantization.test_zoo import error, outputs
 
+Feeds = list[dict[str, np.ndarray]]
 FAMILIES = [*OTHERS, *exports.TEXT, *exports.PAIRS, *exports.VISION]
 # Exporter, opset; dynamo takes ten times as long as torchscript.
 EXPORTERS = [("torchscript", 14), ("torchscript", 17), ("dynamo", 18), ("dynamo", 20)]
@@ -33,7 +38,8 @@ METHODS = {
     "percentiles": AutoCalibrationConfig.percentiles,
     "entropy": AutoCalibrationConfig.entropy,
 }
-CONFIGS = {
+# Of None the limit is that of `magnified`.
+CONFIGS: dict[str, tuple[Any, float | None]] = {
     "dynamic": (lambda: AutoQuantizationConfig.avx512_vnni(False), 0.12),
     "dynamic avx2": (lambda: AutoQuantizationConfig.avx2(False, per_channel=False), 0.12),
     "minmax": (lambda: AutoQuantizationConfig.avx512_vnni(True), 0.3),
@@ -41,9 +47,30 @@ CONFIGS = {
     # It cuts by intent: attention of few words at 0.6. With zeros counted, errors were 0.7 to 0.95.
     "entropy": (lambda: AutoQuantizationConfig.avx2(True), 0.6),
     "4 bits": (lambda: WeightOnlyConfig(4, 16), 0.4),
-    "8 bits": (lambda: WeightOnlyConfig(8, 32), 0.05),
+    "8 bits": (lambda: WeightOnlyConfig(8, 32), None),
     "half": (HalfPrecisionConfig, 5e-3),
 }
+
+
+def magnified(path: Path, feeds: Feeds, before: list[list[np.ndarray]], noise: float) -> float:
+    """Four times the largest error that noise of a size makes in the weights, of three draws.
+
+    Two logits of random layers are as sensitive as chance has it: of half a percent in the weights
+    they make 0.2 to 4 percent. What is quantized has such an error in the activations, too.
+    """
+    rng, errors = np.random.default_rng(0), []
+    for _ in range(3):
+        model = onnx.load(path)
+        for weight in model.graph.initializer:
+            array = numpy_helper.to_array(weight)
+            if array.ndim > 1 and array.dtype == np.float32:
+                off = rng.standard_normal(array.shape, np.float32) * (noise * array.std())
+                weight.CopyFrom(numpy_helper.from_array(array + off, weight.name))
+        noisy = path.with_name("noisy.onnx")
+        onnx.save(model, noisy)
+        errors.append(error(before, outputs(noisy, feeds)))
+        noisy.unlink()
+    return 4 * max(errors)
 
 
 @pytest.mark.parametrize(
@@ -81,5 +108,7 @@ def test_a_family_answers_nearly_as_before(
                 assert family in ("cnn", "resnet", "mobilenet")
                 continue
         found = error(before, outputs(tmp_path / name / "model_quantized.onnx", feeds))
+        if limit is None:
+            limit = magnified(path, feeds, before, noise=2**-8)
         assert found < limit, name
     assert checksums(source) == sums
