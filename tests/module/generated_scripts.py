@@ -42,7 +42,8 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 )
 
 PREAMBLE = """\
-import copy, gc, inspect, io, pickle, threading, warnings
+import copy, gc, inspect, io, pickle, warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 

@@ -468,19 +468,16 @@ s.see(torch.func.grad(loss_of)(values))
 """,
     "another thread calls": """
 args, kwargs = s.batch($n, $length)
-results = []
-thread = threading.Thread(target=lambda: results.append(s.model(*args, **kwargs)))
-thread.start()
-thread.join()
-s.see(results)
-s.loss(results).backward()
+with ThreadPoolExecutor(1) as another:
+    result = another.submit(s.model, *args, **kwargs).result()
+s.see(result)
+s.loss(result).backward()
 """,
     "another thread runs the backward": """
 args, kwargs = s.batch($n, $length)
 loss = s.loss(s.model(*args, **kwargs))
-thread = threading.Thread(target=loss.backward)
-thread.start()
-thread.join()
+with ThreadPoolExecutor(1) as another:
+    another.submit(loss.backward).result()
 """,
     "the module itself is called": """
 args, kwargs = s.batch($n, $length)
@@ -670,7 +667,7 @@ for owner, name, layer in s.linears()[:1]:
 """,
     "a part around a part": """
 for owner, name, layer in s.linears()[-1:]:
-    setattr(owner, name, torch.nn.Sequential(layer, torch.nn.Tanh()))
+    setattr(owner, name, torch.nn.Sequential(layer, torch.nn.GELU()))
 """,
     "LoRA around a part": """
 for owner, name, layer in s.linears()[:1]:
