@@ -216,7 +216,7 @@ class Program:
         return "\n".join(lines)
 
     def save(self, path: str | os.PathLike[str], external_data_above: int = 1 << 26) -> None:
-        """Writes an ONNX file, which runs anywhere: operators of ortrain's have functions in it.
+        """Writes an ONNX file, in which operators of ortrain's have functions.
 
         Initializers of more than ``external_data_above`` bytes in all go into ``<name>.data``: a
         protobuf holds at most 2 GiB. The file is sealed: see :mod:`ortrain.files.seal`.

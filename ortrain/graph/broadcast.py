@@ -32,14 +32,12 @@ def unbroadcast(op: Builder, part: ir.Value, value: ir.Value, output: ir.Value) 
     axes = [*range(lead), *repeated]
     if not axes:
         return part
-    once = _repeated(part, axes)
-    total: ir.Value = op.ReduceSum(part if once is None else once, axes, keepdims=bool(repeated))
+    once, over = _repeated(part, axes)
+    total: ir.Value = op.ReduceSum(once, axes, keepdims=bool(repeated))
     if repeated and lead:
         total = op.Squeeze(total, list(range(lead)))
-    if once is not None:
-        of_one = shapes.dims(once) or ()
-        over = op.constant(np.array([axis for axis in axes if of_one[axis] == 1], np.int64))
-        count = reduced_count(op, part, over, total)
+    if over:
+        count = reduced_count(op, part, op.constant(over, ir.DataType.INT64), total)
         # Of no tokens a mean's gradient is infinite, and the sum of none of it is zero.
         total = op.Where(op.Greater(count, 0), total * count, op.constant(0, total.dtype))
         total = op.Expand(total, op.Shape(value))  # it may repeat along the other axes, too
@@ -47,22 +45,27 @@ def unbroadcast(op: Builder, part: ir.Value, value: ir.Value, output: ir.Value) 
     return total
 
 
-def _repeated(part: ir.Value, axes: list[int]) -> ir.Value | None:
-    """What a gradient repeats along some of the axes, if it does: its sum is a multiple of that.
+def _repeated(part: ir.Value, axes: list[int]) -> tuple[ir.Value, list[int]]:
+    """What a gradient repeats, and along which of the axes: its sum is a multiple of that.
 
     A mean over T tokens gives each the same gradient, and a bias before it their sum: onnxruntime
     adds T equal numbers one after another, and rounds T times.
+
+    Returns:
+        What is repeated and its axes; the gradient itself and none where it repeats nothing.
     """
     source, wide = part.producer(), shapes.dims(part)
     if source is None or source.domain or source.op_type != "Expand":
-        return None
+        return part, []
     once = source.inputs[0]
     narrow = shapes.dims(once)
-    if narrow is None or wide is None or len(narrow) != len(wide) or part.dtype not in _COUNTING:
-        return None
-    if any(narrow[axis] != 1 and not shapes.same(narrow[axis], wide[axis]) for axis in axes):
-        return None  # a symbol may be one as well
-    return once if any(narrow[axis] == 1 != wide[axis] for axis in axes) else None
+    if once is None or narrow is None or wide is None or len(narrow) != len(wide):
+        return part, []
+    over = [axis for axis in axes if narrow[axis] == 1 != wide[axis]]
+    others = [axis for axis in axes if axis not in over]
+    if part.dtype not in _COUNTING or not all(shapes.same(narrow[i], wide[i]) for i in others):
+        return part, []  # a symbol may be one as well
+    return (once, over) if over else (part, [])
 
 
 def _unbroadcast_at_run_time(

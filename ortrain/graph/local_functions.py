@@ -8,7 +8,6 @@ sees an operator whole, and below it what it is made of.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable
 
@@ -61,6 +60,23 @@ def without_functions(model: ir.Model) -> None:
 
 def _function(node: ir.Node, opset: int) -> ir.Function | None:
     """The function of one node, without an overload; None where ONNX has no body of it."""
+    graph = _alone(node, opset)
+    SPELLINGS[node.domain](graph, opset)
+    if any(each.domain in SPELLINGS for each in graph.all_nodes()):
+        return None
+    made = iter(list(graph.outputs))
+    graph.outputs[:] = [
+        next(made) if _is_read(value) else _unread(graph, value) for value in node.outputs
+    ]
+    _spell_constants(graph)
+    for each in graph.all_nodes():
+        graph.opset_imports.setdefault(each.domain, 1)
+    formals = [ir.Attr(each.name, each.type, None) for each in node.attributes.values()]
+    return ir.Function(node.domain, node.op_type, graph=graph, attributes=formals)
+
+
+def _alone(node: ir.Node, opset: int) -> ir.Graph:
+    """A graph of one node's like, from its inputs to those of its outputs that are read."""
     inputs = [_like(value, f"input_{i}") for i, value in enumerate(node.inputs)]
     graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset}, name=node.op_type)
     operands: list[ir.Value | None] = []
@@ -76,22 +92,13 @@ def _function(node: ir.Node, opset: int) -> ir.Function | None:
     graph.append(whole)
     for value, own in zip(node.outputs, whole.outputs, strict=True):
         shapes.assign(own, value.dtype, value.shape)
-    read = [value.is_graph_output() or bool(value.uses()) for value in node.outputs]
-    graph.outputs.extend(itertools.compress(whole.outputs, read))
+        if _is_read(value):
+            graph.outputs.append(own)
+    return graph
 
-    SPELLINGS[node.domain](graph, opset)
-    if any(each.domain in SPELLINGS for each in graph.all_nodes()):
-        return None
-    made = iter(list(graph.outputs))
-    graph.outputs[:] = [
-        next(made) if asked else _unread(graph, value)
-        for asked, value in zip(read, node.outputs, strict=True)
-    ]
-    _spell_constants(graph)
-    for each in graph.all_nodes():
-        graph.opset_imports.setdefault(each.domain, 1)
-    formals = [ir.Attr(each.name, each.type, None) for each in attributes]
-    return ir.Function(node.domain, node.op_type, graph=graph, attributes=formals)
+
+def _is_read(value: ir.Value) -> bool:
+    return value.is_graph_output() or bool(value.uses())
 
 
 def _like(value: ir.Value | None, name: str) -> ir.Value:

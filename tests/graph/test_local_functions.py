@@ -11,13 +11,12 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from ortrain.autodiff import differentiate
 from ortrain.graph import shapes
 from ortrain.graph.local_functions import SPELLINGS, with_functions
 from ortrain.ops import DOMAIN
 from ortrain.program import Program, Role
 from ortrain.runtime.onnxruntime.lowering import make_standard
-from tests.autodiff.test_composites import KEPT
+from tests.autodiff.test_composites import KEPT, every, training
 from tests.breadth import sampled
 from tests.cases import ALL
 from tests.programs import program
@@ -38,15 +37,13 @@ def with_gradients(case: Any) -> tuple[Program, dict[str, np.ndarray]]:
 
     Where the sizes of what the gradients come from are not known, it is the case alone.
     """
-    forward, feeds = case.build(np.dtype(np.float32), case.tried_opsets()[-1])
-    outputs = [v.name for v in forward.graph.outputs]
-    chosen = None if case.seeds is None else [outputs[i] for i in case.seeds]
-    found = differentiate(forward, case.differentiable(feeds), chosen, keep=lambda node: True)
+    found, feeds = training(case, every)
     rng = np.random.default_rng(3)
+    outputs = {f"{value.name}.gradient": value for value in found.graph.outputs}
     for seed in found.inputs(Role.OUTPUT_GRADIENT):
-        size = shapes.static(next(v for v in found.graph.outputs if v.name == seed.name[:-9]))
+        size = shapes.static(outputs[seed.name])
         if size is None:
-            return forward, feeds
+            return case.build(np.dtype(np.float32), case.tried_opsets()[-1])
         feeds[seed.name] = rng.standard_normal(size).astype(seed.dtype.numpy())
     return found, feeds
 

@@ -20,7 +20,8 @@ STAGES = ("torch_exported", "optimized_pre_grad", "optimized", "execution_model"
 
 
 def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(5, 7), nn.SiLU(), nn.LayerNorm(7), nn.Linear(7, 3))
+    """Of which ReLU6 is an operator of ortrain's."""
+    return nn.Sequential(nn.Linear(5, 7), nn.ReLU6(), nn.LayerNorm(7), nn.Linear(7, 3))
 
 
 def files(folder: Path) -> set[str]:
