@@ -33,7 +33,6 @@ def main() -> None:
         num_hidden_layers=4,
         num_attention_heads=6,
         intermediate_size=1536,
-        num_labels=2,
     )
     model = ORTModule(BertForSequenceClassification(config).train())  # the one line
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
