@@ -37,7 +37,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from ortrain.capture.origin import OWN, TORCH
+from ortrain.capture.origin import OWN, TORCH, own_reason
 from ortrain.capture.trace.aside import answers_noted, aside, is_aside
 from ortrain.capture.trace.keeping import keep, keeper
 from ortrain.capture.trace.patched import APPLY, apply_replaced
@@ -228,7 +228,8 @@ def _prove(call: Call) -> None:
             form = _form(function, drawn[0])
             agree = form == "" and all(_agree(function, args) for args in drawn)
         except Exception as error:
-            raise _refusal(function, f"trying it failed: {error}") from error
+            because = own_reason(error, "trying it") or f"trying it failed: {error}"
+            raise _refusal(function, because) from error
     if not agree:
         raise _refusal(function, form or "its backward is not the derivative of its forward")
 
