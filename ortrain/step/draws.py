@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._C import _FunctionBase
-from torch.autograd.function import _SingleLevelFunction
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
@@ -24,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ortrain.capture.onnx.replay import replay
 from ortrain.capture.trace.checkpointing import without_checkpoints
 from ortrain.capture.trace.functions import called_instead
-from ortrain.capture.trace.patched import replaced
+from ortrain.capture.trace.patched import APPLY, apply_replaced, replaced
 from ortrain.capture.trace.plain_forms import PlainForms
 from ortrain.errors import CaptureError
 from ortrain.exclusive import this_thread
@@ -50,12 +48,11 @@ def unreplayed(calls: Sequence[Kept]) -> Iterator[None]:
     functions = {call.custom_function for call in calls}
     modules = modules_of(calls)
     here = this_thread()
-    plain: Any = vars(_FunctionBase)["apply"]
 
     def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
         plainly = function in functions and here()
         with without_modes() if plainly else contextlib.nullcontext():
-            return plain.__get__(None, function)(*args, **kwargs)
+            return APPLY.__get__(None, function)(*args, **kwargs)
 
     def forward_of(own: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -68,7 +65,7 @@ def unreplayed(calls: Sequence[Kept]) -> Iterator[None]:
         call.original: forward_of(call.function) for call in calls if isinstance(call, Routine)
     }
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(_SingleLevelFunction, "apply", classmethod(apply)))
+        stack.enter_context(apply_replaced(apply))
         for module in modules:
             stack.enter_context(replaced(module, "forward", forward_of(module.forward)))
         stack.enter_context(called_instead(routines))

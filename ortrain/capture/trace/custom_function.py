@@ -33,15 +33,14 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._C import _FunctionBase
-from torch.autograd.function import BackwardCFunction, _SingleLevelFunction
+from torch.autograd.function import BackwardCFunction
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from ortrain.capture.origin import TORCH
+from ortrain.capture.origin import OWN, TORCH, own_reason
 from ortrain.capture.trace.aside import answers_noted, aside, is_aside
 from ortrain.capture.trace.keeping import keep, keeper
-from ortrain.capture.trace.patched import replaced
+from ortrain.capture.trace.patched import APPLY, apply_replaced
 from ortrain.errors import CaptureError
 from ortrain.exclusive import this_thread
 from ortrain.kept.call import Site
@@ -70,7 +69,7 @@ _QUOTIENTS = {aten.div.Tensor}
 _FUNCTIONS = {aten.exp.default, aten.tanh.default, aten.sigmoid.default, aten.erf.default,
               aten.sin.default, aten.cos.default, aten.square.default, aten.reciprocal.default,
               aten.pow.Tensor_Scalar}  # fmt: skip
-_LINEAR = {aten.neg.default, aten.detach.default}
+_LINEAR = {aten.neg.default, aten.detach.default, aten.alias.default}
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,6 @@ def checked_custom_functions() -> Iterator[None]:
         CaptureError: a function's backward is not known to be the derivative of its forward.
     """
     seen: list[Call] = []
-    plain = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
-
     here = this_thread()
     applied = _applied(here)
 
@@ -105,15 +102,14 @@ def checked_custom_functions() -> Iterator[None]:
         if _GENERATED.fullmatch(function.__qualname__) and known is not None and known.operators:
             return  # it is recorded as the operator that it is, which has no translation
         caller = sys._getframe(1)
-        if caller.f_code is applied.__code__ and caller.f_back is not None:
-            caller = caller.f_back
+        seen_here = caller.f_code is applied.__code__
         if _of_torch(function):  # control flow, and what `vmap` makes of a function
-            if caller.f_code is plain and _without_gradient(caller.f_locals["args"]):
+            if seen_here and _without_gradient(caller.f_locals["args"]):
                 return  # what comes out is looked at where it does
             raise _refusal(function, _RUN_AGAIN)
         if not torch.is_grad_enabled():
             return
-        if caller.f_code is not plain:
+        if not seen_here:
             raise _refusal(function, "it is called in an unusual way")
         given = caller.f_locals
         args = tuple(map(_described, given["args"]))
@@ -121,7 +117,7 @@ def checked_custom_functions() -> Iterator[None]:
 
     BackwardCFunction.__init__ = noted  # type: ignore[method-assign, assignment]
     try:
-        with replaced(_SingleLevelFunction, "apply", classmethod(applied)):
+        with apply_replaced(applied):
             yield
     finally:
         del BackwardCFunction.__init__
@@ -135,13 +131,12 @@ def checked_custom_functions() -> Iterator[None]:
 
 def _applied(here: Callable[[], bool]) -> Callable[..., Any]:
     """``apply`` that keeps a function which cannot be taken apart, where functions may be kept."""
-    plain: Any = vars(_FunctionBase)["apply"]
     reasons: dict[Any, CaptureError | None] = {}
 
     def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
         known = keeper()
         if _of_torch(function) and here() and not is_aside():
-            result = plain.__get__(None, function)(*args, **kwargs)
+            result = APPLY.__get__(None, function)(*args, **kwargs)
             if _without_gradient((args, kwargs)) and not _without_gradient(result):
                 raise _refusal(function, _RUN_AGAIN)  # it may have read parameters by other ways
             return result
@@ -154,12 +149,12 @@ def _applied(here: Callable[[], bool]) -> Callable[..., Any]:
             or _of_torch(function)
             or not (torch.is_grad_enabled() or _asks_for_layout(function, args, kwargs))
         ):
-            return plain.__get__(None, function)(*args, **kwargs)
+            return APPLY.__get__(None, function)(*args, **kwargs)
         line = _line(sys._getframe(1))
         call = Call(function, tuple(map(_described, args)), kwargs, line)
         refused = _reason(call, reasons)
         if refused is None:
-            return plain.__get__(None, function)(*args, **kwargs)
+            return APPLY.__get__(None, function)(*args, **kwargs)
         site = Site(_named(function), line, refused.because.partition(_NOT_CALLED)[0])
         return keep(known, function.apply, args, kwargs, site)
 
@@ -202,8 +197,8 @@ def _reason(call: Call, known: dict[Any, CaptureError | None]) -> CaptureError |
 
 
 def _line(frame: FrameType | None) -> str:
-    """The innermost line that is not torch's."""
-    while frame is not None and frame.f_code.co_filename.startswith(TORCH):
+    """The innermost line that is neither torch's nor ours."""
+    while frame is not None and frame.f_code.co_filename.startswith((TORCH, OWN)):
         frame = frame.f_back
     return f"({frame.f_code.co_filename}:{frame.f_lineno})" if frame is not None else ""
 
@@ -233,7 +228,8 @@ def _prove(call: Call) -> None:
             form = _form(function, drawn[0])
             agree = form == "" and all(_agree(function, args) for args in drawn)
         except Exception as error:
-            raise _refusal(function, f"trying it failed: {error}") from error
+            because = own_reason(error, "trying it") or f"trying it failed: {error}"
+            raise _refusal(function, because) from error
     if not agree:
         raise _refusal(function, form or "its backward is not the derivative of its forward")
 
