@@ -23,6 +23,7 @@ from ortrain.module_state.dispatch import without_modes
 from ortrain.module_state.fact import AROUND, plain
 from ortrain.module_state.holder import Attributes, Elements, Holder, Memo, Named
 from ortrain.module_state.hooks import HOOKS, watched_hooks, weighed_attributes
+from ortrain.module_state.modes import parametrizations_uncached
 from ortrain.module_state.references import no_new_references
 from ortrain.module_state.saving import unhooked
 from ortrain.module_state.stand_in import bear_attributes, standing_in
@@ -79,6 +80,7 @@ def untouched(module: torch.nn.Module, *, by_failures: bool = False) -> Iterator
     with (
         _random_states(survey.generators),
         unhooked(),
+        parametrizations_uncached(),
         ExitStack() as around,
         ExitStack() as restored,
     ):
