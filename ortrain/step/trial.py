@@ -25,6 +25,7 @@ from ortrain.kept.effects import modules_of, undone
 from ortrain.module_state.saving import unhooked
 from ortrain.module_state.stand_in import standing_in
 from ortrain.module_state.untouched import Effects, random_states, untouched, watched
+from ortrain.module_state.version import put_back, version_of
 from ortrain.program import Program, Role
 from ortrain.runtime.memory import HOLES, release_pools
 from ortrain.runtime.reduced import reduced_products
@@ -150,18 +151,17 @@ class Trial:
             dtype: floating, of everything; None leaves each tensor its own.
             rounding: number of a way of rounding parameters and arguments; 0 leaves them.
         """
-        before = {n: (b, b.clone()) for n, b in self.module.named_buffers()} if self.grad else {}
+        named = self.module.named_buffers() if self.grad else ()
+        before = {n: (b, b.detach().clone(), version_of(b)) for n, b in named}
         reduced = reduced_products() if self.reduced else contextlib.nullcontext()
         # A checkpoint runs some of it once more in the backward.
         with _alone(), undone(self.kept), reduced:
             evidence = self._eager(dtype, rounding)
         # That run has the module's own buffers: a normalization by the batch moves them twice.
-        moved = [name for name, (now, then) in before.items() if not _same(now, then)]
+        moved = [name for name, (now, then, _) in before.items() if not _same(now, then)]
         if moved:
-            with torch.no_grad():
-                for name in moved:
-                    now, then = before[name]
-                    now.copy_(then)
+            for name in moved:
+                put_back(*before[name])
             evidence.otherwise.append(
                 f"what a checkpoint runs again in the backward writes to {listing(moved, 3)}"
             )
