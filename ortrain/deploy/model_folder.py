@@ -195,6 +195,13 @@ def load_model(path: Path) -> ir.Model:
     for tensor in _tensors(model):
         if isinstance(tensor, ir.ExternalTensor):
             _expect_there(path, tensor, sizes)
+        elif isinstance(tensor, ir.TensorProtoTensor) and tensor.raw.HasField("raw_data"):
+            if (there := len(tensor.raw.raw_data)) != tensor.nbytes:
+                raise InputError(
+                    f"{path} has no whole weight {tensor.name}",
+                    because=f"it has {there} bytes, and the weight is of {tensor.nbytes}",
+                    help="take a whole copy of it, or export it anew",
+                )
     for key in (seal.KEY, seal.DATA_KEY):
         model.metadata_props.pop(key, None)
     if model.ir_version < _WEIGHTS_ALONE:

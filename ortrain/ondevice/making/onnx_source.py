@@ -138,10 +138,10 @@ def read(model: onnx.ModelProto | str | os.PathLike[str]) -> onnx.ModelProto:
     """
     if isinstance(model, onnx.ModelProto):
         return model
+    if not Path(model).is_file():  # a device or a pipe would be read for ever
+        raise FileNotFoundError(f"there is no ONNX model at {os.fspath(model)!r}")
+    seal.is_model_whole(model, f"ONNX model {os.fspath(model)}")
     with foreign(model), warnings.catch_warnings(action="ignore"):  # of keys that nobody needs
-        if not Path(model).is_file():  # a device or a pipe would be read for ever
-            raise FileNotFoundError(f"there is no ONNX model at {os.fspath(model)!r}")
-        seal.is_model_whole(model, f"ONNX model {os.fspath(model)}")
         try:
             # onnx itself refuses external data that leaves the folder, is no file or is too short.
             return onnx.load(model)
