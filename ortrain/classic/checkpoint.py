@@ -20,6 +20,7 @@ import torch
 
 from ortrain.classic.states import flat, joined, lacking, nested
 from ortrain.errors import InputError, MissingPackage, OrtrainWarning, SaveError, listing
+from ortrain.files.regular import expect_regular
 from ortrain.files.replacing import staged
 from ortrain.kinds import shown
 
@@ -414,6 +415,7 @@ def _ranked(files: Sequence[Path]) -> list[Path]:
 
 
 def _of_torch(path: Path) -> dict[str, Any]:
+    expect_regular(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:

@@ -64,7 +64,9 @@ def _checked(place: Path) -> str:
     if place.is_dir():
         checksums.check(place, whole=True)
         return f"as in {checksums.NAME}" if checksums.is_written(place) else "has no checksums"
-    return "whole" if seal.is_model_whole(place, f"file {place}", strict=True) else "has no checksum"
+    return (
+        "whole" if seal.is_model_whole(place, f"file {place}", strict=True) else "has no checksum"
+    )
 
 
 def _seal(file: Path) -> None:

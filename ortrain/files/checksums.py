@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from ortrain.errors import InputError, listing
+from ortrain.files.regular import expect_regular
 
 NAME = "SHA256SUMS"
 
@@ -41,9 +42,11 @@ def check(folder: Path, *, whole: bool = False) -> None:
         InputError: a file is another than its checksum says, or is missing.
     """
     try:
-        text = (folder / NAME).read_text(encoding="utf-8")
+        text = expect_regular(folder / NAME).read_text(encoding="utf-8")
     except FileNotFoundError:
         return
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         raise InputError(
             f"cannot read {folder / NAME}", because=str(error), help=f"make {folder} anew"

@@ -16,7 +16,6 @@ from __future__ import annotations
 import mmap
 import os
 import re
-import stat
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from typing import BinaryIO
 
 from ortrain.errors import InputError, OrtrainWarning
 from ortrain.files.crc32 import crc32
+from ortrain.files.regular import expect_regular
 from ortrain.files.replacing import replace_file
 
 MARK = b"ortrain.crc32:"
@@ -123,10 +123,11 @@ def seal_again(path: Path) -> bool:
     """Seals a file that was changed on purpose; False where it has no place for a seal.
 
     Raises:
+        InputError: it is no regular file.
         OSError: it cannot be read.
         SaveError: it cannot be written.
     """
-    content = path.read_bytes()
+    content = expect_regular(path).read_bytes()
     at = find(content)
     if _is_rewritten(content, at):  # the seal gets its own place, from which later damage is known
         content, at = content[: at - len(_ENTRY)] + content[at + DIGITS :], -1
@@ -207,11 +208,8 @@ def _file_checksum(path: Path) -> int:
 @contextmanager
 def _mapped(path: str | os.PathLike[str]) -> Iterator[mmap.mmap | bytes]:
     """A file's content."""
-    with Path(path).open("rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError("it is no regular file")
-        if not status.st_size:  # nothing cannot be mapped
+    with expect_regular(path).open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:  # nothing cannot be mapped
             yield b""
             return
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

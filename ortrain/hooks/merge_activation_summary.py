@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ortrain.errors import InputError
+from ortrain.files.regular import expect_regular
 from ortrain.hooks.statistics import ORDER
 
 
@@ -41,7 +42,7 @@ def merge(pt_dir: Path, ort_dir: Path, output_dir: Path) -> list[str]:
             texts = []
             for each in orders.get(step.name, first):
                 if (step / each).exists():
-                    texts.append((step / each).read_text(encoding="utf-8"))
+                    texts.append(expect_regular(step / each).read_text(encoding="utf-8"))
                 else:
                     missing.append(f"{source.name}/{step.name}/{each}")
             (target / f"{step.name}_.txt").write_text("\n".join(texts), encoding="utf-8")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ortrain.errors import InputError, listing
+from ortrain.files.names import expect_within
 
 # Longer names first: one begins with another.
 ROLES = (
@@ -155,25 +156,26 @@ def files_of_roles(
 
 
 def external_files(path: Path) -> list[str]:
-    """Names of the files beside an ONNX file that hold weights of it."""
+    """Names of the files beside an ONNX file that hold weights of it.
+
+    Raises:
+        InputError: the model names one that is not in its folder.
+    """
     import onnx
 
-    proto = onnx.load(path, load_external_data=False)
-    tensors = [*proto.graph.initializer]
-    graphs = [proto.graph]
-    while graphs:
-        for node in graphs.pop().node:
-            for attribute in node.attribute:
-                if attribute.type == onnx.AttributeProto.GRAPH:
-                    graphs.append(attribute.g)
-                    tensors.extend(attribute.g.initializer)
-                elif attribute.type == onnx.AttributeProto.TENSOR:
-                    tensors.append(attribute.t)
+    from ortrain.graph.external_data import protos
+
     found = {
         entry.value
-        for tensor in tensors
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        for tensor in protos(onnx.load(path, load_external_data=False))
         for entry in tensor.external_data
         if entry.key == "location"
     }
+    try:
+        for name in found:
+            expect_within(path.parent, name)
+    except ValueError as error:
+        raise InputError(
+            f"{path} has weights outside of its folder", because=str(error), help="export it anew"
+        ) from error
     return sorted(found)
