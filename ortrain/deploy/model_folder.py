@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from ortrain.errors import InputError, OrtrainError, SaveError, listing
 from ortrain.files import seal
-from ortrain.files.names import expect_name
+from ortrain.files.names import expect_name_part, leads_out
 from ortrain.files.regular import expect_regular
 from ortrain.files.replacing import staged
 from ortrain.graph.external_data import initializers, locate, tensors
@@ -143,7 +143,7 @@ class ModelFolder:
                 are not where it says.
         """
         path = self.path / name
-        if not path.is_file():
+        if leads_out(name) or not path.is_file():
             raise InputError(
                 f"{self.path} has no file {name}",
                 because=f"its ONNX files are {listing(self.files) or 'none'}",
@@ -347,7 +347,8 @@ def expect_suffix(suffix: object) -> None:
         ValueError: names cannot have it.
     """
     expect("file_suffix", suffix, (str, NONE), "a text or None")
-    expect_name("file_suffix", suffix or "", part=True)
+    if isinstance(suffix, str):
+        expect_name_part("file_suffix", suffix)
 
 
 def _names(folder: Path) -> list[str]:

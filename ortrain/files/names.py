@@ -5,46 +5,38 @@ from __future__ import annotations
 import os
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-_RESERVED = {"con", "prn", "aux", "nul", *(f"{n}{i}" for n in ("com", "lpt") for i in range(1, 10))}
 
-
-def expect_name(argument: str, name: str, *, part: bool = False) -> str:
-    """A text that is the name of a file, or with ``part`` the beginning or the end of one.
+def expect_name_part(argument: str, text: str) -> str:
+    """A text that becomes the beginning or the end of a file's name.
 
     Args:
         argument: what it is an argument of, for the error.
-        name: to be joined to a folder.
-        part: whether other text of the name follows it, or comes before it; it may be empty then.
+        text: to be joined to the rest of the name, and to a folder.
 
     Raises:
         ValueError: it would lead elsewhere, or no system can have such a file.
     """
-    if any(mark in name for mark in ("/", "\\", "\0")):
-        why = "a name without / and \\: name the folder where there is an argument for it"
-    elif not part and name in ("", ".", ".."):
-        why = "the name of a file"
-    elif not part and name.split(".")[0].rstrip().lower() in _RESERVED:
-        why = "another name: some systems keep this one for a device"
-    else:
-        return name
-    raise ValueError(f"{argument}={name!r}: expected {why}")
+    if any(mark in text for mark in ("/", "\\", "\0")):
+        raise ValueError(f"{argument}={text!r}: expected a part of a name, without / and \\")
+    return text
+
+
+def leads_out(name: str) -> bool:
+    """Whether a text is not the place of a file within a folder, as ``onnx/model.onnx_data`` is.
+
+    Links in the folder are not looked at: they are of who holds it, not of who wrote the name.
+    """
+    paths = (PurePosixPath(name), PureWindowsPath(name))
+    out = any(path.anchor or ".." in path.parts for path in paths)
+    return out or not name or "\0" in name
 
 
 def expect_within(folder: Path, name: str | os.PathLike[str]) -> Path:
-    """The path of a file that another file names by its place in a folder.
-
-    A name with folders in it is one, as ``onnx/model.onnx_data``. What is a link in the folder is
-    not looked at: it is of who holds it, not of who wrote the name.
+    """The path of a file that is named by its place in a folder.
 
     Raises:
         ValueError: it leads out of the folder.
     """
-    text = os.fspath(name)
-    both = (PurePosixPath(text), PureWindowsPath(text))
-    if (
-        not text
-        or "\0" in text
-        or any(path.is_absolute() or path.drive or ".." in path.parts for path in both)
-    ):
-        raise ValueError(f"{text!r} leaves the folder {os.fspath(folder)}")
-    return folder / text
+    if leads_out(os.fspath(name)):
+        raise ValueError(f"{os.fspath(name)!r} leaves the folder {os.fspath(folder)}")
+    return folder / name

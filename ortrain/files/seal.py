@@ -24,6 +24,7 @@ from typing import BinaryIO
 
 from ortrain.errors import InputError, OrtrainWarning
 from ortrain.files.crc32 import crc32
+from ortrain.files.names import leads_out
 from ortrain.files.regular import expect_regular
 from ortrain.files.replacing import replace_file
 
@@ -175,7 +176,9 @@ def _data_beside(path: Path, content: bytes | mmap.mmap) -> tuple[int, Path] | N
     name = re.match(rb' "([^"]+)"', content[at + DIGITS : at + DIGITS + 300])
     if at < 0 or name is None:
         return None
-    data = path.with_name(os.fsdecode(name[1]))
+    if leads_out(os.fsdecode(name[1])):
+        return None
+    data = path.parent / os.fsdecode(name[1])
     return (at, data) if data.is_file() else None  # what is missing is told by who looks for it
 
 

@@ -49,7 +49,7 @@ def located(model: str | os.PathLike[str], subfolder: str, hub: Mapping[str, Any
     if not path.exists():
         path = _downloaded(os.fspath(model), hub)
     if subfolder:
-        path = path / subfolder
+        path = _within(path, subfolder)
         if not path.is_dir():
             raise InputError(f"there is no folder {path}")
     return path
@@ -94,7 +94,7 @@ def named(folder: Path, name: str) -> Path:
         InputError: there is none of that name.
     """
     for place in (folder, folder / "onnx"):
-        if (place / name).is_file():
+        if _within(place, name).is_file():
             return place / name
     there = sorted(path.name for path in (*folder.glob("*.onnx"), *folder.glob("onnx/*.onnx")))
     raise InputError(
@@ -171,11 +171,13 @@ def external_files(path: Path) -> list[str]:
         for entry in tensor.external_data
         if entry.key == "location"
     }
-    try:
-        for name in found:
-            expect_within(path.parent, name)
-    except ValueError as error:
-        raise InputError(
-            f"{path} has weights outside of its folder", because=str(error), help="export it anew"
-        ) from error
+    for name in found:
+        _within(path.parent, name)
     return sorted(found)
+
+
+def _within(folder: Path, name: str) -> Path:
+    try:
+        return expect_within(folder, name)
+    except ValueError as error:
+        raise InputError(str(error), help="give the folder that the file is in") from error
