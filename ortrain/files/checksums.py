@@ -75,7 +75,8 @@ def sha256(path: Path) -> str:
     """The checksum of a file, in hexadecimal digits.
 
     Raises:
+        InputError: it is no regular file.
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
+    with expect_regular(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
