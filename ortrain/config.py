@@ -23,6 +23,7 @@ from ortrain.errors import (
     UnsupportedInput,
     UnsupportedOutput,
 )
+from ortrain.files.names import leads_out
 from ortrain.kinds import expect, refused, shown
 
 Engine = Literal["auto", "onnxruntime", "aten", "reference", "torch"]
@@ -253,7 +254,8 @@ class DebugOptions:
     Attributes:
         log_level: the environment variable ``ORTMODULE_LOG_LEVEL`` wins over it.
         save_onnx: write the graphs as ONNX files; with ``engine="auto"`` behind the first call.
-        onnx_prefix: start of their names; required with ``save_onnx``.
+        onnx_prefix: start of their names; required with ``save_onnx``. It may name folders within
+            theirs.
         save_path: their folder; ``ORTMODULE_SAVE_ONNX_PATH`` wins, the working folder otherwise.
         print_input_density: print at each training step of a graph how many tokens have a label and
             how many are no padding; ``ORTMODULE_PRINT_INPUT_DENSITY`` wins.
@@ -264,7 +266,7 @@ class DebugOptions:
     Raises:
         TypeError: a value of another type.
         ValueError: ``save_onnx`` without ``onnx_prefix`` or into a folder that cannot be written,
-            or a level that does not exist.
+            a prefix that leads out of ``save_path``, or a level that does not exist.
     """
 
     log_level: LogLevel = LogLevel.WARNING
@@ -292,6 +294,11 @@ class DebugOptions:
         expect("print_memory_stats", self.print_memory_stats, bool, "True or False")
         if self.save_onnx and not self.onnx_prefix:
             raise ValueError("save_onnx=True needs an onnx_prefix: the start of the files' names")
+        if self.onnx_prefix and leads_out(self.onnx_prefix):
+            raise ValueError(
+                f"onnx_prefix={self.onnx_prefix!r} leads out of the folder of the files: name the "
+                "folder with save_path"
+            )
         folder = (self.folder / f"{self.onnx_prefix}_").parent  # the prefix may name one as well
         if self.save_onnx and (fault := _cannot_write(folder)):
             raise ValueError(f"save_onnx=True cannot write into {str(folder)!r}: {fault}")

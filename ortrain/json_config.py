@@ -27,6 +27,7 @@ from ortrain.config import (
     served_opset,
 )
 from ortrain.errors import InputError, OrtrainWarning
+from ortrain.files.regular import expect_regular
 from ortrain.kinds import shown
 
 _LEVELS = (*LogLevel.__members__,)
@@ -88,6 +89,10 @@ def settings_in(path: str | os.PathLike[str]) -> Settings:
     Raises:
         InputError: it cannot be read, has a key that does not exist, or a bad value.
     """
+    try:
+        expect_regular(path)
+    except InputError as error:
+        raise _fault(path, error.what) from None
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_once)
     except OSError as error:

@@ -22,6 +22,7 @@ from onnx_ir.passes.common import NameFixPass
 
 from ortrain.errors import GraphError, InputError
 from ortrain.files import seal
+from ortrain.graph.external_data import locate
 from ortrain.graph.local_functions import with_functions, without_functions
 
 ROLE = "ortrain.role"
@@ -247,7 +248,8 @@ class Program:
         seal.is_model_whole(path, f"model {os.fspath(path)}")
         try:
             program = cls(ir.load(path))
-        except OSError:
+            locate(program.model, Path(path))
+        except (InputError, OSError):
             raise
         except Exception as error:
             # Of protobuf, onnx or onnx_ir, by the place at which it is damaged.

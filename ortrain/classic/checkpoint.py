@@ -20,6 +20,8 @@ import torch
 
 from ortrain.classic.states import flat, joined, lacking, nested
 from ortrain.errors import InputError, MissingPackage, OrtrainWarning, SaveError, listing
+from ortrain.files.names import expect_name_part
+from ortrain.files.regular import expect_regular
 from ortrain.files.replacing import staged
 from ortrain.kinds import shown
 
@@ -281,6 +283,7 @@ def _one(name: str, values: Sequence[Any], shape: Any) -> Any:
 
 def file_name(prefix: str, partitioned: bool, rank: int, world: int) -> str:
     """``ORT_checkpoint.ort.pt``; with the rank and the last one where each process has a file."""
+    expect_name_part("checkpoint_prefix", prefix)
     return f"{prefix}.ZeRO.{rank}.{world - 1}.ort.pt" if partitioned else f"{prefix}.ort.pt"
 
 
@@ -335,6 +338,7 @@ def load_flat(
             training.
     """
     folder = Path(checkpoint_dir)
+    expect_name_part("checkpoint_prefix", prefix)
     single = folder / f"{prefix}.ort.pt"
     several = sorted(folder.glob(f"{glob.escape(prefix)}.ZeRO.*.ort.pt"))
     if single.is_file() and several:
@@ -414,6 +418,7 @@ def _ranked(files: Sequence[Path]) -> list[Path]:
 
 
 def _of_torch(path: Path) -> dict[str, Any]:
+    expect_regular(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:

@@ -23,6 +23,7 @@ from ortrain.cli import (
 )
 from ortrain.cli.output import descriptor_to_stderr
 from ortrain.cli.usage import CommandError, Parser, one_line, told
+from ortrain.cli.version import Version
 from ortrain.errors import MissingPackage
 
 __all__ = ["main"]
@@ -87,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="ortrain",
         description="Train PyTorch models through an ordinary ONNX graph.",
     )
+    parser.add_argument("--version", action=Version, nargs=0, help="show versions and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     train.add_to(commands)
     demo.add_to(commands)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ortrain.cli.usage import excerpt
+from ortrain.files.names import expect_name_part
 
 _Number = TypeVar("_Number", int, float)
 
@@ -80,6 +81,16 @@ def names(text: str) -> tuple[str, ...]:
             f"'{excerpt(text)}' is not a list of names such as text,label"
         )
     return found
+
+
+def name_part(text: str) -> str:
+    """The beginning or the end of files' names."""
+    try:
+        return expect_name_part("it", text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"'{excerpt(text)}' is no part of a file's name, as it has a / or \\"
+        ) from None
 
 
 def column_names(text: str) -> tuple[str, ...]:

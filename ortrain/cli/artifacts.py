@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ortrain.cli.arguments import count, names, not_negative, positive
+from ortrain.cli.arguments import count, name_part, names, not_negative, positive
 from ortrain.cli.output import libraries_to_stderr
 from ortrain.cli.usage import UsageError, one_line, told
 
@@ -134,6 +134,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--outputs", type=names, metavar="NAME,…", help="further results of each step")
     add("--loss-inputs", type=names, metavar="NAME,…", help="outputs that go to the loss (all)")
-    add("--prefix", default="", metavar="TEXT", help="before each file's name")
+    add("--prefix", type=name_part, default="", metavar="TEXT", help="before each file's name")
     add("--ort-format", action="store_true", help="also write .ort files")
     add("--nominal-checkpoint", action="store_true", help="also write a checkpoint without tensors")

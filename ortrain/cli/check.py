@@ -31,7 +31,7 @@ def add_to(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Check as the options say; returns the exit status."""
-    damaged = []
+    faulty = []
     for place in options.paths:
         if place.is_dir() and options.seal:
             raise UsageError(f"{place}: is a directory; name the models to seal")
@@ -41,13 +41,13 @@ def run(options: argparse.Namespace) -> int:
             try:
                 found = _checked(file)
             except (OrtrainError, OSError) as error:
-                damaged.append(file)
+                faulty.append(file)
                 found = told(error) if isinstance(error, OrtrainError) else str(error)
             print(f"{file}: {found}")
-    if damaged:
+    if faulty:
         raise UsageError(
-            f"{len(damaged)} damaged: {damaged[0]}{' …' if len(damaged) > 1 else ''}; take whole "
-            "copies, or make them anew"
+            f"{len(faulty)} not whole: {faulty[0]}{' …' if len(faulty) > 1 else ''}; take whole "
+            "copies, make them anew, or seal with --seal what was changed on purpose"
         )
     return 0
 
@@ -64,7 +64,9 @@ def _checked(place: Path) -> str:
     if place.is_dir():
         checksums.check(place, whole=True)
         return f"as in {checksums.NAME}" if checksums.is_written(place) else "has no checksums"
-    return "whole" if seal.is_model_whole(place, str(place)) else "has no checksum"
+    return (
+        "whole" if seal.is_model_whole(place, f"file {place}", strict=True) else "has no checksum"
+    )
 
 
 def _seal(file: Path) -> None:

@@ -152,17 +152,18 @@ def given(options: argparse.Namespace, file: Path | None) -> dict[str, Any]:
 
 
 def gated(
-    publish: Callable[[], None], options: argparse.Namespace
+    publish: Callable[[], None], options: argparse.Namespace, remedy: str = ""
 ) -> tuple[EquivalenceReport | None, str]:
     """Has a tool publish a model, and reads the report of its comparison.
 
     Args:
         publish: writes to ``options.output``, or raises EquivalenceError.
         options: of the command line.
+        remedy: what to do where nothing was published and no nodes were measured.
 
     Returns:
-        The report, also of what was not published; None where nothing was compared. With it the
-        nodes to which it is due that nothing was published, as a sentence.
+        The report, also of what was not published; None where nothing was compared. With it, as a
+        sentence, the nodes to which it is due that nothing was published, or the remedy.
     """
     from ortrain.deploy.equivalence.report import EquivalenceError, EquivalenceReport
 
@@ -175,7 +176,7 @@ def gated(
             for each in getattr(error, "sensitivity", ())
         ]
         told = f"the most sensitive nodes are {listing(nodes)}; leave them as they are: --exclude"
-        return error.report, told if nodes else ""
+        return error.report, told if nodes else remedy
     if _stamp(options.output) in (None, before):
         return None, ""
     return EquivalenceReport.load(options.output), ""

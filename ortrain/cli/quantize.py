@@ -19,6 +19,10 @@ PRESETS = ("auto", "arm64", "avx2", "avx512", "avx512_vnni", "ppc64le", "tensorr
 RANGES = ("learnt", "fixed")
 LOSSES = ("auto", "labels", "distillation")
 METHODS = ("minmax", "entropy", "percentiles")
+_RECOVER = (
+    "--on-fail recover leaves the most sensitive nodes as they are; the search for them runs the "
+    "model once for each node, which can take minutes"
+)
 
 
 def add_to(commands: Any) -> None:
@@ -84,7 +88,8 @@ def run(options: argparse.Namespace) -> int:
     require("onnx", "ortrain quantize")
     examples = _examples(options)
     with libraries_to_stderr(), golden.told_in_one_line():
-        report, sensitive = golden.gated(lambda: _quantize(options, examples), options)
+        remedy = "" if options.half or options.on_fail != "refuse" else _RECOVER
+        report, sensitive = golden.gated(lambda: _quantize(options, examples), options, remedy)
     return golden.finish(report, options, sensitive)
 
 

@@ -15,6 +15,9 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from ortrain.errors import InputError
+from ortrain.files.regular import expect_regular
+
 USAGE = "[-m module | script.py] [argument ...]"
 # What a process of multiprocessing imports in place of the main module.
 _AGAIN = "ortrain.compat.again"
@@ -97,12 +100,15 @@ def _spec(name: str) -> ModuleSpec | None:
 
 def _code(path: Path) -> CodeType:
     try:
+        expect_regular(path)
         if path.suffix == ".pyc":
             found = SourcelessFileLoader("__main__", str(path)).get_code("__main__")
             assert found is not None
             return found
         with io.open_code(str(path.absolute())) as file:
             return compile(file.read(), str(path), "exec", dont_inherit=True)
+    except InputError as error:
+        raise NothingToRun(f"{error.what}; {error.help}") from None
     except OSError as error:
         raise NothingToRun(f"{path}: {error.strerror}") from None
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -17,7 +16,10 @@ import onnx_ir as ir
 
 from ortrain.errors import InputError, OrtrainError, SaveError, listing
 from ortrain.files import seal
+from ortrain.files.names import expect_name_part, leads_out
+from ortrain.files.regular import expect_regular
 from ortrain.files.replacing import staged
+from ortrain.graph.external_data import initializers, locate, tensors
 from ortrain.kinds import NONE, expect, expect_names, expect_path
 
 # Weights of more bytes go beside the file. A protobuf holds at most 2 GiB, and onnxruntime maps
@@ -141,7 +143,7 @@ class ModelFolder:
                 are not where it says.
         """
         path = self.path / name
-        if not path.is_file():
+        if leads_out(name) or not path.is_file():
             raise InputError(
                 f"{self.path} has no file {name}",
                 because=f"its ONNX files are {listing(self.files) or 'none'}",
@@ -191,10 +193,7 @@ def load_model(path: Path) -> ir.Model:
             because=str(error) or type(error).__name__,
             help="take a whole copy of it, or export it anew",
         ) from error
-    sizes: dict[Path, int] = {}
-    for tensor in _tensors(model):
-        if isinstance(tensor, ir.ExternalTensor):
-            _expect_there(path, tensor, sizes)
+    locate(model, path)
     for key in (seal.KEY, seal.DATA_KEY):
         model.metadata_props.pop(key, None)
     if model.ir_version < _WEIGHTS_ALONE:
@@ -208,7 +207,7 @@ def load_model(path: Path) -> ir.Model:
 
 def external_files_of(model: ir.Model) -> tuple[Path, ...]:
     """The files that have weights of a model which :func:`load_model` has read."""
-    found = {Path(t.path) for t in _tensors(model) if isinstance(t, ir.ExternalTensor)}
+    found = {Path(t.path) for t in tensors(model) if isinstance(t, ir.ExternalTensor)}
     return tuple(sorted(found))
 
 
@@ -302,7 +301,7 @@ def save_model(
     Raises:
         OSError: it cannot be written.
     """
-    size = sum(tensor.nbytes for tensor in _tensors(model))
+    size = sum(tensor.nbytes for tensor in tensors(model))
     beside = size > EXTERNAL_ABOVE if external is None else external
     beside = beside or size > INSIDE_AT_MOST
     metadata = model.metadata_props
@@ -318,7 +317,7 @@ def save_model(
                 del metadata[seal.DATA_KEY]
                 data, beside = None, False
         if data is None:
-            for index, value in enumerate(_initializers(model)):
+            for index, value in enumerate(initializers(model)):
                 tensor = value.const_value
                 assert tensor is not None
                 kept.append((value, tensor))
@@ -348,8 +347,8 @@ def expect_suffix(suffix: object) -> None:
         ValueError: names cannot have it.
     """
     expect("file_suffix", suffix, (str, NONE), "a text or None")
-    if isinstance(suffix, str) and any(mark in suffix for mark in ("/", "\\", "\0")):
-        raise ValueError(f"file_suffix={suffix!r}: expected a part of a name, without / and \\")
+    if isinstance(suffix, str):
+        expect_name_part("file_suffix", suffix)
 
 
 def _names(folder: Path) -> list[str]:
@@ -358,9 +357,8 @@ def _names(folder: Path) -> list[str]:
 
 def _config(folder: Path) -> Mapping[str, Any]:
     path = folder / "config.json"
+    expect_regular(path)
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ValueError("it is no regular file")
         found = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object")
@@ -373,49 +371,6 @@ def _config(folder: Path) -> Mapping[str, Any]:
             help="put it right, or take a whole copy of the folder",
         ) from error
     return found
-
-
-def _initializers(model: ir.Model) -> Iterator[ir.Value]:
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            if value.const_value is not None:
-                yield value
-
-
-def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
-    """All constants of a model: initializers, and those that are attributes of nodes."""
-    for value in _initializers(model):
-        assert value.const_value is not None
-        yield value.const_value
-    for graph in model.graphs():
-        for node in graph:
-            for attribute in node.attributes.values():
-                if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
-                    yield attribute.as_tensor()
-
-
-def _expect_there(path: Path, tensor: ir.ExternalTensor, sizes: dict[Path, int]) -> None:
-    """Raises where the bytes of a tensor are not in the file that it names."""
-    where = Path(tensor.location)
-    file = path.parent / where
-    reason = ""
-    if where.is_absolute() or ".." in where.parts:
-        reason = f"{tensor.location!r} leaves the folder of the model"
-    elif file not in sizes and not file.is_file():
-        reason = f"there is no file {file.name} beside it"
-    else:
-        size = sizes.setdefault(file, -1)
-        if size < 0:
-            size = sizes[file] = file.stat().st_size
-        end = (tensor.offset or 0) + (tensor.nbytes if tensor.length is None else tensor.length)
-        if end > size:
-            reason = f"{file.name} has {size} bytes, and the weight ends at {end}"
-    if reason:
-        raise InputError(
-            f"{path} has no weight {tensor.name}",
-            because=reason,
-            help="copy the model with all files that belong to it",
-        )
 
 
 def _missing(folder: Path) -> list[Path]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ortrain.errors import InputError, SaveError
+from ortrain.files.regular import expect_regular
 from ortrain.files.replacing import replace_file
 from ortrain.kinds import NONE, expect, expect_flag, expect_path, expect_whole
 
@@ -106,6 +107,7 @@ class ORTConfig:
         expect_path("source", source)
         path = Path(source)
         path = path / NAME if path.is_dir() else path
+        expect_regular(path)
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(found, dict):

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from ortrain.errors import InputError, listing
+from ortrain.files.regular import expect_regular
 
 NAME = "SHA256SUMS"
 
@@ -41,9 +42,11 @@ def check(folder: Path, *, whole: bool = False) -> None:
         InputError: a file is another than its checksum says, or is missing.
     """
     try:
-        text = (folder / NAME).read_text(encoding="utf-8")
+        text = expect_regular(folder / NAME).read_text(encoding="utf-8")
     except FileNotFoundError:
         return
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         raise InputError(
             f"cannot read {folder / NAME}", because=str(error), help=f"make {folder} anew"
@@ -72,7 +75,8 @@ def sha256(path: Path) -> str:
     """The checksum of a file, in hexadecimal digits.
 
     Raises:
+        InputError: it is no regular file.
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
+    with expect_regular(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

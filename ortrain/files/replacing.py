@@ -17,19 +17,12 @@ from typing import BinaryIO
 
 from ortrain.errors import OrtrainError, SaveError
 from ortrain.files.lock import hold, is_abandoned, is_open
+from ortrain.files.regular import other_kind
 
 # Some file systems synchronize no folders.
 _NOT_OFFERED = (errno.EINVAL, errno.ENOTSUP)
 # Bytes of a file's name that its unfinished neighbour repeats; most systems allow 255.
 _REPEATED = 200
-
-_KINDS = (
-    (stat.S_ISDIR, "a directory"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-)
 
 
 def replace_file(
@@ -166,8 +159,7 @@ def regular(path: str | os.PathLike[str]) -> Path:
         if not target.parent.exists():
             raise FileNotFoundError(f"there is no folder {os.fspath(target.parent)!r}") from None
         return target
-    kind = next((name for holds, name in _KINDS if holds(mode)), "")
-    if kind:
+    if kind := other_kind(mode):
         raise OSError(f"it is {kind}, and no file that could be replaced")
     return target
 

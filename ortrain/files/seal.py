@@ -4,6 +4,11 @@ A sealed file has the text ``ortrain.crc32:`` and eight hexadecimal digits in it
 CRC-32 of the whole file with these digits as zeros. Any format that has room for a string can have
 one, and every program that does not know it reads the file as before. In an ONNX model it stands
 first, so that a file whose end is missing still has it.
+
+No other writer of protobuf puts it there: all write the fields of a message in the order of their
+numbers, and the metadata's is beyond the graph's. So a model whose seal stands elsewhere, and does
+not fit, was read and written again by another program: its checksum is that of another file. Damage
+moves nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +16,6 @@ from __future__ import annotations
 import mmap
 import os
 import re
-import stat
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +24,8 @@ from typing import BinaryIO
 
 from ortrain.errors import InputError, OrtrainWarning
 from ortrain.files.crc32 import crc32
+from ortrain.files.names import leads_out
+from ortrain.files.regular import expect_regular
 from ortrain.files.replacing import replace_file
 
 MARK = b"ortrain.crc32:"
@@ -86,6 +92,9 @@ def model_entry() -> bytes:
     return bytes((0x72, len(row))) + row  # ModelProto.metadata_props
 
 
+_ENTRY = model_entry()[:-DIGITS]
+
+
 def seal_ort_model(path: Path) -> None:
     """Seals a model in ORT format that was made of an ONNX model with a seal."""
     with path.open("r+b") as file:
@@ -115,46 +124,62 @@ def seal_again(path: Path) -> bool:
     """Seals a file that was changed on purpose; False where it has no place for a seal.
 
     Raises:
+        InputError: it is no regular file.
         OSError: it cannot be read.
         SaveError: it cannot be written.
     """
-    content = path.read_bytes()
+    content = expect_regular(path).read_bytes()
     at = find(content)
+    if _is_rewritten(content, at):  # the seal gets its own place, from which later damage is known
+        content, at = content[: at - len(_ENTRY)] + content[at + DIGITS :], -1
     if at < 0 and path.suffix == ".onnx":
         content = model_entry() + content
         at = find(content)
     if at < 0:
         return False
+    if (beside := _data_beside(path, content)) is not None:
+        place, data = beside
+        content = content[:place] + digits(_file_checksum(data)) + content[place + DIGITS :]
     whole = digits(checksum_around(content, at))
     replace_file(path, [content[:at], whole, content[at + DIGITS :]], "sealed file")
     return True
 
 
-def is_model_whole(path: str | os.PathLike[str], what: str) -> bool:
+def is_model_whole(path: str | os.PathLike[str], what: str, *, strict: bool = False) -> bool:
     """Whether an ONNX model, and the file with its weights, are what its seal says.
 
     Args:
         path: of the model.
         what: what to call it in the error.
+        strict: whether a model that another program has written again is an error, too.
 
     Returns:
-        False where it has no seal.
+        False where it has no seal, or one that is of the file before it was written again.
 
     Raises:
         InputError: it has a seal, and it does not fit.
         OSError: it cannot be read.
     """
     with _mapped(path) as content:
-        if not is_whole(content, what):
+        if not is_whole(content, what, strict=strict):
             return False
-        at = find(content, DATA_MARK)
-        written = content[at : at + DIGITS]
-        name = re.match(rb' "([^"]+)"', content[at + DIGITS : at + DIGITS + 300])
-    if at >= 0 and name is not None:
-        data = Path(path).with_name(os.fsdecode(name[1]))
-        if data.is_file():  # what is missing is told by who looks for it
-            compare(written, _file_checksum(data), f"file {data}")
+        beside = _data_beside(Path(path), content)
+        written = b"" if beside is None else content[beside[0] : beside[0] + DIGITS]
+    if beside is not None:
+        compare(written, _file_checksum(beside[1]), f"file {beside[1]}")
     return True
+
+
+def _data_beside(path: Path, content: bytes | mmap.mmap) -> tuple[int, Path] | None:
+    """Where a model has the checksum of the file with its weights, and that file if it is there."""
+    at = find(content, DATA_MARK)
+    name = re.match(rb' "([^"]+)"', content[at + DIGITS : at + DIGITS + 300])
+    if at < 0 or name is None:
+        return None
+    if leads_out(os.fsdecode(name[1])):
+        return None
+    data = path.parent / os.fsdecode(name[1])
+    return (at, data) if data.is_file() else None  # what is missing is told by who looks for it
 
 
 def is_file_whole(path: str | os.PathLike[str], what: str) -> bool:
@@ -186,23 +211,16 @@ def _file_checksum(path: Path) -> int:
 @contextmanager
 def _mapped(path: str | os.PathLike[str]) -> Iterator[mmap.mmap | bytes]:
     """A file's content."""
-    with Path(path).open("rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError("it is no regular file")
-        if not status.st_size:  # nothing cannot be mapped
+    with expect_regular(path).open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:  # nothing cannot be mapped
             yield b""
             return
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             yield content
 
 
-def is_whole(content: bytes | mmap.mmap, what: str) -> bool:
-    """Whether a file's content is what its seal says; False where it has none.
-
-    Args:
-        content: of the file.
-        what: what to call the file in the error.
+def is_whole(content: bytes | mmap.mmap, what: str, *, strict: bool = False) -> bool:
+    """Whether a file's content is what its seal says; as :func:`is_model_whole`.
 
     Raises:
         InputError: it has a seal, and it does not fit.
@@ -210,8 +228,22 @@ def is_whole(content: bytes | mmap.mmap, what: str) -> bool:
     at = find(content)
     if at < 0:
         return False
-    compare(content[at : at + DIGITS], checksum_around(content, at), what)
+    written, checksum = content[at : at + DIGITS], checksum_around(content, at)
+    if written != digits(checksum) and _is_rewritten(content, at):
+        told = f"the {what} was written again by another program"
+        because = "its checksum is of the file before, so damage to it would not be found"
+        remedy = "`ortrain check --seal` gives it one of its own"
+        if strict:
+            raise InputError(told, because=because, help=remedy)
+        warnings.warn(f"{told}: {because}; {remedy}", OrtrainWarning, stacklevel=3)
+        return False
+    compare(written, checksum, what)
     return True
+
+
+def _is_rewritten(content: bytes | mmap.mmap, at: int) -> bool:
+    """Whether the seal of an ONNX model is an entry of its metadata at another place than ours."""
+    return at > len(_ENTRY) and content[at - len(_ENTRY) : at] == _ENTRY
 
 
 def compare(written: bytes, checksum: int, what: str) -> None:

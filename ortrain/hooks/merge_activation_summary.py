@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ortrain.errors import InputError
+from ortrain.files.names import leads_out
+from ortrain.files.regular import expect_regular
 from ortrain.hooks.statistics import ORDER
 
 
@@ -41,7 +43,7 @@ def merge(pt_dir: Path, ort_dir: Path, output_dir: Path) -> list[str]:
             texts = []
             for each in orders.get(step.name, first):
                 if (step / each).exists():
-                    texts.append((step / each).read_text(encoding="utf-8"))
+                    texts.append(expect_regular(step / each).read_text(encoding="utf-8"))
                 else:
                     missing.append(f"{source.name}/{step.name}/{each}")
             (target / f"{step.name}_.txt").write_text("\n".join(texts), encoding="utf-8")
@@ -61,7 +63,10 @@ def _steps(folder: Path) -> list[Path]:
 
 def _order(step: Path) -> list[str]:
     """The names of a step's files, each once."""
-    return list(dict.fromkeys((step / ORDER).read_text(encoding="utf-8").split("\n")[:-1]))
+    names = dict.fromkeys((step / ORDER).read_text(encoding="utf-8").split("\n")[:-1])
+    if out := [name for name in names if leads_out(name)]:
+        raise InputError(f"{step / ORDER} names {out[0]!r}, which is not in its folder")
+    return list(names)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -89,6 +89,7 @@ class ORTTrainingArguments(TrainingArguments):
         for name in ("onnx_log_level", "ort_engine", "ort_fallback"):
             expect(name, getattr(self, name), str, "a string")
         expect("onnx_prefix", self.onnx_prefix, (str, NONE), "a string")
+        DebugOptions(onnx_prefix=self.onnx_prefix or "")  # which refuses what leads elsewhere
         expect("skip_padding", self.skip_padding, (bool, NONE), "True, False or None")
         if self.memory_budget is not None:
             Options(memory_budget=budget_of(self.memory_budget))  # which refuses what is none

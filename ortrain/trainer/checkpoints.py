@@ -30,6 +30,7 @@ from transformers.utils import (
 from transformers.utils.peft_utils import ADAPTER_SAFE_WEIGHTS_NAME, ADAPTER_WEIGHTS_NAME
 
 from ortrain.errors import InputError, OrtrainWarning, listing
+from ortrain.files.names import leads_out
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -193,6 +194,8 @@ def _shards(folder: Path) -> list[Path]:
     index = _first(folder, (SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME))
     found = _json(index[0]) if index else None
     names = sorted(set(found["weight_map"].values())) if found else []
+    if out := [name for name in names if leads_out(name)]:
+        raise InputError(f"{index[0]} names {out[0]!r}, which is not in its folder")
     return [*index, *(folder / name for name in names)]
 
 

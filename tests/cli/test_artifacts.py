@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from ortrain.cli import main
-from ortrain.errors import GraphError, OrtrainError
+from ortrain.errors import GraphError, InputError, OrtrainError
 from ortrain.ondevice import generate_artifacts
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -135,7 +135,7 @@ def test_what_is_no_model_is_one_line(
     elif kind != "missing":
         path.write_text("" if kind == "empty" else "a text, and not a model\n" * 100)
     assert run(path, tmp_path / "out", capfd)[0] == 2
-    with pytest.raises((FileNotFoundError, GraphError)):
+    with pytest.raises((FileNotFoundError, GraphError, InputError)):
         generate_artifacts(path)
 
 
@@ -197,7 +197,7 @@ def test_external_data_that_is_not_there_is_one_line(
     path = folder / "model.onnx"
     path.write_bytes(external(**places).SerializeToString())
     assert run(path, tmp_path / "out", capfd)[0] == 2
-    with pytest.raises((FileNotFoundError, GraphError)):
+    with pytest.raises((FileNotFoundError, GraphError, InputError)):
         generate_artifacts(path, ["w2"])
 
 

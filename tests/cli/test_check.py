@@ -40,7 +40,7 @@ def test_a_damaged_one_is_named(model: Path, name: str, capsys: pytest.CaptureFi
     assert main(["check", str(model)]) == 2
     printed = capsys.readouterr()
     assert "is damaged" in printed.out
-    assert printed.err.startswith(f"ortrain: error: 1 damaged: {model}; take whole copies")
+    assert printed.err.startswith(f"ortrain: error: 1 not whole: {model}; take whole copies")
 
 
 def test_a_model_that_another_program_has_changed_is_sealed_again(
@@ -50,6 +50,7 @@ def test_a_model_that_another_program_has_changed_is_sealed_again(
     changed.graph.doc_string = "changed"
     onnx.save(changed, model)
     assert main(["check", str(model)]) == 2
+    assert "written again by another program" in capsys.readouterr().out
     assert main(["check", "--seal", str(model)]) == 0
     assert main(["check", str(model)]) == 0
     assert onnx.load(model).graph.doc_string == "changed"
@@ -67,8 +68,8 @@ def test_what_cannot_be_checked_ends_in_one_line(
 ) -> None:
     (tmp_path / "note.txt").write_text("text")
     for arguments, message in (
-        ([str(tmp_path / "none")], "1 damaged"),
-        (["/dev/null"], "1 damaged"),
+        ([str(tmp_path / "none")], "1 not whole"),
+        (["/dev/null"], "1 not whole"),
         (["--seal", str(tmp_path)], "is a directory"),
         (["--seal", str(tmp_path / "note.txt")], "has no place for a checksum"),
         (["--seal", str(tmp_path / "none")], "cannot be sealed"),

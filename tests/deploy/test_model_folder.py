@@ -24,7 +24,7 @@ from ortrain.deploy.model_folder import (
     published,
     save_model,
 )
-from ortrain.errors import InputError, SaveError
+from ortrain.errors import InputError, OrtrainWarning, SaveError
 from ortrain.files import seal
 from tests.deploy import classifiers
 
@@ -178,6 +178,18 @@ def test_weights_that_are_cut_are_told_without_a_seal_as_well(source: Path) -> N
     with pytest.raises(InputError, match="has no weight table") as raised:
         load_model(source / "model.onnx")
     assert "has 16383 bytes, and the weight ends at 16384" in raised.value.because
+
+
+def test_a_weight_that_is_too_short_within_the_file_is_told(source: Path) -> None:
+    model = onnx.load(source / "model.onnx")
+    weight = next(each for each in model.graph.initializer if each.name == "table")
+    weight.raw_data = weight.raw_data[:-4]
+    onnx.save(model, source / "model.onnx")
+    with (
+        pytest.warns(OrtrainWarning, match="was written again by another program"),
+        pytest.raises(InputError, match="has no weight table"),
+    ):
+        load_model(source / "model.onnx")
 
 
 # --- saved --------------------------------------------------------------------------------------

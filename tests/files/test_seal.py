@@ -13,6 +13,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
+from ortrain.deploy import export_onnx
 from ortrain.errors import InputError, OrtrainWarning
 from ortrain.files import seal
 from ortrain.ondevice import CheckpointState, Module
@@ -128,6 +129,43 @@ def test_a_damaged_model_is_refused_before_it_runs(folder: Path, tmp_path: Path)
     for uri in (damaged, tmp_path / "model.onnx"):
         with pytest.raises(InputError, match=r"training model .* is damaged"):
             Module(uri, state)
+
+
+def test_a_model_that_another_program_has_written_again_is_told_from_a_damaged_one(
+    folder: Path, tmp_path: Path
+) -> None:
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.load(folder / "training_model.onnx"), path)
+    with pytest.warns(OrtrainWarning, match="training model.* was written again by another"):
+        Module(path, state)
+    with pytest.raises(InputError, match="was written again by another program"):
+        seal.is_model_whole(path, "model", strict=True)
+    assert seal.seal_again(path)
+    whole = path.read_bytes()
+    assert seal.is_model_whole(path, "model", strict=True)
+    assert whole.startswith(seal.model_entry()[: -seal.DIGITS])
+    assert whole.count(seal.MARK) == 1
+    for bit in np.random.default_rng(3).choice(8 * len(whole), 500, replace=False):
+        at = seal.find(whole)
+        if bit // 8 not in range(at - len(seal.MARK), at):
+            with pytest.raises(InputError, match="is damaged"):
+                seal.is_whole(_flipped(whole, int(bit)), "model")
+
+
+def test_the_file_of_weights_is_sealed_again_with_its_model(tmp_path: Path) -> None:
+    export_onnx(
+        torch.nn.Linear(32, 32),
+        [{"input": torch.zeros(1, 32)}],
+        tmp_path / "model.onnx",
+        external_data_above=1,
+    )
+    model, data = tmp_path / "model.onnx", tmp_path / "model.onnx.data"
+    data.write_bytes(_flipped(data.read_bytes(), 100))
+    with pytest.raises(InputError, match=r"model\.onnx\.data is damaged"):
+        seal.is_model_whole(model, "model")
+    assert seal.seal_again(model)
+    assert seal.is_model_whole(model, "model")
 
 
 def test_an_older_model_and_checkpoint_load_with_a_word(folder: Path) -> None:

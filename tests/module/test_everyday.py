@@ -187,6 +187,10 @@ def test_a_shallow_copy_shares_parameters_and_no_attributes() -> None:
         ({"onnx_prefix": 3}, TypeError, "onnx_prefix=3: expected a string"),
         ({"save_path": 3}, TypeError, "save_path=3: expected the path of a folder"),
         ({"save_onnx": True}, ValueError, "needs an onnx_prefix"),
+        ({"onnx_prefix": "../m"}, ValueError, "leads out of the folder"),
+        ({"onnx_prefix": "/tmp/m"}, ValueError, "leads out of the folder"),
+        ({"onnx_prefix": "a/../../m"}, ValueError, "leads out of the folder"),
+        ({"onnx_prefix": "m\0"}, ValueError, "leads out of the folder"),
     ],
 )
 def test_wrong_debug_options_are_refused_when_they_are_made(

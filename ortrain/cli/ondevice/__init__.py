@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ortrain.cli import signals
-from ortrain.cli.arguments import count, names, positive, seed, whole
+from ortrain.cli.arguments import count, name_part, names, positive, seed, whole
 from ortrain.cli.usage import CommandError, UsageError, one_line, told
 from ortrain.files.lock import Lock
 from ortrain.files.replacing import regular
@@ -103,7 +103,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("folder", type=Path, metavar="DIR", help="where the artifacts are")
     add("--data", type=Path, required=True, metavar="FILE.npz", help="arrays to train on")
     add("--eval", type=Path, metavar="FILE.npz", help="arrays to evaluate on after each epoch")
-    add("--prefix", default="", metavar="TEXT", help="before each artifact's name")
+    add("--prefix", type=name_part, default="", metavar="TEXT", help="before each artifact's name")
     add("--epochs", type=count, default=1, metavar="N", help="(%(default)s)")
     add("--batch-size", type=count, default=32, metavar="N", help="(%(default)s)")
     add(

@@ -16,6 +16,7 @@ from ortrain.cli import signals
 from ortrain.cli.progress import Progress
 from ortrain.errors import InputError, listing
 from ortrain.files.checksums import sha256
+from ortrain.files.regular import expect_regular
 from ortrain.ondevice import contract
 from ortrain.ondevice.running.checkpoint import CheckpointState
 from ortrain.ondevice.running.module import Module
@@ -305,12 +306,13 @@ def arrays(path: Path, names: list[str]) -> dict[str, np.ndarray]:
             lengths.
     """
     try:
-        if path.exists() and not path.is_file():
-            raise OSError("it is no regular file")
+        expect_regular(path)
         # Opened here, as numpy leaves a damaged one open.
         with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
             there = list(file)
             found = {name: file[name] for name in names if name in there}
+    except InputError:
+        raise
     except Exception as error:
         # What a damaged archive raises depends on where it is damaged.
         raise InputError(

@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from ortrain.cli.usage import UsageError
+from ortrain.files.regular import expect_regular
 
 _REMEDY = "give a directory whose config.json and weights are of one model, as it was saved"
 _FILES = ("*.safetensors", "*.bin")
@@ -60,7 +61,7 @@ def check_labels_of_config(name: str) -> None:
     """
     held = _bytes_of_weights(name)
     try:
-        classes = json.loads(Path(name, "config.json").read_bytes())["num_labels"]
+        classes = json.loads(expect_regular(Path(name, "config.json")).read_bytes())["num_labels"]
     except (OSError, ValueError, RecursionError, TypeError, KeyError):
         # Who loads the model says what is wrong with the file.
         return

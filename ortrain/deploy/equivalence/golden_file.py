@@ -19,6 +19,7 @@ from ortrain.deploy.equivalence.table import Row, json_lines, separated, value_o
 from ortrain.deploy.model_folder import ModelFolder
 from ortrain.errors import InputError, listing
 from ortrain.extras import require
+from ortrain.files.regular import expect_regular
 from ortrain.kinds import NONE, expect, expect_names, expect_path, expect_whole, refused, shown
 
 Array = np.ndarray
@@ -145,6 +146,7 @@ def _shifted(ids: Array, config: Mapping[str, Any]) -> Array:
 
 
 def _arrays(file: Path, batch_size: int, limit: int | None) -> dict[str, Any]:
+    expect_regular(file)
     try:
         with np.load(file, allow_pickle=False) as archive:
             found = {name: archive[name] for name in archive.files}

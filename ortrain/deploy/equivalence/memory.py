@@ -43,7 +43,7 @@ def peak_memory(
             path = Path(folder, f"{number}.npz")
             arrays = {f"input:{name}": array for name, array in answer.feeds.items()}
             np.savez(path, allow_pickle=False, **arrays)
-            model_path = os.fspath(answer.file.path.resolve())
+            model_path = os.fspath(answer.file.path.absolute())
             asked.append({"model": model_path, "feeds": os.fspath(path)})
         text = json.dumps({"files": asked, "provider": provider, "threads": threads})
         # -P: nothing beside the script is taken for a module that another one imports.

@@ -15,6 +15,7 @@ from ortrain.deploy.equivalence import page, summary
 from ortrain.deploy.equivalence.budgets import Budgets
 from ortrain.deploy.model_folder import REPORTS
 from ortrain.errors import InputError, ParityError
+from ortrain.files.regular import expect_regular
 from ortrain.files.replacing import staged
 from ortrain.kinds import expect_path
 
@@ -237,6 +238,7 @@ class EquivalenceReport:
         expect_path("folder", folder)
         path = Path(folder)
         path = path / JSON_NAME if path.is_dir() else path
+        expect_regular(path)
         try:
             return _made(cls, json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

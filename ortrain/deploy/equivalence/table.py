@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ortrain.errors import InputError, listing
+from ortrain.files.regular import expect_regular
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Row:
 
 
 def _decoded(file: Path) -> str:
+    expect_regular(file)
     try:
         return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ortrain.errors import InputError, listing
+from ortrain.files.names import expect_within
 
 # Longer names first: one begins with another.
 ROLES = (
@@ -48,7 +49,7 @@ def located(model: str | os.PathLike[str], subfolder: str, hub: Mapping[str, Any
     if not path.exists():
         path = _downloaded(os.fspath(model), hub)
     if subfolder:
-        path = path / subfolder
+        path = _within(path, subfolder)
         if not path.is_dir():
             raise InputError(f"there is no folder {path}")
     return path
@@ -93,7 +94,7 @@ def named(folder: Path, name: str) -> Path:
         InputError: there is none of that name.
     """
     for place in (folder, folder / "onnx"):
-        if (place / name).is_file():
+        if _within(place, name).is_file():
             return place / name
     there = sorted(path.name for path in (*folder.glob("*.onnx"), *folder.glob("onnx/*.onnx")))
     raise InputError(
@@ -155,25 +156,28 @@ def files_of_roles(
 
 
 def external_files(path: Path) -> list[str]:
-    """Names of the files beside an ONNX file that hold weights of it."""
+    """Names of the files beside an ONNX file that hold weights of it.
+
+    Raises:
+        InputError: the model names one that is not in its folder.
+    """
     import onnx
 
-    proto = onnx.load(path, load_external_data=False)
-    tensors = [*proto.graph.initializer]
-    graphs = [proto.graph]
-    while graphs:
-        for node in graphs.pop().node:
-            for attribute in node.attribute:
-                if attribute.type == onnx.AttributeProto.GRAPH:
-                    graphs.append(attribute.g)
-                    tensors.extend(attribute.g.initializer)
-                elif attribute.type == onnx.AttributeProto.TENSOR:
-                    tensors.append(attribute.t)
+    from ortrain.graph.external_data import protos
+
     found = {
         entry.value
-        for tensor in tensors
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        for tensor in protos(onnx.load(path, load_external_data=False))
         for entry in tensor.external_data
         if entry.key == "location"
     }
+    for name in found:
+        _within(path.parent, name)
     return sorted(found)
+
+
+def _within(folder: Path, name: str) -> Path:
+    try:
+        return expect_within(folder, name)
+    except ValueError as error:
+        raise InputError(str(error), help="give the folder that the file is in") from error

@@ -234,7 +234,8 @@ class ORTQuantizer:
             ValueError: static quantization without ranges; a node that is not there.
             InputError: a file cannot be quantized so; the training data do not fit it, are empty
                 or those of ``validate``.
-            EquivalenceError: the result is outside the budgets; it names the sensitive nodes.
+            EquivalenceError: the result is outside the budgets; with ``on_fail="recover"`` it
+                names the sensitive nodes.
             SaveError: the files could not be written.
         """
         config = self._checked(quantization_config, calibration_tensors_range, on_fail)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ortrain.deploy.equivalence import Budgets, EquivalenceError, compare
+from ortrain.deploy.quantization.half_precision import HalfPrecisionConfig
 from ortrain.deploy.quantization.sensitivity import Sensitivity
 from ortrain.errors import GradientError, GraphError, OrtrainError, listing
 
@@ -48,7 +49,8 @@ class Recovery:
         budgets: to keep; None for none.
         write: writes the models of a configuration of each file, with the weights of a training
             run, or with those that they have.
-        sensitivities: measures the nodes of the first configuration.
+        sensitivities: measures the nodes of the first configuration; called to recover alone, as
+            it takes minutes.
         at_most: nodes that may be left out; None for all but one. With 0 none is measured.
         tune: trains the weights for the first configuration, or why nothing does.
     """
@@ -83,10 +85,10 @@ class Recovery:
         report = self._compare(quick=False)
         if report.passed:
             return Recovered(report, configs, [])
-        # Each node is a model to run on all examples; where none may be left out, that is not done.
-        sensitive = [] if self._at_most == 0 else self._sensitivities()
         if not recover:
-            raise _refusal(report, sensitive, ())
+            raise _refusal(report, [], (), _searched(configs))
+        # Each node is a model to run on many examples; where none may be left out, none is run.
+        sensitive = [] if self._at_most == 0 else self._sensitivities()
         excluded, told = self._excluded(configs, sensitive)
         if excluded is not None:
             return excluded
@@ -171,6 +173,13 @@ def _without(configs: Configs, nodes: list[Sensitivity]) -> Configs:
     return changed
 
 
+def _searched(configs: Configs) -> str:
+    """What finds the nodes to exclude; of a model in 16 bits none is searched for."""
+    if all(isinstance(config, HalfPrecisionConfig) for config in configs.values()):
+        return ""
+    return "on_fail='recover' searches for the nodes to exclude, which runs the model once for each"
+
+
 def _noted(report: EquivalenceReport, *notes: str) -> EquivalenceReport:
     return dataclasses.replace(report, notes=(*report.notes, *notes))
 
@@ -195,7 +204,10 @@ def _change(before: EquivalenceReport, after: EquivalenceReport) -> str:
 
 
 def _refusal(
-    report: EquivalenceReport, sensitive: list[Sensitivity], tried: tuple[str, ...]
+    report: EquivalenceReport,
+    sensitive: list[Sensitivity],
+    tried: tuple[str, ...],
+    remedy: str = "",
 ) -> EquivalenceError:
     """The error of a model that is not published.
 
@@ -203,6 +215,7 @@ def _refusal(
         report: of the quantized model as it was first.
         sensitive: its nodes.
         tried: what did not help, in order; empty where nothing was tried.
+        remedy: one more.
     """
     if tried:
         report = _noted(report, *tried)
@@ -215,8 +228,8 @@ def _refusal(
         because = f"{because}; most sensitive: {listing(told, _SHOWN)}".removeprefix("; ")
     if tried:
         because = f"{because}; {'; '.join(tried)}".removeprefix("; ")
-    elif sensitive:
-        help = f"{help}; on_fail='recover' excludes them".removeprefix("; ")
+    if remedy:
+        help = f"{help}; {remedy}".removeprefix("; ")
     OrtrainError.__init__(error, error.what, where=error.where, because=because, help=help)
     error.sensitivity = sensitive  # type: ignore[attr-defined]
     return error

@@ -29,6 +29,7 @@ import onnxruntime
 
 from ortrain.errors import GraphError, listing
 from ortrain.files import seal
+from ortrain.files.names import expect_name_part
 from ortrain.files.replacing import staged
 from ortrain.graph.build import Builder
 from ortrain.kinds import (
@@ -167,6 +168,7 @@ def generate_artifacts(
     )
     expect_path("artifact_directory", artifact_directory, NONE, expected="the path of a folder")
     expect("prefix", prefix, str, "a string")
+    expect_name_part("prefix", prefix)
     expect_flag("ort_format", ort_format)
     expect_path("custom_op_library", custom_op_library, NONE, expected="the path of a library")
     expect_names("additional_output_names", additional_output_names, NONE)

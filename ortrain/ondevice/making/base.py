@@ -22,6 +22,7 @@ import onnxruntime
 from onnx import helper
 
 from ortrain.errors import GraphError, StateError
+from ortrain.graph.external_data import read_into
 from ortrain.ondevice import contract
 
 # Larger initializers are no constants of shapes, and inference does without their values.
@@ -146,8 +147,7 @@ def base(
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     if model_path is not None:
-        folder = os.fspath(Path(model_path).parent)
-        onnx.external_data_helper.load_external_data_for_model(copy, folder)
+        read_into(copy, Path(model_path))
     with _entered(Accessor(copy, model_path)) as accessor:
         yield accessor
 

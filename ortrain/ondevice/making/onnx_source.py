@@ -25,8 +25,10 @@ from onnx_ir.passes.common import InlinePass, NameFixPass
 
 from ortrain.errors import GraphError, OrtrainError, OrtrainWarning, listing
 from ortrain.files import seal
+from ortrain.files.regular import expect_regular
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
+from ortrain.graph.external_data import read_into
 from ortrain.graph.rewire import take_place
 from ortrain.kinds import shown
 from ortrain.ondevice import contract
@@ -133,24 +135,19 @@ def read(model: onnx.ModelProto | str | os.PathLike[str]) -> onnx.ModelProto:
 
     Raises:
         FileNotFoundError: there is no such file.
-        GraphError: it is no ONNX model, or its external data is not beside it.
-        InputError: it has a checksum, which is not that of its content.
+        GraphError: it is no ONNX model.
+        InputError: it is no regular file, its external data is not beside it, or it has a checksum,
+            which is not that of its content.
     """
     if isinstance(model, onnx.ModelProto):
         return model
+    if not expect_regular(model).exists():
+        raise FileNotFoundError(f"there is no ONNX model at {os.fspath(model)!r}")
+    seal.is_model_whole(model, f"ONNX model {os.fspath(model)}")
     with foreign(model), warnings.catch_warnings(action="ignore"):  # of keys that nobody needs
-        if not Path(model).is_file():  # a device or a pipe would be read for ever
-            raise FileNotFoundError(f"there is no ONNX model at {os.fspath(model)!r}")
-        seal.is_model_whole(model, f"ONNX model {os.fspath(model)}")
-        try:
-            # onnx itself refuses external data that leaves the folder, is no file or is too short.
-            return onnx.load(model)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise GraphError(
-                f"the ONNX model at {os.fspath(model)!r} cannot be read: {error}"
-            ) from error
+        proto = onnx.load(model, load_external_data=False)
+        read_into(proto, Path(model))
+        return proto
 
 
 def _inferred(proto: onnx.ModelProto, checked: onnx.ModelProto) -> onnx.ModelProto:

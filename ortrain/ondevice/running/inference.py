@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import onnxruntime
 from ortrain.errors import InputError, listing
 from ortrain.files import seal
 from ortrain.files.crc32 import crc32
+from ortrain.files.regular import expect_regular
 from ortrain.files.replacing import replace_file
 from ortrain.ondevice.running.checkpoint_file import Uri, source_name
 from ortrain.ondevice.running.protobuf import Chunks, Field, fields, integer, nested, size
@@ -77,7 +77,7 @@ def export(
     source = source_name(uri)
     in_memory = isinstance(uri, bytes | bytearray | memoryview)
     try:
-        content = bytes(uri) if in_memory else Path(uri).read_bytes()  # type: ignore[arg-type]
+        content = bytes(uri) if in_memory else expect_regular(uri).read_bytes()  # type: ignore[arg-type]
         seal.is_whole(content, f"evaluation model {source}")
         model, graph = _read(memoryview(content))
     except InputError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from safetensors import deserialize, safe_open
 
 from ortrain.errors import InputError, SaveError
 from ortrain.files import crc32, seal
+from ortrain.files.regular import expect_regular
 from ortrain.files.replacing import replacing
 
 # As safetensors spells them. It knows more (BF16, F8_E4M3, …) that numpy has not.
@@ -82,9 +82,7 @@ def read(uri: str | os.PathLike[str] | bytes | bytearray | memoryview, what: str
     """
     if isinstance(uri, bytes | bytearray | memoryview):
         return _in_memory(bytes(uri), what)
-    with Path(uri).open("rb", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError("it is no regular file")
+    with expect_regular(uri).open("rb", buffering=0) as file:
         with safe_open(uri, framework="np"):
             pass  # the header is right, and the tensors fill the rest of the file
         head = file.read(_PREFIX)
