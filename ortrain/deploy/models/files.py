@@ -155,7 +155,11 @@ def files_of_roles(
 
 
 def external_files(path: Path) -> list[str]:
-    """Names of the files beside an ONNX file that hold weights of it."""
+    """Names of the files beside an ONNX file that hold weights of it.
+
+    Raises:
+        InputError: a name leads out of the folder; onnxruntime looks at weights that are read alone.
+    """
     import onnx
 
     proto = onnx.load(path, load_external_data=False)
@@ -176,4 +180,11 @@ def external_files(path: Path) -> list[str]:
         for entry in tensor.external_data
         if entry.key == "location"
     }
+    for name in found:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise InputError(
+                f"{path} has weights in {name!r}",
+                because="that leaves the folder of the model",
+                help="do not use the file unless you know where it comes from",
+            )
     return sorted(found)
