@@ -122,7 +122,7 @@ def test_eagers_second_turn_ends_with_one_step_where_that_tells_enough(
 
 def test_a_slow_step_of_eagers_second_turn_is_no_reason_for_a_graph(clock: Clock) -> None:
     """Its first turn was faster."""
-    race, steps = Race(["graph"]), iter([1.9, 1.0, 1.0, 1.9, 1.9])
+    race, steps = Race(["graph"]), iter([1.9, 1.0, 1.9, 1.9])
     while not race.winner:
         turn = race.next()
         if race.winner:
