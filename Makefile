@@ -14,7 +14,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 OFFLINE    := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-breadth test-shaken test-distributed test-web test-webgpu lint format demo sweep sweep-dtypes families fuzz clean
+.PHONY: help venv test test-breadth test-shaken test-distributed test-web test-webgpu dist lint format demo sweep sweep-dtypes families fuzz clean
 
 help:
 	@echo "make demo    fine-tune a real model on real text, eager and ortrain side by side"
@@ -29,6 +29,7 @@ help:
 	@echo "             install what js/ needs, and run its tests in Node and a headless browser"
 	@echo "make test-webgpu"
 	@echo "             the same for WebGPU, on an adapter in software"
+	@echo "make dist    wheel and source archive, into dist/"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  rewrite the sources in the house format"
 	@echo "make venv    build .venv; the other targets do this by themselves"
@@ -88,6 +89,17 @@ test-web test-webgpu: $(STAMP) $(NODE)
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/python js/examples/digits/make_artifacts.py
 	cd js && export PATH="$$PATH:$(abspath $(BIN))" && npm run lint && \
 	  PYTHON=$(abspath $(BIN)/python) npm run $(if $(filter test-web,$@),test,test:webgpu)
+
+# The wheel is made of the source archive, which so is shown to hold what a wheel needs. hatchling
+# gives all files one date (SOURCE_DATE_EPOCH sets another): the same sources make the same bytes.
+dist: $(STAMP)
+	rm -rf dist build/dist
+	$(BIN)/python -m hatchling build -t sdist -d dist
+	mkdir -p build/dist
+	tar -xzf dist/*.tar.gz -C build/dist --strip-components=1
+	cd build/dist && $(abspath $(BIN))/python -m hatchling build -t wheel -d $(CURDIR)/dist
+	rm -rf build/dist
+	cd dist && sha256sum *
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

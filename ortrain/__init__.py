@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ortrain.lazy import attributes
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ortrain.autodiff import differentiate, gradient, no_gradient
