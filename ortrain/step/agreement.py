@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.errors import CheckFailed, listing
 from ortrain.guards.autocast import without_autocast
+from ortrain.guards.layout import nestings, order_of
 from ortrain.step.digest import Digest
 from ortrain.step.evidence import Certificate, Evidence
 
@@ -121,7 +122,24 @@ def compare(
         faults += [row.fault for row in _not_by_rounding(left, truth, eager, trial, rounded)]
     first = next(iter(eager.outputs.values()), None)
     loss = first is not None and len(first[0].shape) == 0
-    return Certificate(loss, outputs, gradients, buffers, tuple(faults))
+    orders = _orders(eager, graph)
+    return Certificate(loss, outputs, gradients, buffers, tuple(faults), orders)
+
+
+def _orders(eager: Evidence, graph: Evidence) -> dict[tuple[str, str], tuple[int, ...]]:
+    """The order of eager's axes where a tensor of the graph lacks one of the views of eager's.
+
+    Of images the strides along axes of one count, by which convolutions choose the order of theirs.
+    """
+    found = {}
+    for key in eager.places.keys() & graph.places.keys():
+        theirs, ours = eager.places[key], graph.places[key]
+        order = tuple(order_of(*theirs))
+        images = len(order) in (4, 5) and 0 not in theirs[1]
+        turned = images and order != tuple(order_of(*ours))
+        if turned or not nestings(*theirs) <= nestings(*ours):
+            found[key] = order
+    return found
 
 
 def _not_by_rounding(
