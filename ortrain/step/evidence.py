@@ -23,6 +23,7 @@ class Evidence:
         buffers: name → digest, after the call.
         strays: tensors that receive a gradient and are neither parameters nor inputs.
         otherwise: what the module does otherwise than it was run for this.
+        discrete: the outputs that are whole numbers or truth values, by name.
         places: sizes and strides of outputs, and of the gradients of inputs, by kind and name.
     """
 
@@ -31,6 +32,7 @@ class Evidence:
     buffers: dict[str, Digest] = field(default_factory=dict)
     strays: list[str] = field(default_factory=list)
     otherwise: list[str] = field(default_factory=list)
+    discrete: dict[str, torch.Tensor] = field(default_factory=dict)
     places: dict[tuple[str, str], Place] = field(default_factory=dict)
 
     def tensors(self, kind: str) -> Mapping[str, Digest | None]:

@@ -374,6 +374,8 @@ class Trial:
             # A view made under no_grad says that it requires a gradient, and passes none on.
             requires = any(id(leaf) in known for leaf in _leaves([tensor]))
             evidence.outputs[name] = (self.digest(tensor), requires)
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                evidence.discrete[name] = tensor.detach()
         if not self.grad:
             return
         roots = [
