@@ -423,7 +423,7 @@ class StepCompiler:
                 trains, whole = self.module.training and bool(plan.pieces), served.captured.program
                 save_stages(debug, trains, whole, program, trainable, upstream, runs, sizes)
             step = Step(plan, tensors, other, original)
-            step.is_partial, step.hidden = partial, hidden
+            step.is_partial, step.hidden, step.orders = partial, hidden, served.orders
             return step
 
         def other(received: Received) -> Step:

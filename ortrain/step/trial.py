@@ -365,6 +365,7 @@ class Trial:
         """
         known = {id(leaf) for leaf in leaves.values()}
         for i, name in enumerate(names):
+            evidence.note_place("output", name, outputs[i])
             if name in self.masks:
                 outputs[i] = torch.where(self.masks[name], outputs[i], 0)
         for name, tensor in zip(names, outputs, strict=True):
@@ -373,6 +374,8 @@ class Trial:
             # A view made under no_grad says that it requires a gradient, and passes none on.
             requires = any(id(leaf) in known for leaf in _leaves([tensor]))
             evidence.outputs[name] = (self.digest(tensor), requires)
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                evidence.discrete[name] = tensor.detach()
         if not self.grad:
             return
         roots = [
@@ -397,8 +400,16 @@ class Trial:
 
             return take
 
+        def placed(name: str) -> Any:
+            def look(gradient: torch.Tensor) -> None:
+                evidence.note_place("gradient", name, gradient)
+
+            return look
+
         for name, leaf in waiting.items():
             leaf.register_post_accumulate_grad_hook(digested(name))
+            if name in self.names:
+                leaf.register_hook(placed(name))  # autograd puts `leaf.grad` as the leaf lies
         with unhooked(), random_states(), without_autocast():
             # A graph asks whether a backward is one of all leaves, and has none but these.
             inputs = [*waiting.values()] if apart else None
@@ -474,12 +485,16 @@ def _own_parameter(parameter: torch.Tensor, dtype: torch.dtype | None, grad: boo
 
 
 def _cotangent(root: torch.Tensor) -> torch.Tensor:
-    """The gradient that an output receives: 1 for a loss, else noise, the same in every dtype."""
+    """The gradient that an output receives: 1 for a loss, else noise, the same in every dtype.
+
+    It lies in memory as what is computed of the output does, by which PyTorch's gradients go.
+    """
     if root.ndim == 0:
         return torch.ones_like(root)
     generator = torch.Generator().manual_seed(root.ndim)
     noise = torch.randn(root.shape, generator=generator, dtype=torch.float32)
-    return (noise * 16).round_().div_(16).to(root.device, root.dtype)
+    computed = (root.detach() != 0).to(root.dtype)
+    return computed.copy_((noise * 16).round_().div_(16))
 
 
 def _precision(programs: Sequence[Program]) -> torch.dtype:
