@@ -14,7 +14,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 OFFLINE    := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-breadth test-shaken test-distributed test-web test-webgpu dist lint format demo sweep sweep-dtypes families fuzz clean
+.PHONY: help venv test test-breadth test-shaken test-newest test-libraries test-distributed test-web test-webgpu dist lint format demo sweep sweep-dtypes families fuzz clean
 
 help:
 	@echo "make demo    fine-tune a real model on real text, eager and ortrain side by side"
@@ -23,6 +23,8 @@ help:
 	@echo "             run the cases of tables of which \`make test\` takes a sample"
 	@echo "make test-shaken"
 	@echo "             run them in another order, that of SEED=, and small examples as large ones"
+	@echo "make test-newest"
+	@echo "             train models with a wheel and the newest versions that it allows"
 	@echo "make test-distributed"
 	@echo "             install DeepSpeed and Lightning, and run the tests that need them"
 	@echo "make test-web"
@@ -64,6 +66,10 @@ test-breadth: $(STAMP)
 test-shaken: $(STAMP)
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/python -m pytest -p tests.shaken \
 	  $(if $(SEED),--shake-seed $(SEED)) $(PYTEST_ARGS)
+
+# Of the newest torch the versions above say nothing, and pip brings it to users.
+test-newest: $(STAMP)
+	$(OFFLINE) $(ONE_THREAD) tests/newest/run.sh
 
 # DeepSpeed comes as source; its extensions are not built, and the tests use none.
 $(EXTRAS): $(STAMP)

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ortrain.capture.onnx.replay import replay
 from ortrain.capture.trace.checkpointing import without_checkpoints
 from ortrain.capture.trace.functions import called_instead
-from ortrain.capture.trace.patched import APPLY, apply_replaced, replaced
+from ortrain.capture.trace.patched import replaced
 from ortrain.capture.trace.plain_forms import PlainForms
 from ortrain.errors import CaptureError
 from ortrain.exclusive import this_thread
@@ -45,18 +45,13 @@ def replayed_draws(seed: int) -> Iterator[None]:
 @contextlib.contextmanager
 def unreplayed(calls: Sequence[Kept]) -> Iterator[None]:
     """Inside, calls that stay PyTorch's in a graph draw from its generator, as they do there."""
-    functions = {call.custom_function for call in calls}
+    functions = {call.custom_function for call in calls} - {None}
     modules = modules_of(calls)
     here = this_thread()
 
-    def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
-        plainly = function in functions and here()
-        with without_modes() if plainly else contextlib.nullcontext():
-            return APPLY.__get__(None, function)(*args, **kwargs)
-
     def forward_of(own: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            with without_modes():
+            with without_modes() if here() else contextlib.nullcontext():
                 return own(*args, **kwargs)
 
         return forward
@@ -65,7 +60,9 @@ def unreplayed(calls: Sequence[Kept]) -> Iterator[None]:
         call.original: forward_of(call.function) for call in calls if isinstance(call, Routine)
     }
     with contextlib.ExitStack() as stack:
-        stack.enter_context(apply_replaced(apply))
+        for function in functions:
+            plainly = staticmethod(forward_of(function.forward))
+            stack.enter_context(replaced(function, "forward", plainly))
         for module in modules:
             stack.enter_context(replaced(module, "forward", forward_of(module.forward)))
         stack.enter_context(called_instead(routines))
