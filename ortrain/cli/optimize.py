@@ -45,7 +45,9 @@ def run(options: argparse.Namespace) -> int:
     require("onnx", "ortrain optimize")
     if options.budget and options.validate is None:
         raise UsageError("--budget: there is nothing to compare on; give examples with --validate")
-    with libraries_to_stderr(), golden.told_in_one_line():
+    from ortrain.deploy.progress import shown
+
+    with libraries_to_stderr(), golden.told_in_one_line(), shown():
         report, sensitive = golden.gated(lambda: _optimize(options), options)
     return golden.finish(report, options, sensitive)
 

@@ -87,7 +87,9 @@ def run(options: argparse.Namespace) -> int:
     """Quantize as the options say; returns the exit status."""
     require("onnx", "ortrain quantize")
     examples = _examples(options)
-    with libraries_to_stderr(), golden.told_in_one_line():
+    from ortrain.deploy.progress import shown
+
+    with libraries_to_stderr(), golden.told_in_one_line(), shown():
         remedy = "" if options.half or options.on_fail != "refuse" else _RECOVER
         report, sensitive = golden.gated(lambda: _quantize(options, examples), options, remedy)
     return golden.finish(report, options, sensitive)

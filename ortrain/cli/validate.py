@@ -42,7 +42,9 @@ def add_to(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Compare as the options say; returns the exit status."""
     require("onnx", "ortrain validate")
-    with libraries_to_stderr(), golden.told_in_one_line():
+    from ortrain.deploy.progress import shown
+
+    with libraries_to_stderr(), golden.told_in_one_line(), shown():
         from ortrain.deploy.equivalence.comparison import compare
 
         budgets = golden.budgets_of(options)

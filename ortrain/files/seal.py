@@ -243,7 +243,8 @@ def is_whole(content: bytes | mmap.mmap, what: str, *, strict: bool = False) -> 
 
 def _is_rewritten(content: bytes | mmap.mmap, at: int) -> bool:
     """Whether the seal of an ONNX model is an entry of its metadata at another place than ours."""
-    return at > len(_ENTRY) and content[at - len(_ENTRY) : at] == _ENTRY
+    # Every writer begins with the first field, the version of the format.
+    return content[:1] == b"\x08" and content[at - len(_ENTRY) : at] == _ENTRY
 
 
 def compare(written: bytes, checksum: int, what: str) -> None:

@@ -20,6 +20,7 @@ from ortrain.deploy.equivalence.sessions import Answer, File, Runnable, opened
 from ortrain.deploy.equivalence.speed import Times, timed
 from ortrain.deploy.equivalence.tasks import TASKS, deciding, heads, task_of
 from ortrain.deploy.model_folder import ModelFolder, published_at
+from ortrain.deploy.progress import tracked
 from ortrain.errors import InputError, listing
 from ortrain.kinds import NONE, expect, expect_flag, expect_path, expect_whole
 
@@ -69,7 +70,7 @@ def compare(
     sides = opened(old, new, provider, threads)
     _expect_same_outputs(*sides)
     seen = _Seen(golden, old)
-    for index, batch in enumerate(golden.batches):
+    for index, batch in enumerate(tracked(golden.batches, "comparing", "batch")):
         seen.add(sides, batch, f"batch {index}")
     _expect_numbers(seen, old)
     task, chosen = seen.task, deciding(seen.task, golden.metric)
@@ -98,7 +99,7 @@ def compare(
     peaks: list[int | None] = [None, None]
     if memory:
         largest = max(golden.batches, key=lambda b: sum(array.size for array in b.values()))
-        for number, side in enumerate(sides):
+        for number, side in enumerate(tracked(sides, "measuring memory", "model")):
             peaks[number], trouble = peak_memory(side, largest, provider, threads)
             notes += [trouble] if trouble and trouble not in notes else []
     made = [

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ortrain.deploy.equivalence.sessions import Runnable
+from ortrain.deploy.progress import tracked
 from ortrain.errors import OrtrainError
 
 Array = np.ndarray
@@ -89,7 +90,7 @@ def _alternating(
 ) -> tuple[list[float], list[float]]:
     taken: tuple[list[float], list[float]] = ([], [])
     started = clock()
-    for turn in range(-_WARM_UP, runs):
+    for turn in tracked(range(-_WARM_UP, runs), "timing", "turn"):
         # Who goes first changes, too: the second one finds the caches of the processor colder.
         order = (0, 1) if turn % 2 == 0 else (1, 0)
         for side in order:

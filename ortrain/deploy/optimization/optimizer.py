@@ -27,6 +27,7 @@ from ortrain.deploy.optimization.configuration import OptimizationConfig
 from ortrain.deploy.optimization.fusions import Report, forget_shapes, fuse
 from ortrain.deploy.optimization.half import to_half
 from ortrain.deploy.ort_config import ORTConfig
+from ortrain.deploy.progress import tracked
 from ortrain.graph import shapes
 from ortrain.kinds import NONE, expect, expect_flag, expect_names, expect_path
 
@@ -128,7 +129,7 @@ class ORTOptimizer:
         reports: dict[str, Report] = {}
         with published(self.folder, save_dir, "optimized model") as folder:
             opset, beside = None, False
-            for name in self.folder.files:
+            for name in tracked(self.folder.files, "optimizing", "file"):
                 model = self.folder.load(name)
                 had = model.opset_imports.get("")
                 outside = bool(external_files_of(model))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
 
 from ortrain.deploy.model_folder import ModelFolder
+from ortrain.deploy.progress import tracked
 from ortrain.deploy.quantization.calibration_config import CalibrationConfig
 from ortrain.deploy.quantization.calibration_data import ORTCalibrationDataReader
 from ortrain.deploy.quantization.calibrator import Calibrator
@@ -62,7 +63,8 @@ class Calibration:
         )
         runs = {file: calibrator.run for file, calibrator in self._calibrators.items()}
         try:
-            for batch in reader:
+            total = -(-len(dataset) // batch_size) if isinstance(dataset, Sized) else None
+            for batch in tracked(reader, "calibrating", "batch", total):
                 chain.run(batch, runs)
         except BaseException:
             for calibrator in self._calibrators.values():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ortrain.deploy.model_folder import ModelFolder, save_model
 from ortrain.deploy.ort_config import ORTConfig
+from ortrain.deploy.progress import tracked
 from ortrain.deploy.quantization.recovery import Recovery
 from ortrain.deploy.quantization.rewrites import Config, Rewrites
 from ortrain.deploy.quantization.sensitivity import evenly
@@ -56,7 +57,7 @@ class Publication:
         """
         weights = None if tuned is None else tuned.weights
         ranges = None if tuned is None else tuned.ranges
-        for file, each in configs.items():
+        for file, each in tracked(configs.items(), "quantizing", "file"):
             model = self._rewrites.model(file, each, weights, ranges)
             beside = True if self._beside else None
             save_model(model, self._folder / _named(file, self._suffix), external=beside)

@@ -133,7 +133,7 @@ class Rewrites:
         for file, config in configs.items():
             if isinstance(config, HalfPrecisionConfig):
                 continue
-            variants = self._variants(file, config, mode)
+            variants = [*self._variants(file, config, mode)]
             found += measure(self._source.path / file, variants, feeds[file])
         return sorted(found, key=lambda each: (each.signal_to_noise, -each.largest))
 

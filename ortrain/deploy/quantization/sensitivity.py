@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from ortrain.deploy.progress import tracked
 from ortrain.deploy.quantization.inputs import described, fed
 from ortrain.errors import ExecutionError, InputError
 
@@ -89,7 +90,7 @@ def measure(
     """
     reference = _outputs(before, batches, provider)
     found = []
-    for node, operator, write in variants:
+    for node, operator, write in tracked(variants, "measuring nodes", "node"):
         with tempfile.TemporaryDirectory(prefix="ortrain-sensitivity-") as folder:
             try:
                 path = write(Path(folder))
