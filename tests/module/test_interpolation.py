@@ -30,9 +30,11 @@ SIZES = (89, 7, 3)
 FACTORS = [1 / 30, 1 / 7, 0.3, 0.7, 1 / 3, 1.3, 5 / 3, 2.0, 7.3, 41.0, 49.0]
 
 
-def _ways(mode: str, axes: int) -> list[dict[str, Any]]:
+def _ways(mode: str, axes: int, dtype: torch.dtype) -> list[dict[str, Any]]:
     ways: list[dict[str, Any]] = []
-    for factor in FACTORS if axes == 1 else FACTORS[3:8]:
+    # Of float64 PyTorch's backward goes to other places than its forward by the last two.
+    few = FACTORS[:9] if dtype is torch.float64 else FACTORS
+    for factor in few if axes == 1 else FACTORS[3:8]:
         own = (factor, *[1.0, 2.0][: axes - 1])
         ways += [{"scale_factor": own, "recompute_scale_factor": r} for r in (None, True)]
     return [{"mode": mode, **w} for w in [*ways, {"size": (31, 5, 3)[:axes]}]]
@@ -57,7 +59,7 @@ def test_the_nearest_places_are_those_of_pytorch(
 ) -> None:
     if dtype is torch.bfloat16 and engine == "onnxruntime":
         pytest.skip("reduced precision is not served by onnxruntime")
-    ways = _ways(mode, axes)
+    ways = _ways(mode, axes, dtype)
     eager = Interpolating(ways, fixed, axes)
     options = Options(engine=engine, fallback="raise")  # type: ignore[arg-type]
     model = ORTModule(Interpolating(ways, fixed, axes), options=options)

@@ -51,7 +51,8 @@ def _nearest(
         assert sizes is not None
         pairs = zip(known[2:], sizes, strict=True)
         ratios = [b / a if isinstance(a, int) and isinstance(b, int) else 0.0 for a, b in pairs]
-    if not centre and all(map(_is_whole, ratios)):
+    single = x.dtype is not ir.DataType.DOUBLE
+    if not centre and single and all(map(_is_whole, ratios)):
         scales = op.constant(np.array([1, 1, *ratios], np.float32))
         return op.Resize(
             x, None, scales, None, mode="nearest", nearest_mode="floor",
