@@ -158,7 +158,7 @@ def external_files(path: Path) -> list[str]:
     """Names of the files beside an ONNX file that hold weights of it.
 
     Raises:
-        InputError: a name leads out of the folder; onnxruntime looks at weights that are read alone.
+        InputError: a name leads out of the folder. onnxruntime looks only at weights that are read.
     """
     import onnx
 
