@@ -5,6 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 EXTRAS := $(VENV)/.installed-distributed
+TRL    := $(VENV)/.installed-libraries
 NODE   := js/node_modules/.installed
 
 # The tests run in parallel, one thread in each worker; more would only fight over the cores.
@@ -14,7 +15,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 OFFLINE    := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-breadth test-shaken test-distributed test-web test-webgpu lint format demo sweep sweep-dtypes families fuzz clean
+.PHONY: help venv test test-breadth test-shaken test-distributed test-libraries test-web test-webgpu lint format demo sweep sweep-dtypes families fuzz clean
 
 help:
 	@echo "make demo    fine-tune a real model on real text, eager and ortrain side by side"
@@ -25,6 +26,8 @@ help:
 	@echo "             run them in another order, that of SEED=, and small examples as large ones"
 	@echo "make test-distributed"
 	@echo "             install DeepSpeed and Lightning, and run the tests that need them"
+	@echo "make test-libraries"
+	@echo "             install trl, and run the tests that need it"
 	@echo "make test-web"
 	@echo "             install what js/ needs, and run its tests in Node and a headless browser"
 	@echo "make test-webgpu"
@@ -73,6 +76,13 @@ $(EXTRAS): $(STAMP)
 # One after another: each test launches two processes.
 test-distributed: $(EXTRAS)
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/pytest -m 'deepspeed or lightning' $(PYTEST_ARGS)
+
+$(TRL): $(STAMP)
+	$(BIN)/pip install --disable-pip-version-check --constraint constraints.txt --editable '.[trl]'
+	@touch $@
+
+test-libraries: $(TRL)
+	$(OFFLINE) $(ONE_THREAD) $(BIN)/pytest -m trl $(PYTEST_ARGS)
 
 # Node.js is the machine's, or else a package of pip's. onnxruntime-node would fetch libraries of CUDA
 # from another place than the registry.
