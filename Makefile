@@ -5,6 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 EXTRAS := $(VENV)/.installed-distributed
+TRL    := $(VENV)/.installed-libraries
 NODE   := js/node_modules/.installed
 
 # The tests run in parallel, one thread in each worker; more would only fight over the cores.
@@ -27,6 +28,8 @@ help:
 	@echo "             train models with a wheel and the newest versions that it allows"
 	@echo "make test-distributed"
 	@echo "             install DeepSpeed and Lightning, and run the tests that need them"
+	@echo "make test-libraries"
+	@echo "             install trl, and run the tests that need it"
 	@echo "make test-web"
 	@echo "             install what js/ needs, and run its tests in Node and a headless browser"
 	@echo "make test-webgpu"
@@ -80,6 +83,13 @@ $(EXTRAS): $(STAMP)
 # One after another: each test launches two processes.
 test-distributed: $(EXTRAS)
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/pytest -m 'deepspeed or lightning' $(PYTEST_ARGS)
+
+$(TRL): $(STAMP)
+	$(BIN)/pip install --disable-pip-version-check --constraint constraints.txt --editable '.[trl]'
+	@touch $@
+
+test-libraries: $(TRL)
+	$(OFFLINE) $(ONE_THREAD) $(BIN)/pytest -m trl $(PYTEST_ARGS)
 
 # Node.js is the machine's, or else a package of pip's. onnxruntime-node would fetch libraries of CUDA
 # from another place than the registry.
