@@ -171,8 +171,6 @@ class Triples(Takes):
     [
         ("torch._subclasses.fake_tensor.UnsupportedOperatorException", None, "AttributeError",
          "capture/trace/exporter.py", "tracing the forward"),
-        ("ortrain.capture.trace.custom_function.make_fx", math.sqrt, "TypeError",
-         "capture/trace/custom_function.py", "trying it"),
         ("ortrain.capture.trace.custom_function.keeper", math.sqrt, "TypeError",
          "capture/trace/custom_function.py", "tracing the forward"),
         ("ortrain.runtime.onnxruntime.exchange._wrap", math.sqrt, "TypeError",
@@ -195,6 +193,17 @@ def test_an_error_that_a_line_of_ortrain_raises_is_told_as_its_own(
     assert f"with torch {torch.__version__}" in model.report.reason
     assert f"(ortrain/{where}:" in model.report.reason
     assert "the forward raises" not in model.report.reason
+
+
+def test_a_function_that_ortrain_fails_to_try_stays_pytorchs_with_that_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ortrain.capture.trace.custom_function.make_fx", math.sqrt)
+    model = ORTModule(Triples(), options=GRAPH)
+    model(rows())
+    (call,) = model.report.kept
+    assert "ortrain itself failed while trying it" in call.site.because
+    assert "TypeError" in call.site.because
 
 
 class Masks(nn.Module):
