@@ -28,10 +28,21 @@ def only_reader(value: ir.Value) -> ir.Node | None:
     return uses[0].node if alone else None
 
 
-def dependencies(graph: ir.Graph, outputs: Iterable[ir.Value]) -> set[ir.Value]:
-    """All values that these are computed from, and they themselves."""
+def dependencies(
+    graph: ir.Graph, outputs: Iterable[ir.Value], *, sizes: bool = True
+) -> set[ir.Value]:
+    """All values that these are computed from, and they themselves.
+
+    Args:
+        graph: that computes them.
+        outputs: of it.
+        sizes: whether those count of which nothing but sizes is read.
+    """
     found = set(outputs)
     for node in reversed(graph):
-        if any(v in found for v in node.outputs):
+        if any(v in found for v in node.outputs) and (sizes or node.op_type not in _SIZES):
             found.update(reads(node))
     return found
+
+
+_SIZES = ("Shape", "Size")

@@ -173,6 +173,7 @@ class Kept:
         given = [*inputs]
         for i in needs:
             given[i] = given[i].detach().requires_grad_()
+            given[i].register_post_accumulate_grad_hook(self._reached)
         before = torch.is_grad_enabled()
         torch._C._set_grad_enabled(True)
         try:
@@ -182,6 +183,15 @@ class Kept:
         context = Context(self.key, outputs, [given[i] for i in needs])
         self.forwards.end(since)
         return [*[self._own(t, inputs, seen, detached=True) for t in outputs], context]
+
+    def _reached(self, _: Tensor) -> None:
+        """A backward that is none of the graph's has come to what stands for an input."""
+        raise StateError(
+            f"{self.site.name} has left a tensor behind that a loss reads",
+            where=self.site.where,
+            because="the graph around it sends gradients back from what it returns alone",
+            help='return the tensor, or run this module eagerly: Options(engine="torch")',
+        )
 
     @property
     def treats_tokens_alone(self) -> bool:

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ortrain.kept.call import Kept
 from ortrain.kept.routine import Routine, noting_writes, undo_writes
-from ortrain.module_state.holder import Attributes, Holder, Memo, Signature
+from ortrain.module_state.holder import Attributes, Container, Holder, Memo, Named, Signature
 from ortrain.module_state.survey import Survey
 from ortrain.module_state.untouched import FREE, generator_state, set_state, untouched
 from ortrain.module_state.version import put_back, version_of
@@ -31,6 +32,7 @@ class Watch:
 
     def __init__(self, module: nn.Module) -> None:
         survey = Survey(module)
+        self._module, self._loose = module, survey.loose
         self._holders = [(each, each.read()) for each in survey.holders]
         self._buffers = list(_buffers(module))
         self._generators = [g for g in survey.generators.values() if not _is_torchs(g)]
@@ -46,6 +48,14 @@ class Watch:
             or [pickle.dumps(generator_state(each)) for each in self._generators] != self._states
             or any(holder.changed(before) for holder, before in self._holders)
         )
+
+    def left_history(self) -> bool:
+        """Whether there is a tensor by now that was computed from what may have a gradient.
+
+        A loss that reads it would send gradients to what stood for the inputs of the call.
+        """
+        known = {*map(id, self._loose)}
+        return any(t.requires_grad for t in Survey(self._module).loose if id(t) not in known)
 
 
 class Surroundings:
@@ -111,8 +121,11 @@ def modules_of(calls: Sequence[Kept]) -> list[nn.Module]:
     return list(found.values())
 
 
-def remembered(calls: Sequence[Kept]) -> Callable[[], None]:
-    """Gives what undoes the effects of calls that are about to run, random numbers included."""
+def remembered(calls: Sequence[Kept]) -> tuple[Callable[[], None], Callable[[], str]]:
+    """Gives what undoes the effects of calls that are about to run, random numbers included.
+
+    And what tells where they have left a tensor with a history, as :meth:`Watch.left_history`.
+    """
     own = torch.get_rng_state()
     generators = _states(_generators(calls))
     written = noting_writes() if any(_returned(call) for call in calls) else []
@@ -136,7 +149,16 @@ def remembered(calls: Sequence[Kept]) -> Callable[[], None]:
         if devices:
             torch.cuda.set_rng_state_all(devices)
 
-    return undo
+    def left() -> str:
+        for holder, before in held:
+            if isinstance(holder, Container | Named) and not _is_as_read(holder, before):
+                known = {*map(id, pytree.tree_leaves(before))}
+                for each in pytree.tree_leaves(holder.read()):
+                    if isinstance(each, Tensor) and each.requires_grad and id(each) not in known:
+                        return holder.path or "an attribute"
+        return ""
+
+    return undo, left
 
 
 def _generators(calls: Sequence[Kept]) -> list[Any]:

@@ -101,8 +101,8 @@ class Plan:
         pieces: the backward, in order; empty for inference.
         arguments: names of the inputs that require a gradient: user inputs, then parameters.
         wrt: those that have one under ``upstream``, in the order of the pieces' ``gives``.
-        reads_back: feeds that the backward reads: their positions.
-        keeps_outputs: user outputs whose memory the backward reads: their positions.
+        reads_back: feeds whose numbers the backward reads: their positions.
+        keeps_outputs: user outputs whose numbers the backward reads: their positions.
         early: whether each piece hands out its own gradients, before the next one runs.
         programs: the programs before lowering, for reports and for saving.
         lowered: the programs as they run.
@@ -177,12 +177,14 @@ class Checked:
             return self._run(feeds, seed)
         around = self._surroundings
         before = [] if around is None else around.read()
-        undo = remembered(self.kept)
+        undo, left = remembered(self.kept)
         try:
             fetches = self._run(feeds, seed)
             if paths := changed(before):
                 because = f"a call in it that stays PyTorch's changes {listing(paths)}"
                 raise self._failed(seed, "", because)
+            if path := left():
+                raise self._failed(seed, "", f"a call in it leaves a tensor with a history: {path}")
         except Exception:
             undo()
             for holder, held in before:
@@ -426,8 +428,12 @@ def _plan(
     last = {t.index: i for i, p in enumerate(pieces) for t in p.takes if t.kind == "carry"}
     for i, piece in enumerate(pieces):
         pieces[i] = replace(piece, frees=tuple(index for index, at in last.items() if at == i))
-    read = {t.index for p in pieces for t in p.takes if t.kind == "feed"}
-    fetched = {t.index for p in pieces for t in p.takes if t.kind == "fetch"}
+    # Numbers may change in place where the backward asks for sizes alone.
+    read: set[tuple[str, int]] = set()
+    for program, takes in zip(lowered[1:], sources, strict=True):
+        needed = dependencies(program.graph, program.graph.outputs, sizes=False)
+        taken = zip(program.graph.inputs, takes, strict=True)
+        read |= {(source.kind, source.index) for value, source in taken if value in needed}
     return Plan(
         forward=_checked(compiled[0], exchange, lowered[0].graph),
         exchange=exchange,
@@ -443,8 +449,8 @@ def _plan(
         pieces=tuple(pieces),
         arguments=arguments,
         wrt=tuple(wrt),
-        reads_back=tuple(sorted(read)),
-        keeps_outputs=tuple(sorted(i for i in fetched if i < len(users))),
+        reads_back=tuple(sorted(i for kind, i in read if kind == "feed")),
+        keeps_outputs=tuple(sorted(i for kind, i in read if kind == "fetch" and i < len(users))),
         early=early,
         programs=tuple(programs),
         lowered=tuple(lowered),

@@ -83,6 +83,8 @@ def find(call: Kept, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> Found:
             raise UnseenWrites
         if dirty or handed.changed() or effects.wrote_to(own):
             raise refused(call.site, "it changes one of its arguments in place")
+        if watch is not None and watch.left_history():
+            raise refused(call.site, "it leaves a tensor behind that a loss may read")
         result = Result(output)
         repeatable = not effects.drew and (watch is None or not watch.changed())
         if call.custom_function is not None and call.comes_to_more:

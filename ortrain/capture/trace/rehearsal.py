@@ -37,6 +37,7 @@ from ortrain.capture.trace.recurrent import no_packed_sequences
 from ortrain.capture.trace.refusal import Refusal, refusal, side_effects
 from ortrain.capture.trace.value_checks import Ways, value_checks
 from ortrain.errors import CaptureError, NotServed, UnsupportedInput
+from ortrain.guards.handed import apart
 from ortrain.module_state.holder import Attributes
 from ortrain.module_state.survey import Survey
 from ortrain.module_state.untouched import (
@@ -60,6 +61,7 @@ def rehearsed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """
     if not _may_set(module):
         return []
+    args, kwargs = apart(args, kwargs)
     try:
         with untouched(module), quiet():
             with watched(module) as effects:
@@ -85,6 +87,7 @@ def foretold(
 
     Nothing of the module is changed. Where it comes to a branch on values there is no telling.
     """
+    args, kwargs = apart(args, kwargs)  # to whose containers it may write
     ways = Ways()
     ways.known = True  # so that `item()` is no reason yet
     try:
@@ -113,6 +116,7 @@ def settled(
     """
     if isinstance(error, NotServed | UnsupportedInput):
         return False
+    args, kwargs = apart(args, kwargs)
     effect = isinstance(error, Refusal) and error.effect
     return (effect and settles(module, args, kwargs)) or turns(module, args, kwargs)
 
