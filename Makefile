@@ -5,6 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 EXTRAS := $(VENV)/.installed-distributed
+TRL    := $(VENV)/.installed-libraries
 NODE   := js/node_modules/.installed
 
 # The tests run in parallel, one thread in each worker; more would only fight over the cores.
@@ -14,7 +15,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 OFFLINE    := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-breadth test-shaken test-distributed test-web test-webgpu lint format demo sweep sweep-dtypes families fuzz clean
+.PHONY: help venv test test-breadth test-shaken test-newest test-libraries test-distributed test-web test-webgpu dist lint format demo sweep sweep-dtypes families fuzz clean
 
 help:
 	@echo "make demo    fine-tune a real model on real text, eager and ortrain side by side"
@@ -23,12 +24,17 @@ help:
 	@echo "             run the cases of tables of which \`make test\` takes a sample"
 	@echo "make test-shaken"
 	@echo "             run them in another order, that of SEED=, and small examples as large ones"
+	@echo "make test-newest"
+	@echo "             train models with a wheel and the newest versions that it allows"
 	@echo "make test-distributed"
 	@echo "             install DeepSpeed and Lightning, and run the tests that need them"
+	@echo "make test-libraries"
+	@echo "             install trl, and run the tests that need it"
 	@echo "make test-web"
 	@echo "             install what js/ needs, and run its tests in Node and a headless browser"
 	@echo "make test-webgpu"
 	@echo "             the same for WebGPU, on an adapter in software"
+	@echo "make dist    wheel and source archive, into dist/"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  rewrite the sources in the house format"
 	@echo "make venv    build .venv; the other targets do this by themselves"
@@ -64,6 +70,10 @@ test-shaken: $(STAMP)
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/python -m pytest -p tests.shaken \
 	  $(if $(SEED),--shake-seed $(SEED)) $(PYTEST_ARGS)
 
+# Of the newest torch the versions above say nothing, and pip brings it to users.
+test-newest: $(STAMP)
+	$(OFFLINE) $(ONE_THREAD) tests/newest/run.sh
+
 # DeepSpeed comes as source; its extensions are not built, and the tests use none.
 $(EXTRAS): $(STAMP)
 	DS_BUILD_OPS=0 $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt \
@@ -73,6 +83,13 @@ $(EXTRAS): $(STAMP)
 # One after another: each test launches two processes.
 test-distributed: $(EXTRAS)
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/pytest -m 'deepspeed or lightning' $(PYTEST_ARGS)
+
+$(TRL): $(STAMP)
+	$(BIN)/pip install --disable-pip-version-check --constraint constraints.txt --editable '.[trl]'
+	@touch $@
+
+test-libraries: $(TRL)
+	$(OFFLINE) $(ONE_THREAD) $(BIN)/pytest -m trl $(PYTEST_ARGS)
 
 # Node.js is the machine's, or else a package of pip's. onnxruntime-node would fetch libraries of CUDA
 # from another place than the registry.
@@ -88,6 +105,17 @@ test-web test-webgpu: $(STAMP) $(NODE)
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/python js/examples/digits/make_artifacts.py
 	cd js && export PATH="$$PATH:$(abspath $(BIN))" && npm run lint && \
 	  PYTHON=$(abspath $(BIN)/python) npm run $(if $(filter test-web,$@),test,test:webgpu)
+
+# The wheel is made of the source archive, which so is shown to hold what a wheel needs. hatchling
+# gives all files one date (SOURCE_DATE_EPOCH sets another): the same sources make the same bytes.
+dist: $(STAMP)
+	rm -rf dist build/dist
+	$(BIN)/python -m hatchling build -t sdist -d dist
+	mkdir -p build/dist
+	tar -xzf dist/*.tar.gz -C build/dist --strip-components=1
+	cd build/dist && $(abspath $(BIN))/python -m hatchling build -t wheel -d $(CURDIR)/dist
+	rm -rf build/dist
+	cd dist && sha256sum *
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -2,8 +2,9 @@
 
     python benchmarks/readme.py
 
-The tables have a column for each processor: one table in the project's README, and in that of
-`benchmarks/` one for each workload, with all contestants. Those of deployed files are in `docs/`.
+The project's README has what is gained over the best of PyTorch. That of `benchmarks/` has a table
+for each workload, with all contestants and a column for each processor. Tables of deployed files
+are in `docs/`.
 """
 
 from __future__ import annotations
@@ -25,16 +26,6 @@ QUANTIZATION, FUSIONS = (
     HERE.parent / "docs" / f"{name}.md" for name in ("quantization", "fusions")
 )
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
-STEPS = {
-    "fp32": {
-        "eager": "eager", "compile": "compile", "ortrain": "auto", "`cuda_graphs`": "aten-graphs",
-    },
-    "bf16": {
-        "eager": "eager-bf16", "compile": "compile-bf16", "ortrain": "auto-bf16",
-        "`cuda_graphs`": "aten-graphs-bf16",
-    },
-}  # fmt: skip
-OURS = ("ortrain", "`cuda_graphs`")
 # Our engines where no contest decides; told is the first of these that was measured.
 FORCED = ("aten", "ort")
 
@@ -67,59 +58,144 @@ def replaced(text: str, part: str) -> str:
 
 # --- the project's page ---------------------------------------------------------------------------
 
+# What users have for nothing, by precision; beside it what they have where MKL is told of another
+# processor.
+FREE = {
+    "fp32": ("eager", "compile"),
+    "bf16": ("eager-bf16", "compile-bf16", "eager-bf16-products"),
+}
+SPECIAL = "eager-mkl-fast"
+DEFAULT = {"fp32": "auto", "bf16": "auto-bf16"}
+MODELS = {
+    "bert": "BERT-base, 4 layers, 8 x 128, padded",
+    "minilm": "MiniLM, 32 x 48, padded",
+    "longtext": "BERT-base, 4 layers, 2 x 512, padded",
+    "bert-full": "BERT-base, 4 layers, 8 x 128, no padding",
+    "prompts": "GPT-2, 4 layers, 8 x 128, half of it without labels",
+    "gpt2": "GPT-2, 4 layers, 4 x 128, no padding",
+    "resnet": "ResNet-18, 16 images",
+    "lstm": "LSTM, 32 x 40",
+    "mlp": "perceptron of width 64",
+}
 
-def overview(results: Mapping[str, Found]) -> str:
-    """A row for each thing measured, a column for each processor."""
+
+def gains(results: Mapping[str, Found]) -> str:
+    """The small tables of the project's page: of steps, and of whole runs."""
+    measured = {name: found for name, found in results.items() if _gained(found)}
+    columns = [f"`{name}` {column}" for name in measured for column in (*FREE, "both")]
+    lines = [_row("a step of", columns), _row("---", ["---"] * len(columns))]
+    for model, label in MODELS.items():
+        cells = [cell for found in measured.values() for cell in steps_gained(found, model)]
+        if any(cells):
+            lines.append(_row(label, (cell or "–" for cell in cells)))
+    text = [
+        "Times as fast as **the fastest that PyTorch has** in the same precision: eager or",
+        "`torch.compile`, and in bf16 also products alone in bf16. `both` is ortrain's fastest",
+        "precision against PyTorch's fastest. A step is forward, backward and",
+        "`AdamW(fused=True)`, with ortrain's default options. Where a figure is below 1, ortrain",
+        "is slower. On AMD, PyTorch's MKL takes a slow path in fp32: the figure in brackets is",
+        "against PyTorch on the fast path, which needs a trick (`eager-mkl-fast`).",
+        "",
+        *lines,
+        "",
+    ]
+    whole = whole_runs(results)
+    if whole:
+        text += [
+            "Whole runs in fp32 with default options, times as fast as eager: with importing",
+            "ortrain, tracing and timing.",
+            "",
+            *whole,
+            "",
+        ]
+    text += [
+        *(f"- {machine(name, results[name])}" for name in measured),
+        "",
+        "All contestants, batches grouped by length and packed, memory, GPUs and devices:",
+        "[benchmarks/](benchmarks/README.md).",
+        "",
+    ]
+    return "\n".join(text)
+
+
+def _gained(found: Found) -> bool:
+    """Whether the default options were measured there."""
+    workloads = found.get("step", {}).get("workloads", {}).values()
+    return any(DEFAULT["fp32"] in each["contestants"] for each in workloads)
+
+
+def steps_gained(found: Found, model: str) -> list[str]:
+    """How many times as fast as PyTorch ortrain is, by precision and of the fastest of both."""
+    rows = found.get("step", {}).get("workloads", {}).get(model, {}).get("contestants", {})
+    rows = {name: row["ratio"] for name, row in rows.items() if "skipped" not in row}
+    free = {
+        precision: min((rows[name] for name in names if name in rows), default=None)
+        for precision, names in FREE.items()
+    }
+    cells = []
+    for precision, name in DEFAULT.items():
+        best = free[precision]
+        if name not in rows or best is None:
+            cells.append("")
+            continue
+        cell = f"{best / rows[name]:.2f}x"
+        if precision == "fp32" and SPECIAL in rows:
+            cell += f" ({min(rows[SPECIAL], best) / rows[name]:.2f}x)"
+        cells.append(cell)
+    ours = [rows[name] for name in DEFAULT.values() if name in rows]
+    theirs = [best for best in free.values() if best is not None]
+    return [*cells, f"{min(theirs) / min(ours):.2f}x" if all(cells) else ""]
+
+
+def whole_runs(results: Mapping[str, Found]) -> list[str]:
+    """The table of `whole_runs.py`: a row for each model and processor."""
+    rows: dict[str, dict[str, float]] = {}
+    for name, found in results.items():
+        for model, contestants in found.get("whole_runs", {}).get("workloads", {}).items():
+            rows[f"{MODELS[model]}, `{name}`"] = contestants["auto"]["ratio"]
+    if not rows:
+        return []
+    steps = [*next(iter(rows.values()))]
+    return [
+        _row("run of", (f"{step} steps" for step in steps)),
+        _row("---", ["---"] * len(steps)),
+        *(_row(label, (f"{1 / row[step]:.2f}x" for step in steps)) for label, row in rows.items()),
+    ]
+
+
+# --- the page of the benchmarks: other figures ----------------------------------------------------
+
+
+def others(results: Mapping[str, Found]) -> str:
+    """A row for each thing measured that is no step of a model, a column for each processor."""
     rows: dict[str, Cell] = {}
-    for title in titles(results):
-        for precision in STEPS:
-            rows[f"{title}, {precision}"] = speed(title, precision)
     rows["first finished step of the BERT"] = start
     rows["what finding the engine costs, of 200 of its steps"] = contest
     rows["peak memory of its steps"] = memory
-    for precision in STEPS:
-        rows[f"trainings of [examples/](examples/README.md), {precision}"] = trainings(precision)
+    for precision in FREE:
+        rows[f"trainings of [examples/](../examples/README.md), {precision}"] = trainings(precision)
         rows[f"`ORTTrainer` in place of `Trainer`, MiniLM-L6 shape, {precision}"] = trainer(
             precision
         )
-    for setting in padded(results):
-        rows[setting] = padding(setting)
+    for model in dict.fromkeys(name for found in results.values() for name in batched(found)):
+        rows[f"real words a second: {model}"] = words(model)
     rows["fused step on a device, of eager's time"] = device
     rows["first step of the encoder from its files"] = device_start
-    text, measured = table("", rows, results)
-    lines = [
-        "Milliseconds of one training step (forward, backward, and `AdamW(fused=True)` where",
-        "named), medians of engines that alternate; ortrain has its default options, and beside it",
-        "stands how many times as fast as eager in the same precision it is. `compile` is",
-        "torch.compile, in a process of its own; bf16 is under autocast; `cuda_graphs` is",
-        '`Options(engine="aten", cuda_graphs=True)`.',
-        "",
-        text,
-        "",
-        *(f"- {machine(name, results[name])}" for name in measured),
-        "",
-        "Eager's float32 products go through MKL, which takes a slow path on AMD processors: the",
-        "gain in float32 is larger there. All contestants: [benchmarks/](benchmarks/README.md).",
-        "",
-    ]
-    return "\n".join(lines)
+    return table("", rows, results)[0]
 
 
-def speed(title: str, precision: str) -> Cell:
-    """Eager, torch.compile and ours on a workload."""
+def batched(found: Found) -> dict[str, Any]:
+    """What `batching.py` has measured."""
+    rows: dict[str, Any] = found.get("batching", {}).get("models", {})
+    return rows
+
+
+def words(model: str) -> Cell:
+    """The figures of `batching.py`."""
 
     def cell(found: Found) -> str:
-        rows = workload(found, title)
-        parts = []
-        for label, name in STEPS[precision].items():
-            row = rows.get(name, {"skipped": ""})
-            if "skipped" in row:
-                continue
-            told = f"{label} {ms(row)}"
-            if label in OURS:
-                told = f"**{told}, {1 / row['ratio_same_precision']:.2f}x**"
-            parts.append(told)
-        return ", ".join(parts)
+        rows = batched(found).get(model, {})
+        return "; ".join(f"{name} {row['words_per_second']:.0f}" for name, row in rows.items())
 
     return cell
 
@@ -193,22 +269,6 @@ def trainer(precision: str) -> Cell:
     return cell
 
 
-def padding(setting: str) -> Cell:
-    """Eager, and ours with and without the padding, in `padding.py`."""
-
-    def cell(found: Found) -> str:
-        rows = settings(found).get(setting, {}).get("contestants", {})
-        if not rows:
-            return ""
-        eager, whole, ours = rows.values()
-        return (
-            f"eager {ms(eager)}, `skip_padding=False` {ms(whole)}, **ortrain {ms(ours)}, "
-            f"{1 / ours['ratio']:.2f}x**"
-        )
-
-    return cell
-
-
 def padded(results: Mapping[str, Found]) -> list[str]:
     """What `padding.py` has measured anywhere: model, padding and precision."""
     return [*dict.fromkeys(name for found in results.values() for name in settings(found))]
@@ -263,7 +323,7 @@ def contestants(results: Mapping[str, Found]) -> str:
         "Medians in milliseconds; how many times as fast as eager in float32, and as eager in the "
         "contestant's precision.\n"
     )
-    return "\n\n".join([intro.strip(), *parts]) + "\n"
+    return "\n\n".join([intro.strip(), *parts, others(results)]) + "\n"
 
 
 def contestant(title: str, name: str) -> Cell:
@@ -394,7 +454,7 @@ def ms(row: Found) -> str:
 
 
 PAGES: tuple[tuple[Path, Callable[[Mapping[str, Found]], str]], ...] = (
-    (README, overview),
+    (README, gains),
     (PAGE, contestants),
     (QUANTIZATION, deployed.quantized),
     (FUSIONS, deployed.optimized),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ortrain.lazy import attributes
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ortrain.autodiff import differentiate, gradient, no_gradient
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ORTSeq2SeqTrainer,
         ORTSeq2SeqTrainingArguments,
         ORTTrainer,
+        ORTTrainerMixin,
         ORTTrainingArguments,
     )
 
@@ -34,6 +35,7 @@ _HOME = {
     "ORTSeq2SeqTrainer": "ortrain.trainer",
     "ORTSeq2SeqTrainingArguments": "ortrain.trainer",
     "ORTTrainer": "ortrain.trainer",
+    "ORTTrainerMixin": "ortrain.trainer",
     "ORTTrainingArguments": "ortrain.trainer",
     "Options": "ortrain.config",
     "OrtrainError": "ortrain.errors",
@@ -54,6 +56,7 @@ __all__ = [
     "ORTSeq2SeqTrainer",
     "ORTSeq2SeqTrainingArguments",
     "ORTTrainer",
+    "ORTTrainerMixin",
     "ORTTrainingArguments",
     "Options",
     "OrtrainError",

@@ -19,7 +19,7 @@ def cases(*axes: list[Any]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("count", range(1, 40))
-def test_one_in_three_runs_and_six_at_least(count: int) -> None:
+def test_one_in_six_runs_and_two_at_least(count: int) -> None:
     table = {str(i): {"x": i} for i in range(count)}
     left = beyond(table)
     assert len(set(left)) == len(left) == count - min(count, max(LEAST, count // ONE_IN))
@@ -27,7 +27,7 @@ def test_one_in_three_runs_and_six_at_least(count: int) -> None:
 
 
 @pytest.mark.parametrize("shuffle", range(8))
-@pytest.mark.parametrize("axes", [AXES[:2], AXES[1:], AXES, AXES[::-1]])
+@pytest.mark.parametrize("axes", [AXES, AXES[::-1], [AXES[0][:4], *AXES[1:]]])
 def test_each_value_of_each_argument_is_in_the_sample(axes: list[Any], shuffle: int) -> None:
     table = cases(*axes)
     names = random.Random(shuffle).sample([*table], len(table))

@@ -33,7 +33,7 @@ from ortrain.capture.onnx.registry import Registry, failed_node, make_standard
 from ortrain.capture.onnx.translations import TRANSLATIONS, recorded, translating
 from ortrain.capture.onnx.translations.arithmetic import READING_FLOATS
 from ortrain.capture.onnx.translations.base import Context, SymbolicSize, symbolic
-from ortrain.capture.origin import BESIDE, captured_error, operator_name, origin
+from ortrain.capture.origin import BESIDE, captured_error, operator_name, origin, own_reason
 from ortrain.capture.trace import ladder
 from ortrain.capture.trace.call import Axes, Call, example_call, free_name, step_name
 from ortrain.capture.trace.constants import read_in_place
@@ -476,7 +476,9 @@ def _translation_error(exported: ExportedProgram, error: BaseException) -> Captu
     else:
         name = "an operator" if node is None else operator_name(node.target)
         what = f"{name} cannot be translated to ONNX in this form"
-        because = f"its translation fails with {type(error).__name__}: {first_line(error)}"
+        because = own_reason(error, "translating it") or (
+            f"its translation fails with {type(error).__name__}: {first_line(error)}"
+        )
         help = f"replace the operator by others; or {BESIDE}"
     where = origin(node, full=True) if node is not None else ""
     return kind(what, where=where, because=because, help=help)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sysconfig
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,37 @@ def is_standard(file: str) -> bool:
 def is_library(file: str) -> bool:
     """Whether a file is torch's, with what it computes symbols with, or ours."""
     return file.startswith((TORCH, _SYMBOLIC, OWN, "<eval_with_key>"))
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether a line of ortrain raised an error, be it in a builtin or in Python's own library."""
+    frames = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
+    last = next((file for file in reversed(list(frames)) if not is_standard(file)), "")
+    return last.startswith(OWN)
+
+
+def own_failure(error: BaseException, doing: str) -> dict[str, str]:
+    """The parts of an error that tells one of ortrain's own, which nobody foresaw.
+
+    Args:
+        error: as it was raised.
+        doing: what ortrain did: ``"tracing the forward"``.
+    """
+    told = next(filter(None, map(str.strip, str(error).splitlines())), "no message")
+    rows = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
+    own = [f"(ortrain/{file.removeprefix(OWN)}:{n})" for file, n in rows if file.startswith(OWN)]
+    return {
+        "what": f"ortrain itself failed while {doing}",
+        "where": own[-1] if own else "",
+        "because": f"{type(error).__name__}: {told[:300]} (with torch {torch.__version__})",
+        "help": "please report it; the module runs in PyTorch meanwhile",
+    }
+
+
+def own_reason(error: BaseException, doing: str) -> str:
+    """The same in one line; empty for an error that no line of ortrain raised."""
+    own = own_failure(error, doing)
+    return f"{own['what']} {own['where']}: {own['because']}" if is_own(error) else ""
 
 
 def place(path: str, line: str) -> str:

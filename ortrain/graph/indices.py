@@ -9,19 +9,42 @@ from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 
 
+# Beyond any axis, and a product with the length of a row stays below 2**63.
+BEYOND = 2**31 - 1
+
+
+# Notes at a node that its kernel is to refuse negative indices by itself.
+REFUSES = "ortrain.refuses"
+
+
 def from_the_start(op: Builder, index: ir.Value) -> ir.Value:
     """The indices, of which negative ones become larger than any axis.
 
-    ONNX counts a negative index from the end, where torch's embeddings and losses refuse it. So
+    ONNX counts a negative index from the end, where most operators of torch refuse it. So
     onnxruntime refuses it too.
 
     Args:
         op: the builder.
         index: of dtype int32 or int64.
     """
+    if is_never_negative(index):
+        return index
     dtype = np.int32 if index.dtype == ir.DataType.INT32 else np.int64
-    result: ir.Value = op.BitwiseAnd(index, dtype(np.iinfo(dtype).max))
+    result: ir.Value = op.Where(op.Less(index, dtype(0)), dtype(BEYOND), index)
     return result
+
+
+def as_given(index: ir.Value) -> ir.Value | None:
+    """What :func:`from_the_start` made an index of; None where it is none of these."""
+    node = index.producer()
+    if node is None or node.op_type != "Where" or node.domain:
+        return None
+    condition, beyond, given = node.inputs
+    known, test = shapes.constant(beyond), condition.producer() if condition is not None else None
+    if known is None or known.ndim or known != BEYOND or test is None or test.op_type != "Less":
+        return None
+    limit = shapes.constant(test.inputs[1])
+    return given if test.inputs[0] is given and limit is not None and not limit.any() else None
 
 
 _INDICES = {"Shape", "Size", "NonZero", "ArgMax", "ArgMin"}
@@ -62,7 +85,7 @@ def is_never_negative(value: ir.Value | None, depth: int = 12) -> bool:
     if kind == "Range":
         return holds(0) and holds(2)
     if kind == "Where":
-        return holds(1) and holds(2)
+        return holds(1) and (as_given(value) is not None or holds(2))
     if kind == "BitwiseAnd":
         return holds(0) or holds(1)
     if kind == "Max":

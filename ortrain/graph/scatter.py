@@ -15,6 +15,7 @@ import onnx_ir as ir
 from ortrain.errors import GraphError
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
+from ortrain.graph.indices import is_never_negative
 
 # From so many rows on, repeated indices are summed in a small table first, from which the large one
 # is gathered: ``ScatterElements`` would fill one large table with zeros and copy it into another.
@@ -98,9 +99,17 @@ def _rows_of(op: Builder, rows: ir.Value, like: ir.Value) -> ir.Value:
 
 
 def reduce_places(
-    op: Builder, data: ir.Value, indices: ir.Value, updates: ir.Value, reduction: str
+    op: Builder,
+    data: ir.Value,
+    indices: ir.Value,
+    updates: ir.Value,
+    reduction: str,
+    *,
+    is_within: bool = False,
 ) -> ir.Value:
     """``ScatterND(data, indices, updates, reduction)``, repeated indices included.
+
+    A row is a number here, which an index that is out of range would make that of another row.
 
     Args:
         op: the builder.
@@ -108,6 +117,7 @@ def reduce_places(
         indices: int64 [..., k]; the first k axes of ``data`` are ``lead``.
         updates: [..., *rest].
         reduction: ``"add"``, ``"mul"``, ``"max"`` or ``"min"``.
+        is_within: whether no index is out of range, since the forward has read there.
 
     Raises:
         GraphError: the number of indexed axes is not known.
@@ -122,13 +132,20 @@ def reduce_places(
         )
     axes = ranks[0] + length - 1 - ranks[1]
     shape = op.shape(data)
-    row = None
+    row = outside = None
     for axis in range(axes):
         place = op.Gather(indices, np.int64(axis), axis=-1)
         size = op.Squeeze(op.dim(data, axis), [0])
-        place = op.Where(op.Less(place, np.int64(0)), op.Add(place, size), place)
+        beyond = op.GreaterOrEqual(place, size)
+        if not is_never_negative(indices):
+            place = op.Where(op.Less(place, np.int64(0)), op.Add(place, size), place)
+            beyond = op.Or(beyond, op.Less(place, np.int64(0)))
+        outside = beyond if outside is None else op.Or(outside, beyond)
         row = place if row is None else op.Add(op.Mul(row, size), place)
     assert row is not None
+    if not is_within:
+        count = op.ReduceProd(op.Slice(shape, [0], [axes]), keepdims=0)
+        row = op.Where(outside, count, row)
     if axes == 1:
         return _reduce_rows(op, data, row, updates, reduction)
     tail = [op.Slice(shape, [axes], [length])] if length > axes else []

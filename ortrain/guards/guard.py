@@ -41,6 +41,7 @@ from torch._C import (
 )
 from torch.autograd import forward_ad
 from torch.nn.modules import module as global_hooks
+from torch.nn.utils import parametrize
 
 from ortrain.guards.attributes import Attribute, Moving, by_owner
 from ortrain.guards.autocast import Autocast, active
@@ -75,8 +76,9 @@ _transforms = _functorch.peek_interpreter_stack
 class Ambient(NamedTuple):
     """The names for what `ambient` returns: ``Ambient(*ambient())``.
 
-    The last three: whether forward-mode derivatives are taken; the module of the hooks through
-    which saved tensors go, empty without; whether a backward runs, which checkpointing calls from.
+    The last four: whether forward-mode derivatives are taken; the module of the hooks through
+    which saved tensors go, empty without; whether a backward runs, which checkpointing calls from;
+    whether parametrized tensors are cached.
     """
 
     grad: bool
@@ -90,6 +92,7 @@ class Ambient(NamedTuple):
     tangents: bool
     saving: str
     in_backward: bool
+    parametrizations_cached: bool
 
 
 def ambient() -> tuple[Hashable, ...]:
@@ -110,6 +113,7 @@ def ambient() -> tuple[Hashable, ...]:
         forward_ad._current_level >= 0,
         "" if (hooks := saving_hooks(False)) is None else hooks[0].__module__,
         _current_graph_task_id() != -1,
+        parametrize._cache_enabled > 0,
     )
 
 

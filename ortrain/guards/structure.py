@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from ortrain.errors import UnsupportedInput, UnsupportedOutput
 from ortrain.guards import user_dict
 from ortrain.guards.key_value_cache import Count, is_cache
+from ortrain.guards.layout import layout_of
 from ortrain.guards.record import attributes_of, new
 from ortrain.module_state.scope import is_library
 from ortrain.module_state.value import plain_scalar
@@ -74,9 +75,10 @@ def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall:
     """Split a call into its tensors and a key for its form.
 
     The key holds the tree (types, lengths, names), each tensor's dtype, rank, device,
-    ``requires_grad`` and layout, and the value of every other leaf. ``1``, ``1.0`` and ``True`` are
-    three values, ``0.0`` and ``-0.0`` are two, and a NaN equals itself. The order of keyword
-    arguments does not matter; that of a dict's entries does, as it does to a loop over them.
+    ``requires_grad`` and the order of its axes in memory, and the value of every other leaf. ``1``,
+    ``1.0`` and ``True`` are three values, ``0.0`` and ``-0.0`` are two, and a NaN equals itself.
+    The order of keyword arguments does not matter; that of a dict's entries does, as it does to a
+    loop over them.
 
     Costs 0.5 us for one positional tensor and 1.2 us for three keyword tensors.
 
@@ -98,7 +100,10 @@ def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall:
             # The common kinds here, since a call to `_flatten` for each would cost 0.1 us.
             if type(value) is Tensor:
                 tensors.append(value)
-                key += (value.dtype, value.ndim, value.device, value.requires_grad, value.layout)
+                rank = value.ndim
+                plain = rank < 4 and value.is_contiguous()
+                layout = value.layout if plain else layout_of(value)
+                key += (value.dtype, rank, value.device, value.requires_grad, layout)
             elif value is None or value is True or value is False:
                 key.append(value)
             else:
@@ -211,7 +216,7 @@ def _flatten(value: Any, tensors: list[Tensor], key: list[Hashable]) -> None:
         if type(value) not in (Tensor, nn.Parameter):
             key.append((type(value), Tensor))
         tensors.append(value)
-        key += (value.dtype, value.ndim, value.device, value.requires_grad, value.layout)
+        key += (value.dtype, value.ndim, value.device, value.requires_grad, layout_of(value))
     elif value is None or value is True or value is False:
         key.append(value)
     elif type(value) is int or type(value) is str:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from ortrain.kept.call import Kept
 from ortrain.kept.routine import Routine, noting_writes, undo_writes
-from ortrain.module_state.fact import version_of
 from ortrain.module_state.holder import Attributes, Holder, Memo, Signature
 from ortrain.module_state.survey import Survey
 from ortrain.module_state.untouched import FREE, generator_state, set_state, untouched
+from ortrain.module_state.version import put_back, version_of
 
 
 class Watch:
@@ -125,8 +125,8 @@ def remembered(calls: Sequence[Kept]) -> Callable[[], None]:
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def undo() -> None:
-        for put_back in buffers:
-            put_back()
+        for restore in buffers:
+            restore()
         for holder, before in held:
             holder.write(before)
         undo_writes(written)
@@ -176,12 +176,11 @@ def undone(calls: Sequence[Kept]) -> Iterator[None]:
 
 def remember_buffers(module: nn.Module) -> Callable[[], None]:
     """Gives what puts the contents of a module's buffers back."""
-    held = [(owner, name, t, t.detach().clone()) for owner, name, t, _ in _buffers(module)]
+    held = [(*place, place[2].detach().clone()) for place in _buffers(module)]
 
-    def put_back() -> None:
-        with torch.no_grad():
-            for owner, name, tensor, contents in held:
-                tensor.copy_(contents)
-                owner._buffers[name] = tensor
+    def put_all_back() -> None:
+        for owner, name, tensor, version, contents in held:
+            put_back(tensor, contents, version)
+            owner._buffers[name] = tensor
 
-    return put_back
+    return put_all_back

@@ -23,6 +23,7 @@ from ortrain.kept.history import leaves_of
 from ortrain.kept.parameter import Parameter, memory_of
 from ortrain.kept.shared import Handed, silent
 from ortrain.module_state.holder import same_elements
+from ortrain.module_state.version import put_back, version_of
 
 
 class Routine(Kept):
@@ -204,9 +205,12 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 
 class _Writes(threading.local):
-    """Tensors of callers that were written to, with what they held; None where nobody asks."""
+    """Tensors of callers that were written to, with what they held and their versions.
 
-    made: list[tuple[Tensor, Tensor]] | None = None
+    None where nobody asks.
+    """
+
+    made: list[tuple[Tensor, Tensor, int]] | None = None
 
 
 _writes = _Writes()
@@ -215,19 +219,18 @@ _writes = _Writes()
 def _write(tensor: Tensor, contents: Tensor) -> None:
     with torch.no_grad():
         if _writes.made is not None:
-            _writes.made.append((tensor, tensor.detach().clone()))
+            _writes.made.append((tensor, tensor.detach().clone(), version_of(tensor)))
         tensor.copy_(contents)
 
 
-def noting_writes() -> list[tuple[Tensor, Tensor]]:
+def noting_writes() -> list[tuple[Tensor, Tensor, int]]:
     """From now on, tensors of callers that routines write to are noted in what this returns."""
     _writes.made = []
     return _writes.made
 
 
-def undo_writes(made: list[tuple[Tensor, Tensor]]) -> None:
+def undo_writes(made: list[tuple[Tensor, Tensor, int]]) -> None:
     """Puts back what tensors held."""
-    with torch.no_grad():
-        for tensor, held in reversed(made):
-            tensor.copy_(held)
+    for tensor, held, version in reversed(made):
+        put_back(tensor, held, version)
     made.clear()

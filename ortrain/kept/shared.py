@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ortrain.kept.parameter import BUFFERS, Parameter
-from ortrain.module_state.fact import version_of
 from ortrain.module_state.holder import same_elements
+from ortrain.module_state.version import version_of
 
 
 class Handed:

@@ -15,9 +15,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ortrain.module_state.fact import version_of
 from ortrain.module_state.holder import Entries, Items, Named
 from ortrain.module_state.survey import Survey
+from ortrain.module_state.version import put_back, version_of
 
 # Lists of recurrent layers, which torch keeps in step itself.
 _IN_STEP = ("_flat_weights",)
@@ -79,7 +79,7 @@ class Aliases:
         finally:
             for buffer, version, contents in held:
                 if version_of(buffer) != version:
-                    buffer.data.copy_(contents)
+                    put_back(buffer, contents, version)
 
     @contextlib.contextmanager
     def _following(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ortrain.module_state.hooks import HOOKS
 from ortrain.module_state.value import MIXED, frozen, short
+from ortrain.module_state.version import version_of
 
 # How the paths begin of what is not in the module but around it.
 AROUND = ("class ", "function ", "global ")
@@ -43,16 +44,6 @@ def value_fact(value: Any) -> Fact | None:
 def layout(tensor: Tensor) -> tuple[torch.dtype, torch.Size, torch.device]:
     """What a graph takes for granted of a tensor."""
     return tensor.dtype, tensor.shape, tensor.device
-
-
-def version_of(tensor: Tensor) -> int:
-    """A number that grows with each write in place; 0 of a tensor that counts none."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def contents(tensors: Sequence[Tensor]) -> list[int]:
-    """The versions of tensors."""
-    return [version_of(tensor) for tensor in tensors]
 
 
 def tensor_fact(role: str, tensor: Tensor) -> Fact:

@@ -21,6 +21,7 @@ from ortrain.module_state.memo import (
     memo_state,
 )
 from ortrain.module_state.value import ABSENT, dict_kind, elements, entries, same
+from ortrain.module_state.version import at_version, version_of
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -293,33 +294,35 @@ class Entries(Container):
 
 
 class Elements(Container):
-    """The contents of a numpy array, a bytearray or a tensor, and whether that has a history."""
+    """The contents of a numpy array, a bytearray or a tensor, and its version and history."""
 
     __slots__ = ()
 
     def _read(self) -> Any:
-        if isinstance(self.object, torch.Tensor):
-            return self.object.detach().clone().requires_grad_(self.object.requires_grad)
-        return self.object.copy()
+        if not isinstance(self.object, torch.Tensor):
+            return self.object.copy()
+        held = self.object.detach().clone().requires_grad_(self.object.requires_grad)
+        return held, version_of(self.object)
 
-    def _write(self, held: Any) -> None:
-        if isinstance(self.object, torch.Tensor) and self.object.requires_grad > held.requires_grad:
+    def _write(self, before: Any) -> None:
+        if not isinstance(self.object, torch.Tensor):
+            if not self._holds(before):
+                self.object[...] = before
+            return
+        held, version = before
+        if self.object.requires_grad > held.requires_grad:
             with contextlib.suppress(RuntimeError):  # of a view it cannot be taken off
                 self.object.detach_()  # a trace has written to it what may have a gradient there
-        if self._holds(held):
-            return
-        if isinstance(self.object, torch.Tensor):
-            if _form(self.object) == _form(held):
-                self.object.data.copy_(held.detach())
-            else:  # a trace may have put a tensor without contents there
-                self.object.data = held.detach()
-        else:
-            self.object[...] = held
+        if _form(self.object) != _form(held):
+            self.object.data = held.detach()  # a trace may have put one without contents there
+        elif not self._holds(before):
+            self.object.data.copy_(held.detach())
+        at_version(self.object, version)
 
-    def _holds(self, held: Any) -> bool:
+    def _holds(self, before: Any) -> bool:
         if isinstance(self.object, torch.Tensor):
-            return same_elements(self.object.detach(), held.detach())
-        return _bytes(self.object) == _bytes(held)
+            return same_elements(self.object.detach(), before[0].detach())
+        return _bytes(self.object) == _bytes(before)
 
 
 def same_elements(one: torch.Tensor, other: torch.Tensor) -> bool:

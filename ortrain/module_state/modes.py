@@ -1,4 +1,4 @@
-"""Training and evaluation mode of a module's parts."""
+"""Modes of a module's parts and of what is around them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import nn
+from torch.nn.utils import parametrize
 
 
 @contextmanager
@@ -17,3 +18,17 @@ def modes_kept(module: nn.Module) -> Iterator[None]:
     finally:
         for part, mode in modes.items():
             part.training = mode
+
+
+@contextmanager
+def parametrizations_uncached() -> Iterator[None]:
+    """Computes parametrized tensors afresh, and keeps none of them for the calls afterwards.
+
+    ``torch.nn.utils.parametrize.cached()`` may be around: it would keep those of a trace.
+    """
+    own = parametrize._cache, parametrize._cache_enabled
+    parametrize._cache, parametrize._cache_enabled = {}, 0
+    try:
+        yield
+    finally:
+        parametrize._cache, parametrize._cache_enabled = own

@@ -7,6 +7,7 @@ import functools
 import pickle
 import random
 from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,8 @@ from ortrain.module_state.dispatch import without_modes
 from ortrain.module_state.fact import AROUND, plain
 from ortrain.module_state.holder import Attributes, Elements, Holder, Memo, Named
 from ortrain.module_state.hooks import HOOKS, watched_hooks, weighed_attributes
+from ortrain.module_state.modes import parametrizations_uncached
+from ortrain.module_state.references import no_new_references
 from ortrain.module_state.saving import unhooked
 from ortrain.module_state.stand_in import bear_attributes, standing_in
 from ortrain.module_state.survey import Survey
@@ -74,8 +77,16 @@ def untouched(module: torch.nn.Module, *, by_failures: bool = False) -> Iterator
         for each, name, entries in registries:
             _refill(each.__dict__[name], entries)
 
-    with _random_states(survey.generators), unhooked(), contextlib.ExitStack() as restored:
+    with (
+        _random_states(survey.generators),
+        unhooked(),
+        parametrizations_uncached(),
+        ExitStack() as around,
+        ExitStack() as restored,
+    ):
         restored.callback(put_back)
+        if not by_failures:
+            around.enter_context(no_new_references(survey.tensors))
         with Aliases(module, survey).followed():
             yield
         if by_failures:

@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
+from ortrain.graph.indices import from_the_start
 from ortrain.ops.base import operator
 
 
@@ -26,7 +27,7 @@ def embedding(
     """Rows of ``weight`` [V, H] at the integer ``indices`` [...]; the result is [..., H].
 
     ``padding_idx`` changes no value: it names the row that receives no gradient (-1: none), as in
-    ``torch.nn.functional.embedding``.
+    ``torch.nn.functional.embedding``, which refuses negative indices as well.
     """
-    result: ir.Value = op.Gather(weight, indices, axis=0)
+    result: ir.Value = op.Gather(weight, from_the_start(op, indices), axis=0)
     return result

@@ -34,7 +34,7 @@ RANDOM = {"RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLik
 def clean(program: Program) -> bool:
     """Cleans a program in place; whether anything changed."""
     graph = program.graph
-    changed = _remove_dead(graph) | _lift_constants(graph) | _settle(program)
+    changed = remove_dead(graph) | _lift_constants(graph) | _settle(program)
     if any(v.shape is None or v.dtype is None for node in graph for v in node.outputs):
         # By now little is left of that; onnx's own inference costs as much as all else here.
         shapes.infer_all(program.model)
@@ -49,7 +49,7 @@ def _settle(program: Program) -> bool:
         if not _sweep(Context(program, _symbols(graph), _pool(graph))):
             break
         changed = True
-        _remove_dead(graph)
+        remove_dead(graph)
     return changed
 
 
@@ -186,7 +186,7 @@ def _lift_constants(graph: ir.Graph) -> bool:
     return changed
 
 
-def _remove_dead(graph: ir.Graph) -> bool:
+def remove_dead(graph: ir.Graph) -> bool:
     """Removes nodes and initializers that nothing reads."""
     before = len(graph) + len(graph.initializers)
     for node in reversed(graph):

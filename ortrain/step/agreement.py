@@ -6,6 +6,10 @@ the graph is further away, other runs of both do, on tensors that are rounded ot
 that tips at a bend, such as that of a ReLU, makes any one run closer than the next, in either
 engine: of T5's gradients in float16 one such number moves a whole block's by 20 %, PyTorch's in one
 run of 17 and the graph's in two of the same 17. A graph that is wrong is so in all.
+
+An output of whole numbers or truth values, such as the index of the largest logit, has no small
+differences: at a tie a rounding decides. The same runs tell where ties are, and there alone,
+between what PyTorch makes of one rounding and of another, may the graph's differ.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.errors import CheckFailed, listing
 from ortrain.guards.autocast import without_autocast
+from ortrain.guards.layout import nestings, order_of
 from ortrain.step.digest import Digest
 from ortrain.step.evidence import Certificate, Evidence
 
@@ -73,6 +78,9 @@ NOISE = 16
 # is where terms have cancelled out to less than the floor, as in the gradient of a key's bias, zero
 # in truth: what is left are a few roundings of the others, alike in all elements.
 FEW, LUCK = 16, 3.0
+# Of so many elements at ties one may be elsewhere in all runs of the graph, by bad luck: with six
+# values of PyTorch's and five of the graph's that is one in 2000, if both round alike.
+TIES = 16
 
 
 def tolerance_of(dtype: torch.dtype, precision: torch.dtype) -> Tolerance:
@@ -118,16 +126,37 @@ def compare(
                 differences[row.kind][row.name] = 0.0
             elif not row.excused_by(truth, [row.eager]):
                 left.append(row)
-        faults += [row.fault for row in _not_by_rounding(left, truth, eager, trial, rounded)]
+        left = _not_by_rounding(left, truth, eager, graph, trial, rounded)
+        faults += [row.fault for row in left]
+        ties = [row.name for row in rows.doubtful if row.is_discrete and row not in left]
+        outputs.update(dict.fromkeys(ties, 0.0))
     first = next(iter(eager.outputs.values()), None)
     loss = first is not None and len(first[0].shape) == 0
-    return Certificate(loss, outputs, gradients, buffers, tuple(faults))
+    orders = _orders(eager, graph)
+    return Certificate(loss, outputs, gradients, buffers, tuple(faults), orders)
+
+
+def _orders(eager: Evidence, graph: Evidence) -> dict[tuple[str, str], tuple[int, ...]]:
+    """The order of eager's axes where a tensor of the graph lacks one of the views of eager's.
+
+    Of images the strides along axes of one count, by which convolutions choose the order of theirs.
+    """
+    found = {}
+    for key in eager.places.keys() & graph.places.keys():
+        theirs, ours = eager.places[key], graph.places[key]
+        order = tuple(order_of(*theirs))
+        images = len(order) in (4, 5) and 0 not in theirs[1]
+        turned = images and order != tuple(order_of(*ours))
+        if turned or not nestings(*theirs) <= nestings(*ours):
+            found[key] = order
+    return found
 
 
 def _not_by_rounding(
     rows: list[_Row],
     truth: Evidence | None,
     eager: Evidence,
+    graph: Evidence,
     trial: Trial,
     rounded: Callable[[int], Evidence],
 ) -> list[_Row]:
@@ -137,13 +166,14 @@ def _not_by_rounding(
     on most of the others. Without a truth, PyTorch's run of the call is in its place.
     """
     exact = truth or eager
-    never = [row for row in rows if not row.is_comparable]
+    never = [row for row in rows if not row.is_comparable and not row.is_discrete]
+    discrete = [row for row in rows if row.is_discrete]
     rows = [row for row in rows if row.is_comparable]
     theirs: list[Evidence] = []
     ours: list[Evidence] = []
     count = TOLERANCES[trial.precision].roundings
     for number in range(1, count + 1):
-        if not rows:
+        if not rows and not discrete:
             break
         theirs.append(trial.eager(rounding=number))
         with contextlib.suppress(CheckFailed):  # whose branch another rounding takes
@@ -155,7 +185,9 @@ def _not_by_rounding(
             if not row.excused_by(exact, others) and 2 * near < count:
                 left.append(row)
         rows = left
-    return never + rows
+    wide = [] if truth is None else [truth]
+    wrong = [row for row in discrete if not row.is_of_ties([eager, *theirs, *wide], [graph, *ours])]
+    return never + rows + wrong
 
 
 @dataclass(frozen=True)
@@ -181,6 +213,13 @@ class _Row:
         return self.eager.dtype.is_floating_point and self.eager.alike(self.graph)
 
     @property
+    def is_discrete(self) -> bool:
+        """Whether it is an output of whole numbers or truth values, of one shape and dtype."""
+        discrete = not (self.eager.dtype.is_floating_point or self.eager.dtype.is_complex)
+        alike = (self.eager.shape, self.eager.dtype) == (self.graph.shape, self.graph.dtype)
+        return self.kind == "output" and discrete and alike
+
+    @property
     def fault(self) -> str:
         label = f"{self.kind} {self.name}"
         if self.eager.shape != self.graph.shape:
@@ -195,6 +234,29 @@ class _Row:
         """This tensor in other runs, where it is there."""
         found = [run.tensors(self.kind).get(self.name) for run in runs]
         return [digest for digest in found if digest is not None]
+
+    def is_of_ties(self, eager: list[Evidence], graph: list[Evidence]) -> bool:
+        """Whether discrete elements differ only where PyTorch's own do, by roundings.
+
+        Args:
+            eager: runs in PyTorch, on the call's own tensors and on some that are rounded.
+            graph: runs of the graph.
+        """
+        theirs, ours = (
+            [
+                run.discrete[self.name]
+                for run in runs
+                if self.name in run.discrete and run.discrete[self.name].shape == self.eager.shape
+            ]
+            for runs in (eager, graph)
+        )
+        values = torch.stack(theirs).to(torch.int64)
+        least, most = values.amin(0), values.amax(0)
+        ties = int((least != most).sum())
+        if values[0].numel() >= FEW and 2 * ties > values[0].numel():
+            return False  # too little is left that is compared
+        wrong = [(tensor < least) | (tensor > most) for tensor in ours]
+        return int(torch.stack(wrong).all(0).sum()) <= ties // TIES
 
     def is_noise(self, truth: Evidence | None, typical: float) -> bool:
         """Whether it is zero but for roundings: nothing above the noise, in the truth neither."""

@@ -7,7 +7,8 @@ twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -39,10 +40,12 @@ class Step:
         leaves: the parameters that receive a gradient.
         is_partial: whether some of its outputs have zeros for tokens that were left out.
         hidden: positions of outputs that nobody reads, which are zeros.
+        orders: of the axes in memory of some gradients of inputs, by name.
     """
 
     is_partial = False
     hidden: tuple[int, ...] = ()
+    orders: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from torch import is_grad_enabled
 from torch.autograd import forward_ad
 
 from ortrain.errors import ExecutionError, OrtrainError
+from ortrain.guards.layout import laid
 from ortrain.step.build import Piece, Plan
 from ortrain.step.ranges import marked, profiled
 from ortrain.step.replay import Gradients, Sealed
@@ -107,6 +108,12 @@ class Backward:
         if len(taken) < len(order):  # else this object goes with them
             for i in group.gives:
                 gradients[order[i]] = None
+        orders = self.kept.step.orders
+        if orders:
+            names = self.kept.step.plan.arguments
+            for place, (i, each) in enumerate(zip(group.gives, taken, strict=True)):
+                if each is not None and names[i] in orders:
+                    taken[place] = laid(each, orders[names[i]])
         return taken
 
     def _run_until(self, count: int) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 import torch
 from torch import is_grad_enabled, nn
 
+from ortrain.capture.origin import is_own, own_failure
 from ortrain.errors import CaptureError, CheckFailed, ParityError, listing
 from ortrain.guards.structure import FlatCall
 from ortrain.program import Role
@@ -89,6 +90,10 @@ def certify(
                 trial = trial.masked(step, tensors, served)
             eager = trial.eager()
         except Exception as error:
+            if not rows and is_own(error):
+                raise CaptureError(
+                    **own_failure(error, "comparing the module with its graph")
+                ) from error
             if not rows:
                 raise CaptureError(
                     f"{type(module).__name__} cannot be compared with its graph",

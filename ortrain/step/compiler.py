@@ -13,6 +13,7 @@ from torch import distributed, is_grad_enabled, nn
 from ortrain.autodiff.engine import influences
 from ortrain.autodiff.held import largest, peak, saved_bytes
 from ortrain.cache import Cache
+from ortrain.capture.origin import own_failure
 from ortrain.capture.trace.records import records_registered
 from ortrain.capture.trace.refusal import located
 from ortrain.capture.trace.stand_ins import stand_ins_watched
@@ -422,7 +423,7 @@ class StepCompiler:
                 trains, whole = self.module.training and bool(plan.pieces), served.captured.program
                 save_stages(debug, trains, whole, program, trainable, upstream, runs, sizes)
             step = Step(plan, tensors, other, original)
-            step.is_partial, step.hidden = partial, hidden
+            step.is_partial, step.hidden, step.orders = partial, hidden, served.orders
             return step
 
         def other(received: Received) -> Step:
@@ -568,11 +569,7 @@ def _no_bug(doing: str) -> Iterator[None]:
     except OrtrainError:
         raise
     except Exception as error:
-        raise CaptureError(
-            f"an error of ortrain's own while {doing} the graph",
-            because=f"{type(error).__name__}: {error}",
-            help="please report it; the module runs in PyTorch meanwhile",
-        ) from error
+        raise CaptureError(**own_failure(error, f"{doing} the graph")) from error
 
 
 def _users(program: Program) -> list[str]:

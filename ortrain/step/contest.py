@@ -48,7 +48,7 @@ SURE = 0.5
 # Where eager has run before, or runs once more, its steps are those of a warm machine. With a graph
 # below this share of the fastest more of them would tell nothing: for the verdict to be wrong each
 # had to be 1.5 times as slow as it is. Of 200 steps of MiniLM on an EPYC, eager's eight took 0.04.
-PLAIN, COLD_STEPS = 0.65, 2
+PLAIN, COLD_STEPS = 0.65, 1
 # An earlier process's verdict counts where eager's steps take as long as then, up to this factor.
 ALIKE = 2.0
 # The graph has to be faster by more than what the medians scatter: a wrong verdict for it costs

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._C import _FunctionBase
-from torch.autograd.function import _SingleLevelFunction
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
@@ -47,19 +45,13 @@ def replayed_draws(seed: int) -> Iterator[None]:
 @contextlib.contextmanager
 def unreplayed(calls: Sequence[Kept]) -> Iterator[None]:
     """Inside, calls that stay PyTorch's in a graph draw from its generator, as they do there."""
-    functions = {call.custom_function for call in calls}
+    functions = {call.custom_function for call in calls} - {None}
     modules = modules_of(calls)
     here = this_thread()
-    plain: Any = vars(_FunctionBase)["apply"]
-
-    def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
-        plainly = function in functions and here()
-        with without_modes() if plainly else contextlib.nullcontext():
-            return plain.__get__(None, function)(*args, **kwargs)
 
     def forward_of(own: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            with without_modes():
+            with without_modes() if here() else contextlib.nullcontext():
                 return own(*args, **kwargs)
 
         return forward
@@ -68,7 +60,9 @@ def unreplayed(calls: Sequence[Kept]) -> Iterator[None]:
         call.original: forward_of(call.function) for call in calls if isinstance(call, Routine)
     }
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(_SingleLevelFunction, "apply", classmethod(apply)))
+        for function in functions:
+            plainly = staticmethod(forward_of(function.forward))
+            stack.enter_context(replaced(function, "forward", plainly))
         for module in modules:
             stack.enter_context(replaced(module, "forward", forward_of(module.forward)))
         stack.enter_context(called_instead(routines))

@@ -7,6 +7,7 @@ from collections.abc import Collection
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.nn.utils import parametrize
 from torch.utils import checkpoint
 
 from ortrain.config import EXECUTORS, Options
@@ -75,6 +76,8 @@ def not_served(
         return "forward-mode derivatives are taken around it"
     if modes.saving not in _KEEPING and modes.grad:
         return "hooks are set on saved tensors, of which a graph has others than PyTorch"
+    if modes.parametrizations_cached and any(map(parametrize.is_parametrized, module.modules())):
+        return "parametrize.cached() is around it, and a graph computes parametrized tensors afresh"
     inputs = {f"an input of shape {[*t.shape]}": t for t in flat.tensors}
     engine = options.engine_for(modes.grad)
     device = device_of(flat, state.tensors)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ortrain.capture.origin import is_own, own_failure
 from ortrain.errors import ExecutionError, OrtrainError
 
 
@@ -24,10 +25,13 @@ def alone(error: OrtrainError) -> Iterator[None]:
 
 def unforeseen(error: Exception) -> ExecutionError:
     """An error that nobody foresaw, as one that has a fallback."""
-    failure = ExecutionError(
-        "the graph failed to run",
-        because=f"{type(error).__name__}: {error}",
-        help="please report it; the call runs in PyTorch instead",
-    )
+    if is_own(error):
+        failure = ExecutionError(**own_failure(error, "running the graph"))
+    else:  # of a call in the graph that stays PyTorch's
+        failure = ExecutionError(
+            "the graph failed to run",
+            because=f"{type(error).__name__}: {error}",
+            help="please report it; the call runs in PyTorch instead",
+        )
     failure.__cause__ = error
     return failure

@@ -56,9 +56,9 @@ class Feeds:
         return feeds
 
     def _again(self, i: int, tensor: torch.Tensor) -> Any:
-        if i in self.copied:
-            tensor = tensor.clone()
-        elif self.exchange.shares(tensor):
+        # Under a tensor of its own: PyTorch swaps none that something else refers to.
+        tensor = tensor.clone() if i in self.copied else tensor.detach()
+        if i not in self.copied and self.exchange.shares(tensor):
             return self.exchange.take(tensor)
         self.pointers[i] = COPIED
         return self.exchange.take(tensor)

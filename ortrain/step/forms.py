@@ -28,7 +28,7 @@ from ortrain.guards.numbers import Numbers, Seen
 from ortrain.guards.reads import reads_noted
 from ortrain.guards.structure import FlatCall, OutputStructure
 from ortrain.passes.tokens import Shown
-from ortrain.program import Program
+from ortrain.program import Program, Role
 from ortrain.runtime.base import Executor
 from ortrain.step.autograd import Step
 from ortrain.step.contest import Race
@@ -102,6 +102,8 @@ class CompiledCapture:
             call.
         changes: what a call changes in the containers that it is given; None where there is none.
         kinds: of calls, of each of which the first is compared; None where all are alike.
+        orders: of gradients of inputs, by name: their axes from the outermost in memory to the
+            innermost, where a comparison has found eager's to lie so and not in their order.
     """
 
     captured: Captured
@@ -124,11 +126,28 @@ class CompiledCapture:
     returned: dict[int, Source] = field(default_factory=dict)
     changes: Changes | None = None
     kinds: Kinds | None = None
+    orders: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def agrees(self, flat: FlatCall, certificate: Certificate) -> None:
-        """Notes that a call was compared with the module."""
-        if self.kinds is not None and not certificate.faults:
+        """Notes a comparison with the module, and how what PyTorch makes lies in memory."""
+        if certificate.faults:
+            return
+        if self.kinds is not None:
             self.kinds.compared.add(self.kinds.of(flat.tensors))
+        places = self._places() if certificate.orders else {}
+        for (kind, name), axes in certificate.orders.items():
+            if kind == "gradient":
+                self.orders[name] = axes
+            else:
+                self.returned[places[name]] = Source("stored", axes=axes)
+
+    def _places(self) -> dict[str, int]:
+        """Of each tensor of the module's output its place among the program's outputs."""
+        outputs = self.captured.program.outputs(Role.USER_OUTPUT, Role.LOSS)
+        stand_ins = [torch.zeros(()) for _ in outputs]
+        found, structure = OutputStructure.from_output(self.structure.rebuild(stand_ins))
+        known = {id(tensor): place for place, tensor in enumerate(stand_ins)}
+        return {name: known[id(t)] for name, t in zip(structure.names, found, strict=True)}
 
     def sizes(self, flat: FlatCall) -> dict[str, int]:
         """The value that each symbolic dimension has in a call."""

@@ -61,6 +61,7 @@ from ortrain.step.eligibility import (
     runs_again,
     tried,
 )
+from ortrain.step.fakes import expect_own_fakes, holds_fakes
 from ortrain.step.fallback import alone, unforeseen
 from ortrain.step.forms import CallForm, CompiledCapture, ModuleState, Sizes, too_many_ways
 from ortrain.step.kept import named_modules
@@ -459,10 +460,13 @@ class Runner:
     def _in_pytorch(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the module, and where it cannot be a graph for that reason, its parts as graphs."""
         if self.parts is None or reason not in self.parts.reasons:
-            return self.module(*args, **kwargs)
-        output = self.parts(args, kwargs)
-        if self.parts.ran_graphs:
-            self.compiler.described(is_grad_enabled()).mode = "parts"
+            output = self.module(*args, **kwargs)
+        else:
+            output = self.parts(args, kwargs)
+            if self.parts.ran_graphs:
+                self.compiler.described(is_grad_enabled()).mode = "parts"
+        if holds_fakes(output):
+            expect_own_fakes(self.module, (args, kwargs))
         return output
 
     def _divide(self, reason: str, error: OrtrainError | None = None) -> None:

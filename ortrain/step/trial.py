@@ -25,6 +25,7 @@ from ortrain.kept.effects import modules_of, undone
 from ortrain.module_state.saving import unhooked
 from ortrain.module_state.stand_in import standing_in
 from ortrain.module_state.untouched import Effects, random_states, untouched, watched
+from ortrain.module_state.version import put_back, version_of
 from ortrain.program import Program, Role
 from ortrain.runtime.memory import HOLES, release_pools
 from ortrain.runtime.reduced import reduced_products
@@ -150,18 +151,17 @@ class Trial:
             dtype: floating, of everything; None leaves each tensor its own.
             rounding: number of a way of rounding parameters and arguments; 0 leaves them.
         """
-        before = {n: (b, b.clone()) for n, b in self.module.named_buffers()} if self.grad else {}
+        named = self.module.named_buffers() if self.grad else ()
+        before = {n: (b, b.detach().clone(), version_of(b)) for n, b in named}
         reduced = reduced_products() if self.reduced else contextlib.nullcontext()
         # A checkpoint runs some of it once more in the backward.
         with _alone(), undone(self.kept), reduced:
             evidence = self._eager(dtype, rounding)
         # That run has the module's own buffers: a normalization by the batch moves them twice.
-        moved = [name for name, (now, then) in before.items() if not _same(now, then)]
+        moved = [name for name, (now, then, _) in before.items() if not _same(now, then)]
         if moved:
-            with torch.no_grad():
-                for name in moved:
-                    now, then = before[name]
-                    now.copy_(then)
+            for name in moved:
+                put_back(*before[name])
             evidence.otherwise.append(
                 f"what a checkpoint runs again in the backward writes to {listing(moved, 3)}"
             )
@@ -365,6 +365,7 @@ class Trial:
         """
         known = {id(leaf) for leaf in leaves.values()}
         for i, name in enumerate(names):
+            evidence.note_place("output", name, outputs[i])
             if name in self.masks:
                 outputs[i] = torch.where(self.masks[name], outputs[i], 0)
         for name, tensor in zip(names, outputs, strict=True):
@@ -373,6 +374,8 @@ class Trial:
             # A view made under no_grad says that it requires a gradient, and passes none on.
             requires = any(id(leaf) in known for leaf in _leaves([tensor]))
             evidence.outputs[name] = (self.digest(tensor), requires)
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                evidence.discrete[name] = tensor.detach()
         if not self.grad:
             return
         roots = [
@@ -397,8 +400,16 @@ class Trial:
 
             return take
 
+        def placed(name: str) -> Any:
+            def look(gradient: torch.Tensor) -> None:
+                evidence.note_place("gradient", name, gradient)
+
+            return look
+
         for name, leaf in waiting.items():
             leaf.register_post_accumulate_grad_hook(digested(name))
+            if name in self.names:
+                leaf.register_hook(placed(name))  # autograd puts `leaf.grad` as the leaf lies
         with unhooked(), random_states(), without_autocast():
             # A graph asks whether a backward is one of all leaves, and has none but these.
             inputs = [*waiting.values()] if apart else None
@@ -474,12 +485,16 @@ def _own_parameter(parameter: torch.Tensor, dtype: torch.dtype | None, grad: boo
 
 
 def _cotangent(root: torch.Tensor) -> torch.Tensor:
-    """The gradient that an output receives: 1 for a loss, else noise, the same in every dtype."""
+    """The gradient that an output receives: 1 for a loss, else noise, the same in every dtype.
+
+    It lies in memory as what is computed of the output does, by which PyTorch's gradients go.
+    """
     if root.ndim == 0:
         return torch.ones_like(root)
     generator = torch.Generator().manual_seed(root.ndim)
     noise = torch.randn(root.shape, generator=generator, dtype=torch.float32)
-    return (noise * 16).round_().div_(16).to(root.device, root.dtype)
+    computed = (root.detach() != 0).to(root.dtype)
+    return computed.copy_((noise * 16).round_().div_(16))
 
 
 def _precision(programs: Sequence[Program]) -> torch.dtype:

@@ -12,6 +12,7 @@ Two seams, and none of Trainer's methods copied:
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import warnings
 from collections.abc import Iterator
@@ -46,15 +47,38 @@ from ortrain.trainer.loss import ModuleWithLoss, Prepared
 from ortrain.trainer.report import TrainerReport
 
 
-class _ThroughORTModule(ChecksInput):
-    """What both trainers add to Trainer's methods."""
+class ORTTrainerMixin(ChecksInput):
+    """Has any subclass of `transformers.Trainer` train through an ONNX graph.
+
+    ::
+
+        class Preferences(ORTTrainerMixin, trl.DPOTrainer):
+            pass
+
+        trainer = Preferences(model=model, args=DPOConfig("out"), train_dataset=data, …)
+        trainer.train()
+        print(trainer.ort_report)
+
+    It stands before the trainer, whose parameters are taken by that trainer's own names and order.
+    Settings of the graph come as ``options=Options(…)``, or from arguments that derive from
+    :class:`ORTTrainingArguments`.
+
+    Args:
+        positional: the trainer's arguments.
+        options: settings of ORTModule beyond those in ``args``.
+        tokenizer: old spelling of ``processing_class``, where the trainer has none of that name.
+        feature: no longer needed.
+        onnx_model_path: no longer needed.
+        kwargs: the trainer's arguments; a model may also be an ORTModule, which is unwrapped.
+
+    Attributes:
+        ort_report: what ran where; ``print`` it.
+    """
 
     arguments: type[TrainingArguments] = ORTTrainingArguments
 
     def __init__(
         self,
-        model: PreTrainedModel | nn.Module | None = None,
-        args: TrainingArguments | None = None,
         *positional: Any,
         options: Options | None = None,
         tokenizer: Any = None,
@@ -62,30 +86,47 @@ class _ThroughORTModule(ChecksInput):
         onnx_model_path: Any = None,
         **kwargs: Any,
     ) -> None:
-        expect("model", model, (nn.Module, NONE), "a model, or None beside model_init")
-        expect("args", args, (TrainingArguments, NONE), "training arguments")
+        init: Any = super().__init__
+        own = inspect.signature(init).parameters
         expect_options(None, options)
         for name, value in (*(("options", each) for each in positional), *kwargs.items()):
             if isinstance(value, Options | DebugOptions):
                 raise refused(name, value, "ortrain's own settings as options=Options(…)")
-        if tokenizer is not None:
+        if tokenizer is not None and "tokenizer" in own:
+            kwargs["tokenizer"] = tokenizer
+        elif tokenizer is not None:
             _deprecated("tokenizer=", "pass processing_class= instead")
             kwargs.setdefault("processing_class", tokenizer)
         if feature is not None:
             _deprecated("feature=", "leave it out: what is exported follows from the model")
         if onnx_model_path is not None:
             _deprecated("onnx_model_path=", "leave it out: no file is needed to evaluate")
-        if args is None:
-            args = self.arguments(output_dir="tmp_trainer")
-        if isinstance(model, ORTModule):
-            model = model.module
+        # By name, since trainers have other orders; what has no name, or two values, is refused by
+        # the trainer itself.
+        named = [n for n, p in own.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        given = dict(zip(named, positional, strict=False))
+        if len(given) == len(positional) and not given.keys() & kwargs.keys():
+            positional, kwargs = (), given | kwargs
+        if init.__func__ in (Trainer.__init__, Seq2SeqTrainer.__init__):
+            args = kwargs.get("args")
+            expect(
+                "model",
+                kwargs.get("model"),
+                (nn.Module, NONE),
+                "a model, or None beside model_init",
+            )
+            expect("args", args, (TrainingArguments, NONE), "training arguments")
+            if args is None and not positional:
+                kwargs["args"] = self.arguments(output_dir="tmp_trainer")
+        if isinstance(model := kwargs.get("model"), ORTModule):
+            kwargs["model"] = model.module
         self.ort_options = options
         self.ort_report = TrainerReport()
         self._engine_note = EngineNote()
         self._evaluates_with_ort = False
         self._evaluator: ORTModule | None = None
         self._generator: ORTGenerator | None = None
-        super().__init__(model, args, *positional, **kwargs)
+        super().__init__(*positional, **kwargs)
         # On the instance, because a subclass may have a compute_loss of its own: then that is what
         # runs inside the graph.
         if getattr(self.args, "use_module_with_loss", False):
@@ -359,7 +400,7 @@ class _ThroughORTModule(ChecksInput):
             self._evaluates_with_ort = before
 
 
-class ORTTrainer(_ThroughORTModule):
+class ORTTrainer(ORTTrainerMixin):
     """`transformers.Trainer` that trains through an ONNX graph.
 
     ::
@@ -385,7 +426,7 @@ class ORTTrainer(_ThroughORTModule):
     """
 
 
-class ORTSeq2SeqTrainer(_ThroughORTModule, Seq2SeqTrainer):
+class ORTSeq2SeqTrainer(ORTTrainerMixin, Seq2SeqTrainer):
     """`transformers.Seq2SeqTrainer` that trains through an ONNX graph: see :class:`ORTTrainer`."""
 
     arguments = ORTSeq2SeqTrainingArguments

@@ -56,16 +56,55 @@ def results(tmp_path: Path) -> dict[str, Any]:
     return readme.load(tmp_path)
 
 
-def test_there_is_a_column_for_each_processor_that_was_measured(results: dict[str, Any]) -> None:
-    lines = [line for line in readme.overview(results).splitlines() if line.startswith("|")]
-    ours = "eager 100, **ortrain 50, 2.00x**"
-    assert lines == [
-        "|  | `amd-zen5` | `intel-xeon-amx` | `intel-xeon-avx2` |",
-        "| --- | --- | --- | --- |",
-        f"| BERT, fp32 | {ours} | {ours} | – |",
-        "| BERT, bf16 | – | eager 40, **ortrain 20, 2.00x** | – |",
-        f"| BERT, padded, fp32 | – | – | {ours} |",
+def table(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
+def test_a_gain_is_over_the_fastest_of_pytorch_in_each_precision(tmp_path: Path) -> None:
+    rows = {
+        "eager": row(100, 1, 1),
+        "compile": row(80, 0.8, 0.8),
+        "eager-mkl-fast": row(60, 0.6, 0.6),
+        "auto": row(40, 0.4, 0.4),
+        "eager-bf16": row(90, 0.9, 1),
+        "eager-bf16-products": row(50, 0.5, 0.6),
+        "compile-bf16": {"skipped": "there is no g++"},
+        "auto-bf16": row(50, 0.5, 0.5),
+    }
+    write(tmp_path, "amd-zen4", "step", workloads=steps("BERT", **rows))
+    losing = {"eager": row(10, 1, 1), "auto": row(20, 2, 2)}
+    write(tmp_path, "intel-xeon", "step", workloads={**steps("BERT", **losing)})
+    write(tmp_path, "nvidia-h100", "step", workloads=steps("BERT", eager=row(1, 1, 1)))
+    label = readme.MODELS["bert"]
+    processors, kinds = ("`amd-zen4`", "`intel-xeon`"), ("fp32", "bf16", "both")
+    columns = [f"{processor} {kind}" for processor in processors for kind in kinds]
+    assert table(readme.gains(readme.load(tmp_path))) == [
+        f"| a step of | {' | '.join(columns)} |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        f"| {label} | 2.00x (1.50x) | 1.00x | 1.25x | 0.50x | – | – |",
     ]
+
+
+def test_whole_runs_stand_below_the_steps(tmp_path: Path) -> None:
+    runs = {"eager": {"ratio": {"5": 1.0, "60": 1.0}}, "auto": {"ratio": {"5": 2.0, "60": 0.5}}}
+    write(tmp_path, "amd-zen4", "whole_runs", workloads={"bert": runs})
+    assert table(readme.gains(readme.load(tmp_path)))[2:] == [
+        "| run of | 5 steps | 60 steps |",
+        "| --- | --- | --- |",
+        f"| {readme.MODELS['bert']}, `amd-zen4` | 0.50x | 2.00x |",
+    ]
+
+
+def test_a_table_has_a_column_for_each_processor_that_was_measured(
+    results: dict[str, Any],
+) -> None:
+    lines = table(readme.contestants(results))
+    assert lines[:3] == [
+        "| BERT | `amd-zen5` | `intel-xeon-amx` |",
+        "| --- | --- | --- |",
+        "| `eager` | 100 ms, 1.00x | 100 ms, 1.00x |",
+    ]
+    assert "| BERT, padded | `intel-xeon-avx2` |" in lines
 
 
 def test_contestants_have_both_ratios_and_reasons(results: dict[str, Any]) -> None:
@@ -97,16 +136,19 @@ def test_every_benchmark_of_the_page_can_be_rendered(tmp_path: Path) -> None:
     write(tmp_path, "amd-zen5", "lengths", title="lengths", contestants={"aten": lengths})
     curve = {"mean": 1e-3, "smoothed": 1e-4, "accuracies": [0.5]}
     write(tmp_path, "amd-zen5", "loss_curve", contestants={"aten-bf16": curve})
+    words = {"eager, padded": {"words_per_second": 10.4}, "auto, padded": {"words_per_second": 20}}
+    write(tmp_path, "amd-zen5", "batching", models={"classifier, fp32": words})
     results = readme.load(tmp_path)
-    overview, page = readme.overview(results), readme.contestants(results)
+    page = readme.contestants(results)
     for cell in (
         "1.50x to 1.50x (`ort`, 2 of them)",
         "60 steps 0.80x, 600 steps 2.00x",
         "`eager` 1 MiB, ortrain 2 MiB",
         "fp32 5.0%",
         "`ort` 3.0 s, 2.0 s with a full `cache_dir`",
+        "eager, padded 10; auto, padded 20",
     ):
-        assert f"| {cell} |" in overview
+        assert f"| {cell} |" in page
     assert "| `aten` | 5.000 ms, 2.00x; 1.10 of one length's; first pass 9 s, 1 captures |" in page
     assert "| `aten-bf16` | 1.0e-03, smoothed 1.0e-04; 0.500 |" in page
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import batching
 import contest
 import first_step
 import lengths
@@ -16,6 +17,7 @@ import pytest
 import step
 import torch
 import trainer
+import whole_runs
 import workloads
 from torch import nn
 
@@ -244,3 +246,30 @@ def test_gains_are_of_steps_and_of_whole_trainings() -> None:
         {"x": {"fp32": {**rows, "aten": {"skipped": "no"}}}}, ["eager", "ort", "aten"]
     )
     assert text.endswith("| `x.py`, fp32 | 2 | **1.50x**, 1.20x with the first steps | no |")
+
+
+def test_whole_runs_are_told_by_their_steps(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_runs, "STEPS", (1, 3))
+    monkeypatch.setattr(
+        whole_runs, "in_a_process", lambda script, *arguments: whole_runs.child(*arguments)
+    )
+    found = run(whole_runs, "mlp", "--contestants", "eager", "aten")["workloads"]["mlp"]
+    assert [*found["aten"]["seconds"]] == ["0", "1", "3"]
+    assert found["eager"]["ratio"] == {"1": 1.0, "3": 1.0}
+    assert found["aten"]["graph_calls"] == 3
+
+
+def test_sentences_are_grouped_and_packed(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("contestants.loss_of", lambda output: output["loss"])
+    monkeypatch.setattr(batching, "NAMES", {"fp32": ("eager",)})
+    found = run(batching, "classifier", "--precisions", "fp32", "--sentences", "512")["models"]
+    rows = found["classifier, fp32"]
+    assert rows["eager, grouped"]["real"] > rows["eager, padded"]["real"]
+    assert "words/s" in capsys.readouterr().out
+    sentences = batching.drawn(64)
+    some = batching.packed(sentences)
+    assert len(some) == 2
+    assert some[0]["input_ids"].shape == (1, sum(len(each.ids) for each in sentences[:32]))
+    assert (some[0]["position_ids"] == 0).sum() == 32

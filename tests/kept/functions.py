@@ -264,9 +264,21 @@ KINDS: dict[str, Any] = {
     "twice on one tensor": lambda x, h: Scaled.apply(h) + Apart.apply(h) * Scaled.apply(x),
     "one tensor twice": lambda x, h: AsksWhatIsNeeded.apply(h, h),
     "asks for strides": _first(AsksLayout),
-    "bound before": lambda x, h: _BOUND(h),
 }
-_BOUND = Scaled.apply
+# Bound to a name before the trace, as scripts do.
+_SCALED, _APART, _SEVERAL, _BLOCKED = Scaled.apply, Apart.apply, Several.apply, Blocked.apply
+_SAME, _ONE, _ASKS = Same.apply, NotMaterialized.apply, AsksWhatIsNeeded.apply
+BOUND: dict[str, Any] = {
+    "bound: saves its input": lambda x, h: _SCALED(h),
+    "bound: returns its input": lambda x, h: _SAME(h),
+    "bound: setup_context, by keyword": lambda x, h: _APART(h, factor=0.5),
+    "bound: several outputs": lambda x, h: _joined(_SEVERAL(h, 3, None)),
+    "bound: not materialized": lambda x, h: _ONE(h)[1],
+    "bound: an output without a gradient": lambda x, h: _blocked(*_BLOCKED(h, x)),
+    "bound: needs_input_grad": lambda x, h: _ASKS(h, x),
+    "bound: twice": lambda x, h: _SCALED(_SCALED(h)),
+}
+KINDS |= BOUND
 
 
 def _joined(outputs: Any) -> Tensor:

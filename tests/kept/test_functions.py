@@ -13,7 +13,7 @@ from ortrain import Options, ORTModule
 from ortrain.errors import CaptureError
 from ortrain.kept.context import Context
 from tests.breadth import crossed
-from tests.kept.functions import KINDS, GoesByLayout, Scaled
+from tests.kept.functions import BOUND, KINDS, GoesByLayout, Scaled
 from tests.kept.twins import Twins
 
 ENGINES = ["aten", "onnxruntime"]
@@ -51,6 +51,16 @@ def test_a_function_gives_what_pytorch_gives_in_training_and_evaluation(
     twins.step(an_input(4))
     twins.step(an_input(6), grad=False)
     assert twins.graph.report.captures <= 4
+
+
+@pytest.mark.parametrize("kind", BOUND)
+def test_a_function_is_kept_alone_whose_apply_was_bound_before_the_trace(kind: str) -> None:
+    twins = Twins(Around(BOUND[kind]), "aten")
+    for rows in (5, 3):
+        twins.step(an_input(rows))
+    assert {call.site.name.partition(" tests")[0] for call in twins.kept} == {
+        "the custom autograd function"
+    }
 
 
 @pytest.mark.parametrize("kind", ["saves its input", "several outputs", "needs_input_grad of two"])
@@ -205,8 +215,12 @@ def test_a_function_draws_from_pytorchs_generator() -> None:
         twins.step(an_input(rows))  # both seeded alike
 
 
-def test_a_function_that_draws_stands_beside_the_graphs_own_draws() -> None:
-    module = Around(lambda x, h: Noisy.apply(h), dropout=0.5)
+_NOISY = Noisy.apply
+
+
+@pytest.mark.parametrize("function", [lambda x, h: Noisy.apply(h), lambda x, h: _NOISY(h)])
+def test_a_function_that_draws_stands_beside_the_graphs_own_draws(function: Any) -> None:
+    module = Around(function, dropout=0.5)
     model = ORTModule(module, options=Options(engine="aten", fallback="raise"))
     model(an_input(5)).sum().backward()
     assert model.report.graph_calls == 1  # and the certificate agrees

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortrain import Options
+from ortrain import Options, ORTModule
 
 # The graph or an error, with no contest in between.
 GRAPH = Options(engine="onnxruntime", fallback="raise")
@@ -65,10 +65,16 @@ def loss_of(output: Any) -> torch.Tensor:
 
 
 def step(module: nn.Module, batch: dict[str, torch.Tensor]) -> Outcome:
-    """One forward and backward from empty gradients."""
+    """One forward and backward from empty gradients; an ORTModule's are a graph's.
+
+    Raises:
+        AssertionError: PyTorch has run a step that was to be compared with it.
+    """
     module.zero_grad()
     loss = loss_of(module(**batch))
     loss.backward()
+    if isinstance(module, ORTModule):
+        assert module.report.mode == "graph", module.report.reason
     return Outcome.of(module, loss)
 
 

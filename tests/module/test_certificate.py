@@ -19,6 +19,7 @@ from ortrain import Options, ORTModule
 from ortrain.autodiff import registry
 from ortrain.capture.trace.checkpointing import without_checkpoints
 from ortrain.errors import OrtrainWarning, ParityError
+from ortrain.runtime.aten import table
 from ortrain.step import agreement, certificate
 from ortrain.step.digest import Digest
 from ortrain.step.evidence import Evidence
@@ -326,6 +327,107 @@ def test_whole_numbers_agree_exactly_or_not_at_all() -> None:
     other[7] += 1
     assert Digest.of(one).distance(Digest.of(other)) > 0
     assert Digest.of(one > 5).distance(Digest.of(one > 6)) > 0
+
+
+# -- whole numbers and truth values --------------------------------------------------------------
+
+
+class Metrics(nn.Module):
+    """A classifier that returns what is right, its guesses, how many are right, and a sign."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.head = nn.Linear(64, 192), nn.Linear(64, 500)
+
+    def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = self.heads(x).view(-1, 128, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        # Of which two engines have kernels that round otherwise.
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        logits = self.head(attended.transpose(1, 2).reshape(-1, 64) + x).float()
+        right = logits.gather(1, labels[:, None])[:, 0] >= logits.amax(1)
+        loss = nn.functional.cross_entropy(logits, labels)
+        return loss, right, logits.argmax(1), right.sum(), nn.functional.relu(logits) > 0
+
+
+def metrics_of(dtype: torch.dtype) -> tuple[ORTModule, tuple[Tensor, ...]]:
+    """Of so many rows that some of them are at ties in 16 bits."""
+    torch.manual_seed(0)
+    model = ORTModule(Metrics(), options=Options(engine="aten", fallback="raise"))
+    x = torch.randn(2048, 64)
+    with torch.no_grad():
+        labels = model.module.head(x).argmax(1)
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        return model, model(x, labels)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_at_ties_whole_numbers_may_differ(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    asked: list[bool] = []
+    own = agreement._Row.is_of_ties
+
+    def noted(row: Any, *runs: Any) -> bool:
+        asked.append(own(row, *runs))
+        return asked[-1]
+
+    monkeypatch.setattr(agreement._Row, "is_of_ties", noted)
+    model, (loss, *_) = metrics_of(dtype)
+    loss.backward()
+    assert model.report.mode == "graph"
+    assert all(asked)
+    assert bool(asked) == (dtype == torch.bfloat16)  # there is something to decide
+
+
+def next_index(t: Any, data: Any, *, axis: int = 0, keepdims: int = 1) -> Any:
+    return t.add(t.call("torch.argmax", t.tensor(data), axis, bool(keepdims)), 1)
+
+
+def greater(t: Any, a: Any, b: Any) -> Any:
+    return t.gt(t.tensor(a), t.tensor(b))
+
+
+def greater_or_equal(t: Any, a: Any, b: Any) -> Any:
+    return t.ge(t.tensor(a), t.tensor(b))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("operator", "kernel", "name"),
+    [
+        ("ArgMax", next_index, "2"),
+        ("GreaterOrEqual", greater, "1"),
+        ("Greater", greater_or_equal, "4"),
+    ],
+    ids=["ArgMax", "GreaterOrEqual", "Greater"],
+)
+def test_whole_numbers_that_are_wrong_are_found_beside_ties(
+    monkeypatch: pytest.MonkeyPatch, operator: str, kernel: Any, name: str, dtype: torch.dtype
+) -> None:
+    monkeypatch.setitem(table.KERNELS, ("", operator), kernel)
+    with pytest.raises(ParityError, match=f"output {name} differs"):
+        metrics_of(dtype)
+
+
+@pytest.mark.parametrize(
+    ("moved", "ties", "agrees"),
+    [(0, 0, True), (1, 0, False), (0, 40, True), (2, 40, True), (3, 40, False), (0, 60, False)],
+)
+def test_few_elements_that_are_wrong_in_all_runs_are_found(
+    moved: int, ties: int, agrees: bool
+) -> None:
+    exact = torch.arange(100)
+
+    def run(number: int, wrong: int) -> Evidence:
+        drawn = torch.randint(0, 2, (100,), generator=torch.Generator().manual_seed(number))
+        value = exact + drawn * (exact < ties)
+        value[100 - wrong :] += 1
+        return Evidence({"output": (Digest.of(value), False)}, discrete={"output": value})
+
+    eager, graph = ([run(n + 10 * bool(w), w) for n in range(5)] for w in (0, moved))
+    digests = [runs[0].outputs["output"][0] for runs in (eager, graph)]
+    row = agreement._Row("output", "output", *digests, 1.0, 1.0, torch.float32)
+    assert row.is_of_ties(eager, graph) is agrees
 
 
 # -- what nobody notices -------------------------------------------------------------------------

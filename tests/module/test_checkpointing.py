@@ -49,7 +49,7 @@ def test_layers_that_recompute_have_the_same_gradients(name: str) -> None:
     assert (graph.report.captures, graph.report.graph_calls) == (1, 2)
 
 
-@pytest.mark.parametrize("name", CHECKPOINTED)
+@pytest.mark.parametrize("name", sampled(["bert", "gpt2", "t5", "vit"], ["bert"]))
 def test_less_is_kept_between_forward_and_backward(name: str) -> None:
     case = MODELS[name]
     module = case.build()

@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from ortrain import Options, ORTModule
+from tests.breadth import table
 
 CERTIFIED = Options(engine="onnxruntime", fallback="raise", certificate="first")
 SIZES = {
@@ -24,7 +25,7 @@ SIZES = {
 
 @pytest.mark.parametrize(
     ("config", "sizes"),
-    [
+    table([
         (transformers.MixtralConfig, {"num_local_experts": 4}),
         (
             transformers.Qwen3MoeConfig,
@@ -36,7 +37,7 @@ SIZES = {
              "first_k_dense_replace": 1, "kv_lora_rank": 8, "q_lora_rank": 8,
              "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8},
         ),
-    ],
+    ], one_in=3),
     ids=["Mixtral", "Qwen3-MoE", "DeepSeek-V3"],
 )  # fmt: skip
 def test_a_mixture_of_experts_is_one_graph_at_any_batch_and_length(config, sizes) -> None:

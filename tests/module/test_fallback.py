@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,9 +145,56 @@ def test_an_error_of_our_own_costs_no_training_run(
     with pytest.warns(OrtrainWarning, match="KeyError: 'a bug'"):
         model(rows())
     assert_eager_step(model, eager, rows())
-    with pytest.raises(CaptureError, match="an error of ortrain's own") as caught:
+    with pytest.raises(CaptureError, match="ortrain itself failed while") as caught:
         ORTModule(eager, options=GRAPH)(rows())
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+class Tripled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value * 3
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 3
+
+
+class Triples(Takes):
+    def forward(self, value: Any, extra: Any = None) -> Any:
+        return Tripled.apply(self.layer(value))
+
+
+# As with a version of PyTorch or onnxruntime in which a name is gone, or takes something else.
+@pytest.mark.parametrize(
+    ("name", "now", "kind", "where", "doing"),
+    [
+        ("torch._subclasses.fake_tensor.UnsupportedOperatorException", None, "AttributeError",
+         "capture/trace/exporter.py", "tracing the forward"),
+        ("ortrain.capture.trace.custom_function.make_fx", math.sqrt, "TypeError",
+         "capture/trace/custom_function.py", "trying it"),
+        ("ortrain.capture.trace.custom_function.keeper", math.sqrt, "TypeError",
+         "capture/trace/custom_function.py", "tracing the forward"),
+        ("ortrain.runtime.onnxruntime.exchange._wrap", math.sqrt, "TypeError",
+         "runtime/onnxruntime/exchange.py", "running the graph"),
+    ],
+)  # fmt: skip
+def test_an_error_that_a_line_of_ortrain_raises_is_told_as_its_own(
+    monkeypatch: pytest.MonkeyPatch, name: str, now: Any, kind: str, where: str, doing: str
+) -> None:
+    module = Takes() if "onnxruntime" in name else Triples()
+    model = ORTModule(module, options=EAGER_IF_NEEDED)
+    with monkeypatch.context() as patches:
+        if now is None:
+            patches.delattr(name)
+        else:
+            patches.setattr(name, now)
+        with pytest.warns(OrtrainWarning, match=f"ortrain itself failed while {doing}"):
+            model(rows())
+    assert f"{kind}: " in model.report.reason
+    assert f"with torch {torch.__version__}" in model.report.reason
+    assert f"(ortrain/{where}:" in model.report.reason
+    assert "the forward raises" not in model.report.reason
 
 
 class Masks(nn.Module):

@@ -60,12 +60,12 @@ def parts(cache: Any) -> list[Any]:
 MODELS = {"gpt2": gpt2, "llama": llama, "mistral": mistral, "t5": t5}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sampled(MODELS, ["llama", "t5"]))
 def test_the_cache_is_eagers_in_training(name: str) -> None:
     assert_the_cache_is_eagers(MODELS[name](), grad=True)
 
 
-@pytest.mark.parametrize("name", sampled(MODELS, ["gpt2", "llama"]))
+@pytest.mark.parametrize("name", sampled(MODELS, ["gpt2"]))
 def test_the_cache_is_eagers_without_gradients(name: str) -> None:
     assert_the_cache_is_eagers(MODELS[name](), grad=False)
 
@@ -89,7 +89,7 @@ def assert_the_cache_is_eagers(eager: nn.Module, *, grad: bool) -> None:
     assert ours.past_key_values is not model(**batch).past_key_values
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sampled(MODELS, ["mistral", "t5"]))
 def test_gradients_go_through_every_tensor_of_a_cache(name: str) -> None:
     eager = MODELS[name]()
     eager = getattr(eager, "model", getattr(eager, "transformer", eager))

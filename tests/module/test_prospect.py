@@ -14,7 +14,16 @@ from ortrain import Options, ORTModule
 from ortrain.runtime.engines import LineUp
 from ortrain.step import contest
 from ortrain.step.contest import LEAST_STEPS, MOST_STEPS, WARM_UP, Race
-from ortrain.step.prospect import CERTIFICATE, GAIN, GAIN_OF_NARROW, LEAD, RIVAL, Prospect, gain_of
+from ortrain.step.prospect import (
+    CERTIFICATE,
+    GAIN,
+    GAIN_OF_NARROW,
+    LEAD,
+    LONG,
+    RIVAL,
+    Prospect,
+    gain_of,
+)
 
 # The fixture of all tests has replaced it: what it does is in its class's source.
 PAYS = Prospect.pays
@@ -60,16 +69,39 @@ def steps(model: ORTModule, count: int) -> None:
 
 def test_parts_are_judged_together_unless_it_is_known_how_long_each_will_run() -> None:
     part = Prospect(cost=1.0, together=10.0)
-    assert not part.pays(47.0, 1.0, 0.25)
-    assert part.pays(49.0, 1.0, 0.25)
-    assert part.rest(30.0, 1.0, 0.25) == 18.0
-    part.steps = 13
-    assert part.pays(0.0, 1.0, 0.25)
+    assert not part.pays(43.0, 0.4, 0.25)
+    assert part.pays(44.0, 0.4, 0.25)
+    assert part.rest(30.0, 0.4, 0.25) == pytest.approx(13.2)
+    part.steps = 19
+    assert part.pays(0.0, 0.4, 0.25)
 
 
-@pytest.mark.parametrize(("elapsed", "pays"), [(10.0, False), (47.0, False), (49.0, True)])
-def test_a_run_is_taken_to_last_as_long_again_as_it_has(elapsed: float, pays: bool) -> None:
-    assert Prospect(cost=10.0).pays(elapsed, 1.0, 0.25) is pays
+@pytest.mark.parametrize("together", [0.0, 8.0])
+@pytest.mark.parametrize("gain", [0.1, 0.5])
+def test_where_steps_are_long_the_graph_is_tried_at_once(together: float, gain: float) -> None:
+    """More than a twentieth of what a capture, or those of all parts, take."""
+    prospect = Prospect(cost=4.0, together=together)
+    longest = max(4.0, together) / 20
+    assert not prospect.pays(0.0, longest * 0.99, gain)
+    assert prospect.pays(0.0, longest * 1.01, gain)
+    assert not prospect.of_rival().pays(0.0, longest * 1.01, gain)
+    prospect.steps = 3
+    assert not prospect.pays(0.0, longest * 1.01, gain)
+
+
+def test_a_graph_of_long_steps_has_the_third_one(clock: Hand) -> None:
+    race, turns = Race(["graph"], Prospect(3.0)), list[str]()
+    for _ in range(3):
+        turns.append(race.next())
+        sample = race.sample(turns[-1], 1, clock())
+        clock.now += 1.0
+        sample.forward_done([], [], trains=False)
+    assert turns == ["eager", "eager", "graph"]
+
+
+@pytest.mark.parametrize(("elapsed", "pays"), [(10.0, False), (43.0, False), (45.0, True)])
+def test_a_run_of_short_steps_is_taken_to_last_as_long_again(elapsed: float, pays: bool) -> None:
+    assert Prospect(cost=10.0).pays(elapsed, 0.5, 0.25) is pays
 
 
 @pytest.mark.parametrize(("left", "pays"), [(10, False), (47, False), (49, True), (10_000, True)])
@@ -89,7 +121,9 @@ def test_a_graph_pays_when_it_saves_more_than_capture_and_certificate_take(
     prospect = Prospect(cost, steps)
     for elapsed in (0.0, 0.1, 10.0, 1000.0):
         to_come = elapsed if steps is None else steps * step
-        assert prospect.pays(elapsed, step, gain) is (to_come * gain > cost + CERTIFICATE * step)
+        is_long = steps is None and step > cost * LONG
+        saves = to_come * gain > cost + CERTIFICATE * step
+        assert prospect.pays(elapsed, step, gain) is (is_long or saves)
         if steps is None and not prospect.pays(elapsed, step, gain):
             later = elapsed + prospect.rest(elapsed, step, gain)
             assert not prospect.pays(later * 0.999, step, gain)
@@ -97,7 +131,7 @@ def test_a_graph_pays_when_it_saves_more_than_capture_and_certificate_take(
 
 
 @pytest.mark.parametrize(
-    ("maker", "wide"), [("AuthenticAMD", 0.5), ("GenuineIntel", 0.1), ("", GAIN), ("ARM", GAIN)]
+    ("maker", "wide"), [("AuthenticAMD", 0.5), ("GenuineIntel", 0.2), ("", GAIN), ("ARM", GAIN)]
 )
 def test_what_is_to_be_gained_goes_by_precision_and_processor(
     monkeypatch: pytest.MonkeyPatch, maker: str, wide: float
@@ -261,7 +295,7 @@ def test_steps_before_a_graph_is_due_are_no_part_of_what_the_contest_costs(
     clock: Hand, graph: float, looks: int
 ) -> None:
     """After so many no second look at eager is needed, where the graph is faster beyond doubt."""
-    race, turns = Race(["graph"], Prospect(2.0)), list[str]()
+    race, turns = Race(["graph"], Prospect(21.0)), list[str]()
     while True:
         turns.append(race.next())
         if race.winner:

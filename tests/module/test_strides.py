@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ortrain import ORTModule
+from ortrain import Options, ORTModule
 from tests.module.agreement import GRAPH, SAME
 
 Step = Callable[[Tensor], Tensor]
@@ -149,3 +149,118 @@ def test_what_is_written_to_such_an_output_has_its_gradient() -> None:
         output.mul_(3).square().sum().backward()
         found.append(run.get_parameter("scale").grad)
     torch.testing.assert_close(*found, rtol=SAME, atol=SAME)
+
+
+LAST = torch.channels_last
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "channels last": lambda x: x.movedim(1, -1).contiguous().movedim(-1, 1),
+    "reversed": lambda x: (
+        x.permute(*reversed(range(x.dim()))).contiguous().permute(*reversed(range(x.dim())))
+    ),
+    "batch second": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "with gaps": lambda x: torch.stack([x, x], -1)[..., 0],
+    "expanded": lambda x: x[:1].expand_as(x),
+}
+
+
+class Computes(nn.Module):
+    def __init__(self, compute: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.compute = compute
+
+    def forward(self, x: Tensor) -> Any:
+        return self.compute(x * self.scale)
+
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "convolutions": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 1)),
+        (2, 3, 6, 5),
+    ),
+    "one channel": (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 1, 1)), (2, 1, 6, 5)),
+    "volumes": (lambda: nn.Conv3d(2, 3, 2), (2, 2, 4, 3, 5)),
+    "weights in channels last": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU()).to(memory_format=LAST),
+        (2, 3, 6, 5),
+    ),
+    "linear": (lambda: nn.Sequential(nn.Linear(5, 6), nn.Tanh()), (2, 3, 5)),
+    "product": (lambda: Computes(lambda x: x), (3, 4, 5)),
+    "permuted": (lambda: Computes(lambda x: x.permute(0, 2, 3, 1).tanh()), (2, 3, 4, 5)),
+    "a sum": (lambda: Computes(lambda x: x.sum(1)), (2, 3, 4, 5)),
+    "several": (
+        lambda: Computes(lambda x: (x, (x * 9).int(), x > 0, x.to(torch.float64))),
+        (2, 3, 4, 5),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        *[(name, "channels last") for name in MODULES],
+        *[(name, "reversed") for name in ("convolutions", "linear", "product", "a sum")],
+        *[(name, "batch second") for name in ("convolutions", "permuted", "several")],
+        *[(name, "with gaps") for name in ("convolutions", "product")],
+        *[(name, "expanded") for name in ("convolutions", "product")],
+    ],
+)
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+def test_outputs_and_gradients_of_an_input_that_lies_otherwise(
+    name: str, layout: str, engine: Any
+) -> None:
+    make, shape = MODULES[name]
+    eager = make()
+    model = ORTModule(copy.deepcopy(eager), options=Options(engine=engine, fallback="raise"))
+    for count in (shape[0], shape[0] + 1):
+        x = LAYOUTS[layout](torch.randn(count, *shape[1:]))
+        found = []
+        for run in (model, eager):
+            given = x.detach().requires_grad_()
+            outputs = run(given)
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            floats = [each for each in outputs if each.requires_grad]
+            loss = torch.stack([(each * each.detach().cos()).sum() for each in floats]).sum()
+            gradient, *others = torch.autograd.grad(loss, [given, *run.parameters()])
+            found.append(([*outputs, gradient], others))
+        (ours, our_gradients), (eagers, its_gradients) = found
+        for one, other in zip(ours, eagers, strict=True):
+            assert one.dtype == other.dtype
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+            assert_lies_alike(one, other)
+        for one, other in zip(our_gradients, its_gradients, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert model.report.graph_calls == 2
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize("certificate", ["first", "off"])
+def test_each_order_of_axes_has_a_graph_of_its_own(engine: Any, certificate: Any) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 1))
+    model = ORTModule(net, options=Options(engine=engine, certificate=certificate))
+    for number in range(4):
+        x = torch.randn(2, 3, 6, 5)
+        last = bool(number % 2)
+        output = model(x.to(memory_format=LAST) if last else x)
+        rows = output.permute(0, 2, 3, 1).view(-1, 6) if last else output.view(-1)
+        rows.sum().backward()
+    assert model.report.graph_calls == 4
+    assert model.report.captures == 2
+
+
+def test_a_network_outside_finds_images_of_one_channel_as_eagers_lie() -> None:
+    generator = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 1, 1))
+    discriminator = nn.Conv2d(1, 4, 3)
+    for own in (generator, generator.to(memory_format=LAST)):
+        model = ORTModule(own, options=Options(engine="aten"))
+        x = torch.randn(2, 2, 8, 8)
+        assert discriminator(model(x)).stride() == discriminator(own(x)).stride()
+        assert model.report.graph_calls == 1
+
+
+def test_an_expanded_batch_of_images_in_channels_last_runs_in_pytorch() -> None:
+    model = ORTModule(nn.Conv2d(3, 4, 3), options=Options(engine="aten"))
+    x = torch.randn(1, 3, 6, 5).to(memory_format=LAST).expand(4, -1, -1, -1)
+    with pytest.warns(UserWarning, match="an expanded batch of images whose axes are permuted"):
+        output = model(x)
+    assert output.stride() == model.module(x).stride()

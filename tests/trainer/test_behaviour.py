@@ -27,6 +27,7 @@ from ortrain import (
 )
 from ortrain.errors import OrtrainWarning, StateError
 from ortrain.trainer.arguments import options_of
+from tests.breadth import sampled, table
 from tests.trainer.models import arguments, bert, collate, gpt2, t5, texts, train
 
 
@@ -56,7 +57,7 @@ def accuracy(predictions: Any) -> dict[str, float]:
 # --- checkpoints --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dropout", sampled([0.0, 0.1], [0.1]))
 def test_a_resumed_training_ends_with_the_same_bits(tmp_path: Path, dropout: float) -> None:
     settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4}
     whole = trainer(tmp_path / "whole", bert(dropout), **settings)
@@ -242,7 +243,9 @@ def test_prediction_needs_no_labels(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.predictions, expected.predictions, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("make", "kind"), [(bert, "classes"), (gpt2, "copy"), (t5, "copy")])
+@pytest.mark.parametrize(
+    ("make", "kind"), table([(bert, "classes"), (gpt2, "copy"), (t5, "copy")], one_in=3)
+)
 def test_the_trained_model_is_exported(tmp_path: Path, make: Any, kind: str) -> None:
     ours = trainer(tmp_path, make(), train_dataset=texts(kind=kind), eval_dataset=texts(16, kind))
     ours.train()

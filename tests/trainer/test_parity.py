@@ -12,6 +12,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from ortrain import ORTTrainer
+from tests.breadth import sampled
 from tests.trainer.models import Run, arguments, bert, both, gpt2, t5, texts, train
 
 
@@ -133,7 +134,7 @@ def test_adapters_train_and_the_rest_stays(tmp_path: Path, checkpointing: bool) 
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
 
 
-@pytest.mark.parametrize("make", [bert, gpt2, t5], ids=["BERT", "GPT-2", "T5"])
+@pytest.mark.parametrize("make", sampled([bert, gpt2, t5], [bert]), ids=["BERT", "GPT-2", "T5"])
 def test_checkpointed_layers_run_again_in_the_graph(tmp_path: Path, make: Any) -> None:
     rows = texts(kind="classes" if make is bert else "copy")
     plain, ours = both(tmp_path, make, rows, activation_checkpointing=True)

@@ -13,7 +13,7 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from ortrain import Options, ORTTrainer
-from tests.breadth import crossed
+from tests.breadth import crossed, sampled
 from tests.trainer.models import Run, arguments, bert, both, collate, gpt2, t5, texts, train
 
 IN_16_BITS = {"ort_engine": "aten"}
@@ -95,7 +95,7 @@ def evaluated(kind: type, args: Any, rows: Any, **more: Any) -> tuple[Any, float
 
 @pytest.mark.parametrize(
     ("precision", "engine"),
-    crossed(["bf16", "bf16_full_eval", "fp16_full_eval"], ["onnxruntime", "aten"], one_in=2),
+    crossed(["bf16", "bf16_full_eval", "fp16_full_eval"], ["onnxruntime", "aten"], one_in=3),
 )
 def test_evaluation_in_16_bits_is_a_graph_as_close_to_float32_as_trainers(
     tmp_path: Path, precision: str, engine: str
@@ -116,7 +116,9 @@ def test_evaluation_in_16_bits_is_a_graph_as_close_to_float32_as_trainers(
     assert trainer.model.dtype == wanted.get(precision, torch.float16)
 
 
-@pytest.mark.parametrize("precision", ["bf16_full_eval", "fp16_full_eval"])
+@pytest.mark.parametrize(
+    "precision", sampled(["bf16_full_eval", "fp16_full_eval"], ["bf16_full_eval"])
+)
 def test_evaluation_within_training_is_in_float32_and_in_16_bits_behind_it(
     tmp_path: Path, precision: str
 ) -> None:
@@ -140,7 +142,7 @@ def test_evaluation_within_training_is_in_float32_and_in_16_bits_behind_it(
 @pytest.mark.parametrize(
     ("engine", "bf16"),
     [
-        ("onnxruntime", False),
+        pytest.param("onnxruntime", False, marks=pytest.mark.breadth),
         ("aten", True),
         pytest.param("aten", False, marks=pytest.mark.breadth),
     ],
@@ -164,7 +166,7 @@ def test_the_noise_of_neftune_is_in_the_graph(tmp_path: Path, engine: str, bf16:
     assert noisy.metrics["eval_loss"] == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "bf16-products"])
+@pytest.mark.parametrize("precision", sampled(["bf16", "bf16-products"], ["bf16"]))
 def test_the_options_own_precision_evaluates_in_pytorchs_operators(
     tmp_path: Path, precision: Any
 ) -> None:

@@ -250,7 +250,9 @@ def test_a_task_with_smoothed_labels(tmp_path: Path, task: str, inside: bool) ->
     assert_same_training(plain, ours)
 
 
-@pytest.mark.parametrize("task", ["text generation", "text2text with T5"])
+@pytest.mark.parametrize(
+    "task", sampled(["text generation", "text2text with T5"], ["text2text with T5"])
+)
 def test_a_training_with_its_key_value_cache_on_is_trainers(tmp_path: Path, task: str) -> None:
     make, rows = TASKS[task]
     plain, ours = both(tmp_path, make, rows(), more=watched, use_cache=True, max_steps=2)

@@ -1,4 +1,4 @@
-"""Gathering and scattering."""
+"""Gathering and scattering. What the forward has read or written at an index is within the range."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import numpy as np
 from ortrain.autodiff.registry import gradient
 from ortrain.autodiff.rules.shape import put_back
 from ortrain.graph import shapes
+from ortrain.graph.indices import as_given
 from ortrain.graph.scatter import reduce_places
 
 
@@ -18,6 +19,7 @@ def gather(g, data, indices, *, axis=0):
     known = shapes.constant(indices)
     if known is not None and known.ndim <= 1 and known.size == 1:
         return _one_row(g, data, int(known.reshape(-1)[0]), axis, keep=known.ndim == 1)
+    indices = as_given(indices) or indices
     g.rank(indices)
     if axis:
         g.rank(g.dy)
@@ -40,6 +42,7 @@ def _one_row(g, data, index, axis, keep):
 @gradient("GatherElements")
 def gather_elements(g, data, indices, *, axis=0):
     """d data = zeros, with dy added at the indices"""
+    indices = as_given(indices) or indices
     return g.op.ScatterElements(g.op.zeros_like(data), indices, g.dy, axis=axis, reduction="add")
 
 
@@ -51,7 +54,7 @@ def gather_nd(g, data, indices, *, batch_dims=0):
         return put_back(
             g, data, lambda p: g.op.GatherND(p, indices, batch_dims=batch_dims), repeats=True
         )
-    return reduce_places(g.op, g.op.zeros_like(data), indices, g.dy, "add")
+    return reduce_places(g.op, g.op.zeros_like(data), indices, g.dy, "add", is_within=True)
 
 
 @gradient("ScatterND")
@@ -68,6 +71,7 @@ def scatter_nd(g, data, indices, updates, *, reduction="none"):
 @gradient("ScatterElements")
 def scatter_elements(g, data, indices, updates, *, axis=0, reduction="none"):
     """d data = dy (zero where overwritten), d updates = dy at the indices, or dy to an extremum"""
+    indices = as_given(indices) or indices
     if reduction in ("max", "min"):
         return _scattered_extremum(g, data, indices, updates, axis)
     if reduction not in ("none", "add"):

@@ -95,4 +95,7 @@ def _picked(g, target, weight, x, ignore_index, reduction):
         factor = op.Expand(op.constant(1, x.dtype), op.Shape(target))
     if reduction == "mean":
         upstream = upstream / op.ReduceSum(factor, keepdims=0)
-    return op.Unsqueeze(factor * upstream, [1]), op.Unsqueeze(index, [1])
+    each = factor * upstream
+    if ignore_index is not None:  # where all are ignored, the mean is 0 / 0
+        each = op.Where(ignored, 0, each)
+    return op.Unsqueeze(each, [1]), op.Unsqueeze(index, [1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 
 from ortrain.autodiff.registry import gradient, no_gradient
 from ortrain.graph import shapes
@@ -219,7 +220,11 @@ def resize(
     extrapolation_value=0.0, keep_aspect_ratio_policy="stretch", mode="nearest",
     nearest_mode="round_prefer_floor",
 ):  # fmt: skip
-    """along each axis y = A x, so dx = Aᵀ dy, where A is the identity matrix resized likewise"""
+    """along each axis y = A x, so dx = Aᵀ dy, where A is the identity matrix resized likewise
+
+    Of the nearest it is sums of dy instead, unless the matrix is small: by whole numbers of
+    neighbours, and else by the places that come out of resizing 0, 1, 2, …
+    """
     if coordinate_transformation_mode == "tf_crop_and_resize":
         g.unsupported("coordinate_transformation_mode 'tf_crop_and_resize'")
     if keep_aspect_ratio_policy != "stretch":
@@ -234,6 +239,20 @@ def resize(
         if (factors is None or not factors.size) and shapes.same(before[axis], after[axis]):
             continue
         size = op.dim(x, axis)
+        if mode == "nearest" and not _is_small(before[axis], after[axis]):
+            shape, factor = op.shape(dx), None if sizes is not None else float(factors[place])
+            lead, rest = (op.Slice(shape, [a], [b]) for a, b in ((0, axis), (axis + 1, length)))
+            whole = factor is not None and factor >= 1 and factor.is_integer()
+            if whole and (coordinate_transformation_mode, nearest_mode) == ("asymmetric", "floor"):
+                apart = op.Reshape(dx, op.Concat(lead, [-1, int(factor)], rest, axis=0))
+                dx = op.ReduceSum(apart, [axis + 1], keepdims=0)
+                continue
+            target = [None if v is None else op.Gather(v, [place]) for v in (scales, sizes)]
+            row = op.Range(np.float32(0), op.cast(op.Squeeze(size, [0]), ir.DataType.FLOAT), np.float32(1))
+            places = op.cast(op.Resize(row, None, *target, **given), ir.DataType.INT64)
+            zeros = op.Expand(op.constant(0, x.dtype), op.Concat(lead, size, rest, axis=0))
+            dx = g.composite("GatherGradient", dx, g.like(zeros), places, axis=axis)
+            continue
         zeros = op.Expand(op.constant(0, x.dtype), op.Concat(size, size, axis=0))
         if sizes is None:
             one = np.array([1], np.float32)
@@ -247,3 +266,9 @@ def resize(
         dx = op.MatMul(dx if last else op.Transpose(dx, perm=order), matrix)
         dx = dx if last else op.Transpose(dx, perm=back)
     return dx
+
+
+def _is_small(before, after):
+    """Whether a matrix between two sizes takes less time than sums: up to 256 x 256."""
+    known = isinstance(before, int) and isinstance(after, int)
+    return known and before * after <= 1 << 16

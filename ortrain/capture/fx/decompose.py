@@ -18,7 +18,7 @@ from ortrain.capture.fx.pieces import written_pieces_as_views
 from ortrain.capture.fx.splice import from_same_place, splice, substitute
 from ortrain.capture.onnx.torchlib import is_of_whole_numbers
 from ortrain.capture.onnx.translations.base import symbolic
-from ortrain.capture.origin import captured_error, operator_name
+from ortrain.capture.origin import captured_error, operator_name, own_reason
 from ortrain.errors import CaptureError
 
 Covered = Callable[[fx.Node], bool]
@@ -99,7 +99,8 @@ def decompose_call(module: fx.GraphModule, node: fx.Node, covered: Covered | Non
         raise captured_error(
             node,
             f"no translation to ONNX for {target}",
-            because="it is composed of others in a way that depends on sizes or values "
+            because=own_reason(error, "taking it apart")
+            or "it is composed of others in a way that depends on sizes or values "
             f"({type(error).__name__}: {str(error).strip().splitlines()[0][:200]})",
             help="replace the operator, or leave this module to eager",
         ) from error

@@ -42,6 +42,7 @@ _POWER = "a power there is none that float64 has exactly"
 _EMPTY = "a window of a pool has nothing but minus infinity there"
 _EQUALS = "equal values are ordered there, and which comes first is PyTorch's own"
 _PROBABILITY = "PyTorch raises an error there: a value is no probability"
+_NEGATIVE = "PyTorch raises an error there: a count is of numbers from 0 on"
 _MASK = "a row of the mask there is shut by finite numbers alone"
 
 
@@ -56,6 +57,10 @@ def assert_preconditions(module: fx.GraphModule) -> None:
         with module.graph.inserting_before(node):
             if node.target is aten.binary_cross_entropy.default:
                 _probabilities(module.graph, node)
+            elif packet is aten.bincount:
+                emit = Emitter(module.graph, node)
+                holds = emit(aten.all.default, emit(aten.ge.Scalar, node.args[0], 0))
+                module.graph.call_function(aten._assert_async.msg, (holds, _NEGATIVE))
             elif packet is aten.scaled_dot_product_attention and torch.is_grad_enabled():
                 _open_rows(module.graph, node)
             elif packet is aten.pow:

@@ -26,6 +26,8 @@ _POINTWISE = {
 _COMPARING = {"eq", "ne", "ge", "gt", "le", "lt"}
 # Of what they are given, whole numbers are classes.
 _OF_CLASSES = {"cross_entropy_loss"}
+# Places beside each other have one dtype in ONNX.
+_INDEXING = {"index", "index_put"}
 _LOGICAL = {"logical_and", "logical_or", "logical_xor", "logical_not"}
 
 
@@ -40,6 +42,11 @@ def promote(module: fx.GraphModule) -> None:
             continue
         name = node.target._schema.name.removeprefix("aten::")
         tensors = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+        if name in _INDEXING:
+            listed: Any = node.args[1]
+            places = [n for n in listed if n is not None]
+            _cast([n for n in places if n.meta["val"].dtype == torch.int32], torch.int64, node)
+            continue
         dtype = _common_dtype(node) if name in _COMPARING else result.dtype
         if dtype != torch.bool:
             _bools_as_numbers(node)
@@ -52,15 +59,20 @@ def promote(module: fx.GraphModule) -> None:
         if name in ("where", "masked_fill"):  # the condition keeps its dtype
             condition = node.args[0] if name == "where" else node.args[1]
             tensors = [n for n in tensors if n is not condition]
-        for tensor in tensors:
-            known = tensor.meta["val"]
-            if known.dtype == dtype:
-                continue
-            with graph.inserting_before(node):
-                cast = new_node(graph, aten.to.dtype, (tensor, dtype), tensor)
-            cast.meta["val"] = _in_dtype(known, dtype)
-            from_same_place(cast, node)
-            node.replace_input_with(tensor, cast)
+        _cast(tensors, dtype, node)
+
+
+def _cast(tensors: list[fx.Node], dtype: torch.dtype, node: fx.Node) -> None:
+    """A node's tensors in a dtype."""
+    for tensor in tensors:
+        known = tensor.meta["val"]
+        if known.dtype == dtype:
+            continue
+        with node.graph.inserting_before(node):
+            cast = new_node(node.graph, aten.to.dtype, (tensor, dtype), tensor)
+        cast.meta["val"] = _in_dtype(known, dtype)
+        from_same_place(cast, node)
+        node.replace_input_with(tensor, cast)
 
 
 def _bools_as_numbers(node: fx.Node) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ortrain.errors import UnsupportedInput
+from ortrain.guards.layout import OVERLAPPING, laid, layout_of, without_gaps
 
 _CONSTANT = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout,
              torch.memory_format)  # fmt: skip
@@ -117,7 +118,9 @@ class Call:
                 for axis in range(leaf.value.ndim if leaf.is_tensor else 0)
             ]
             if any(t > 1 for t in times):
+                order = layout_of(leaf.value)
                 longer = leaf.value.detach().repeat(times)
+                longer = laid(longer, order) if isinstance(order, tuple) else longer
                 flat[i] = longer.requires_grad_(leaf.value.requires_grad)
         args, kwargs = pytree.tree_unflatten(flat, spec)
         return replace(self, args=args, kwargs=kwargs)
@@ -128,7 +131,8 @@ class Call:
         leaves = list(self.leaves)
         for i, leaf in enumerate(leaves):
             if leaf.position in positions:
-                part = flat[i].detach()[:rows].requires_grad_(leaf.value.requires_grad)
+                part = without_gaps(flat[i].detach()[:rows])
+                part.requires_grad_(leaf.value.requires_grad)
                 flat[i], leaves[i] = part, replace(leaf, value=part)
         args, kwargs = pytree.tree_unflatten(flat, spec)
         return replace(self, args=args, kwargs=kwargs, leaves=tuple(leaves))
@@ -283,8 +287,14 @@ def _alias(name: str, value: Any) -> Any:
                 f"argument {name!r} is a {type(value).__name__} of layout {value.layout}",
                 because="a graph takes ordinary strided tensors",
             )
-        # A graph gets contiguous tensors: no stride is to be a symbol of its own.
-        return value.detach().contiguous().requires_grad_(value.requires_grad)
+        if layout_of(value) == OVERLAPPING:
+            raise UnsupportedInput(
+                f"argument {name!r} is {OVERLAPPING}",
+                because="how a result lies in memory then differs from operator to operator",
+                help="pass argument.contiguous()",
+            )
+        # Without gaps no stride is a symbol of its own.
+        return without_gaps(value.detach()).requires_grad_(value.requires_grad)
     if isinstance(value, _CONSTANT):
         return value
     raise UnsupportedInput(

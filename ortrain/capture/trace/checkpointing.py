@@ -22,21 +22,30 @@ from torch.fx import traceback
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
+from ortrain.capture.trace.patched import replaced
 from ortrain.exclusive import this_thread
 
 # Of a node's `meta["custom"]`, which torch hands on wherever a graph is traced again.
 _KEY = "ortrain_checkpoint"
 _REENTRANT = checkpoint.CheckpointFunction
+# The generator, private of torch, that surrounds the call of the function: of 2.14, and before.
+_AROUND = next(
+    name
+    for name in (
+        "_checkpoint_without_reentrant_generator_impl",
+        "_checkpoint_without_reentrant_generator",
+    )
+    if hasattr(checkpoint, name)
+)
 
 
 @contextlib.contextmanager
 def marked_checkpoints() -> Iterator[None]:
     """Marks the operators of each checkpoint that a trace meets.
 
-    Of checkpoints inside one another, the outermost counts. Private of torch is
-    ``torch.utils.checkpoint._checkpoint_without_reentrant_generator``, which surrounds the call.
+    Of checkpoints inside one another, the outermost counts.
     """
-    own, number, inside = checkpoint._checkpoint_without_reentrant_generator, 0, False
+    own, number, inside = getattr(checkpoint, _AROUND), 0, False
     here = this_thread()
 
     def surround(*args: Any, **kwargs: Any) -> Iterator[None]:
@@ -55,18 +64,14 @@ def marked_checkpoints() -> Iterator[None]:
         finally:
             inside = False
 
-    checkpoint._checkpoint_without_reentrant_generator = surround
-    try:
-        with reentrant_as_the_others():
-            yield
-    finally:
-        checkpoint._checkpoint_without_reentrant_generator = own
+    with replaced(checkpoint, _AROUND, surround), reentrant_as_the_others():
+        yield
 
 
 @contextlib.contextmanager
 def without_checkpoints() -> Iterator[None]:
     """Checkpoints that keep what their function saves, and run it once."""
-    own, here = checkpoint._checkpoint_without_reentrant_generator, this_thread()
+    own, here = getattr(checkpoint, _AROUND), this_thread()
 
     def surround(*args: Any, **kwargs: Any) -> Iterator[None]:
         if here():
@@ -74,12 +79,8 @@ def without_checkpoints() -> Iterator[None]:
         else:
             yield from own(*args, **kwargs)
 
-    checkpoint._checkpoint_without_reentrant_generator = surround
-    try:
-        with reentrant_as_the_others():
-            yield
-    finally:
-        checkpoint._checkpoint_without_reentrant_generator = own
+    with replaced(checkpoint, _AROUND, surround), reentrant_as_the_others():
+        yield
 
 
 @contextlib.contextmanager

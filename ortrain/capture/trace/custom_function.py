@@ -38,9 +38,9 @@ from torch.autograd.function import BackwardCFunction, _SingleLevelFunction
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from ortrain.capture.origin import TORCH
+from ortrain.capture.origin import OWN, TORCH, own_reason
 from ortrain.capture.trace.aside import answers_noted, aside, is_aside
-from ortrain.capture.trace.keeping import keep, keeper
+from ortrain.capture.trace.keeping import Keeper, keep, keeper
 from ortrain.capture.trace.patched import replaced
 from ortrain.errors import CaptureError
 from ortrain.exclusive import this_thread
@@ -48,6 +48,7 @@ from ortrain.kept.call import Site
 
 aten = torch.ops.aten
 
+_APPLY: Any = vars(_FunctionBase)["apply"]  # a class method in C
 _EXPERTS = "GeneratedBackwardFor_transformers_grouped_mm_fallback_default"
 
 _GENERATED = re.compile(r"GeneratedBackwardFor_(.+)_\w+?")
@@ -70,7 +71,7 @@ _QUOTIENTS = {aten.div.Tensor}
 _FUNCTIONS = {aten.exp.default, aten.tanh.default, aten.sigmoid.default, aten.erf.default,
               aten.sin.default, aten.cos.default, aten.square.default, aten.reciprocal.default,
               aten.pow.Tensor_Scalar}  # fmt: skip
-_LINEAR = {aten.neg.default, aten.detach.default}
+_LINEAR = {aten.neg.default, aten.detach.default, aten.alias.default}
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,10 @@ def checked_custom_functions() -> Iterator[None]:
         CaptureError: a function's backward is not known to be the derivative of its forward.
     """
     seen: list[Call] = []
-    plain = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
-
     here = this_thread()
-    applied = _applied(here)
+    reasons: dict[Any, CaptureError | None] = {}
+    applied = _applied(here, reasons)
+    patches = contextlib.ExitStack()
 
     def noted(context: Any) -> None:
         if not here() or is_aside():
@@ -105,23 +106,23 @@ def checked_custom_functions() -> Iterator[None]:
         if _GENERATED.fullmatch(function.__qualname__) and known is not None and known.operators:
             return  # it is recorded as the operator that it is, which has no translation
         caller = sys._getframe(1)
-        if caller.f_code is applied.__code__ and caller.f_back is not None:
-            caller = caller.f_back
+        seen_here = caller.f_code is applied.__code__
         if _of_torch(function):  # control flow, and what `vmap` makes of a function
-            if caller.f_code is plain and _without_gradient(caller.f_locals["args"]):
+            if seen_here and _without_gradient(caller.f_locals["args"]):
                 return  # what comes out is looked at where it does
             raise _refusal(function, _RUN_AGAIN)
         if not torch.is_grad_enabled():
             return
-        if caller.f_code is not plain:
-            raise _refusal(function, "it is called in an unusual way")
+        if not seen_here:
+            patches.enter_context(_met_later(function, here, reasons, seen, _line(caller)))
+            return
         given = caller.f_locals
         args = tuple(map(_described, given["args"]))
         seen.append(Call(function, args, given["kwargs"], _line(caller)))
 
     BackwardCFunction.__init__ = noted  # type: ignore[method-assign, assignment]
     try:
-        with replaced(_SingleLevelFunction, "apply", classmethod(applied)):
+        with _apply_replaced(applied), patches:
             yield
     finally:
         del BackwardCFunction.__init__
@@ -133,15 +134,37 @@ def checked_custom_functions() -> Iterator[None]:
             raise
 
 
-def _applied(here: Callable[[], bool]) -> Callable[..., Any]:
+@contextlib.contextmanager
+def _apply_replaced(apply: Callable[..., Any]) -> Iterator[None]:
+    """Calls `apply` with a custom autograd function and its arguments in the place of ``_APPLY``.
+
+    Until PyTorch 2.13 ``Function.apply`` is Python code that calls the ``apply`` which it inherits.
+    Since 2.14 it is ``_APPLY`` itself, and what has been bound to a name before, as in
+    ``gelu = GELU.apply``, is not met here.
+    """
+
+    def outermost(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():  # it makes a function that comes here
+            return _APPLY.__get__(None, function)(*args, **kwargs)
+        return apply(function, *args, **kwargs)
+
+    function = torch.autograd.Function
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(_SingleLevelFunction, "apply", classmethod(apply)))
+        if vars(function)["apply"] is _APPLY:
+            stack.enter_context(replaced(function, "apply", classmethod(outermost)))
+        yield
+
+
+def _applied(
+    here: Callable[[], bool], reasons: dict[Any, CaptureError | None]
+) -> Callable[..., Any]:
     """``apply`` that keeps a function which cannot be taken apart, where functions may be kept."""
-    plain: Any = vars(_FunctionBase)["apply"]
-    reasons: dict[Any, CaptureError | None] = {}
 
     def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
         known = keeper()
         if _of_torch(function) and here() and not is_aside():
-            result = plain.__get__(None, function)(*args, **kwargs)
+            result = _APPLY.__get__(None, function)(*args, **kwargs)
             if _without_gradient((args, kwargs)) and not _without_gradient(result):
                 raise _refusal(function, _RUN_AGAIN)  # it may have read parameters by other ways
             return result
@@ -154,16 +177,63 @@ def _applied(here: Callable[[], bool]) -> Callable[..., Any]:
             or _of_torch(function)
             or not (torch.is_grad_enabled() or _asks_for_layout(function, args, kwargs))
         ):
-            return plain.__get__(None, function)(*args, **kwargs)
-        line = _line(sys._getframe(1))
-        call = Call(function, tuple(map(_described, args)), kwargs, line)
+            return _APPLY.__get__(None, function)(*args, **kwargs)
+        call = Call(function, tuple(map(_described, args)), kwargs, _line(sys._getframe(1)))
         refused = _reason(call, reasons)
         if refused is None:
-            return plain.__get__(None, function)(*args, **kwargs)
-        site = Site(_named(function), line, refused.because.partition(_NOT_CALLED)[0])
-        return keep(known, function.apply, args, kwargs, site)
+            return _APPLY.__get__(None, function)(*args, **kwargs)
+        return _kept(known, call, refused, args)
 
     return apply
+
+
+def _kept(known: Keeper, call: Call, refused: CaptureError, args: tuple[Any, ...]) -> Any:
+    site = Site(_named(call.function), call.line, refused.because.partition(_NOT_CALLED)[0])
+    return keep(known, call.function.apply, args, call.kwargs, site)
+
+
+@contextlib.contextmanager
+def _met_later(
+    function: Any,
+    here: Callable[[], bool],
+    reasons: dict[Any, CaptureError | None],
+    seen: list[Call],
+    line: str,
+) -> Iterator[None]:
+    """Meets a call where its forward begins: ``apply`` has been bound to a name before the trace.
+
+    Since PyTorch 2.14 such a call goes to C, which makes the context and then calls the forward.
+    """
+    own, known = function.forward, keeper()
+    patch = contextlib.ExitStack()
+
+    def forward(*given: Any, **kwargs: Any) -> Any:
+        if not here() or is_aside():
+            return own(*given, **kwargs)
+        patch.close()
+        args = given if _has_setup(function) else given[1:]
+        call = Call(function, tuple(map(_described, args)), kwargs, line)
+        if known is None or not known.functions or (refused := _reason(call, reasons)) is None:
+            seen.append(call)
+            return own(*given, **kwargs)
+        with _gradients_on():  # as around the call
+            return _kept(known, call, refused, args)
+
+    with patch:
+        patch.enter_context(replaced(function, "forward", staticmethod(forward)))
+        yield
+
+
+@contextlib.contextmanager
+def _gradients_on() -> Iterator[None]:
+    """Switches gradients on, and off again, of which a trace takes no note."""
+    with torch._C.DisableTorchFunction():
+        torch._C._set_grad_enabled(True)
+    try:
+        yield
+    finally:
+        with torch._C.DisableTorchFunction():
+            torch._C._set_grad_enabled(False)
 
 
 def _of_torch(function: type[torch.autograd.Function]) -> bool:
@@ -202,8 +272,8 @@ def _reason(call: Call, known: dict[Any, CaptureError | None]) -> CaptureError |
 
 
 def _line(frame: FrameType | None) -> str:
-    """The innermost line that is not torch's."""
-    while frame is not None and frame.f_code.co_filename.startswith(TORCH):
+    """The innermost line that is neither torch's nor ours."""
+    while frame is not None and frame.f_code.co_filename.startswith((TORCH, OWN)):
         frame = frame.f_back
     return f"({frame.f_code.co_filename}:{frame.f_lineno})" if frame is not None else ""
 
@@ -233,7 +303,8 @@ def _prove(call: Call) -> None:
             form = _form(function, drawn[0])
             agree = form == "" and all(_agree(function, args) for args in drawn)
         except Exception as error:
-            raise _refusal(function, f"trying it failed: {error}") from error
+            because = own_reason(error, "trying it") or f"trying it failed: {error}"
+            raise _refusal(function, because) from error
     if not agree:
         raise _refusal(function, form or "its backward is not the derivative of its forward")
 

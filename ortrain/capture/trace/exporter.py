@@ -45,7 +45,7 @@ from ortrain.capture.trace.value_checks import Ways, value_checks
 from ortrain.errors import CaptureError
 from ortrain.guards import autocast
 
-TESTED = ("2.13",)
+TESTED = ("2.13", "2.14")
 _HOOK = "register_buffer_assignment_hook"
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ortrain.capture.origin import place
+from ortrain.capture.origin import own_reason, place
 from ortrain.capture.trace.aside import answers_noted, aside, is_aside
 from ortrain.capture.trace.found import Found, UnseenWrites, find, like, refused
 from ortrain.capture.trace.refusal import first_line, line_of
@@ -304,7 +304,9 @@ def _found_in_trace(
     except OrtrainError:
         raise
     except Exception as error:
-        why = f"on tensors without contents it raises {type(error).__name__}: {first_line(error)}"
+        why = own_reason(error, "running it on tensors without contents") or (
+            f"on tensors without contents it raises {type(error).__name__}: {first_line(error)}"
+        )
     keeper.layouts += [question for question, _ in answers]  # nobody knows what they go by
     examples = keeper.examples.get(name, [])
     if number >= len(examples):

@@ -14,7 +14,15 @@ from typing import Any
 
 import torch
 
-from ortrain.capture.origin import BESIDE, FRAME, TORCH, is_users, place
+from ortrain.capture.origin import (
+    BESIDE,
+    FRAME,
+    TORCH,
+    is_own,
+    is_users,
+    own_failure,
+    place,
+)
 from ortrain.capture.trace.candidates import codes_of
 from ortrain.errors import CaptureError, OrtrainError, UnsupportedOutput, listing
 from ortrain.module_state.untouched import Effects
@@ -105,6 +113,8 @@ _TRANSFORM = (
     "what a transform differentiates or batches is no part of the trace",
     f"write the derivative or the batch dimension out, {BESIDE}",
 )
+_TRACING = "tracing the forward"
+_BROKEN = (AttributeError, NameError, ImportError, AssertionError)
 _SEVERAL = "only a tensor of one element is true or false, or a number"
 
 # In this order: the first that fits names the failure.
@@ -234,6 +244,8 @@ def _refusal(module: torch.nn.Module, error: BaseException, chain: list[BaseExce
         )
         result.final = True
         return result
+    if own := next(filter(_breaks, chain), None):
+        return Refusal(**own_failure(own, _TRACING))
     if known := named(_evidence(chain), where):
         if _guesses_its_problem(module):
             known.help = (
@@ -242,12 +254,22 @@ def _refusal(module: torch.nn.Module, error: BaseException, chain: list[BaseExce
             )
         return known
     raised = chain[-1]
+    if is_own(raised):
+        return Refusal(**own_failure(raised, _TRACING))
     return Refusal(
         f"the forward raises {type(raised).__name__} while it is traced",
         where=where,
         because=f"{first_line(raised)} (it is traced with tensors that have no values)",
         help=f"change what the forward does there; or {BESIDE}",
     )
+
+
+def _breaks(error: BaseException) -> bool:
+    """Whether code of ortrain's fails, whatever it is given: with another PyTorch, a name is gone.
+
+    Others that it seems to raise may be the user's: operators pass through it in a trace.
+    """
+    return isinstance(error, _BROKEN) and is_own(error)
 
 
 def _guesses_its_problem(module: torch.nn.Module) -> bool:

@@ -22,6 +22,8 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
+from ortrain.guards.layout import inverse, laid
+
 _SOME = 1009
 
 
@@ -44,7 +46,7 @@ class Source:
     @cached_property
     def back(self) -> tuple[int, ...]:
         """The permutation that undoes ``axes``."""
-        return tuple(self.axes.index(axis) for axis in range(len(self.axes)))
+        return inverse(self.axes)
 
 
 def views_of(exported: ExportedProgram) -> tuple[int, ...]:
@@ -126,7 +128,7 @@ def instead(
         elif source.kind == "output":
             result[i] = result[source.index]
         else:
-            result[i] = result[i].permute(source.axes).contiguous().permute(source.back)
+            result[i] = laid(result[i], source.axes, source.back)
     return result
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ortrain.capture.origin import place
+from ortrain.capture.origin import own_reason, place
 from ortrain.capture.trace.found import Effects, Found, refused, ways
 from ortrain.capture.trace.functions import called_instead, twin_of
 from ortrain.capture.trace.keeping import Keeper
@@ -92,7 +92,9 @@ def seen_routines(known: Keeper, module: nn.Module, args: Any, kwargs: Any) -> N
             try:
                 known.seen[function].append(_seen(site, own, args, kwargs, state))
             except Exception as error:
-                because = f"beside the trace it raises {type(error).__name__}: {error}"
+                because = own_reason(error, "running it beside the trace") or (
+                    f"beside the trace it raises {type(error).__name__}: {error}"
+                )
                 known.refused[function] = getattr(error, "because", because)
                 raise
             else:

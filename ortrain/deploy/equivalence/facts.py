@@ -10,6 +10,7 @@ from pathlib import Path
 
 import onnxruntime
 
+from ortrain import __version__
 from ortrain.cpuinfo import cpuinfo
 from ortrain.deploy.model_folder import ModelFolder, external_files_of, load_model
 from ortrain.files.checksums import sha256
@@ -37,7 +38,7 @@ def files_of(folder: ModelFolder) -> tuple[dict[str, int], dict[str, str], dict[
 
 def environment(provider: str, threads: int | None) -> dict[str, str]:
     """Versions and what the processor is called."""
-    found = {"ortrain": _version("ortrain"), "onnxruntime": onnxruntime.__version__}
+    found = {"ortrain": __version__, "onnxruntime": onnxruntime.__version__}
     for package in ("onnx", "onnx-ir", "numpy"):
         found[package] = _version(package)
     return {

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ortrain.errors import InputError, listing
-from ortrain.files.names import expect_within
+from ortrain.files.names import expect_within, leads_out
 
 # Longer names first: one begins with another.
 ROLES = (
@@ -159,7 +159,7 @@ def external_files(path: Path) -> list[str]:
     """Names of the files beside an ONNX file that hold weights of it.
 
     Raises:
-        InputError: the model names one that is not in its folder.
+        InputError: a name leads out of the folder; onnxruntime looks at weights it reads alone.
     """
     import onnx
 
@@ -172,7 +172,12 @@ def external_files(path: Path) -> list[str]:
         if entry.key == "location"
     }
     for name in found:
-        _within(path.parent, name)
+        if leads_out(name):
+            raise InputError(
+                f"{path} has weights in {name!r}",
+                because="that leaves the folder of the model",
+                help="do not use the file unless you know where it comes from",
+            )
     return sorted(found)
 
 

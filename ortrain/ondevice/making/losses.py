@@ -19,6 +19,7 @@ import onnx_ir as ir
 from ortrain.errors import GraphError
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
+from ortrain.graph.indices import from_the_start
 from ortrain.program import Role, set_role
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -112,12 +113,13 @@ class CrossEntropyLoss(Loss):
     Args:
         weight: factor of each class, [C].
         reduction: ``mean`` over the weights of what takes part, ``sum`` or ``none``.
-        ignore_index: label of what takes no part.
+        ignore_index: label of what takes no part; None for torch's -100. Any other label that is
+            no class is an error of the step.
     """
 
     weight: Any = None
     reduction: str = "mean"
-    ignore_index: int | None = None
+    ignore_index: int | None = -100
 
     def __post_init__(self) -> None:
         _check(self.reduction)
@@ -139,10 +141,13 @@ class CrossEntropyLoss(Loss):
             )
         labels = _input(op, labels_name, ir.DataType.INT64, ir.Shape([known[0], *known[2:]]))
         weight = None if self.weight is None else np.asarray(self.weight, np.float32)
-        options: dict[str, Any] = {"reduction": self.reduction}
-        if self.ignore_index is not None:
-            options["ignore_index"] = self.ignore_index
-        result: ir.Value = op.SoftmaxCrossEntropyLoss(scores, labels, weight, **options)
+        ignored = -100 if self.ignore_index is None else self.ignore_index
+        classes = from_the_start(op, labels)
+        if ignored < 0:
+            classes = op.Where(op.Equal(labels, ignored), ignored, classes)
+        result: ir.Value = op.SoftmaxCrossEntropyLoss(
+            scores, classes, weight, reduction=self.reduction, ignore_index=ignored
+        )
         if self.reduction != "none":
             result.shape = ir.Shape([])
         return result

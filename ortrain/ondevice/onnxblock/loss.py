@@ -73,11 +73,11 @@ class CrossEntropyLoss(Block):
     Args:
         weight: factor of each class, [C].
         reduction: ``mean``, ``sum`` or ``none``.
-        ignore_index: the label of what takes no part.
+        ignore_index: the label of what takes no part; None for torch's -100.
     """
 
     def __init__(
-        self, weight: Any = None, reduction: str = "mean", ignore_index: int | None = None
+        self, weight: Any = None, reduction: str = "mean", ignore_index: int | None = -100
     ) -> None:
         super().__init__()
         self._loss = losses.CrossEntropyLoss(weight, reduction, ignore_index)

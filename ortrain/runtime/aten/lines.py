@@ -117,7 +117,8 @@ def render(
     for line in block.lines:
         if line.origin and line.origin != origin:
             origin = line.origin
-            text.append(f"{pad}# {origin}")
+            # One line whatever a graph of a cache says: what follows a line break would be code.
+            text.append(f"{pad}# {' '.join(origin.split())}")
         if line.body is not None:
             text.append(render(line.body, depth + 1))
         else:

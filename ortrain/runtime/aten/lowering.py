@@ -12,9 +12,10 @@ from onnx_ir.passes.common import InlinePass
 
 from ortrain.graph import shapes
 from ortrain.graph.function_body import function_body
+from ortrain.graph.indices import REFUSES, as_given
 from ortrain.graph.rewire import take_place
 from ortrain.ops import expand
-from ortrain.passes.clean import clean
+from ortrain.passes.clean import clean, remove_dead
 from ortrain.program import Program
 from ortrain.runtime.aten.inside import learn_shapes
 from ortrain.runtime.aten.narrowing import bodies_in_float32, leave_casts_to_kernels
@@ -49,9 +50,22 @@ def lower(program: Program) -> Program:
         if learn_shapes(result.graph):  # of which more may follow
             shapes.infer_all(result.model)
             learn_shapes(result.graph)
+    leave_refusals_to_kernels(result)
     result.import_domains()
     result.name_values()
     return result
+
+
+def leave_refusals_to_kernels(program: Program) -> None:
+    """Gives kernels that refuse negative indices by themselves the indices as they are."""
+    for node in list(program.graph.all_nodes()):
+        if node.op_type in ("Gather", "GatherElements", "ScatterElements") and not node.domain:
+            index = node.inputs[1]
+            given = None if index is None else as_given(index)
+            if given is not None:
+                node.replace_input_with(1, given)
+                node.metadata_props[REFUSES] = "1"
+    remove_dead(program.graph)
 
 
 def inline(program: Program) -> int:

@@ -129,7 +129,11 @@ class Writer:
                 tensor = tensor.clone(memory_format=Raw("torch.contiguous_format"))
                 tensor.dtype, tensor.dims = dtype, dims
             elif not is_saved and not tensor.is_contiguous:
+                dims = tensor.dims
                 tensor = tensor.contiguous()
+                if dims is not None and len(dims) == RANK and dims[1] == 1:
+                    # Of one channel both orders are contiguous, and who reads it goes by strides.
+                    tensor = tensor.view([-1]).view([*tensor.shape])
             if not is_saved:
                 taken_by_others |= tensor.roots
             results.append(tensor)

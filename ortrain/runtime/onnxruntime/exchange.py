@@ -17,6 +17,18 @@ _from_dlpack = torch._C._from_dlpack
 _wrap = native.OrtValue.from_dlpack
 
 
+def _takes_bool() -> bool:
+    """Whether this onnxruntime takes bool as such: 1.32 does, those before it uint8 with a flag."""
+    try:
+        _wrap(_to_dlpack(torch.zeros(1, dtype=torch.bool)))
+    except RuntimeError:
+        return False
+    return True
+
+
+_PLAIN_BOOL = _takes_bool()
+
+
 def to_ort(tensor: torch.Tensor) -> Any:
     """An ``OrtValue`` over the memory of a CPU tensor, which it keeps alive.
 
@@ -28,9 +40,9 @@ def to_ort(tensor: torch.Tensor) -> Any:
         tensor = tensor.resolve_neg()
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
-    if tensor.dtype is torch.bool:  # this onnxruntime takes bool as uint8 with a flag
+    if tensor.dtype is torch.bool and not _PLAIN_BOOL:
         return _wrap(_to_dlpack(tensor.view(torch.uint8)), True)
-    return _wrap(_to_dlpack(tensor), False)
+    return _wrap(_to_dlpack(tensor))
 
 
 def to_torch(value: Any, is_bool: bool = False) -> torch.Tensor:

@@ -23,7 +23,6 @@ import onnx_ir as ir
 
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
-from ortrain.graph.indices import from_the_start
 from ortrain.graph.rewire import take_place
 from ortrain.graph.scatter import reduce_places
 from ortrain.graph.walk import only_reader
@@ -52,7 +51,6 @@ def lower(program: Program) -> Program:
 
 def make_standard(program: Program) -> None:
     """Makes a program one of standard operators, in place."""
-    refuse_negative_rows(program)
     expand(program.graph, opset=program.opset)
     count_axes_from_the_front(program)
     pad_along_all_axes(program)
@@ -60,19 +58,6 @@ def make_standard(program: Program) -> None:
     spell_choices_of_bools(program)
     clean(program)
     program.import_domains()
-
-
-def refuse_negative_rows(program: Program) -> int:
-    """Makes embeddings fail at negative indices, as torch's do; returns how many."""
-    changed = 0
-    for node in list(program.graph):
-        index = node.inputs[1] if node.op_type == "Embedding" and node.domain else None
-        if index is None:
-            continue
-        with Builder.before(node, opset=program.opset) as op:
-            node.replace_input_with(1, from_the_start(op, index))
-        changed += 1
-    return changed
 
 
 def count_axes_from_the_front(program: Program) -> int:

@@ -240,6 +240,20 @@ def test_a_function_that_may_not_be_its_derivative_somewhere_is_refused(
         capture(Calls(function), (torch.randn(3, 4),))
 
 
+square = Square.apply
+
+
+def test_a_function_bound_before_the_trace_is_proven_as_others_are() -> None:
+    class Squares(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = square(x)
+            return result
+
+    captured = capture(Squares(), (torch.randn(3, 4),))
+    assert "Mul" in captured.program.operators()
+    assert vars(Square)["forward"].__func__.__qualname__ == "Square.forward"
+
+
 class Mapped(torch.autograd.Function):
     generate_vmap_rule = True
 

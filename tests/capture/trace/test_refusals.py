@@ -26,7 +26,7 @@ from ortrain.errors import OrtrainError
 # What a user can do nothing with: internals of the exporter, and of ours.
 INTERNAL = (
     "u0", "zuf0", "unhinted", "FakeTensor", "fake tensor", "pytree", "github", "Unsupported",
-    "SymFloat", "SymInt", " at 0x", "proxy", "ortrain's own", "non-strict", "GeneratedBackward",
+    "SymFloat", "SymInt", " at 0x", "proxy", "ortrain itself", "non-strict", "GeneratedBackward",
     "functorch",
 )  # fmt: skip
 

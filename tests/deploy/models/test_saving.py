@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
+import onnx
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -20,7 +21,8 @@ from ortrain.deploy import (
     ORTQuantizer,
 )
 from ortrain.deploy.models import ORTModel, ORTModelForSequenceClassification
-from ortrain.errors import NotServed, SaveError, StateError
+from ortrain.deploy.models.files import external_files
+from ortrain.errors import InputError, NotServed, SaveError, StateError
 from tests.deploy.exported import call, folder, ort_model, torch_model
 from tests.deploy.models.test_pipelines import tokenizer
 
@@ -164,3 +166,21 @@ def test_it_stays_in_its_precision_by_the_short_names_too() -> None:
 def test_what_has_no_task_says_so() -> None:
     with pytest.raises(TypeError, match=r"ORTModel is what models of all tasks are.*its task"):
         ORTModel.from_pretrained(folder("classes"))
+
+
+@pytest.mark.parametrize("place", ["../secret", "weights/../../secret", "/tmp/secret"])
+def test_weights_that_a_file_wants_from_elsewhere_are_not_copied(
+    place: str, tmp_path: Path
+) -> None:
+    """onnxruntime looks at those alone that a node reads."""
+    shutil.copytree(folder("classes"), tmp_path / "model")
+    file = tmp_path / "model" / "model.onnx"
+    model = onnx.load(file)
+    outside = model.graph.initializer.add(
+        name="outside", data_type=onnx.TensorProto.UINT8, dims=[1],
+        data_location=onnx.TensorProto.EXTERNAL,
+    )  # fmt: skip
+    outside.external_data.add(key="location", value=place)
+    file.write_bytes(model.SerializeToString())
+    with pytest.raises(InputError, match="leaves the folder of the model"):
+        external_files(file)

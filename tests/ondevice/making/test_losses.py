@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from ortrain.autodiff import differentiate
-from ortrain.errors import GraphError
+from ortrain.errors import ExecutionError, GraphError
 from ortrain.ondevice import losses
 from ortrain.program import Program, Role, set_role
+from ortrain.runtime.onnxruntime.executor import OnnxRuntimeExecutor
 from tests.programs import program, run
 
 WEIGHT = np.array([1.0, 0.5, 2.0], np.float32)
@@ -72,10 +73,28 @@ def test_cross_entropy_of_rows_sequences_and_images(
     compared(losses.CrossEntropyLoss(weight, reduction), reference, floats(*shape), labels)
 
 
-def test_labels_to_ignore_take_no_part() -> None:
-    labels = np.array([0, -100, 2, 1])
-    reference = nn.CrossEntropyLoss()
-    compared(losses.CrossEntropyLoss(ignore_index=-100), reference, floats(4, 3), labels)
+@pytest.mark.parametrize("weight", [None, WEIGHT])
+@pytest.mark.parametrize("ignored", [None, -100, 1, -1])
+def test_labels_to_ignore_take_no_part(ignored: int | None, weight: np.ndarray | None) -> None:
+    label = -100 if ignored is None else ignored
+    of_torch = None if weight is None else torch.tensor(weight)
+    reference = nn.CrossEntropyLoss(of_torch, ignore_index=label)
+    loss = losses.CrossEntropyLoss(weight, ignore_index=ignored)
+    compared(loss, reference, floats(4, 3), np.array([0, label, 2, label]))
+    compared(loss, reference, floats(2, 3), np.array([label, label]))  # the mean of none is NaN
+
+
+def test_torchs_own_label_is_ignored_by_default() -> None:
+    compared(losses.CrossEntropyLoss(), nn.CrossEntropyLoss(), floats(3, 3), np.array([0, -100, 2]))
+
+
+@pytest.mark.parametrize("label", [-1, -3, 3, -101])
+def test_a_label_that_is_no_class_is_an_error(label: int) -> None:
+    subject = program(lambda op, x: losses.CrossEntropyLoss()(op, op.Identity(x)), {"x": (2, 3)})
+    executor = OnnxRuntimeExecutor()
+    compiled = executor.compile(executor.lower(subject))
+    with pytest.raises(ExecutionError, match=r"(?i)out of .*bounds|within bounds|out of range"):
+        compiled.run([floats(2, 3), np.array([0, label])])
 
 
 def test_an_unknown_reduction_is_refused_at_once() -> None:

@@ -157,3 +157,15 @@ def test_what_compile_refuses_is_missing_and_says_why():
     assert reasons["Conv"] == "PyTorch has no convolution over 4 axes"
     with pytest.raises(ExecutionError, match="serves 'Conv'"):
         executor.compile(lowered)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+def test_what_a_graph_says_of_its_origin_is_no_code(end: str) -> None:
+    def body(op, x):
+        op.origin = f"model.py:7{end}    raise SystemExit"
+        return op.Neg(x)
+
+    executor = AtenExecutor()
+    x = np.ones(2, np.float32)
+    (negated,) = executor.compile(executor.lower(program(body, {"x": (2,)}))).run([x])
+    np.testing.assert_array_equal(negated, -x)

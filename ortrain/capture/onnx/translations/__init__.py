@@ -20,6 +20,7 @@ from ortrain.capture.onnx.translations import (
     random,
     recurrent,
     reduce,
+    resize,
     shape,
 )
 from ortrain.capture.onnx.translations.base import TRANSLATIONS, recorded, translating

@@ -17,18 +17,19 @@ from ortrain.capture.onnx.translations.base import (
     translation,
 )
 from ortrain.graph import shapes
+from ortrain.graph.indices import from_the_start
 
 
 @translation(aten.gather.default)
 def gather(
     op: Translator, self: ir.Value, dim: int, index: ir.Value, *, sparse_grad: bool = False
 ) -> ir.Value:
-    return op.GatherElements(self, index, axis=dim)
+    return op.GatherElements(self, from_the_start(op, index), axis=dim)
 
 
 @translation(aten.index_select.default)
 def index_select(op: Translator, self: ir.Value, dim: int, index: ir.Value) -> ir.Value:
-    return op.Gather(self, index, axis=dim)
+    return op.Gather(self, from_the_start(op, index), axis=dim)
 
 
 @translation(aten.index.Tensor)
@@ -181,14 +182,69 @@ def slice_scatter(
     return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=dim)
 
 
-def _put(op: Translator, self: ir.Value, src: ir.Value, dim: int, places: ir.Value) -> ir.Value:
-    """A tensor with others in its places along a dimension."""
+@translation(aten.index_copy.default)
+def index_copy(
+    op: Translator, self: ir.Value, dim: int, index: ir.Value, source: ir.Value
+) -> ir.Value:
+    return _put(op, self, _of_rank(op, source, self, dim), dim, _along(op, index))
+
+
+@translation(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def index_fill(
+    op: Translator, self: ir.Value, dim: int, index: ir.Value, value: Scalar
+) -> ir.Value:
+    """Of those that write along a dimension, the one which takes negative indices."""
+    length = shapes.rank(self)
+    assert length is not None
+    met = op.beside(value, self)
+    fill = met if isinstance(met, ir.Value) else op.constant(met, self.dtype)
+    places = op.Reshape(op.cast(index, ir.DataType.INT64), [-1])
+    sizes = [op.dim(places, 0) if d == dim % length else op.dim(self, d) for d in range(length)]
+    return _put(op, self, op.Expand(fill, op.Concat(*sizes, axis=0)), dim, places)
+
+
+@translation(aten.index_add.default)
+def index_add(
+    op: Translator,
+    self: ir.Value,
+    dim: int,
+    index: ir.Value,
+    source: ir.Value,
+    *,
+    alpha: Scalar = 1,
+) -> ir.Value:
+    if isinstance(alpha, ir.Value) or alpha != 1:
+        source = op.Mul(source, op.beside(alpha, source))
+    return _put(op, self, _of_rank(op, source, self, dim), dim, _along(op, index), "add")
+
+
+def _along(op: Translator, index: ir.Value) -> ir.Value:
+    """Places of one dimension, int64 [n]."""
+    places = from_the_start(op, op.cast(index, ir.DataType.INT64))
+    return places if shapes.rank(index) else op.Reshape(places, [1])
+
+
+def _of_rank(op: Translator, source: ir.Value, self: ir.Value, dim: int) -> ir.Value:
+    """A source for one index may lack the dimension."""
+    return source if shapes.rank(source) == shapes.rank(self) else op.Unsqueeze(source, [dim])
+
+
+def _put(
+    op: Translator,
+    self: ir.Value,
+    src: ir.Value,
+    dim: int,
+    places: ir.Value,
+    reduction: str = "none",
+) -> ir.Value:
+    """A tensor with others in its places along a dimension, or added there."""
     length = shapes.rank(self)
     assert length is not None
     first = [dim % length, *(d for d in range(length) if d != dim % length)]
     back = [first.index(d) for d in range(length)]
     ahead, of_src = op.Transpose(self, perm=first), op.Transpose(src, perm=first)
-    return op.Transpose(op.ScatterND(ahead, op.Unsqueeze(places, [1]), of_src), perm=back)
+    places = op.Unsqueeze(places, [1])
+    return op.Transpose(op.ScatterND(ahead, places, of_src, reduction=reduction), perm=back)
 
 
 @translation(aten.select_scatter.default)
@@ -268,7 +324,42 @@ def scatter_value(
         fill = op.Cast(value, to=self.dtype) if value.dtype != self.dtype else value
     else:
         fill = op.constant(value, self.dtype)
-    return op.ScatterElements(self, index, op.Expand(fill, op.shape(index)), axis=dim)
+    return _scatter(op, self, dim, index, op.Expand(fill, op.shape(index)))
+
+
+@translation(aten.scatter.src)
+def scatter(
+    op: Translator, self: ir.Value, dim: int, index: ir.Value, src: ir.Value
+) -> ir.Value:
+    return _scatter(op, self, dim, index, _leading(op, src, index))
+
+
+@translation(aten.scatter_add.default)
+def scatter_add(
+    op: Translator, self: ir.Value, dim: int, index: ir.Value, src: ir.Value
+) -> ir.Value:
+    return _scatter(op, self, dim, index, _leading(op, src, index), "add")
+
+
+def _scatter(
+    op: Translator,
+    self: ir.Value,
+    dim: int,
+    index: ir.Value,
+    src: ir.Value,
+    reduction: str = "none",
+) -> ir.Value:
+    places = from_the_start(op, index)
+    return op.ScatterElements(self, places, src, axis=dim, reduction=reduction)
+
+
+def _leading(op: Translator, src: ir.Value, index: ir.Value) -> ir.Value:
+    """The part of a source that torch reads: of the shape of the index."""
+    if shapes.dims(index) == shapes.dims(src):
+        return src
+    length = shapes.rank(index)
+    assert length is not None
+    return op.Slice(src, [0] * length, op.shape(index), list(range(length)), [1] * length)
 
 
 _SCATTERED = {"sum": "add", "mean": "add", "amax": "max", "amin": "min"}
@@ -291,10 +382,8 @@ def scatter_reduce(
     if self.dtype not in shapes.FLOATING and (reduce == "mean" or alone):
         raise refuse("scatter_reduce of whole numbers")
     assert self.dtype is not None
-    if shapes.dims(index) != shapes.dims(src):  # torch reads the leading part of the source
-        length = shapes.rank(index)
-        assert length is not None
-        src = op.Slice(src, [0] * length, op.shape(index), list(range(length)), [1] * length)
+    src = _leading(op, src, index)
+    index = from_the_start(op, index)
     if not include_self:
         neutral = {"amax": float("-inf"), "amin": float("inf")}.get(reduce, 0.0)
         nothing = op.Expand(op.constant(neutral, self.dtype), op.shape(index))

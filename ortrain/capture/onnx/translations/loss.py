@@ -120,7 +120,7 @@ def multilabel_margin_loss(
     last = op.constant(np.int64(-1))
     ended = op.CumSum(op.cast(op.Less(target, 0), ir.DataType.INT64), last)
     valid = op.Equal(ended, 0)
-    index = from_the_start(op, op.Where(valid, target, 0))
+    index = from_the_start(op, op.Where(op.Equal(target, -1), 0, target))
     counts = op.cast(valid, self.dtype)
     among = op.ScatterElements(op.zeros_like(self), index, counts, axis=-1, reduction="add")
     other = op.cast(op.Equal(among, 0), self.dtype)

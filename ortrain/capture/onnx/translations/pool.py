@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ortrain.capture.onnx.translations.base import Size, Translator, aten, symbolic, translation
 from ortrain.capture.onnx.translations.conv import spread
 from ortrain.graph import shapes
+from ortrain.graph.indices import from_the_start
 
 Window = int | Sequence[int]
 
@@ -121,7 +122,7 @@ def max_unpool(
     zeros = op.Expand(op.constant(0, self.dtype), op.Concat(*lead, plane, axis=0))
     zeros.shape = ir.Shape([*(shapes.dims(self) or ())[: length - count], None])
     flat = op.constant(np.array([0] * (length - count) + [-1], np.int64))
-    places, values = op.Reshape(indices, flat), op.Reshape(self, flat)
+    places, values = op.Reshape(from_the_start(op, indices), flat), op.Reshape(self, flat)
     whole = op.ScatterElements(zeros, places, values, axis=length - count)
     return op.Reshape(whole, op.Concat(*lead, size, axis=0))
 

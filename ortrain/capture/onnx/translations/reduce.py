@@ -32,8 +32,20 @@ def sum(
     return op.ReduceSum(_summand(op, self, dtype), *axes_of(dim), keepdims=int(keepdim))
 
 
+@translation(aten.prod.default)
+def prod_all(op: Translator, self: ir.Value, *, dtype: Any = None) -> ir.Value:
+    return op.ReduceProd(_summand(op, self, dtype), keepdims=0)
+
+
+@translation(aten.prod.dim_int)
+def prod(
+    op: Translator, self: ir.Value, dim: int, keepdim: bool = False, *, dtype: Any = None
+) -> ir.Value:
+    return op.ReduceProd(_summand(op, self, dtype), *axes_of(dim), keepdims=int(keepdim))
+
+
 def _summand(op: Translator, value: ir.Value, dtype: Any) -> ir.Value:
-    """Torch sums small integers in int64."""
+    """Torch sums and multiplies small integers in int64."""
     if dtype is None or dtype == -1:
         return op.cast(value, ir.DataType.INT64) if value.dtype in _WHOLE else value
     return in_dtype(op, value, dtype)

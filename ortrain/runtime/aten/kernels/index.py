@@ -7,7 +7,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from ortrain.graph.indices import is_never_negative
+from ortrain.graph.indices import REFUSES, is_never_negative
 from ortrain.runtime.aten.dtypes import UNSIGNED
 from ortrain.runtime.aten.kernels.shape import counted, shaped, sized
 from ortrain.runtime.aten.operands import Host, product
@@ -39,7 +39,7 @@ def gather(t, data, indices, *, axis=0, node):
             return sized(data.select(axis, items[0]), lead + rest)
         if len(items) == 1 or (indices.known and _is_run(indices.known)):
             return sized(data.narrow(axis, items[0], len(items)), (*lead, len(items), *rest))
-    return picked(t, data, t.tensor(indices), axis, node.inputs[1])
+    return picked(t, data, t.tensor(indices), axis, node)
 
 
 def _is_run(items):
@@ -48,16 +48,16 @@ def _is_run(items):
     return runs and (items[0] >= 0 or items[-1] < 0)
 
 
-def picked(t, data, indices, axis, value):
-    """Places of an axis by a tensor of them, which is that of a value of the program."""
+def picked(t, data, indices, axis, node):
+    """Places of an axis by a tensor of them, which a node of the program is given."""
     lead, rest = data.dims[:axis], data.dims[axis + 1 :]
     dims = lead + indices.dims + rest
-    if math.prod(d if isinstance(d, int) else ROW for d in rest) < ROW:
+    if REFUSES not in node.metadata_props and math.prod(_known(rest)) < ROW:
         # Indexing knows by itself that negative ones count from the end.
         if data.rank == 1 and indices.dtype is ir.DataType.INT64:
             return sized(data.take(indices), dims)
         return sized(_indexed(t, data, [None] * axis + [indices]), dims)
-    indices = from_start(t, indices, data, axis, value)
+    indices = from_start(t, indices, data, axis, node)
     if indices.rank == 1:
         return sized(data.index_select(axis, indices), dims)
     if axis == 0 and data.rank == 2:
@@ -65,6 +65,10 @@ def picked(t, data, indices, axis, value):
     rows = data.index_select(axis, indices.reshape(-1))
     sizes = data.shape
     return shaped(rows, [*sizes[:axis], *indices.shape, *sizes[axis + 1 :]])
+
+
+def _known(dims):
+    return [d if isinstance(d, int) else ROW for d in dims]
 
 
 def _indexed(t, data, places):
@@ -77,9 +81,9 @@ def _indexed(t, data, places):
     return t.at(data, *(":" if place is None else place for place in places))
 
 
-def from_start(t, indices, data, axis, value):
-    """Indices of an axis without negative ones, which PyTorch's kernels refuse."""
-    if is_never_negative(value):
+def from_start(t, indices, data, axis, node):
+    """A node's indices of an axis without negative ones, which PyTorch's kernels refuse."""
+    if REFUSES in node.metadata_props or is_never_negative(node.inputs[1]):
         return indices
     size = data.size(axis)
     if indices.array is not None and isinstance(size, int):
@@ -109,7 +113,7 @@ def unpack(t, data, places, sizes):
 @kernel("GatherElements")
 def gather_elements(t, data, indices, *, axis=0, node):
     data = t.tensor(data)
-    indices = from_start(t, t.tensor(indices), data, axis, node.inputs[1])
+    indices = from_start(t, t.tensor(indices), data, axis, node)
     return sized(t.gather(data, axis, _long(indices)), indices.dims)
 
 
@@ -125,7 +129,7 @@ def gather_nd(t, data, indices, *, batch_dims=0, node):
     if not isinstance(width, int):
         return t.call("late.gather_nd", data, indices, batch_dims)
     if width == 1 and not batch_dims:
-        return picked(t, data, _last(indices, 0), 0, node.inputs[1])
+        return picked(t, data, _last(indices, 0), 0, node)
     ranges = []
     for axis in range(batch_dims):
         column = [1] * (indices.rank - 1)
@@ -178,7 +182,7 @@ _REDUCTIONS = {"mul": "prod", "max": "amax", "min": "amin"}
 @kernel("Scatter", "ScatterElements")
 def scatter_elements(t, data, indices, updates, *, axis=0, reduction="none", node):
     data, updates = t.tensor(data), t.tensor(updates)
-    indices = _long(from_start(t, t.tensor(indices), data, axis, node.inputs[1]))
+    indices = _long(from_start(t, t.tensor(indices), data, axis, node))
     if reduction in ("none", "add"):
         function = t.scatter if reduction == "none" else t.scatter_add
         return sized(function(data, axis, indices, updates), data.dims)
@@ -200,11 +204,15 @@ def scatter_nd(t, data, indices, updates, *, reduction="none", node):
     if reduction == "none":
         places = [_last(indices, i) for i in range(width)]
         return sized(t.index_put(data, places, updates), data.dims)
-    row = None
+    row = inside = None
     for axis in range(width):
-        place = from_start(t, _last(indices, axis), data, axis, node.inputs[1])
-        row = place if row is None else row * data.size(axis) + place
+        place, size = from_start(t, _last(indices, axis), data, axis, node), data.size(axis)
+        within = t.logical_and(t.ge(place, 0), t.lt(place, size)) if width > 1 else None
+        inside = within if inside is None else t.logical_and(inside, within)
+        row = place if row is None else row * size + place
     assert row is not None
+    if inside is not None:  # the number of a row could be another's
+        row = t.where(inside, row, -1)
     row, lead, rest = row.reshape(-1), data.shape[:width], data.shape[width:]
     rows = data if width == 1 else data.reshape(product(lead), *rest)
     updates = updates.reshape(product(indices.shape[:-1]), *rest)

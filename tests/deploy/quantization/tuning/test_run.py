@@ -20,6 +20,7 @@ from ortrain.deploy.quantization import (
 from ortrain.deploy.quantization.rewrites import Rewrites
 from ortrain.deploy.quantization.tuning.rows import Rows
 from ortrain.deploy.quantization.tuning.run import FineTuned, fine_tune
+from tests.breadth import crossed
 from tests.deploy import exported
 from tests.deploy.quantization.models import classifier, ids
 
@@ -106,8 +107,9 @@ def words(seed: int) -> dict[str, np.ndarray]:
     return {"input_ids": rng.integers(5, exported.WORDS, (4, 7)), "attention_mask": mask}
 
 
-@pytest.mark.parametrize("is_static", [False, True])
-@pytest.mark.parametrize("name", ["classes", "features"])
+@pytest.mark.parametrize(
+    ("name", "is_static"), crossed(["classes", "features"], [False, True], one_in=2)
+)
 def test_an_exported_transformer_is_trained_through_its_attention(
     name: str, is_static: bool
 ) -> None:

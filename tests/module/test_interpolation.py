@@ -1,0 +1,105 @@
+"""Interpolation takes the places that PyTorch's kernels take, in memory of the order of the tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ortrain import Options, ORTModule
+
+
+class Interpolating(nn.Module):
+    """By each of some ways, of a tensor whose size is open or fixed."""
+
+    def __init__(self, ways: list[dict[str, Any]], fixed: bool, axes: int) -> None:
+        super().__init__()
+        self.ways, self.fixed, self.axes = ways, fixed, axes
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        x = x * self.weight.to(x.dtype)
+        x = x.reshape(1, 1, *SIZES[: self.axes]) if self.fixed else x
+        return [F.interpolate(x, **way) for way in self.ways]
+
+
+SIZES = (89, 7, 3)
+FACTORS = [1 / 30, 1 / 7, 0.3, 0.7, 1 / 3, 1.3, 5 / 3, 2.0, 7.3, 41.0, 49.0]
+
+
+def _ways(mode: str, axes: int, dtype: torch.dtype) -> list[dict[str, Any]]:
+    ways: list[dict[str, Any]] = []
+    # Of float64 PyTorch's backward goes to other places than its forward by the last two.
+    few = FACTORS[:9] if dtype is torch.float64 else FACTORS
+    for factor in few if axes == 1 else FACTORS[3:8]:
+        own = (factor, *[1.0, 2.0][: axes - 1])
+        ways += [{"scale_factor": own, "recompute_scale_factor": r} for r in (None, True)]
+    return [{"mode": mode, **w} for w in [*ways, {"size": (31, 5, 3)[:axes]}]]
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize(
+    ("mode", "axes", "dtype"),
+    [
+        ("nearest", 1, torch.float32),
+        ("nearest", 1, torch.float64),
+        ("nearest", 1, torch.bfloat16),
+        ("nearest", 2, torch.float32),
+        ("nearest", 3, torch.float32),
+        ("nearest-exact", 1, torch.float32),
+        ("nearest-exact", 2, torch.float32),
+    ],
+)
+def test_the_nearest_places_are_those_of_pytorch(
+    mode: str, axes: int, dtype: torch.dtype, fixed: bool, engine: str
+) -> None:
+    if dtype is torch.bfloat16 and engine == "onnxruntime":
+        pytest.skip("reduced precision is not served by onnxruntime")
+    ways = _ways(mode, axes, dtype)
+    eager = Interpolating(ways, fixed, axes)
+    options = Options(engine=engine, fallback="raise")  # type: ignore[arg-type]
+    model = ORTModule(Interpolating(ways, fixed, axes), options=options)
+    sizes = SIZES[:axes]
+    x = torch.arange(torch.Size(sizes).numel()).remainder(251).to(dtype).view(1, 1, *sizes)
+    gradients = []
+    for module in (eager, model):
+        given = x.clone().requires_grad_()
+        outputs = module(given)
+        sum((y * torch.arange(y.numel()).view(y.shape).remainder(7)).sum() for y in outputs).backward()
+        gradients.append((outputs, given.grad))
+    (wanted, its), (got, own) = gradients
+    for way, a, b in zip(ways, got, wanted, strict=True):
+        assert torch.equal(a, b), way
+    torch.testing.assert_close(own, its, rtol=2e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize("factor", [1 / 300, 2.0])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_the_gradient_of_the_nearest_has_no_matrix(
+    factor: float, fixed: bool, engine: str
+) -> None:
+    """For 118,800 samples it had 14 billion numbers."""
+    count = 118_800
+
+    class Nearest(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x * self.weight
+            return F.interpolate(x.reshape(1, 1, count) if fixed else x, scale_factor=factor)
+
+    module, x = Nearest(), torch.randn(1, 1, count)
+    options = Options(engine=engine, fallback="raise")  # type: ignore[arg-type]
+    y = ORTModule(module, options=options)(x)
+    y.square().mean().backward()
+    wanted = F.interpolate(x, scale_factor=factor)
+    assert torch.equal(y, wanted)
+    assert module.weight.grad is not None
+    torch.testing.assert_close(module.weight.grad[0], 2 * wanted.square().mean(), rtol=1e-4, atol=0)
