@@ -16,7 +16,7 @@ _is_shown: ContextVar[bool] = ContextVar("progress", default=False)
 def shown() -> Iterator[None]:
     """Inside, loops are shown on standard error where that is a terminal and tqdm is installed.
 
-    tqdm comes with the extra ``hf``; without it nothing is shown.
+    It comes with the extra ``onnx``; without it nothing is shown.
     """
     token = _is_shown.set(True)
     try:

@@ -195,5 +195,5 @@ def test_damaged_arrays_are_one_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/dev/zero", ".", "none.npz"])
 def test_what_holds_no_arrays_is_refused(path: str) -> None:
-    with pytest.raises(InputError, match="cannot read"):
+    with pytest.raises(InputError, match=r"cannot read|is a directory|is a device"):
         arrays(Path(path), ["x"])
