@@ -8,7 +8,6 @@ import onnx_ir as ir
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 
-
 # Beyond any axis, and a product with the length of a row stays below 2**63.
 BEYOND = 2**31 - 1
 

@@ -1,4 +1,4 @@
-"""Interpolation takes the places that PyTorch's kernels take, in memory of the order of the tensor."""
+"""Interpolation takes the places that PyTorch's kernels take, in as much memory as its tensors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from ortrain import Options, ORTModule
 
@@ -69,7 +69,9 @@ def test_the_nearest_places_are_those_of_pytorch(
     for module in (eager, model):
         given = x.clone().requires_grad_()
         outputs = module(given)
-        sum((y * torch.arange(y.numel()).view(y.shape).remainder(7)).sum() for y in outputs).backward()
+        sum(
+            (y * torch.arange(y.numel()).view(y.shape).remainder(7)).sum() for y in outputs
+        ).backward()
         gradients.append((outputs, given.grad))
     (wanted, its), (got, own) = gradients
     for way, a, b in zip(ways, got, wanted, strict=True):
@@ -80,9 +82,7 @@ def test_the_nearest_places_are_those_of_pytorch(
 @pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
 @pytest.mark.parametrize("factor", [1 / 300, 2.0])
 @pytest.mark.parametrize("fixed", [False, True])
-def test_the_gradient_of_the_nearest_has_no_matrix(
-    factor: float, fixed: bool, engine: str
-) -> None:
+def test_the_gradient_of_the_nearest_has_no_matrix(factor: float, fixed: bool, engine: str) -> None:
     """For 118,800 samples it had 14 billion numbers."""
     count = 118_800
 

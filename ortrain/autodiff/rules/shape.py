@@ -248,7 +248,9 @@ def resize(
                 dx = op.ReduceSum(apart, [axis + 1], keepdims=0)
                 continue
             target = [None if v is None else op.Gather(v, [place]) for v in (scales, sizes)]
-            row = op.Range(np.float32(0), op.cast(op.Squeeze(size, [0]), ir.DataType.FLOAT), np.float32(1))
+            row = op.Range(
+                np.float32(0), op.cast(op.Squeeze(size, [0]), ir.DataType.FLOAT), np.float32(1)
+            )
             places = op.cast(op.Resize(row, None, *target, **given), ir.DataType.INT64)
             zeros = op.Expand(op.constant(0, x.dtype), op.Concat(lead, size, rest, axis=0))
             dx = g.composite("GatherGradient", dx, g.like(zeros), places, axis=axis)
