@@ -37,9 +37,7 @@ class Together(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(
-    ("other", "number"), [(torch.float64, 0.1), (torch.float32, 0.1), (torch.int64, 4099)]
-)
+@pytest.mark.parametrize(("other", "number"), [(torch.float64, 0.1), (torch.int64, 4099)])
 def test_a_tensor_without_dimensions_is_rounded_where_pytorch_rounds_it(
     dtype: torch.dtype, other: torch.dtype, number: float
 ) -> None:
