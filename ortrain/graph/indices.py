@@ -8,7 +8,6 @@ import onnx_ir as ir
 from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 
-
 # Beyond any axis, and a product with the length of a row stays below 2**63.
 BEYOND = 2**31 - 1
 
@@ -34,9 +33,9 @@ def from_the_start(op: Builder, index: ir.Value) -> ir.Value:
     return result
 
 
-def as_given(index: ir.Value) -> ir.Value | None:
+def as_given(index: ir.Value | None) -> ir.Value | None:
     """What :func:`from_the_start` made an index of; None where it is none of these."""
-    node = index.producer()
+    node = index.producer() if index is not None else None
     if node is None or node.op_type != "Where" or node.domain:
         return None
     condition, beyond, given = node.inputs

@@ -1,4 +1,4 @@
-"""Interpolation takes the places that PyTorch's kernels take, in memory of the order of the tensor."""
+"""Interpolation takes the places that PyTorch's kernels take, in as much memory as its tensors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from ortrain import Options, ORTModule
 
@@ -27,14 +27,14 @@ class Interpolating(nn.Module):
 
 
 SIZES = (89, 7, 3)
-FACTORS = [1 / 30, 1 / 7, 0.3, 0.7, 1 / 3, 1.3, 5 / 3, 2.0, 7.3, 41.0, 49.0]
+FACTORS = [1 / 30, 0.3, 0.7, 5 / 3, 2.0, 7.3, 41.0, 49.0]
 
 
 def _ways(mode: str, axes: int, dtype: torch.dtype) -> list[dict[str, Any]]:
     ways: list[dict[str, Any]] = []
     # Of float64 PyTorch's backward goes to other places than its forward by the last two.
-    few = FACTORS[:9] if dtype is torch.float64 else FACTORS
-    for factor in few if axes == 1 else FACTORS[3:8]:
+    few = FACTORS[:6] if dtype is torch.float64 else FACTORS
+    for factor in few if axes == 1 else FACTORS[2:5]:
         own = (factor, *[1.0, 2.0][: axes - 1])
         ways += [{"scale_factor": own, "recompute_scale_factor": r} for r in (None, True)]
     return [{"mode": mode, **w} for w in [*ways, {"size": (31, 5, 3)[:axes]}]]
@@ -69,7 +69,8 @@ def test_the_nearest_places_are_those_of_pytorch(
     for module in (eager, model):
         given = x.clone().requires_grad_()
         outputs = module(given)
-        sum((y * torch.arange(y.numel()).view(y.shape).remainder(7)).sum() for y in outputs).backward()
+        weights = [torch.arange(y.numel()).view(y.shape).remainder(7) for y in outputs]
+        torch.stack([(y * w).sum() for y, w in zip(outputs, weights, strict=True)]).sum().backward()
         gradients.append((outputs, given.grad))
     (wanted, its), (got, own) = gradients
     for way, a, b in zip(ways, got, wanted, strict=True):
@@ -80,9 +81,7 @@ def test_the_nearest_places_are_those_of_pytorch(
 @pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
 @pytest.mark.parametrize("factor", [1 / 300, 2.0])
 @pytest.mark.parametrize("fixed", [False, True])
-def test_the_gradient_of_the_nearest_has_no_matrix(
-    factor: float, fixed: bool, engine: str
-) -> None:
+def test_the_gradient_of_the_nearest_has_no_matrix(factor: float, fixed: bool, engine: str) -> None:
     """For 118,800 samples it had 14 billion numbers."""
     count = 118_800
 

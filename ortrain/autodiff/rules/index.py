@@ -1,4 +1,4 @@
-"""Gathering and scattering. What the forward has read or written at an index is within the range."""
+"""Gathering and scattering. Where the forward has read or written, no index is out of range."""
 
 from __future__ import annotations
 

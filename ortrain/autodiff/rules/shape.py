@@ -240,16 +240,20 @@ def resize(
             continue
         size = op.dim(x, axis)
         if mode == "nearest" and not _is_small(before[axis], after[axis]):
-            shape, factor = op.shape(dx), None if sizes is not None else float(factors[place])
+            shape = op.shape(dx)
+            stated = factors is not None and factors.size and sizes is None
+            factor = float(factors[place]) if stated and factors is not None else 0.0
             lead, rest = (op.Slice(shape, [a], [b]) for a, b in ((0, axis), (axis + 1, length)))
-            whole = factor is not None and factor >= 1 and factor.is_integer()
+            whole = factor >= 1 and factor.is_integer()
             if whole and (coordinate_transformation_mode, nearest_mode) == ("asymmetric", "floor"):
                 apart = op.Reshape(dx, op.Concat(lead, [-1, int(factor)], rest, axis=0))
                 dx = op.ReduceSum(apart, [axis + 1], keepdims=0)
                 continue
-            target = [None if v is None else op.Gather(v, [place]) for v in (scales, sizes)]
-            row = op.Range(np.float32(0), op.cast(op.Squeeze(size, [0]), ir.DataType.FLOAT), np.float32(1))
-            places = op.cast(op.Resize(row, None, *target, **given), ir.DataType.INT64)
+            numbers = [None if v is None else op.Gather(v, [place]) for v in (scales, sizes)]
+            row = op.Range(
+                np.float32(0), op.cast(op.Squeeze(size, [0]), ir.DataType.FLOAT), np.float32(1)
+            )
+            places = op.cast(op.Resize(row, None, *numbers, **given), ir.DataType.INT64)
             zeros = op.Expand(op.constant(0, x.dtype), op.Concat(lead, size, rest, axis=0))
             dx = g.composite("GatherGradient", dx, g.like(zeros), places, axis=axis)
             continue

@@ -26,6 +26,9 @@ _POINTWISE = {
 _COMPARING = {"eq", "ne", "ge", "gt", "le", "lt"}
 # Of what they are given, whole numbers are classes.
 _OF_CLASSES = {"cross_entropy_loss"}
+# Kernels of narrow tensors that take a scalar at the right as it is, and not in their dtype.
+_BY_SCALARS = {"mul", "div", "true_divide", "floor_divide"}
+_NARROW = {torch.float16, torch.bfloat16}
 # Places beside each other have one dtype in ONNX.
 _INDEXING = {"index", "index_put"}
 _LOGICAL = {"logical_and", "logical_or", "logical_xor", "logical_not"}
@@ -59,7 +62,22 @@ def promote(module: fx.GraphModule) -> None:
         if name in ("where", "masked_fill"):  # the condition keeps its dtype
             condition = node.args[0] if name == "where" else node.args[1]
             tensors = [n for n in tensors if n is not condition]
+        if name in _BY_SCALARS and _is_by_wider_scalar(node):
+            _cast(tensors, torch.float32, node)
+            with graph.inserting_after(node):
+                rounded = new_node(graph, aten.to.dtype, (node, dtype), node)
+            node.replace_all_uses_with(rounded, lambda user, own=rounded: user is not own)
+            node.meta["val"] = _in_dtype(result, torch.float32)
+            continue
         _cast(tensors, dtype, node)
+
+
+def _is_by_wider_scalar(node: fx.Node) -> bool:
+    """Whether a narrow tensor meets a tensor without dimensions that its dtype would round."""
+    left, right = (v.meta["val"] if isinstance(v, fx.Node) else None for v in node.args[:2])
+    if not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)):
+        return False
+    return left.dtype in _NARROW and left.ndim > 0 and not right.ndim and right.dtype != left.dtype
 
 
 def _cast(tensors: list[fx.Node], dtype: torch.dtype, node: fx.Node) -> None:

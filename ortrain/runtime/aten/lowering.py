@@ -60,8 +60,7 @@ def leave_refusals_to_kernels(program: Program) -> None:
     """Gives kernels that refuse negative indices by themselves the indices as they are."""
     for node in list(program.graph.all_nodes()):
         if node.op_type in ("Gather", "GatherElements", "ScatterElements") and not node.domain:
-            index = node.inputs[1]
-            given = None if index is None else as_given(index)
+            given = as_given(node.inputs[1])
             if given is not None:
                 node.replace_input_with(1, given)
                 node.metadata_props[REFUSES] = "1"

@@ -328,9 +328,7 @@ def scatter_value(
 
 
 @translation(aten.scatter.src)
-def scatter(
-    op: Translator, self: ir.Value, dim: int, index: ir.Value, src: ir.Value
-) -> ir.Value:
+def scatter(op: Translator, self: ir.Value, dim: int, index: ir.Value, src: ir.Value) -> ir.Value:
     return _scatter(op, self, dim, index, _leading(op, src, index))
 
 

@@ -61,7 +61,7 @@ def _nearest(
     for i in range(count):
         size = None if sizes is None else sizes[i]
         factor = None if factors is None else float(factors[i])
-        if factor == 1 or (size is not None and shapes.same(size, known[2 + i])):
+        if factor == 1 or (isinstance(size, int) and size == known[2 + i]):
             continue
         x = op.Gather(x, _places(op, x, 2 + i, size, factor, centre), axis=2 + i)
     return x
@@ -69,7 +69,7 @@ def _nearest(
 
 def _is_whole(ratio: float) -> bool:
     """Whether no place comes out below the one that the quotient has, by PyTorch's product."""
-    return ratio >= 1 and ratio == int(ratio) and np.float32(1 / ratio) >= 1 / np.float64(ratio)
+    return ratio >= 1 and ratio == int(ratio) and float(np.float32(1 / ratio)) >= 1 / ratio
 
 
 def _places(
