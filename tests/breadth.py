@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-# Folders of tests that capture or train in each case.
-THINNED = ("capture", "classic", "cli", "compat", "deploy", "kept", "module", "ondevice", "passes",
-           "trainer")  # fmt: skip
+# Tests that capture, train or differentiate a model in each case.
+THINNED = ("autodiff/test_attention.py", "capture", "classic", "cli", "compat", "deploy", "kept",
+           "module", "ondevice", "passes", "trainer")  # fmt: skip
 LEAST, ONE_IN = 2, 6
 
 

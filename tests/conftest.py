@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             isinstance(item, pytest.Function)
             and hasattr(item, "callspec")
             and item.get_closest_marker("breadth") is None
-            and not folders.isdisjoint(item.path.parents)
+            and not folders.isdisjoint((item.path, *item.path.parents))
         ):
             tests.setdefault(item.nodeid.partition("[")[0], {})[item.name] = item
     for cases in tests.values():

@@ -109,7 +109,7 @@ def test_the_messages_of_the_troubleshooting_page_are_those_of_the_package() -> 
 
 # --- links --------------------------------------------------------------------------------------
 
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), ROOT / "examples" / "README.md"]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md")), ROOT / "examples" / "README.md"]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)]*))?\)")
 
 

@@ -41,9 +41,9 @@ class Layer(nn.Module):
 class Root(nn.Module):
     """Layers in a row between what a test wants to be there."""
 
-    def __init__(self, dropout: float = 0.0) -> None:
+    def __init__(self, dropout: float = 0.0, depth: int = 3) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer(dropout=dropout) for _ in range(3))
+        self.layers = nn.ModuleList(Layer(dropout=dropout) for _ in range(depth))
         self.head = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2))
         self.calls = 0
 
@@ -443,7 +443,7 @@ def test_copies_made_while_the_module_runs_stand_alone() -> None:
 
 
 def test_the_module_can_be_pickled_and_copied_between_steps() -> None:
-    model = wrapped(Root())
+    model = wrapped(Root(depth=1))
     trained(model)
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         trained(copied)

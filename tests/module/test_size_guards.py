@@ -140,7 +140,7 @@ class Padded(Layered):
 
 
 def test_padding_tables_and_rounding_up() -> None:
-    assert_same_steps(Padded(), *((torch.randn(n, 4),) for n in (4, 5, 7, 8, 3, 1, 9, 12)))
+    assert_same_steps(Padded(), *((torch.randn(n, 4),) for n in (4, 5, 7, 8, 3)))
 
 
 class Asks(Layered):

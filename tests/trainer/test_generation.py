@@ -128,6 +128,7 @@ def test_adapters_generate_inside_of_the_model(tmp_path: Path) -> None:
     assert (report.graph_calls, report.fallback_calls) == (1, 0)
 
 
+@pytest.mark.breadth  # a generator alone: tests/deploy/test_generation.py
 def test_a_model_that_cannot_be_captured_generates_in_pytorch_with_a_warning(
     tmp_path: Path,
 ) -> None:

@@ -363,6 +363,7 @@ def test_a_model_with_its_loss_inside_is_saved_evaluated_and_predicted_as_itself
     assert ours.trainer.ort_report.graph_calls == 12
 
 
+@pytest.mark.breadth  # a search: tests/trainer/test_behaviour.py
 def test_a_search_with_the_loss_inside_finds_what_trainers_search_finds(tmp_path: Path) -> None:
     optuna = pytest.importorskip("optuna", reason="the extra `search` is not installed")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
