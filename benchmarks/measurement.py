@@ -130,8 +130,10 @@ def last_line(text: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    """An error in one line, with what it says of the cause."""
+    because = getattr(error, "because", "")
+    told = str(error).partition(chr(10))[0]
+    return f"{type(error).__name__}: {told}{f' ({because})' if because else ''}"
 
 
 # --- results ------------------------------------------------------------------------------------

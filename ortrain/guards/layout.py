@@ -61,7 +61,7 @@ def laid(tensor: Tensor, axes: Sequence[int], back: Sequence[int] | None = None)
     turned = tensor.permute(*axes).contiguous()
     if 1 in turned.shape:  # along such an axis any stride is contiguous, and convolutions read it
         turned = turned.view(-1).view(turned.shape)
-    return turned.permute(inverse(axes) if back is None else back)
+    return turned.permute(*(inverse(axes) if back is None else back))
 
 
 def without_gaps(tensor: Tensor) -> Tensor:
