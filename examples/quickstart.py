@@ -20,7 +20,7 @@ def sentences() -> dict[str, torch.Tensor]:
     lengths = torch.randint(8, LENGTH + 1, (BATCH, 1))
     mask = (torch.arange(LENGTH) < lengths).long()
     labels = torch.randint(0, 2, (BATCH,))
-    upper = torch.rand(BATCH, LENGTH) < 0.35 + 0.3 * labels[:, None]
+    upper = torch.rand(BATCH, LENGTH) < 0.1 + 0.8 * labels[:, None]
     words = torch.randint(1, WORDS // 2, (BATCH, LENGTH)) + upper * (WORDS // 2)
     return {"input_ids": words * mask, "attention_mask": mask, "labels": labels}
 
@@ -35,7 +35,7 @@ def main() -> None:
         intermediate_size=1536,
     )
     model = ORTModule(BertForSequenceClassification(config).train())  # the one line
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
 
     start = time.perf_counter()
     for step in range(1, STEPS + 1):

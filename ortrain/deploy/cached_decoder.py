@@ -66,7 +66,7 @@ class CachedDecoder(nn.Module):
         paired = self.model.config.is_encoder_decoder
         cache = EncoderDecoderCache(own, other) if paired else own
         logits = self.model(past_key_values=cache, **kwargs).logits
-        return logits, states_of(own), [] if cross else states_of(other)
+        return logits, _contiguous(own), [] if cross else _contiguous(other)
 
     def example_for_capture(
         self, past: States, cross: States, **kwargs: Any
@@ -103,6 +103,14 @@ def states_of(cache: Any) -> States:
     if not any(layer.is_initialized for layer in cache.layers):
         return []
     return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+
+
+def _contiguous(cache: Any) -> States:
+    """The same without gaps, so that the next call, whose cache they are, needs no other capture.
+
+    The first call leaves views of what is in the order of tokens, and later calls concatenations.
+    """
+    return [state if state is None else state.contiguous() for state in states_of(cache)]
 
 
 def fill(cache: Any, states: Sequence[Tensor | None]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 # A convolution of it gives contiguous images, and an addition may not.
 OVERLAPPING = "an expanded batch of images whose axes are permuted"
 
@@ -18,12 +19,12 @@ OVERLAPPING = "an expanded batch of images whose axes are permuted"
 def layout_of(tensor: Tensor) -> Hashable:
     """What a call's key holds of a tensor's place in memory.
 
-    ``torch.strided`` where its axes lie in their order, with gaps or without; else their order. An
-    axis of one counts, too: a batch of grey images in ``channels_last`` is told by its stride.
+    ``torch.strided`` where its axes lie in their order, with gaps or without; else their order. Of
+    images an axis of one counts, too: grey ones in ``channels_last`` are told by its stride.
     """
     if tensor.layout is not torch.strided or tensor.is_nested:
         return tensor.layout
-    if tensor.is_contiguous() and (tensor.ndim < 4 or 1 not in tensor.shape):
+    if tensor.is_contiguous() and not may_be_channels_last(tensor):
         return torch.strided
     sizes, strides = tensor.shape, tensor.stride()
     moves = [axis for axis, stride in enumerate(strides) if stride or sizes[axis] == 1]
@@ -35,6 +36,12 @@ def layout_of(tensor: Tensor) -> Hashable:
             return OVERLAPPING
         axes = order_of(sizes, torch.empty_like(tensor, device="meta").stride())
     return tuple(axes)
+
+
+def may_be_channels_last(tensor: Tensor) -> bool:
+    """Whether they are images without gaps whose channels lie last, or may be by their sizes."""
+    form = _CHANNELS_LAST.get(tensor.ndim)
+    return form is not None and tensor.is_contiguous(memory_format=form)
 
 
 def order_of(

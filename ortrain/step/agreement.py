@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.errors import CheckFailed, listing
 from ortrain.guards.autocast import without_autocast
-from ortrain.guards.layout import nestings, order_of
+from ortrain.guards.layout import may_be_channels_last, nestings, order_of
 from ortrain.step.digest import Digest
 from ortrain.step.evidence import Certificate, Evidence
 
@@ -145,7 +145,7 @@ def _orders(eager: Evidence, graph: Evidence) -> dict[tuple[str, str], tuple[int
     for key in eager.places.keys() & graph.places.keys():
         theirs, ours = eager.places[key], graph.places[key]
         order = tuple(order_of(*theirs))
-        images = len(order) in (4, 5) and 0 not in theirs[1]
+        images = may_be_channels_last(torch.empty_strided(*theirs, device="meta"))
         turned = images and order != tuple(order_of(*ours))
         if turned or not nestings(*theirs) <= nestings(*ours):
             found[key] = order

@@ -67,7 +67,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def test_every_example_is_tested() -> None:
-    assert {path.stem for path in FOLDER.glob("*.py")} == {*OVERRIDES, "common"}
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*OVERRIDES, "common", "quickstart"}
 
 
 @pytest.mark.parametrize("name", OVERRIDES)
