@@ -32,7 +32,7 @@ class Towards(Trainer):
         *,
         weight: float = 1.0,
     ) -> None:
-        self.reference, self.weight, self.tokenizer = reference, weight, tokenizer
+        self.reference, self.weight, self.given = reference, weight, tokenizer
         super().__init__(model, args, data_collator, train_dataset, eval_dataset)
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
@@ -97,7 +97,7 @@ def test_arguments_by_position_are_those_of_that_trainer(tmp_path: Path, kind: t
 def test_a_trainer_may_have_a_tokenizer_of_that_name(tmp_path: Path) -> None:
     tokenizer = object()
     found = ThroughGraph(bert(), reference(), plain(tmp_path), tokenizer=tokenizer)
-    assert found.tokenizer is tokenizer
+    assert found.given is tokenizer
 
 
 def test_an_ort_module_is_unwrapped(tmp_path: Path) -> None:
