@@ -65,6 +65,7 @@ def make(folder: Path, model: nn.Module, optimizer: AdamW) -> None:
     rng = np.random.default_rng(0)
     images = rng.random((STEPS, BATCH, 1, 8, 8), np.float32)
     labels = rng.integers(0, 10, (STEPS, BATCH))
+    labels[::3, 1:3] = -100  # PyTorch's label of what is to be ignored
     save_file({"input": images, "labels": labels}, folder / "batches")
     save_file(train(folder, images, labels), folder / "expected")
 

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { describe, it } from "node:test";
 import { artifacts, ENTRIES } from "./files.js";
-import { compare, compareGradients } from "./scenario.js";
+import { batches, compare, compareGradients, open } from "./scenario.js";
 
 for (const [runtime, entry] of Object.entries(ENTRIES)) {
   describe(`on ${runtime}`, () => {
@@ -18,6 +18,20 @@ for (const [runtime, entry] of Object.entries(ENTRIES)) {
     it("the gradients of one batch are those of Python", async () => {
       for (const difference of await compareGradients(entry, artifacts("cnn"))) {
         assert.ok(difference <= 1e-6, `they differ by ${difference}`);
+      }
+    });
+
+    it("a label that is no class is an error, and -100 is ignored", async () => {
+      const session = await open(entry, artifacts("mlp"));
+      const [batch] = await batches(entry, artifacts("mlp"));
+      const labelled = (label: bigint) => ({
+        ...batch,
+        labels: new entry.ort.Tensor("int64", new BigInt64Array(8).fill(label, 4), [8]),
+      });
+      const { loss } = await session.runTrainStep(labelled(-100n), ["loss"]);
+      assert.ok((loss?.data[0] as number) > 0);
+      for (const label of [-1n, 10n]) {
+        await assert.rejects(session.runTrainStep(labelled(label), ["loss"]));
       }
     });
   });
