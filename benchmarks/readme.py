@@ -71,30 +71,31 @@ MODELS = {
     "minilm": "MiniLM, 32 x 48, padded",
     "longtext": "BERT-base, 4 layers, 2 x 512, padded",
     "bert-full": "BERT-base, 4 layers, 8 x 128, no padding",
-    "prompts": "GPT-2, 4 layers, 8 x 128, half of it without labels",
+    "prompts": "GPT-2, 4 layers, 8 x 128, half of the tokens without a label",
     "gpt2": "GPT-2, 4 layers, 4 x 128, no padding",
     "resnet": "ResNet-18, 16 images",
     "lstm": "LSTM, 32 x 40",
-    "mlp": "perceptron of width 64",
+    "mlp": "MLP of width 64",
 }
 
 
 def gains(results: Mapping[str, Found]) -> str:
     """The small tables of the project's page: of steps, and of whole runs."""
     measured = {name: found for name, found in results.items() if _gained(found)}
-    columns = [f"`{name}` {column}" for name in measured for column in (*FREE, "both")]
+    columns = [f"`{name}` {column}" for name in measured for column in (*FREE, "best")]
     lines = [_row("a step of", columns), _row("---", ["---"] * len(columns))]
     for model, label in MODELS.items():
         cells = [cell for found in measured.values() for cell in steps_gained(found, model)]
         if any(cells):
             lines.append(_row(label, (cell or "–" for cell in cells)))
     text = [
-        "Times as fast as **the fastest that PyTorch has** in the same precision: eager or",
-        "`torch.compile`, and in bf16 also products alone in bf16. `both` is ortrain's fastest",
-        "precision against PyTorch's fastest. A step is forward, backward and",
-        "`AdamW(fused=True)`, with ortrain's default options. Where a figure is below 1, ortrain",
-        "is slower. On AMD, PyTorch's MKL takes a slow path in fp32: the figure in brackets is",
-        "against PyTorch on the fast path, which needs a trick (`eager-mkl-fast`).",
+        "Times as fast as **the fastest of eager and `torch.compile`** in the same precision. In",
+        "bf16 that is autocast or, if faster, fp32 with matrix products in bf16. `best` compares",
+        "the fastest precision of each side. A step is forward, backward and",
+        "`AdamW(fused=True)`, with ortrain's default options, on two cores. Below 1 ortrain is",
+        "slower. **In brackets**: on AMD, PyTorch's MKL takes a slow path in fp32; the figure is",
+        "against PyTorch on the fast path, which `LD_PRELOAD` brings about",
+        "([how](benchmarks/README.md#contestants)). Without brackets that was not measured.",
         "",
         *lines,
         "",
@@ -102,8 +103,8 @@ def gains(results: Mapping[str, Found]) -> str:
     whole = whole_runs(results)
     if whole:
         text += [
-            "Whole runs in fp32 with default options, times as fast as eager: with importing",
-            "ortrain, tracing and timing.",
+            "Whole runs in fp32: seconds of eager, and of ortrain with default options. Importing",
+            "ortrain (2 s), tracing and timing are in them.",
             "",
             *whole,
             "",
@@ -111,7 +112,7 @@ def gains(results: Mapping[str, Found]) -> str:
     text += [
         *(f"- {machine(name, results[name])}" for name in measured),
         "",
-        "All contestants, batches grouped by length and packed, memory, GPUs and devices:",
+        "More models, sentences grouped by length or packed, memory, GPUs and devices:",
         "[benchmarks/](benchmarks/README.md).",
         "",
     ]
@@ -149,17 +150,19 @@ def steps_gained(found: Found, model: str) -> list[str]:
 
 def whole_runs(results: Mapping[str, Found]) -> list[str]:
     """The table of `whole_runs.py`: a row for each model and processor."""
-    rows: dict[str, dict[str, float]] = {}
+    rows: dict[str, dict[str, str]] = {}
     for name, found in results.items():
         for model, contestants in found.get("whole_runs", {}).get("workloads", {}).items():
-            rows[f"{MODELS[model]}, `{name}`"] = contestants["auto"]["ratio"]
+            eager, ours = (contestants[each]["seconds"] for each in ("eager", "auto"))
+            cells = {step: f"{eager[step]:.1f}, {ours[step]:.1f}" for step in ours if step != "0"}
+            rows[f"{MODELS[model]}, `{name}`"] = cells
     if not rows:
         return []
     steps = [*next(iter(rows.values()))]
     return [
         _row("run of", (f"{step} steps" for step in steps)),
         _row("---", ["---"] * len(steps)),
-        *(_row(label, (f"{1 / row[step]:.2f}x" for step in steps)) for label, row in rows.items()),
+        *(_row(label, row.values()) for label, row in rows.items()),
     ]
 
 

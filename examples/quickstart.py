@@ -2,7 +2,7 @@
 
     python examples/quickstart.py
 
-It takes about a minute on two cores, downloads nothing, and needs `pip install 'ortrain[hf]'`.
+It takes about 40 seconds on two cores, and downloads nothing.
 """
 
 import time
