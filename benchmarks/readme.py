@@ -112,7 +112,7 @@ def gains(results: Mapping[str, Found]) -> str:
     text += [
         *(f"- {machine(name, results[name])}" for name in measured),
         "",
-        "More models, sentences grouped by length or packed, memory, GPUs and devices:",
+        "More models and contestants, memory, trainers, GPUs and devices:",
         "[benchmarks/](benchmarks/README.md).",
         "",
     ]
