@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from ortrain import Options, ORTModule
+from ortrain.errors import OrtrainWarning
 
 
 class Interpolating(nn.Module):
@@ -102,3 +103,70 @@ def test_the_gradient_of_the_nearest_has_no_matrix(factor: float, fixed: bool, e
     assert torch.equal(y, wanted)
     assert module.weight.grad is not None
     torch.testing.assert_close(module.weight.grad[0], 2 * wanted.square().mean(), rtol=1e-4, atol=0)
+
+
+LINEAR = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2}
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize("mode", LINEAR)
+def test_one_graph_serves_lines_of_all_lengths(mode: str, corners: bool, engine: str) -> None:
+    """Also where a factor leaves an axis as long as it was: PyTorch leaves its elements then."""
+    axes = LINEAR[mode]
+    factors = (0.7, 2.2, 2.0, 3.3) if mode == "bicubic" else (0.7, 1.1, 2.0, 3.3)
+    ways: list[dict[str, Any]] = [{"scale_factor": factor} for factor in factors]
+    ways = [{"mode": mode, "align_corners": corners, **way} for way in [*ways, {"size": 5}]]
+    eager = Interpolating(ways, False, axes)
+    options = Options(engine=engine, fallback="raise")  # type: ignore[arg-type]
+    model = ORTModule(Interpolating(ways, False, axes), options=options)
+    for length in (8, 9, 13, 5, 30, 10, 20, 17):
+        x = torch.randn(1, 2, length, *range(6, 5 + axes))
+        gradients = []
+        for module in (eager, model):
+            given = x.clone().requires_grad_()
+            outputs = module(given)
+            sum((y.square() * (i + 1)).sum() for i, y in enumerate(outputs)).backward()
+            gradients.append((outputs, given.grad))
+        (wanted, its), (got, own) = gradients
+        for way, a, b in zip(ways, got, wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5, msg=str(way))
+        assert its is not None
+        torch.testing.assert_close(own, its, rtol=0, atol=1e-5 * float(its.abs().max()))
+    assert model.report.captures <= 2, model.report.reason
+
+
+@pytest.mark.parametrize("factor", [1.1, (1.5, 1.0)])
+def test_curves_that_may_stay_as_long_are_pytorchs(factor: Any) -> None:
+    """Its gradient is a copy then, and its result is none."""
+    way = {"mode": "bicubic", "scale_factor": factor}
+    model = ORTModule(Interpolating([way], False, 2), options=Options(engine="aten"))
+    given = torch.randn(1, 1, 5, 4).requires_grad_()
+    with pytest.warns(OrtrainWarning, match="between 1 and 2"):
+        (y,) = model(given)
+    assert torch.equal(y, F.interpolate(given, **way))
+    assert not model.report.graph_calls
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+def test_lines_of_long_signals_have_the_shares_of_pytorch_and_no_matrix(engine: str) -> None:
+    """In float32 a place of 118,800 is good to a hundredth: roundings are those of its kernel."""
+
+    class Line(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.interpolate(x * self.weight, scale_factor=0.7, mode="linear")
+
+    x = torch.randn(1, 1, 118_800)
+    gradients = []
+    options = Options(engine=engine, fallback="raise")  # type: ignore[arg-type]
+    for module in (Line(), ORTModule(Line(), options=options)):
+        given = x.clone().requires_grad_()
+        y = module(given)
+        y.square().sum().backward()
+        gradients.append((y, given.grad))
+    for got, wanted in zip(gradients[1], gradients[0], strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)

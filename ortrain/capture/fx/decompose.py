@@ -16,7 +16,6 @@ from ortrain.capture.fx.checks import remove_checks
 from ortrain.capture.fx.functional import functionalise_composed
 from ortrain.capture.fx.pieces import written_pieces_as_views
 from ortrain.capture.fx.splice import from_same_place, splice, substitute
-from ortrain.capture.onnx.torchlib import is_of_whole_numbers
 from ortrain.capture.onnx.translations.base import symbolic
 from ortrain.capture.origin import captured_error, operator_name, own_reason
 from ortrain.errors import CaptureError
@@ -66,8 +65,6 @@ def decompose_call(module: fx.GraphModule, node: fx.Node, covered: Covered | Non
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return False
     if "stream" in node.kwargs:  # what it draws would be numbered anew
-        return False
-    if is_of_whole_numbers(node):  # of which PyTorch has another kernel
         return False
     if target._schema.name.endswith("_backward"):  # what it does not depend on gets zeros
         return False

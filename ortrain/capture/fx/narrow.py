@@ -29,7 +29,6 @@ _BY_TORCHLIB = {
     "instance_norm.default", "leaky_relu.default", "lerp.Scalar", "linalg_cross.default",
     "logit.default", "logsumexp.default", "mish.default", "pow.Scalar", "prod.default",
     "prod.dim_int", "rad2deg.default", "round.decimals", "selu.default", "softplus.default",
-    "upsample_bicubic2d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec",
 }  # fmt: skip
 
 
@@ -43,37 +42,33 @@ def norms_in_float32(module: fx.GraphModule) -> None:
 
 
 def kernels_in_float32(module: fx.GraphModule) -> None:
-    """Has float32 in and out of what would be rounded to a narrow dtype several times.
-
-    So would a number of float32 be that meets a narrow tensor: PyTorch takes it as it is, and the
-    tensor decides about the dtype.
-    """
+    """Has float32 in and out of what would be rounded to a narrow dtype several times."""
     for node in list(module.graph.nodes):
         if node.op != "call_function" or not any(map(_is_narrow, node.all_input_nodes)):
             continue
         name = str(node.target).removeprefix("aten.")
-        if name in _BY_TORCHLIB or _takes_number_of_float32(node):
+        if name in _BY_TORCHLIB:
             _in_float32(module.graph, node)
 
 
-def _takes_number_of_float32(node: fx.Node) -> bool:
-    """Whether a call of narrow tensors, which returns one, takes a tensor of one float32."""
-    pointwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in (
-        node.target.tags
-    )
-    numbers = [n for n in node.all_input_nodes if _dtype(n) is torch.float32]
-    alone = all(n.meta["val"].ndim == 0 for n in numbers)
-    return bool(pointwise and _is_narrow(node) and numbers and alone)
-
-
 def _in_float32(graph: fx.Graph, node: fx.Node) -> None:
-    """Runs a call, which returns one tensor, on float32, and rounds its result."""
+    """Runs a call, which returns one tensor, on float32, and rounds its result.
+
+    A tensor without dimensions is rounded before, as the kernel's operands are.
+    """
     dtype = node.meta["val"].dtype
     with graph.inserting_before(node):
         emit = Emitter(graph, node)
-        wide = {
-            n: emit(aten.to.dtype, n, torch.float32) for n in node.all_input_nodes if _is_narrow(n)
-        }
+        wide = {}
+        for each in node.all_input_nodes:
+            number = (
+                dtype in _NARROW
+                and _dtype(each) not in (None, dtype)
+                and (not each.meta["val"].ndim)
+            )
+            if number or _is_narrow(each):
+                narrow = emit(aten.to.dtype, each, dtype) if number else each
+                wide[each] = emit(aten.to.dtype, narrow, torch.float32)
         args: Any = fx.node.map_arg(node.args, lambda n: wide.get(n, n))
         kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: wide.get(n, n))
         target: Any = node.target

@@ -62,6 +62,8 @@ def promote(module: fx.GraphModule) -> None:
         if name in ("where", "masked_fill"):  # the condition keeps its dtype
             condition = node.args[0] if name == "where" else node.args[1]
             tensors = [n for n in tensors if n is not condition]
+        if dtype in _NARROW and isinstance(node.kwargs.get("alpha"), float):
+            node.update_kwarg("alpha", float(torch.tensor(node.kwargs["alpha"], dtype=dtype)))
         if name in _BY_SCALARS and _is_by_wider_scalar(node):
             _cast(tensors, torch.float32, node)
             with graph.inserting_after(node):

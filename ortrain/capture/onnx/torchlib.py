@@ -40,12 +40,7 @@ VERIFIED = frozenset({
     "resolve_conj.default", "resolve_neg.default", "round.decimals",
     "round.default", "selu.default", "sinh.default",
     "softplus.default", "tan.default", "topk.default", "trunc.default", "unfold.default",
-    "upsample_bicubic2d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec",
     "view_as.default", "view_copy.default",
-})  # fmt: skip
-# Of these, what is for floating-point tensors alone: PyTorch rounds whole numbers in its own ways.
-FLOATING_ALONE = frozenset({
-    "upsample_bicubic2d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec",
 })  # fmt: skip
 # What computes with numbers that are not among its arguments, or in float32.
 WITH_NUMBERS = frozenset({
@@ -57,18 +52,11 @@ WITH_NUMBERS = frozenset({
 def is_verified(call: fx.Node) -> bool:
     """Whether torchlib's translation of the operator of a call may be used for it."""
     name = str(call.target).removeprefix("aten.")
-    if name not in VERIFIED or is_of_whole_numbers(call):
+    if name not in VERIFIED:
         return False
     return not has_tensor(call, torch.float64) or not (
         name in WITH_NUMBERS or any(map(_is_rounded, _numbers(call)))
     )
-
-
-def is_of_whole_numbers(call: fx.Node) -> bool:
-    """Whether a call of what is for floating-point tensors alone is of others."""
-    value: Any = call.meta.get("val")
-    name = str(call.target).removeprefix("aten.")
-    return name in FLOATING_ALONE and not value.is_floating_point()
 
 
 def has_tensor(call: fx.Node, dtype: torch.dtype) -> bool:

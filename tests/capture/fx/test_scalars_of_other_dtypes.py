@@ -13,14 +13,29 @@ from ortrain import Options, ORTModule
 Binary = Callable[[Tensor, Tensor], Tensor]
 
 BINARY: dict[str, Binary] = {
+    "add": torch.add,
+    "add a part": lambda a, b: torch.add(a, b, alpha=0.5),
+    "sub": torch.sub,
+    "rsub": torch.rsub,
     "mul": torch.mul,
     "div": torch.div,
     "pow": lambda a, b: torch.pow(a.abs(), b),
     "maximum": torch.maximum,
     "minimum": torch.minimum,
+    "fmod": torch.fmod,
+    "remainder": torch.remainder,
+    "atan2": torch.atan2,
     "where": lambda a, b: torch.where(a > b, a, b),
+    "clamp": lambda a, b: torch.clamp(a, min=b) if not b.ndim else torch.clamp(b, max=a),
+    "addcmul": lambda a, b: torch.addcmul(a + a if a.ndim else b, a, b),
     "compare": torch.gt,
     "equal": torch.eq,
+}
+# On their left a whole number is rounded several times, by PyTorch alone.
+BY_TRUNCATION: dict[str, Binary] = {
+    "div, rounded down": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "div, rounded to zero": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "floor_divide": torch.floor_divide,
 }
 
 
@@ -36,19 +51,32 @@ class Together(nn.Module):
         return found, self.weight * 2
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(("other", "number"), [(torch.float64, 0.1), (torch.int64, 4099)])
+@pytest.mark.parametrize(
+    ("dtype", "engine"),
+    [
+        (torch.float16, "aten"),
+        (torch.bfloat16, "aten"),
+        (torch.float32, "aten"),
+        (torch.float32, "onnxruntime"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("other", "number"), [(torch.float32, 0.1), (torch.float64, 0.1), (torch.int64, 4099)]
+)
 def test_a_tensor_without_dimensions_is_rounded_where_pytorch_rounds_it(
-    dtype: torch.dtype, other: torch.dtype, number: float
+    dtype: torch.dtype, engine: str, other: torch.dtype, number: float
 ) -> None:
     """PyTorch's products and quotients of 16 bits take it as it is, on their right side alone."""
-    module = Together(BINARY)
-    model = ORTModule(module, options=Options(engine="aten", fallback="raise", certificate="off"))
+    functions = BINARY if other is torch.int64 else {**BINARY, **BY_TRUNCATION}
+    module = Together(functions)
+    options = Options(engine=engine, fallback="raise", certificate="off")  # type: ignore[arg-type]
+    model = ORTModule(module, options=options)
     x, scalar = torch.linspace(-3, 3, 301).to(dtype), torch.tensor(number, dtype=other)
-    names = [name for name in BINARY for _ in range(2)]
+    names = [name for name in functions for _ in range(2)]
+    bound = 1e-6 if dtype is torch.float32 else 0.0
     for name, got, wanted in zip(names, model(x, scalar)[0], module(x, scalar)[0], strict=True):
         assert got.dtype is wanted.dtype, name
-        assert torch.equal(got.nan_to_num(), wanted.nan_to_num()), name
+        torch.testing.assert_close(got, wanted, rtol=bound, atol=bound, equal_nan=True, msg=name)
 
 
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
