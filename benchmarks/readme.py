@@ -89,13 +89,17 @@ def gains(results: Mapping[str, Found]) -> str:
         if any(cells):
             lines.append(_row(label, (cell or "–" for cell in cells)))
     text = [
-        "Times as fast as **the fastest of eager and `torch.compile`** in the same precision. In",
-        "bf16 that is autocast or, if faster, fp32 with matrix products in bf16. `best` compares",
-        "the fastest precision of each side. A step is forward, backward and",
-        "`AdamW(fused=True)`, with ortrain's default options, on two cores. Below 1 ortrain is",
-        "slower. **In brackets**: on AMD, PyTorch's MKL takes a slow path in fp32; the figure is",
-        "against PyTorch on the fast path, which `LD_PRELOAD` brings about",
-        "([how](benchmarks/README.md#contestants)). Without brackets that was not measured.",
+        "How many times as fast a step is as in **the faster of eager and `torch.compile`** in the",
+        "same precision. A step is forward, backward and `AdamW(fused=True)`. ortrain has its",
+        "default options. All was measured on two cores; more cores were not.",
+        "",
+        "- bf16: under autocast or, if that is faster, fp32 with matrix products in bf16.",
+        "- `best`: each side in its own fastest precision.",
+        "- In brackets: on AMD processors PyTorch's fp32 is slow, since MKL takes a slow path. The",
+        "  figure in brackets is against PyTorch on the fast path, which a setting brings about",
+        "  ([how](benchmarks/README.md#contestants)). It is missing where it was not measured.",
+        "- padded: a row has a quarter to all of its places filled, 62 % on average.",
+        "- Below 1 ortrain is slower: its own Python around a step of less than a millisecond.",
         "",
         *lines,
         "",
@@ -103,8 +107,9 @@ def gains(results: Mapping[str, Found]) -> str:
     whole = whole_runs(results)
     if whole:
         text += [
-            "Whole runs in fp32: seconds of eager, and of ortrain with default options. Importing",
-            "ortrain (2 s), tracing and timing are in them.",
+            "Whole runs in fp32: seconds in eager PyTorch (on the slow path of MKL) → seconds with",
+            "ortrain and its default options. Importing ortrain (2 s), tracing and timing are in the",
+            "second.",
             "",
             *whole,
             "",
@@ -154,7 +159,7 @@ def whole_runs(results: Mapping[str, Found]) -> list[str]:
     for name, found in results.items():
         for model, contestants in found.get("whole_runs", {}).get("workloads", {}).items():
             eager, ours = (contestants[each]["seconds"] for each in ("eager", "auto"))
-            cells = {step: f"{eager[step]:.1f}, {ours[step]:.1f}" for step in ours if step != "0"}
+            cells = {step: f"{eager[step]:.1f} → {ours[step]:.1f}" for step in ours if step != "0"}
             rows[f"{MODELS[model]}, `{name}`"] = cells
     if not rows:
         return []

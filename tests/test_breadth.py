@@ -19,7 +19,7 @@ def cases(*axes: list[Any]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("count", range(1, 40))
-def test_one_in_six_runs_and_two_at_least(count: int) -> None:
+def test_one_in_eight_runs_and_one_at_least(count: int) -> None:
     table = {str(i): {"x": i} for i in range(count)}
     left = beyond(table)
     assert len(set(left)) == len(left) == count - min(count, max(LEAST, count // ONE_IN))

@@ -92,7 +92,7 @@ def test_whole_runs_stand_below_the_steps(tmp_path: Path) -> None:
     assert table(readme.gains(readme.load(tmp_path)))[2:] == [
         "| run of | 5 steps | 60 steps |",
         "| --- | --- | --- |",
-        f"| {readme.MODELS['bert']}, `amd-zen4` | 4.0, 8.0 | 30.0, 20.0 |",
+        f"| {readme.MODELS['bert']}, `amd-zen4` | 4.0 → 8.0 | 30.0 → 20.0 |",
     ]
 
 
