@@ -15,6 +15,8 @@ from torch.utils import _pytree as pytree
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 
+from ortrain.deploy.cache_name import cache_name
+
 States = list[Tensor | None]
 """Keys and values in turn, layer by layer, ``[batch, heads, length, size]``; None for no layer's.
 """
@@ -65,7 +67,7 @@ class CachedDecoder(nn.Module):
         own, other = _cache(past), _cache(cross)
         paired = self.model.config.is_encoder_decoder
         cache = EncoderDecoderCache(own, other) if paired else own
-        logits = self.model(past_key_values=cache, **kwargs).logits
+        logits = self.model(**{cache_name(): cache}, **kwargs).logits
         return logits, _contiguous(own), [] if cross else _contiguous(other)
 
     def example_for_capture(

@@ -27,6 +27,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderC
 from transformers.modeling_outputs import CausalLMOutputWithPast, Seq2SeqLMOutput
 
 from ortrain.config import DebugOptions, LogLevel, Options
+from ortrain.deploy.cache_name import cache_name, take_cache
 from ortrain.deploy.cached_decoder import CachedDecoder, Encoder, fill, states_of
 from ortrain.errors import NotServed, OrtrainWarning
 from ortrain.module import ORTModule, expect_options, unwrap
@@ -190,24 +191,24 @@ class ORTGenerator:
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward, whose cache goes in and out as tensors."""
-        cache = kwargs.pop("past_key_values", None)
+        cache = take_cache(kwargs)
         paired = self.model.config.is_encoder_decoder
         reason = _unserved(args, kwargs) or _unserved_cache(cache, paired)
         if reason:
             self._in_torch(reason)
-            return self.model(*args, past_key_values=cache, **kwargs)
+            return self.model(*args, **{cache_name(): cache}, **kwargs)
         own = cache.self_attention_cache if paired else cache
         cross = states_of(cache.cross_attention_cache) if paired else []
         logits, past, computed = self._decoder(states_of(own), cross, **kwargs)
         self.report.decoder_runs += self._served(self._decoder)
         fill(own, past)
         if not paired:
-            return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
+            return CausalLMOutputWithPast(logits=logits, **{cache_name(): cache})
         if computed:
             fill(cache.cross_attention_cache, computed)
             layers = range(len(cache.cross_attention_cache))
             cache.is_updated.update(dict.fromkeys(layers, True))
-        return Seq2SeqLMOutput(logits=logits, past_key_values=cache)
+        return Seq2SeqLMOutput(logits=logits, **{cache_name(): cache})
 
     # -- fallback --------------------------------------------------------------------------------
 

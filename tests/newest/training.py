@@ -1,5 +1,7 @@
 """Nine models train as graphs on both engines as they do in eager, with the versions of today.
 
+Two of them generate text as well: their graphs, and the files that are exported of them.
+
 Run by ``make test-newest`` from a copy of the tests, in an environment of its own that has the
 wheel and nothing of the tests' tools. A row fails where a number differs, and where a step was not
 a graph's.
@@ -13,6 +15,7 @@ import itertools
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,8 @@ from torch import nn
 
 import ortrain
 from ortrain import Options, ORTModule
+from ortrain.deploy import models as ort_models
+from ortrain.deploy.generation import ORTGenerator
 from tests.models import LABELS, MODELS, ModelCase, _rows
 from tests.module.agreement import DRIFTED, RELATIVE, assert_agree, double, in_double, step
 
@@ -57,6 +62,7 @@ class WithFunction(nn.Module):
 
 NAMES = ("mlp", "cnn", "recurrent", "bert", "gpt2", "llama", "t5", "vit")
 CASES = [MODELS[name] for name in NAMES]
+GENERATING = {"gpt2": "ORTModelForCausalLM", "t5": "ORTModelForSeq2SeqLM"}
 CASES.append(ModelCase("custom function", WithFunction, _rows, has_length=False))
 
 
@@ -79,6 +85,26 @@ def trained(case: ModelCase, engine: Any) -> int:
     return report.captures
 
 
+def generated(name: str, kind: str) -> int:
+    """Compares generated tokens with eager's; returns how many calls ran as a graph."""
+    model: Any = MODELS[name].build().eval()
+    ids = torch.randint(3, 20, (2, 5), generator=torch.Generator().manual_seed(0))
+    arguments: dict[str, Any] = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "max_new_tokens": 8,
+    }
+    arguments |= {"num_beams": 2, "use_cache": True}
+    with torch.no_grad():
+        wanted = model.generate(**arguments)
+    generator = ORTGenerator(model, options=Options(fallback="raise"))
+    assert torch.equal(generator.generate(**arguments), wanted)
+    loaded = getattr(ort_models, kind).from_pretrained(model, export=True)
+    assert torch.equal(loaded.generate(**arguments), wanted)
+    assert generator.report.graph_calls, "nothing ran as a graph"
+    return generator.report.graph_calls
+
+
 def main() -> int:
     """Trains all; returns how many rows have failed."""
     torch.set_num_threads(1)
@@ -87,21 +113,24 @@ def main() -> int:
     assert Path(ortrain.__file__).is_relative_to(sys.prefix), "this is not the wheel's"
     version = tuple(map(int, torch.__version__.split("+")[0].split(".")[:3]))
     assert version >= AT_LEAST, f"torch {torch.__version__} is older than {AT_LEAST}"
-    engines = ("onnxruntime", "aten")
+    rows: list[tuple[str, str, Callable[[], str]]] = []
+    for case, engine in itertools.product(CASES, ("onnxruntime", "aten")):
+        told = f"{STEPS} steps of a graph as eager's, captures: %d"
+        rows.append((case.name, engine, lambda c=case, e=engine, t=told: t % trained(c, e)))
+    for name, kind in GENERATING.items():
+        told = "tokens as eager's, of a graph and of a file, graph calls: %d"
+        rows.append((name, "generate", lambda n=name, k=kind, t=told: t % generated(n, k)))
     failed = 0
-    for case, engine in itertools.product(CASES, engines):
+    for name, what, run in rows:
         began = time.perf_counter()
         try:
-            captures = trained(case, engine)
+            told = run()
         except Exception:
             failed += 1
             told = f"FAILED\n{traceback.format_exc(limit=-3)}"
-        else:
-            told = f"{STEPS} steps of a graph as eager's, captures: {captures}"
         took = time.perf_counter() - began
-        print(f"{case.name:<16} {engine:<12} {took:5.1f} s  {told}", flush=True)
-    rows = len(CASES) * len(engines)
-    print(f"{rows - failed} passed, {failed} failed")
+        print(f"{name:<16} {what:<12} {took:5.1f} s  {told}", flush=True)
+    print(f"{len(rows) - failed} passed, {failed} failed")
     return failed
 
 

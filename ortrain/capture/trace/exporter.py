@@ -45,7 +45,7 @@ from ortrain.capture.trace.value_checks import Ways, value_checks
 from ortrain.errors import CaptureError
 from ortrain.guards import autocast
 
-TESTED = ("2.13", "2.14")
+TESTED = ("2.13", "2.14", "2.15")
 _HOOK = "register_buffer_assignment_hook"
 
 
@@ -55,7 +55,7 @@ def check_version() -> None:
     running = ".".join(torch.__version__.split(".")[:2])
     if running not in TESTED:
         warnings.warn(
-            f"ortrain was tested with torch {' and '.join(TESTED)}, not with {torch.__version__}: "
+            f"ortrain was tested with torch {', '.join(TESTED)}, not with {torch.__version__}: "
             "its capture uses private names of the ONNX exporter, which may have changed",
             stacklevel=2,
         )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from ortrain.deploy.cache_name import cache_name, take_cache
 from ortrain.deploy.cached_decoder import fill, states_of
 from ortrain.deploy.models.cache import BRANCH, CacheNames
 from ortrain.deploy.models.files import files_of_roles
@@ -96,7 +97,8 @@ class ORTModelForCausalLM(ORTGeneratingModel):
             attention_mask: 1 for a token and 0 for padding, ``[batch, past + length]``; without it
                 all are tokens.
             position_ids: ``[batch, length]``; without them tokens are counted from the cache's on.
-            past_key_values: a transformers `DynamicCache`, which is filled in place.
+            past_key_values: a transformers `DynamicCache`, which is filled in place; ``cache`` is
+                another name of it.
             use_cache: whether the result has a cache; by default as the configuration says.
             kwargs: other inputs of the file, ``return_dict``, and ``logits_to_keep``: of how many
                 tokens at the end, or of which, logits are wanted; 0 for all.
@@ -111,6 +113,7 @@ class ORTModelForCausalLM(ORTGeneratingModel):
                 that would change its answer.
             ExecutionError: onnxruntime refused the sizes, or failed.
         """
+        past_key_values = take_cache(kwargs, past_key_values)
         cache = self._cache_for(past_key_values, use_cache)
         states = [] if cache is None else states_of(cache)
         wanted = kwargs.pop("logits_to_keep", 0)
@@ -128,7 +131,7 @@ class ORTModelForCausalLM(ORTGeneratingModel):
             cache = past_key_values
         elif cache is not None:
             fill(cache, [outputs[index] for index in step.names.present])
-        result: Any = step.results.of(outputs, arrays, past_key_values=cache)
+        result: Any = step.results.of(outputs, arrays, **{cache_name(): cache})
         if not isinstance(wanted, int) or wanted:
             chosen = slice(-wanted, None) if isinstance(wanted, int) else wanted
             result.logits = result.logits[:, chosen]

@@ -17,6 +17,7 @@ from torch import nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
+from ortrain.deploy.cache_name import cache_name
 from ortrain.deploy.models.cache import expect_cache, new_cache
 from ortrain.deploy.models.model import ORTModel
 from ortrain.errors import InputError, UnsupportedInput
@@ -64,12 +65,12 @@ class ORTGeneratingModel(ORTModel):
                 because="its cache holds all tokens so far, as tensors that grow",
                 help="leave cache_implementation out",
             )
-        given = model_kwargs.get("past_key_values")
+        given = model_kwargs.get(cache_name())
         if given is not None:
             expect_cache(given, bool(self.config.is_encoder_decoder))
             given._is_user_defined = True
         elif generation_config.use_cache is not False and self._has_cache:
-            model_kwargs["past_key_values"] = new_cache(bool(self.config.is_encoder_decoder))
+            model_kwargs[cache_name()] = new_cache(bool(self.config.is_encoder_decoder))
         else:
             generation_config.use_cache = False
             model_kwargs["use_cache"] = False

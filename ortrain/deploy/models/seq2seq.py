@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
+from ortrain.deploy.cache_name import cache_name, take_cache
 from ortrain.deploy.cached_decoder import fill, states_of
 from ortrain.deploy.models.cache import BRANCH, CacheNames, fill_cross
 from ortrain.deploy.models.encoder import ORTEncoder
@@ -119,7 +120,8 @@ class ORTModelForSeq2SeqLM(ORTGeneratingModel):
                 yet.
             decoder_attention_mask: of the decoder's tokens; few files take one.
             encoder_outputs: what the encoder has returned, in place of the source.
-            past_key_values: a transformers `EncoderDecoderCache`, which is filled in place.
+            past_key_values: a transformers `EncoderDecoderCache`, which is filled in place;
+                ``cache`` is another name of it.
             use_cache: whether the result has a cache; by default as the configuration says.
             kwargs: other inputs of the files, and ``return_dict``.
 
@@ -158,6 +160,7 @@ class ORTModelForSeq2SeqLM(ORTGeneratingModel):
         use_cache: bool | None,
         kwargs: dict[str, Any],
     ) -> Any:
+        past_key_values = take_cache(kwargs, past_key_values)
         cache = self._cache_for(past_key_values, use_cache)
         own = [] if cache is None else states_of(cache.self_attention_cache)
         cross = [] if cache is None else states_of(cache.cross_attention_cache)
@@ -197,7 +200,7 @@ class ORTModelForSeq2SeqLM(ORTGeneratingModel):
                 fill_cross(cache, [outputs[index] for index in step.names.computed])
         elif not step.names.present:
             cache = past_key_values
-        more = {"past_key_values": cache, "encoder_last_hidden_state": states}
+        more = {cache_name(): cache, "encoder_last_hidden_state": states}
         if arrays and states is not None:
             more["encoder_last_hidden_state"] = states.cpu().numpy()
         result: Any = step.results.of(outputs, arrays, **more)
