@@ -107,7 +107,7 @@ def gains(results: Mapping[str, Found]) -> str:
     whole = whole_runs(results)
     if whole:
         text += [
-            "Whole runs in fp32: seconds in eager PyTorch (on the slow path of MKL) → seconds with",
+            "Whole runs in fp32: seconds in eager PyTorch (MKL on its slow path) → seconds with",
             "ortrain and its default options. Importing ortrain (2 s), tracing and timing are in the",
             "second.",
             "",
