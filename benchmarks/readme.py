@@ -108,8 +108,8 @@ def gains(results: Mapping[str, Found]) -> str:
     if whole:
         text += [
             "Whole runs in fp32: seconds in eager PyTorch (MKL on its slow path) → seconds with",
-            "ortrain and its default options. Importing ortrain (2 s), tracing and timing are in the",
-            "second.",
+            "ortrain and its default options, the import of ortrain (2 s), tracing and timing",
+            "included.",
             "",
             *whole,
             "",
