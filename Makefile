@@ -15,7 +15,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 OFFLINE    := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-breadth test-shaken test-newest test-libraries test-distributed test-web test-webgpu dist lint format demo sweep sweep-dtypes families fuzz clean
+.PHONY: help venv test test-breadth test-shaken test-newest test-libraries test-distributed test-web test-webgpu test-repeat dist lint format demo sweep sweep-dtypes families fuzz hunt clean
 
 help:
 	@echo "make demo    fine-tune a real model on real text, eager and ortrain side by side"
@@ -43,6 +43,9 @@ help:
 	@echo "             the same for each other dtype, more samples of each"
 	@echo "make families"
 	@echo "             optimize files of every family of transformers, by each exporter"
+	@echo "make test-repeat"
+	@echo "             run pairs of trainings with the same seed, and tell when they part"
+	@echo "make hunt    run made-up programs, as graphs and in PyTorch: an hour; MINUTES= for less"
 	@echo "make fuzz    attack every kind of file and command: damage, kills, signals, full disks"
 	@echo "make clean   remove what builds and runs leave behind, .venv excepted"
 
@@ -154,6 +157,15 @@ sweep-dtypes: $(STAMP)
 families: $(STAMP)
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/python -m tests.families
 	$(BIN)/python -m tests.families --page > docs/families.md
+
+# What came of it is kept in the repository; it fails where it finds another kind of difference.
+hunt: $(STAMP)
+	$(OFFLINE) $(ONE_THREAD) $(BIN)/python -W ignore -m tests.hunt \
+	  $(if $(MINUTES),--minutes $(MINUTES),--write)
+
+# Pairs of runs with the same seed, half of them beside processes that keep the cores busy.
+test-repeat: $(STAMP)
+	$(OFFLINE) $(BIN)/python -m tests.repeat --write
 
 # A quarter of an hour; what came of it is kept in the repository.
 fuzz: $(STAMP)

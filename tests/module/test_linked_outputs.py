@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
-from tests.module.scripted_modules import Attention, Memory, Mlp, Siamese
+from tests.hunt.modules import Attention, Memory, Mlp, Siamese
 
 ENGINES = ("aten", "onnxruntime")
 Grads = list[Tensor | None]

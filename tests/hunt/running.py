@@ -1,8 +1,13 @@
-"""Runs a script eagerly and with ORTModule, and compares what each of its actions leaves."""
+"""Runs a script eagerly and with ORTModule, and compares what each of its actions leaves.
+
+Of what is compared with, public names alone are asked: what replaces the way to a graph is judged
+by the same programs.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,21 +16,39 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 
 from ortrain import Options, ORTModule
-from ortrain.guards.guard import Ambient, ambient, inner_hooks
+from tests.hunt.modules import Batch, Subject
 from tests.module.agreement import DRIFTED, ROUNDING, SAME
-from tests.module.scripted_modules import MODULES, Batch
 
 # Of float64, relative to the tensor's largest value: the certificate's own bound.
 DOUBLE = 1e-9
 # Of the largest gradient, what roundings make of one that is zero.
 DOUBLE_ROUNDING = 1e-14
+SMALL = 1e-1
 # Of bfloat16, in the outputs of a small module.
 REDUCED = 3e-2
 
 Script = Callable[["Run"], None]
 Wrap = Callable[[nn.Module], nn.Module]
+
+
+@dataclasses.dataclass
+class Counts:
+    """What became of the calls of a script, by all of its wrapped modules.
+
+    Attributes:
+        graph: calls that ran as a graph.
+        eager: calls that ran in PyTorch.
+        reasons: why, one of each module.
+        copies: outputs that share memory with others in PyTorch, and not here, or the other way.
+    """
+
+    graph: int = 0
+    eager: int = 0
+    reasons: list[str] = dataclasses.field(default_factory=list)
+    copies: int = 0
 
 
 class Difference(AssertionError):
@@ -42,6 +65,8 @@ class Seen:
         same: the first place of the same look that holds the very tensor.
         floor: of the difference, in units of the value.
         bound: of the difference, relative to the largest value.
+        order: of axes of more than one in memory; of outputs that are looked at closely.
+        memory: the first place of the same look that holds a tensor of the same memory; likewise.
     """
 
     value: Tensor
@@ -49,6 +74,8 @@ class Seen:
     same: int
     floor: float
     bound: float
+    order: tuple[int, ...] = ()
+    memory: int = 0
 
     def differs(self, other: Seen) -> str:
         """In what another tensor differs from this one, which is eager's."""
@@ -61,6 +88,8 @@ class Seen:
             return f"(requires_grad, is_leaf) {other.wants} where eager has {self.wants}"
         if self.same != other.same:
             return f"is place {other.same} where in eager it is place {self.same}"
+        if self.order != other.order:
+            return f"order of axes in memory {other.order} where eager has {self.order}"
         if not mine.is_floating_point() or not mine.numel():
             return "" if torch.equal(mine, theirs) else f"{theirs} where eager has {mine}"
         a, b = mine.double(), theirs.double()
@@ -85,15 +114,19 @@ class Run:
     """A script's module, optimizer and what else it holds.
 
     Args:
-        kind: of the module, a key of ``MODULES``.
+        subject: makes the module, and batches.
         wrap: ``ORTModule`` with options, or nothing.
         dtype: of the module.
         seed: of torch's generator.
+        closely: whether strides and shared memory of outputs are remembered.
     """
 
-    def __init__(self, kind: str, wrap: Wrap, dtype: torch.dtype, seed: int) -> None:
+    def __init__(
+        self, subject: Subject, wrap: Wrap, dtype: torch.dtype, seed: int, closely: bool = False
+    ) -> None:
         torch.manual_seed(seed)
-        self.subject, self.wrap = MODULES[kind], wrap
+        self.seed, self.batches = seed, 0
+        self.subject, self.wrap, self.closely = subject, wrap, closely
         self.dtype = self.born = dtype
         self.record: list[tuple[str, str, Any]] = []
         self.now, self.trained = "", False
@@ -107,8 +140,11 @@ class Run:
     # -- what a script asks for ------------------------------------------------------------------
 
     def batch(self, n: int, length: int, dtype: torch.dtype | None = None) -> Batch:
-        """Arguments of ``n`` rows."""
-        return self.subject.batch(n, length, dtype or self.dtype)
+        """Arguments of ``n`` rows, whatever was drawn before."""
+        self.batches += 1
+        with torch.random.fork_rng([]):
+            torch.manual_seed(1000 * self.seed + self.batches)
+            return self.subject.batch(n, length, dtype or self.dtype)
 
     def fresh_optimizer(self) -> None:
         """Plain descent on all parameters that the model has now."""
@@ -182,7 +218,8 @@ class Run:
         """Remembers a value: an output, a loss, a list of keys."""
         kept: list[Tensor] = []
         with torch.no_grad(), torch.inference_mode(False):
-            self._keep("result", self._plain(value, kept, 0.0, reduced, self._names()))
+            seen = self._plain(value, kept, self._floor(), reduced, self._names(), self.closely)
+            self._keep("result", seen)
 
     def backward(self, loss: Tensor) -> None:
         """The backward of what may have been changed in place since the forward.
@@ -210,16 +247,21 @@ class Run:
             module, kept = self.inner(), list[Tensor]()
             self._keep("gradients", self._gradients())
             parameters = dict(module.named_parameters(remove_duplicate=False))
-            self._keep("parameters", self._plain(parameters, kept, 0.0))
+            self._keep("parameters", self._plain(parameters, kept, self._floor()))
             self._keep("buffers", self._plain(dict(module.named_buffers()), kept, 0.0))
             parts = [module, *(part for _, _, part in seats(module))]
             self._keep("modes", [part.training for part in parts])
-            self._keep("generator", hash(torch.get_rng_state().numpy().tobytes()))
+            # A graph draws its masks in another way.
+            if not any(
+                isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in parts
+            ):
+                self._keep("generator", hash(torch.get_rng_state().numpy().tobytes()))
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         """One action; what it raises is remembered too, and the script goes on."""
         self.now = name
+        torch.manual_seed(1000 * self.seed - self.batches)
         try:
             yield
         except Exception as error:
@@ -237,8 +279,12 @@ class Run:
         gradients = {n: p.grad for n, p in self.inner().named_parameters()}
         present = [g for g in gradients.values() if g is not None and g.numel()]
         largest = max((float(g.abs().max()) for g in present), default=0.0)
+        return self._plain(gradients, [], self._floor(largest))
+
+    def _floor(self, largest: float = 0.0) -> float:
+        """What a rounding may be: where all are of zeros, what they were made of is no smaller."""
         rounding = DOUBLE_ROUNDING if self.born == torch.float64 else ROUNDING
-        return self._plain(gradients, [], largest * rounding)
+        return max(largest, SMALL) * rounding
 
     def _names(self) -> list[Tensor]:
         return [*self.inner().parameters(), *self.inner().buffers()]
@@ -250,6 +296,7 @@ class Run:
         floor: float,
         reduced: bool = False,
         first: list[Tensor] | None = None,
+        closely: bool = False,
     ) -> Any:
         """A value with its tensors as they are now."""
         if first:
@@ -265,7 +312,15 @@ class Run:
                 if value.dtype == self.born == torch.float64:
                     bound = DOUBLE
                 bound = REDUCED if reduced else bound
-                return Seen(value.detach().clone(), wants, same, floor, bound)
+                seen = Seen(value.detach().clone(), wants, same, floor, bound)
+                if closely and value.numel():
+                    own = value.untyped_storage().data_ptr()
+                    seen.memory = next(
+                        i for i, t in enumerate(kept) if t.untyped_storage().data_ptr() == own
+                    )
+                    axes = [a for a, size in enumerate(value.shape) if size > 1 and value.stride(a)]
+                    seen.order = tuple(sorted(axes, key=lambda a: -value.stride(a)))
+                return seen
             if isinstance(value, dict):
                 return type(value).__name__, {k: plain(v) for k, v in value.items()}
             if isinstance(value, list | tuple):
@@ -314,30 +369,44 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def agree(
-    script: Script, kind: str, *, dtype: torch.dtype, seed: int, options: Options
-) -> tuple[int, int]:
+    script: Script,
+    subject: Subject,
+    *,
+    dtype: torch.dtype,
+    seed: int,
+    options: Options,
+    steps_to_come: int | None = None,
+    closely: bool = False,
+) -> Counts:
     """Runs a script on both, and compares all that was seen.
 
     Args:
         script: its actions.
-        kind: of the module, a key of ``MODULES``.
+        subject: makes the module, and batches.
         dtype: of the module.
         seed: of torch's generator.
         options: of ``ORTModule``.
+        steps_to_come: what each ``ORTModule`` is told of.
+        closely: whether strides and shared memory of outputs are compared as well.
 
     Returns:
-        The calls that ran as a graph, and in PyTorch, of the last model.
+        What became of the calls.
 
     Raises:
         Difference: at the first action that leaves something else than in PyTorch.
     """
+    wrapped: list[ORTModule] = []
 
     def wrap(module: nn.Module) -> nn.Module:
-        return ORTModule(module, options=options)
+        made = ORTModule(module, options=options)
+        if steps_to_come is not None:
+            made.steps_to_come = steps_to_come
+        wrapped.append(made)
+        return made
 
-    around = ambient()
-    eager = Run(kind, lambda module: module, dtype, seed)
-    ours = Run(kind, wrap, dtype, seed)
+    around = _left_behind()
+    eager = Run(subject, lambda module: module, dtype, seed, closely)
+    ours = Run(subject, wrap, dtype, seed, closely)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for run in (eager, ours):
@@ -345,11 +414,45 @@ def agree(
             script(run)
     # Under a hook or a setting that is left behind, later scripts of the process would be run in
     # PyTorch, and agree.
-    assert ambient() == around, f"a script leaves {Ambient(*ambient())}"
-    assert (left := inner_hooks(nn.Identity())) is None, f"a script leaves something: {left}"
+    assert (left := _left_behind()) == around, f"a script leaves {left} where {around} was"
     _compare(eager, ours)
-    report = getattr(ours.model, "report", None)
-    return (report.graph_calls, report.eager_calls) if report is not None else (0, 0)
+    pairs = zip(_seen(eager.record), _seen(ours.record), strict=False)
+    counts = Counts(copies=sum(a.memory != b.memory for a, b in pairs))
+    last = ours.model if isinstance(ours.model, ORTModule) else None
+    for model in {id(each): each for each in (*wrapped, last) if each is not None}.values():
+        counts.graph += model.report.graph_calls
+        counts.eager += model.report.eager_calls
+        if model.report.eager_calls:
+            counts.reasons.append(_plainly(model.report.reason))
+    return counts
+
+
+def _seen(value: Any) -> Iterator[Seen]:
+    if isinstance(value, Seen):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _seen(each)
+
+
+def _left_behind() -> dict[str, Any]:
+    """What of the process a script could have left changed."""
+    hooks = [name for name in vars(module_hooks) if name.startswith("_global_")]
+    return {
+        "hooks": [name for name in hooks if getattr(module_hooks, name)],
+        "gradients": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "anomaly": torch.is_anomaly_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "dtype": torch.get_default_dtype(),
+    }
+
+
+def _plainly(reason: str) -> str:
+    """A reason without what differs from program to program."""
+    text = re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"", "…", reason.split("\n")[0])
+    return re.sub(r"[-+]?\d[\d.e+-]*", "N", text)[:160]
 
 
 def _compare(eager: Run, ours: Run) -> None:
@@ -375,6 +478,8 @@ def _compare(eager: Run, ours: Run) -> None:
 def _differs(a: Any, b: Any) -> str:
     if isinstance(a, Stale):
         return ""
+    if isinstance(b, Stale):
+        return ": an error about a change in place where eager has gradients"
     if isinstance(a, Seen) and isinstance(b, Seen):
         difference = a.differs(b)
         return f": {difference}" if difference else ""

@@ -1,4 +1,4 @@
-"""Whole scripts made up at random, eagerly and with ORTModule."""
+"""Programs made up at random, eagerly and with ORTModule: a sample of `make hunt`."""
 
 from __future__ import annotations
 
@@ -10,33 +10,35 @@ from torch import Tensor, nn
 from torch.nn.modules import module as global_hooks
 
 from tests.breadth import sampled
-from tests.module.generated_scripts import ENGINES, Made, script
-from tests.module.scripted_actions import ACTIONS
-from tests.module.scripted_modules import MODULES, Mlp, Subject
-from tests.module.scripted_run import Difference
+from tests.hunt.__main__ import Worker, summary
+from tests.hunt.actions import ACTIONS, CALLS
+from tests.hunt.blocks import LAYERS, LOSSES, STATEMENTS
+from tests.hunt.modules import MODULES, Mlp, Subject
+from tests.hunt.programs import ENGINES, Program, imported, program, statement
+from tests.hunt.running import Difference
 
 pytestmark = pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
 
-# Each a module after the other, engines in turn; about a second a script.
+# Engines in turn; about two seconds a program.
 SAMPLE = range(6)
 BREADTH = range(150)
 
 
 @pytest.mark.parametrize("seed", sampled(BREADTH, SAMPLE))
-def test_a_script_leaves_after_each_action_what_it_leaves_in_pytorch(seed: int) -> None:
-    script(seed).run(ENGINES[seed % len(ENGINES)])
+def test_a_program_leaves_after_each_action_what_it_leaves_in_pytorch(seed: int) -> None:
+    program(seed).run(ENGINES[seed % len(ENGINES)])
 
 
 @pytest.mark.breadth
 @pytest.mark.parametrize("name", ACTIONS)
 def test_each_action_stands_in_a_script_of_its_own(name: str) -> None:
     place = list(ACTIONS).index(name)
-    script(place, only=name).run(ENGINES[place % len(ENGINES)])
+    program(place, only=name).run(ENGINES[place % len(ENGINES)])
 
 
-def test_a_script_is_the_same_each_time_and_a_file_that_compiles() -> None:
-    made = script(7)
-    assert made == script(7)
+def test_a_program_is_the_same_each_time_and_a_file_that_compiles() -> None:
+    made = program(7)
+    assert made == program(7)
     compile(made.source("aten"), "<script>", "exec")
 
 
@@ -59,7 +61,7 @@ def test_a_difference_is_found_and_the_script_shortened(monkeypatch: pytest.Monk
     monkeypatch.setitem(MODULES, "forgetful", Subject(Forgetful, batch))
     kept = [(name, "pass") for name in "abc"]
     call = ("call", "args, kwargs = s.batch(2, 2)\ns.see(s.model(*args, **kwargs))")
-    made = Made(0, "forgetful", double=False, actions=(*kept, call, *kept))
+    made = Program(0, "forgetful", double=False, actions=(*kept, call, *kept))
     with pytest.raises(Difference, match="3: call: result"):
         made.run("aten")
     shorter, error = made.shortest("aten")
@@ -78,7 +80,7 @@ def test_a_script_that_leaves_something_behind_is_an_error(lines: str) -> None:
     hooks = {**global_hooks._global_forward_hooks}
     try:
         with pytest.raises(AssertionError, match="a script leaves"):
-            Made(0, "mlp", double=False, actions=(("left", lines),)).run("aten")
+            Program(0, "mlp", double=False, actions=(("left", lines),)).run("aten")
     finally:
         torch.set_default_dtype(torch.float32)
         global_hooks._global_forward_hooks.clear()
@@ -89,7 +91,7 @@ def test_hooks_on_all_modules_go_where_a_call_fails() -> None:
     wrong = ("wrong", "s.model.first.weight.data = torch.ones(8, 2)")
     hooked = ("global hook on modules", Template(ACTIONS["global hook on modules"]))
     lines = hooked[1].substitute(n=2, length=2)
-    Made(0, "mlp", double=False, actions=(wrong, (hooked[0], lines))).run("aten")
+    Program(0, "mlp", double=False, actions=(wrong, (hooked[0], lines))).run("aten")
     assert not global_hooks._global_forward_hooks
 
 
@@ -109,7 +111,60 @@ def test_hooks_on_all_modules_go_where_a_call_fails() -> None:
 )
 def test_what_differs_is_told(lines: str, seen: str) -> None:
     with pytest.raises(Difference, match=seen):
-        Made(0, "mlp", double=False, actions=(("defect", lines),)).run("aten")
+        Program(0, "mlp", double=False, actions=(("defect", lines),)).run("aten")
+
+
+DEFECT = """
+if isinstance(s.model, torch.nn.Module) and s.model is not s.inner():
+    s.inner().layer.weight.data[0] += 1
+"""
+
+
+def test_of_a_module_that_is_made_up_the_statements_that_matter_are_left() -> None:
+    step = Template(CALLS["step"]).substitute(n=2, length=3)
+    actions = (("step", step), ("defect", DEFECT), ("look", "s.look()"))
+    statements = tuple(
+        statement(name, i, **VALUES) for i, name in enumerate(("sort", "counter", "weight norm"))
+    )
+    made = Program(1, "", double=False, actions=actions, statements=statements)
+    shorter, error = made.shortest("aten")
+    assert [name for name, _ in shorter.actions] == ["defect"]
+    assert not shorter.statements
+    assert "parameters" in str(error)
+
+
+VALUES = {"a": 0.5, "k": 1, "flag": True, "bag": "sum"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [*STATEMENTS, *LAYERS, *LOSSES])
+def test_each_statement_keeps_the_shape_and_trains_in_pytorch(name: str) -> None:
+    made = Program(0, "", double=False, actions=(), statements=(statement(name, 0, **VALUES),))
+    with imported(made.source("aten"), 0) as names:
+        model = names["Model"]()
+        for n, length in ((4, 5), (2, 3)):
+            args, kwargs = names["batch"](n, length, torch.float32)
+            out = model(*args, **kwargs)
+            assert out.shape == (n, length, 8)
+            out.sum().backward()
+
+
+def test_a_worker_that_dies_is_told_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker()
+    monkeypatch.setattr("tests.hunt.__main__.LIMIT", 0.01)
+    assert worker.row(0, {"engine": "aten"})["difference"] == "hangs"
+    monkeypatch.undo()
+    assert worker.row(0, {"engine": "aten"})["seed"] == 0
+    worker.close()
+
+
+def test_results_are_of_kinds() -> None:
+    row = {"engine": "aten", "graph": 3, "eager": 1, "reasons": ["a hook"], "copies": 0}
+    other = {**row, "seed": 2, "difference": "Difference: N from eager", "message": "0: step: 1e-2"}
+    found = summary([{**row, "seed": 1}, {**other, "names": []}], 1.0)
+    assert found["engines"]["aten"]["share of calls that ran as a graph"] == 0.75
+    assert found["differences"][0]["programs"] == [[2, "aten"]]
+    assert found["reasons"] == {"a hook": 2}
 
 
 def test_the_tables_have_what_they_should() -> None:

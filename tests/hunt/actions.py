@@ -1,6 +1,6 @@
 """What scripts do with a module: lines of Python that generated scripts are put together of.
 
-In them, ``s`` is a :class:`~tests.module.scripted_run.Run`. ``$n`` is a number of rows, ``$length``
+In them, ``s`` is a :class:`~tests.hunt.running.Run`. ``$n`` is a number of rows, ``$length``
 another length, ``$which`` picks a parameter or a part, ``$rate`` is a small number. Each action is
 one class of real scripts; what the pages say is otherwise in a graph is not among them, and the
 sentence stands beside the place.

@@ -1,0 +1,232 @@
+"""Hunts for programs that do something else as a graph than in PyTorch.
+
+    python -m tests.hunt --write                   the whole hunt, and its results
+    python -m tests.hunt --minutes 1               the first programs, a minute of them
+    python -m tests.hunt --seed 17 --engine aten   one program; if it differs, the shortest file
+
+Each program runs on one engine in turn; one in twenty runs also with the default options and many
+steps to come. Workers are processes: a crash or a hang is a difference like others. What is found
+is shortened after the hunt. ``results.json`` has the results by version of torch: differences,
+what share of calls ran as a graph, and why the others did not. The hunt fails if it finds a kind
+of difference that is not in there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from queue import Empty, Queue
+from typing import Any
+
+import torch
+
+from tests.hunt.programs import ENGINES, Program, kind_of, program
+from tests.hunt.running import Counts
+
+RESULTS = Path(__file__).with_name("results.json")
+WORKERS = 2
+# Of one program, in seconds.
+LIMIT = 180
+DEFAULT = {"engine": "auto", "steps_to_come": 10**6}
+Row = dict[str, Any]
+
+
+def ways(seed: int) -> list[dict[str, Any]]:
+    """How a program is run: on an engine; one in twenty by default, too."""
+    each: list[dict[str, Any]] = [{"engine": ENGINES[seed // 2 % len(ENGINES)]}]
+    return [*each, DEFAULT] if seed % 20 == 7 else each
+
+
+def hunted(seed: int, way: dict[str, Any]) -> Row:
+    """What came of one program."""
+    made = program(seed)
+    start = time.monotonic()
+    row: Row = {"seed": seed, "engine": way["engine"], **asdict(Counts())}
+    try:
+        row |= asdict(made.run(**way, closely=True))
+    except Exception as error:
+        row |= {"difference": kind_of(error), "message": str(error)[:2000], "names": made.names}
+    return {**row, "seconds": round(time.monotonic() - start, 2)}
+
+
+def work() -> None:
+    """A worker: seeds and ways come in, a line each, and rows go out."""
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        print(json.dumps(hunted(*json.loads(line))), flush=True)
+
+
+class Worker:
+    """A process that hunts, and is started again where it dies."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
+
+    def row(self, seed: int, way: dict[str, Any]) -> Row:
+        """What came of one program."""
+        if self.process is None:
+            command = [sys.executable, "-W", "ignore", "-m", "tests.hunt", "--work"]
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                text=True,
+            )  # fmt: skip
+        process = self.process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        timer = threading.Timer(LIMIT, process.kill)
+        timer.start()
+        try:
+            print(json.dumps([seed, way]), file=process.stdin, flush=True)
+            for line in process.stdout:
+                if line.startswith("{"):  # programs print, too
+                    row: Row = json.loads(line)
+                    return row
+        except BrokenPipeError:
+            pass
+        finally:
+            late = not timer.is_alive()
+            timer.cancel()
+        self.close()
+        ended = "hangs" if late else f"the process died ({process.returncode})"
+        row = {"seed": seed, "engine": way["engine"], **asdict(Counts()), "seconds": float(LIMIT)}
+        return {**row, "difference": ended, "message": ended, "names": program(seed).names}
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self.process is not None:
+            self.process.kill()
+            with self.process:  # waits for it, and closes the pipes
+                self.process = None
+
+
+def hunt(seeds: Sequence[int], until: float) -> Iterator[Row]:
+    """What came of each program, until a time of ``time.monotonic``."""
+    todo: Queue[tuple[int, dict[str, Any]]] = Queue()
+    done: Queue[Row | None] = Queue()
+    for seed in seeds:
+        for way in ways(seed):
+            todo.put((seed, way))
+
+    def run() -> None:
+        worker = Worker()
+        try:
+            while time.monotonic() < until:
+                done.put(worker.row(*todo.get_nowait()))
+        except Empty:
+            pass
+        finally:
+            worker.close()
+            done.put(None)
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(WORKERS)]
+    for thread in threads:
+        thread.start()
+    ended = 0
+    while ended < len(threads):
+        row = done.get()
+        ended += row is None
+        if row is not None:
+            yield row
+
+
+def summary(rows: list[Row], minutes: float) -> Row:
+    """Of a hunt: what is written down."""
+    engines: Row = {}
+    for engine in sorted({row["engine"] for row in rows}):
+        of = [row for row in rows if row["engine"] == engine]
+        graph, calls = sum(r["graph"] for r in of), sum(r["graph"] + r["eager"] for r in of)
+        engines[engine] = {
+            "programs": len(of),
+            "differences": sum("difference" in r for r in of),
+            "calls": calls,
+            "outputs that share memory otherwise": sum(r["copies"] for r in of),
+            "share of calls that ran as a graph": round(graph / max(calls, 1), 3),
+        }
+    reasons = Counter(reason for row in rows for reason in row["reasons"])
+    kinds: dict[str, list[Row]] = {}
+    for row in rows:
+        if "difference" in row:
+            kinds.setdefault(row["difference"], []).append(row)
+    return {
+        "programs": len({row["seed"] for row in rows}),
+        "minutes": round(minutes, 1),
+        "engines": engines,
+        "differences": [
+            {
+                "what": what,
+                "programs": [[r["seed"], r["engine"]] for r in of],
+                "one": of[0]["message"].split("\n")[0][:400],
+            }
+            for what, of in sorted(kinds.items(), key=lambda item: -len(item[1]))
+        ],
+        "reasons": dict(reasons.most_common(60)),
+    }
+
+
+def shortest(row: Row) -> tuple[Program, Exception]:
+    """The shortest program that differs as one did."""
+    way = DEFAULT if row["engine"] == "auto" else {"engine": row["engine"]}
+    return program(row["seed"]).shortest(**way, closely=True)  # type: ignore[arg-type]
+
+
+def main() -> None:
+    """Hunts, and tells what it found."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.hunt",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--minutes", type=float, default=600.0)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--engine", choices=(*ENGINES, "auto"))
+    parser.add_argument("--write", action="store_true", help="results.json")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.work:
+        work()
+        return
+    torch.set_num_threads(1)
+    if asked.seed is not None:
+        engine = asked.engine or ways(asked.seed)[0]["engine"]
+        row = hunted(asked.seed, DEFAULT if engine == "auto" else {"engine": engine})
+        print(json.dumps(row, indent=1))
+        if "difference" in row:
+            made, error = shortest(row)
+            print(f"{made.source(engine)}\n# {error}")
+        return
+    start, rows = time.monotonic(), list[Row]()
+    seeds = range(asked.first, asked.first + asked.count)
+    for row in hunt(seeds, start + 60 * asked.minutes):
+        rows.append(row)
+        if "difference" in row:
+            first = row["message"].split("\n")[0][:300]
+            print(
+                f"{row['seed']} {row['engine']}: {first}\n    {', '.join(row['names'])}", flush=True
+            )
+    found = summary(rows, (time.monotonic() - start) / 60)
+    print(json.dumps(found, indent=1))
+    whole = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    known = {each["what"] for of in whole.values() for each in of["differences"]}
+    new = [each for each in found["differences"] if each["what"] not in known]
+    if asked.write:
+        whole[torch.__version__.split("+")[0]] = found
+        RESULTS.write_text(json.dumps(whole, indent=1) + "\n")
+    for each in new:
+        seed, engine = each["programs"][0]
+        made, error = shortest({"seed": seed, "engine": engine})
+        print(f"### {seed} {engine}\n{made.source(engine)}\n# {error}", flush=True)
+    sys.exit(bool(new))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Whether two runs with the same seed are the same run, by default options and with dropout.
+
+    python -m tests.repeat [--pairs 20] [--write]
+
+Each run is a process of its own. Half of the pairs run beside two processes that multiply matrices,
+as on a machine with other users. Two runs are equal if their losses are, to the bit.
+``results.json`` has, by version of torch, how many pairs were equal, and of the others when they
+parted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ortrain import ORTModule
+
+RESULTS = Path(__file__).with_name("results.json")
+STEPS = 200
+BUSY = "import torch; a = torch.randn(1500, 1500)\nwhile True: a @ a"
+
+
+class Model(nn.Module):
+    """Two layers of a transformer with dropout, a step of which takes some 30 ms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.1, batch_first=True)
+        self.layers, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(128, 2)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.head(self.layers(x).mean(1)), labels)
+
+
+def run(seed: int) -> dict[str, Any]:
+    """One training: its losses, and how many steps ran as a graph."""
+    torch.manual_seed(seed)
+    x, labels = torch.randn(64, 48, 128), torch.randint(0, 2, (64,))
+    model = ORTModule(Model())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for step in range(STEPS):
+        rows = slice(16 * (step % 4), 16 * (step % 4) + 16)
+        loss = model(x[rows], labels[rows])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss))
+    return {"losses": losses, "graph": model.report.graph_calls, "mode": model.report.mode}
+
+
+def pair(seed: int, busy: bool) -> dict[str, Any]:
+    """Two runs, one after the other, and where they part."""
+    beside = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(2 if busy else 0)]
+    try:
+        command = [sys.executable, "-W", "ignore", "-m", "tests.repeat", "--seed", str(seed)]
+        lines = [
+            subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            for _ in range(2)
+        ]
+    finally:
+        for process in beside:
+            process.kill()
+            process.wait()
+    first, second = (json.loads(line.splitlines()[-1]) for line in lines)
+    both = zip(first["losses"], second["losses"], strict=True)
+    parted = next((step for step, (a, b) in enumerate(both) if a != b), None)
+    return {
+        "seed": seed,
+        "busy": busy,
+        "parted at step": parted,
+        "graph steps": [first["graph"], second["graph"]],
+        "last losses": [round(each["losses"][-1], 4) for each in (first, second)],
+    }
+
+
+def main() -> None:
+    """Runs the pairs, and tells what came of them."""
+    parser = argparse.ArgumentParser(prog="python -m tests.repeat")
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--write", action="store_true", help="results.json")
+    asked = parser.parse_args()
+    if asked.seed is not None:
+        print(json.dumps(run(asked.seed)))
+        return
+    start, rows = time.monotonic(), []
+    for seed in range(asked.pairs):
+        rows.append(pair(seed, busy=bool(seed % 2)))
+        print(rows[-1], flush=True)
+    equal = sum(row["parted at step"] is None for row in rows)
+    minutes = round((time.monotonic() - start) / 60, 1)
+    print(f"{equal} of {len(rows)} pairs are equal; {minutes} minutes")
+    if asked.write:
+        whole = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        whole[torch.__version__.split("+")[0]] = {"equal": equal, "minutes": minutes, "pairs": rows}
+        RESULTS.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
