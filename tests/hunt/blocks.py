@@ -7,8 +7,6 @@ it. ``$a`` is a small number, ``$k`` a whole one, ``$flag`` a truth value.
 
 from __future__ import annotations
 
-WIDTH = 8
-
 # One layer of torch.nn each: made, and called on x.
 LAYERS: dict[str, tuple[str, str]] = {
     "Linear": ("nn.Linear(8, 8)", "m(x)"),

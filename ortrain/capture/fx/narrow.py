@@ -62,9 +62,7 @@ def _in_float32(graph: fx.Graph, node: fx.Node) -> None:
         wide = {}
         for each in node.all_input_nodes:
             number = (
-                dtype in _NARROW
-                and _dtype(each) not in (None, dtype)
-                and (not each.meta["val"].ndim)
+                dtype in _NARROW and _dtype(each) not in (None, dtype) and not each.meta["val"].ndim
             )
             if number or _is_narrow(each):
                 narrow = emit(aten.to.dtype, each, dtype) if number else each
