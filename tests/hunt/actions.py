@@ -360,6 +360,26 @@ for _ in range(2):
 args, kwargs = s.batch($n, $length)
 s.pending.append(s.loss(s.model(*args, **kwargs)))
 """,
+    "outputs are kept alive": """
+kept = []
+for n in ($n, $n, 3):
+    args, kwargs = s.batch(n, $length)
+    out = s.model(*args, **kwargs)
+    kept.append(out)
+    s.loss(out).backward()
+s.optimizer.step()
+s.see(kept)
+s.optimizer.zero_grad()
+""",
+    "the state of the generator is restored": """
+args, kwargs = s.batch($n, $length)
+state = torch.get_rng_state()
+first = s.model(*args, **kwargs)
+torch.set_rng_state(state)
+second = s.model(*args, **kwargs)
+s.see([first, second])
+s.loss(second).backward()
+""",
     "backward of what was kept": """
 if s.pending:
     s.backward(s.pending.pop())

@@ -91,6 +91,62 @@ LAYERS: dict[str, tuple[str, str]] = {
     "ReplicationPad1d": ("nn.ReplicationPad1d(2)", "m(x)[..., :8]"),
     "ZeroPad2d": ("nn.ZeroPad2d(1)", "m(x)[:, 1:-1, 2:]"),
     "CircularPad1d": ("nn.CircularPad1d(1)", "m(x)[..., :8]"),
+    "ConvTranspose2d": (
+        "nn.ConvTranspose2d(1, 1, 2, stride=2)", "m(x[:, None])[:, 0, ::2, ::2]",
+    ),
+    "ConvTranspose3d": (
+        "nn.ConvTranspose3d(1, 1, 1)", "m(x.unflatten(2, (2, 4))[:, None]).reshape(x.shape)",
+    ),
+    "Conv1d that is lazy": ("nn.LazyConv1d(8, 1)", "m(x.transpose(1, 2)).transpose(1, 2)"),
+    "LazyLinear": ("nn.LazyLinear(8)", "m(x)"),
+    "LazyBatchNorm1d": ("nn.LazyBatchNorm1d()", "m(x.transpose(1, 2)).transpose(1, 2)"),
+    "BatchNorm3d": (
+        "nn.BatchNorm3d(2)",
+        "m(x.view(x.shape[0], -1, 2, 2, 2).transpose(1, 2)).transpose(1, 2).reshape(x.shape)",
+    ),
+    "InstanceNorm2d": ("nn.InstanceNorm2d(1)", "m(x[:, None])[:, 0]"),
+    "CrossMapLRN2d": ("nn.CrossMapLRN2d(3)", "m(x[:, None])[:, 0]"),
+    "Transformer": (
+        "nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True)", "m(x, x.flip(1))",
+    ),
+    "TransformerEncoder": (
+        "nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 2)",
+        "m(x)",
+    ),
+    "TransformerDecoder": (
+        "nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, 0.0, batch_first=True), 2)",
+        "m(x, x.detach())",
+    ),
+    "MaxPool2d": ("nn.MaxPool2d(3, 1, 1)", "m(x[:, None])[:, 0]"),
+    "MaxPool2d in steps": (
+        "nn.MaxPool2d((1, 2), return_indices=True)",
+        "nn.functional.max_unpool2d(*m(x[:, None]), (1, 2))[:, 0] + x * 0.5",
+    ),
+    "MaxPool3d": ("nn.MaxPool3d((1, 1, 3), 1, (0, 0, 1))", "m(x[:, None, None])[:, 0, 0]"),
+    "AvgPool3d": ("nn.AvgPool3d((1, 1, 3), 1, (0, 0, 1))", "m(x[:, None, None])[:, 0, 0]"),
+    "LPPool2d": ("nn.LPPool2d(2, (1, 2))", "x + m(x[:, None].abs() + 0.1)[:, 0].repeat(1, 1, 2)"),
+    "AdaptiveAvgPool2d": ("nn.AdaptiveAvgPool2d((1, 4))", "x + m(x[:, None])[:, 0].repeat(1, 1, 2)"),
+    "AdaptiveMaxPool2d": ("nn.AdaptiveMaxPool2d((1, 8))", "x + m(x[:, None])[:, 0]"),
+    "PixelUnshuffle": (
+        "nn.PixelUnshuffle(2)",
+        "m(x.repeat_interleave(2, 1)[:, None]).flatten(1, 2).reshape(x.shape[0], -1, 8)[:, ::2]",
+    ),
+    "UpsamplingNearest2d": (
+        "nn.UpsamplingNearest2d(scale_factor=2)", "m(x[:, None])[:, 0, ::2, ::2]",
+    ),
+    "UpsamplingBilinear2d": (
+        "nn.UpsamplingBilinear2d(scale_factor=2)", "m(x[:, None])[:, 0, 1::2, 1::2]",
+    ),
+    "ConstantPad2d": ("nn.ConstantPad2d(1, 0.5)", "m(x)[:, 1:-1, 2:]"),
+    "ConstantPad3d": ("nn.ConstantPad3d((1, 0, 0, 0, 0, 0), 0.5)", "m(x[None])[0, ..., :8]"),
+    "CircularPad2d": ("nn.CircularPad2d((1, 1, 0, 0))", "m(x[:, None])[:, 0, :, 2:]"),
+    "ReflectionPad2d": ("nn.ReflectionPad2d((2, 1, 0, 0))", "m(x[:, None])[:, 0, :, 3:]"),
+    "ReplicationPad2d": ("nn.ReplicationPad2d(1)", "m(x[:, None])[:, 0, 1:-1, 2:]"),
+    "ReplicationPad3d": ("nn.ReplicationPad3d(1)", "m(x[None])[0, 1:-1, 2:, 2:]"),
+    "ZeroPad1d": ("nn.ZeroPad1d((0, 2))", "m(x)[..., 2:] + x"),
+    "Dropout1d": ("nn.Dropout1d(0.0)", "m(x)"),
+    "Dropout2d of all": ("nn.Dropout2d(1.0)", "x + m(x[..., None])[..., 0]"),
+    "RReLU": ("nn.RReLU(0.2, 0.2)", "m(x)"),
     "CosineSimilarity": ("nn.CosineSimilarity(-1)", "x * m(x, x.flip(-1) + 1).unsqueeze(-1)"),
     "PairwiseDistance": ("nn.PairwiseDistance()", "x + m(x, x.detach() * 0.5)[..., None]"),
     "PReLU": ("nn.PReLU()", "m(x)"),
@@ -142,6 +198,13 @@ LOSSES = {
     "MultiLabelSoftMarginLoss": "(x.flatten(0, 1), (x.detach() > 0).flatten(0, 1).to(x.dtype))",
     "MultiMarginLoss": "(x.flatten(0, 1), x.detach().flatten(0, 1).argmax(-1))",
     "TripletMarginLoss": "(x, x.detach() + 0.1, x.flip(-1))",
+    "TripletMarginWithDistanceLoss": "(x, x.detach() + 0.1, x.flip(-1))",
+    "HingeEmbeddingLoss": "(x, x.detach().sign() + (x.detach() == 0))",
+    "MultiLabelMarginLoss": "(x.flatten(0, 1), x.detach().flatten(0, 1).argsort(-1))",
+    "CTCLoss": (
+        "(x.transpose(0, 1).log_softmax(-1), torch.ones(x.shape[0], 1, dtype=torch.long),"
+        " torch.full((x.shape[0],), x.shape[1]), torch.ones(x.shape[0], dtype=torch.long))"
+    ),
 }
 
 # What is no layer. Lines that begin with + are the constructor's.
@@ -340,6 +403,54 @@ x = checkpoint(self.inside$i, x, use_reentrant=False)
     "checkpoint with dropout": """
 + self.dropped$i = nn.Sequential(nn.Linear(8, 8), nn.Dropout(1.0), nn.Linear(8, 8))
 x = x + checkpoint(self.dropped$i, x, use_reentrant=False)
+""",
+    # A mask that is drawn at random leaves nothing to compare, unless the very mask of the forward
+    # comes again: of y in {0, 2}, which is a mask of ones, both y (2 - y)^2 and its gradient by the
+    # ones are zero. Of another mask in the backward, or in the recomputation, they are not.
+    "mask": """
++ self.mask$i, self.ones$i = nn.Dropout(0.5), nn.Parameter(torch.ones(8))
+y$i = self.mask$i((self.ones$i / self.ones$i.detach()).expand(x.shape))
+x = x + y$i * (2 - y$i) ** 2
+""",
+    "mask in a checkpoint": """
++ self.mask$i, self.ones$i = nn.Dropout(0.5), nn.Parameter(torch.ones(8))
+y$i = (self.ones$i / self.ones$i.detach()).expand(x.shape)
+y$i = checkpoint(self.mask$i, y$i, use_reentrant=$flag)
+x = x + y$i * (2 - y$i) ** 2
+""",
+    "mask used twice": """
++ self.mask$i, self.ones$i = nn.Dropout(0.5), nn.Parameter(torch.ones(8))
+def region$i(v):
+    y = self.mask$i(v)
+    return y * (2 - y) ** 2 + y - y.detach() * y / (y.detach() + (y.detach() == 0))
+x = x + checkpoint(region$i, (self.ones$i / self.ones$i.detach()).expand(x.shape),
+                   use_reentrant=False)
+""",
+    "mask between breaks": """
++ self.mask$i, self.ones$i = nn.Dropout(0.5), nn.Parameter(torch.ones(8))
+y$i = self.mask$i((self.ones$i / self.ones$i.detach()).expand(x.shape))
+torch._dynamo.graph_break()
+x = x + y$i * (2 - y$i) ** 2
+""",
+    "view across a break": """
+x = x * 1
+half$i = x[..., :4]
+torch._dynamo.graph_break()
+half$i.mul_(0.5)
+""",
+    "block between breaks, three times": """
++ self.thrice$i = Block($a)
+for _ in range(3):
+    x = self.thrice$i(x)
+    torch._dynamo.graph_break()
+""",
+    "bfloat16 inside, across a break": """
++ self.narrow$i = nn.Linear(8, 8)
+with torch.autocast('cpu', torch.bfloat16):
+    y$i = self.narrow$i(x)
+    torch._dynamo.graph_break()
+    y$i = y$i @ y$i.transpose(1, 2)
+x = x + (y$i.to(x.dtype).mean(-1, keepdim=True)) * 0.05
 """,
     "reentrant checkpoint": """
 + self.again$i = Block($a)

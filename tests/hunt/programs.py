@@ -82,6 +82,28 @@ GIVEN = {
     "ids": ("ids", "(torch.randint(0, 11, (n, length)),), {}", "x = self.embedding(ids)"),
 }
 
+# What a program is run with by default options: a part that gains as a graph, and steps in which
+# one takes over.
+WEIGHT = (
+    "a part that gains",
+    """
+self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+self.deep = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True), 2)
+""".strip(),
+    "x = x + self.down(self.deep(self.up(x)))",
+)
+RUN_IN = (
+    "many steps",
+    """
+for number in range(80):
+    args, kwargs = s.batch(3, 4)
+    s.loss(s.model(*args, **kwargs)).backward()
+    s.optimizer.step()
+    s.optimizer.zero_grad()
+    s.optimizer.param_groups[0]['lr'] = 0.01
+""",
+)
+
 Lines = tuple[str, str, str]
 """Of a statement: its name, the constructor's lines, the forward's."""
 
@@ -188,6 +210,11 @@ class Program:
                 steps_to_come=steps_to_come,
                 closely=closely,
             )
+
+    def longer(self) -> Program:
+        """It as default options may gain on it: of a module that is made up."""
+        actions, statements = (RUN_IN, *self.actions), (WEIGHT, *self.statements)
+        return replace(self, actions=actions, statements=statements, kind="")
 
     def shorter(self) -> Iterator[Program]:
         """It without some of its actions or statements, the shortest first."""
