@@ -27,6 +27,11 @@ def compiled(module: nn.Module, **more: Any) -> Any:
     return torch.compile(module)
 
 
+def recorded(module: nn.Module, **more: Any) -> Any:
+    """torch.compile with CUDA graphs."""
+    return torch.compile(module, mode="reduce-overhead")
+
+
 def ours(engine: str, **chosen: Any) -> Callable[..., Any]:
     """ORTModule with one engine, which no fallback replaces, or with its defaults, ``auto``.
 
@@ -162,6 +167,8 @@ CONTESTANTS = {
     "eager-bf16": Contestant(**BF16),
     "compile": Contestant(wrap=compiled, apart=COMPILER),
     "compile-bf16": Contestant(wrap=compiled, apart=COMPILER, **BF16),
+    "compile-graphs": Contestant(wrap=recorded, apart=COMPILER, device="cuda"),
+    "compile-graphs-bf16": Contestant(wrap=recorded, apart=COMPILER, device="cuda", **BF16),
     "ort": Contestant(wrap=ours("onnxruntime")),
     "aten": Contestant(wrap=ours("aten")),
     "aten-bf16": Contestant(wrap=ours("aten"), **BF16),

@@ -170,12 +170,27 @@ class Results:
         benchmark: names the file.
         path: another file.
         device: ``"cuda"`` keeps the results under the GPU's name.
+        alike: facts of the machine that have to be the same for results to stay; all by default.
     """
 
-    def __init__(self, benchmark: str, path: Path | None = None, device: str = "cpu") -> None:
-        self.machine = processor.facts(device)
+    def __init__(
+        self,
+        benchmark: str,
+        path: Path | None = None,
+        device: str = "cpu",
+        alike: Sequence[str] = (),
+    ) -> None:
+        self.machine, self.alike = processor.facts(device), alike
         self.path = path or file_of(benchmark, self.machine)
         print("  ".join(f"{key}={value}" for key, value in self.machine.items() if key != "flags"))
+
+    def kept(self) -> Row:
+        """What the file has that stays."""
+        before: Row = json.loads(self.path.read_text()) if self.path.exists() else {}
+        machine = before.get("machine", {})
+        names = self.alike or {*machine, *self.machine}
+        alike = all(machine.get(name) == self.machine.get(name) for name in names)
+        return before if before and alike else {}
 
     def save(self, **found: Any) -> None:
         """Writes the file: what the same machine has found before and is not found anew stays.
@@ -183,9 +198,8 @@ class Results:
         Rows that were compared with each other stay together: a run that has only some of them is
         written beside the file.
         """
-        before = json.loads(self.path.read_text()) if self.path.exists() else {}
-        kept = before if before.get("machine") == self.machine else {}
-        if before and not kept:
+        kept = self.kept()
+        if self.path.exists() and not kept:
             print(f"{self.path}: what other versions had found there is replaced")
         path = self.path
         for name, value in found.items():

@@ -5,7 +5,7 @@
 Each contestant trains in a process of its own. The time begins before ortrain is imported and the
 module is wrapped, which is told as 0 steps, and holds tracing, building, comparing and timing.
 Nobody tells how many steps are to come (`--told` does), so that one run of 200 steps has those of
-5 in it.
+5 in it. A graph has taken over at the step from which on nine calls in ten are its own.
 Beside each time stands its ratio to eager's of the same round; the largest is the worst loss.
 """
 
@@ -33,14 +33,31 @@ def child(workload: str, name: str, told: str) -> Row:
         training.model.steps_to_come = int(told) if told else None
     last = int(told) if told else max(STEPS)
     seconds: dict[str, float] = {"0": time.perf_counter() - start}
+    graphs: list[int] = []
     with training.contestant.settings():
         for step in range(1, last + 1):
             training.step()
             if step in STEPS:
                 seconds[str(step)] = time.perf_counter() - start
-    report = training.report
-    graphs = 0 if report is None else report.graph_calls
-    return {"seconds": seconds, "graph_calls": graphs, "ran": training.ran()}
+            graphs.append(0 if training.report is None else training.report.graph_calls)
+    return {
+        "seconds": seconds,
+        "graph_calls": graphs[-1],
+        "takes_over_at": taken_over(graphs),
+        "ran": training.ran(),
+    }
+
+
+def taken_over(graphs: list[int]) -> int | None:
+    """The first step from which on nine calls in ten are a graph's; None where there is none.
+
+    Args:
+        graphs: how many calls were a graph's, after each step.
+    """
+    for step, before in enumerate([0, *graphs[:-1]]):
+        if graphs[step] > before and graphs[-1] - before >= 0.9 * (len(graphs) - step):
+            return step + 1
+    return None
 
 
 def compared(runs: dict[str, list[Row]]) -> dict[str, Row]:
@@ -53,6 +70,7 @@ def compared(runs: dict[str, list[Row]]) -> dict[str, Row]:
             "seconds": {step: statistics.median(values) for step, values in times.items()},
             "ratio": {step: ratio(times[step], eager[step]) for step in times if step != "0"},
             "graph_calls": found[-1]["graph_calls"],
+            "takes_over_at": found[-1]["takes_over_at"],
             "ran": found[-1]["ran"],
         }
     return rows
@@ -85,7 +103,7 @@ def main() -> None:
                 f"{step}: {row['seconds'][step]:.1f} s ({ratio:.2f})"
                 for step, ratio in row["ratio"].items()
             )
-            ran = f"{row['graph_calls']} as a graph; {row['ran']}"
+            ran = f"{row['graph_calls']} as a graph, from {row['takes_over_at']} on; {row['ran']}"
             print(f"  {name:<10}0: {row['seconds']['0']:.1f} s, {times}; {ran}", flush=True)
         results.save(**{f"told_{told}" if told else "workloads": {workload: rows}})
 

@@ -9,9 +9,13 @@ from typing import Any
 
 import batching
 import contest
+import contestants
 import first_step
+import gpu
+import hostile
 import lengths
 import loss_curve
+import measurement
 import memory
 import pytest
 import step
@@ -273,3 +277,70 @@ def test_sentences_are_grouped_and_packed(
     assert len(some) == 2
     assert some[0]["input_ids"].shape == (1, sum(len(each.ids) for each in sentences[:32]))
     assert (some[0]["position_ids"] == 0).sum() == 32
+
+
+def test_a_graph_has_taken_over_where_nine_calls_in_ten_are_its_own() -> None:
+    assert whole_runs.taken_over([0, 1, 1, 2, 3, 4]) == 4
+    assert whole_runs.taken_over([1, 2, 3, 4, 5, 6, 7, 8, 8, 9]) == 1
+    assert whole_runs.taken_over([0, 0]) is None
+
+
+def test_hostile_runs_are_told_by_kind(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hostile, "STEPS", 2)
+    monkeypatch.setattr(
+        hostile, "in_a_process", lambda script, *arguments: hostile.child(*arguments)
+    )
+    found = run(hostile, "attribute", "--contestants", "eager", "aten")["kinds"]["attribute"]
+    assert found["aten"]["graph_calls"] == 2
+    assert found["aten"]["loss"] == pytest.approx(found["eager"]["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", [*hostile.CHANGES])
+def test_each_change_leaves_a_model_that_runs(kind: str) -> None:
+    model, change = hostile.Model(), hostile.CHANGES[kind]
+    for step in range(4):
+        if change is not None:
+            change(model, step)
+        model(torch.randn(2, 3, 128)).backward()
+
+
+def test_a_cell_is_measured_and_told() -> None:
+    row = gpu.child(gpu.Cell("actor-critic", "aten", 2, "cpu"), 1)
+    assert row["ran"] == "graph (aten on cpu)"
+    assert row["flops"] > 2 * 64 * (64 * 256 + 256 * 256)
+    half = {"flops": 989e12 / 2, "median_ms": 1000.0, "first_step_s": 1.0, "ran": ""}
+    assert "50.0% of the card" in gpu.told(half, "NVIDIA H100 80GB HBM3")
+    assert "of the card" not in gpu.told(half, "another")
+    assert gpu.missing(gpu.Cell("mlp", "aten-graphs", device="cpu")) == "only on cuda"
+
+
+def test_the_first_cells_are_those_of_most_worth_and_each_is_there_once() -> None:
+    cells = [*gpu.cells()]
+    assert [cell.model for cell in cells[:16:4]] == [*gpu.FIRST]
+    assert len({(cell.key, cell.device) for cell in cells}) == len(cells)
+    assert {cell.contestant for cell in cells} <= contestants.CONTESTANTS.keys()
+
+
+def test_what_a_card_was_measured_with_is_not_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, kind = tmp_path / "results.json", "facts"
+    known = {"gpu": "NVIDIA H200", "slug": "nvidia-h200", "driver": "1"}
+    facts = measurement.processor.facts
+    monkeypatch.setattr(measurement.processor, kind, lambda device: facts() | known)
+    monkeypatch.setattr(gpu, "cells", lambda: [gpu.Cell("bert", "eager"), gpu.Cell("gpt2", "aten")])
+    monkeypatch.setattr(gpu, "tests", lambda seconds: {"passed": 3})
+    asked: list[str] = []
+
+    def measured(cell: gpu.Cell, layers: Any, seconds: float) -> dict[str, Any]:
+        asked.append(cell.model)
+        return {"failed": "no memory"} if cell.model == "gpt2" else {"median_ms": 1.0, "flops": 1}
+
+    monkeypatch.setattr(gpu, "measured", measured)
+    monkeypatch.setattr(gpu, "told", lambda row, name: "")
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--json", str(file)])
+    gpu.main()
+    known["driver"] = "2"
+    gpu.main()
+    assert asked == ["bert", "gpt2", "gpt2"]
+    assert json.loads(file.read_text())["tests"] == {"passed": 3}
