@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 EXTRAS := $(VENV)/.installed-distributed
-TRL    := $(VENV)/.installed-libraries
+OTHERS := $(VENV)/.installed-libraries
 NODE   := js/node_modules/.installed
 
 # The tests run in parallel, one thread in each worker; more would only fight over the cores.
@@ -15,7 +15,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 OFFLINE    := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-breadth test-shaken test-newest test-libraries test-distributed test-web test-webgpu test-repeat dist lint format demo sweep sweep-dtypes families fuzz hunt clean
+.PHONY: help venv test test-breadth test-shaken test-newest test-libraries test-libraries-sample test-distributed test-web test-webgpu test-repeat dist lint format demo sweep sweep-dtypes families fuzz hunt clean
 
 help:
 	@echo "make demo    fine-tune a real model on real text, eager and ortrain side by side"
@@ -29,7 +29,10 @@ help:
 	@echo "make test-distributed"
 	@echo "             install DeepSpeed and Lightning, and run the tests that need them"
 	@echo "make test-libraries"
-	@echo "             install trl, and run the tests that need it"
+	@echo "             train with trl, sentence-transformers, PyG and others, plainly and through ortrain:"
+	@echo "             two hours, on a machine that does nothing else; TORCH= for another version"
+	@echo "make test-libraries-sample"
+	@echo "             a minute of it"
 	@echo "make test-web"
 	@echo "             install what js/ needs, and run its tests in Node and a headless browser"
 	@echo "make test-webgpu"
@@ -87,12 +90,17 @@ $(EXTRAS): $(STAMP)
 test-distributed: $(EXTRAS)
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/pytest -m 'deepspeed or lightning' $(PYTEST_ARGS)
 
-$(TRL): $(STAMP)
-	$(BIN)/pip install --disable-pip-version-check --constraint constraints.txt --editable '.[trl]'
+$(OTHERS): $(STAMP)
+	$(BIN)/pip install --disable-pip-version-check --constraint constraints.txt \
+	  --editable '.[trl]' sentence-transformers torch-geometric
 	@touch $@
 
-test-libraries: $(TRL)
-	$(OFFLINE) $(ONE_THREAD) $(BIN)/pytest -m trl $(PYTEST_ARGS)
+test-libraries-sample: $(OTHERS)
+	$(OFFLINE) $(ONE_THREAD) $(BIN)/pytest -n 2 -m 'libraries and not breadth' $(PYTEST_ARGS)
+
+# In an environment of its own, on all cores: seconds are measured.
+test-libraries:
+	$(OFFLINE) tests/libraries/run.sh --write
 
 # Node.js is the machine's, or else a package of pip's. onnxruntime-node would fetch libraries of CUDA
 # from another place than the registry.

@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips what needs an extra that is not installed, before its fixtures are made."""
-    for extra in ("deepspeed", "lightning", "trl"):
+    for extra in ("deepspeed", "lightning"):
         if item.get_closest_marker(extra) is not None and find_spec(extra) is None:
             pytest.skip(f"the extra `{extra}` is not installed")
 

@@ -48,6 +48,7 @@ def test_an_example_runs_by_itself(page: str, number: int, tmp_path: Path) -> No
     ("page", "count"),
     [
         ("docs/ortmodule", None),
+        ("docs/libraries", None),
         ("docs/limits", None),
         ("docs/troubleshooting", None),
         ("docs/padding", None),

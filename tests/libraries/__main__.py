@@ -51,7 +51,13 @@ class Row:
     large: bool = False
     smoke: bool = False
 
+    @property
+    def package(self) -> str:
+        """What has to be there."""
+        return PACKAGES.get(self.library, self.library.lower().replace("-", "_"))
 
+
+PACKAGES = {"PyG": "torch_geometric"}
 ROWS = {
     "sft": Row("trl", "SFT, varied lengths", "of_trl.sft", large=True),
     "sft-bf16": Row("trl", "SFT in bf16", "of_trl.sft_bf16", large=True),
