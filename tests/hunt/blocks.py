@@ -125,7 +125,9 @@ LAYERS: dict[str, tuple[str, str]] = {
     "MaxPool3d": ("nn.MaxPool3d((1, 1, 3), 1, (0, 0, 1))", "m(x[:, None, None])[:, 0, 0]"),
     "AvgPool3d": ("nn.AvgPool3d((1, 1, 3), 1, (0, 0, 1))", "m(x[:, None, None])[:, 0, 0]"),
     "LPPool2d": ("nn.LPPool2d(2, (1, 2))", "x + m(x[:, None].abs() + 0.1)[:, 0].repeat(1, 1, 2)"),
-    "AdaptiveAvgPool2d": ("nn.AdaptiveAvgPool2d((1, 4))", "x + m(x[:, None])[:, 0].repeat(1, 1, 2)"),
+    "AdaptiveAvgPool2d": (
+        "nn.AdaptiveAvgPool2d((1, 4))", "x + m(x[:, None])[:, 0].repeat(1, 1, 2)",
+    ),
     "AdaptiveMaxPool2d": ("nn.AdaptiveMaxPool2d((1, 8))", "x + m(x[:, None])[:, 0]"),
     "PixelUnshuffle": (
         "nn.PixelUnshuffle(2)",
@@ -183,8 +185,9 @@ LAYERS["Threshold"] = ("nn.Threshold(0.1, 0.2)", "m(x)")
 LOSSES = {
     "MSELoss": "(x, x.detach() * 0.5)",
     "L1Loss": "(x, x.detach() * 0.5)",
-    "SmoothL1Loss": "(x, x.detach() + 1)",
-    "HuberLoss": "(x, x.detach() + 1)",
+    # Not at the kink of the loss, where a rounding decides.
+    "SmoothL1Loss": "(x, x.detach() + 0.7)",
+    "HuberLoss": "(x, x.detach() + 1.5)",
     "BCEWithLogitsLoss": "(x, (x.detach() > 0).to(x.dtype))",
     "BCELoss": "(x.sigmoid(), (x.detach() > 0).to(x.dtype))",
     "CrossEntropyLoss": "(x.flatten(0, 1), x.detach().flatten(0, 1).argmax(-1))",

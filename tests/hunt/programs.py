@@ -60,6 +60,9 @@ from tests.hunt.running import agree
 
 """
 
+# Of the largest value of a tensor: roundings of float32 that a program magnifies make no more.
+MAGNIFIED = 1e-2
+
 # What a generated module is called with, and its first statement.
 GIVEN = {
     "rows": ("x", "(torch.randn(n, length, 8, dtype=dtype),), {}", ""),
@@ -260,6 +263,10 @@ class Program:
 def kind_of(error: Exception) -> str:
     """What a difference is one of: its text without the place, numbers and names."""
     text = re.sub(r"^\d+: [^:]*: ", "", str(error).split("\n")[0])
+    apart = getattr(error, "apart", None)
+    if apart is not None:
+        size = "more" if apart > MAGNIFIED else "less"
+        return f"Difference: {text.split(' ')[0].strip(':')}: {size} than {MAGNIFIED} from eager"
     text = re.sub(r"0x[0-9a-f]+|[-+]?\d[\d.e+-]*", "N", text)
     return f"{type(error).__name__}: {text[:160]}"
 

@@ -25,8 +25,10 @@ from tests.module.agreement import DRIFTED, ROUNDING, SAME
 # Of float64, relative to the tensor's largest value: the certificate's own bound.
 DOUBLE = 1e-9
 # Of the largest gradient, what roundings make of one that is zero.
-DOUBLE_ROUNDING = 1e-14
+DOUBLE_ROUNDING = 1e-11
 SMALL = 1e-1
+# What numbers are compared with that are smaller.
+SMALLEST = 1e-3
 # Of bfloat16, in the outputs of a small module.
 REDUCED = 3e-2
 
@@ -52,7 +54,13 @@ class Counts:
 
 
 class Difference(AssertionError):
-    """What an action leaves is not what it leaves in PyTorch."""
+    """What an action leaves is not what it leaves in PyTorch.
+
+    Attributes:
+        apart: of numbers that differ, relative to the largest of their tensor, or to ``SMALLEST``.
+    """
+
+    apart: float | None = None
 
 
 @dataclasses.dataclass
@@ -212,6 +220,14 @@ class Run:
         """The linear layers, with their parents and their names there."""
         return [(o, n, c) for o, n, c in seats(self.inner()) if isinstance(c, nn.Linear)]
 
+    def draws(self) -> bool:
+        """Whether the module draws numbers, which a graph does in another way."""
+        return any(
+            isinstance(part, nn.RReLU)
+            or (isinstance(part, nn.modules.dropout._DropoutNd) and bool(part.p))
+            for part in self.inner().modules()
+        )
+
     # -- what is remembered ----------------------------------------------------------------------
 
     def see(self, value: Any, reduced: bool = False) -> None:
@@ -248,13 +264,10 @@ class Run:
             self._keep("gradients", self._gradients())
             parameters = dict(module.named_parameters(remove_duplicate=False))
             self._keep("parameters", self._plain(parameters, kept, self._floor()))
-            self._keep("buffers", self._plain(dict(module.named_buffers()), kept, 0.0))
+            self._keep("buffers", self._plain(dict(module.named_buffers()), kept, self._floor()))
             parts = [module, *(part for _, _, part in seats(module))]
             self._keep("modes", [part.training for part in parts])
-            # A graph draws its masks in another way.
-            if not any(
-                isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in parts
-            ):
+            if not self.draws():
                 self._keep("generator", hash(torch.get_rng_state().numpy().tobytes()))
 
     @contextmanager
@@ -287,7 +300,11 @@ class Run:
         return max(largest, SMALL) * rounding
 
     def _names(self) -> list[Tensor]:
-        return [*self.inner().parameters(), *self.inner().buffers()]
+        return [
+            tensor
+            for tensor in (*self.inner().parameters(), *self.inner().buffers())
+            if not nn.parameter.is_lazy(tensor)
+        ]
 
     def _plain(
         self,
@@ -303,6 +320,8 @@ class Run:
             kept.extend(first)
 
         def plain(value: Any) -> Any:
+            if nn.parameter.is_lazy(value):
+                return "not yet made"
             if isinstance(value, Tensor):
                 same = next((i for i, t in enumerate(kept) if t is value), len(kept))
                 kept.append(value)
@@ -471,7 +490,12 @@ def _compare(eager: Run, ours: Run) -> None:
                     f"{step}: raises {b!r} where eager raises {a!r}\n{ours.traces[step]}"
                 )
         elif difference := _differs(a, b):
-            raise Difference(f"{step}: {what}{difference}")
+            error = Difference(f"{step}: {what}{difference}")
+            if numbers := re.search(
+                r": (\S+) from eager, whose largest value is (\S+)$", str(error)
+            ):
+                error.apart = float(numbers[1]) / max(float(numbers[2]), SMALLEST)
+            raise error
     assert len(eager.record) == len(ours.record)
 
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn.modules import module as global_hooks
 
 from tests.breadth import sampled
-from tests.hunt.__main__ import Worker, summary
+from tests.hunt.__main__ import Worker, magnified, summary
 from tests.hunt.actions import ACTIONS, CALLS
 from tests.hunt.blocks import LAYERS, LOSSES, STATEMENTS
 from tests.hunt.modules import MODULES, Mlp, Subject
-from tests.hunt.programs import ENGINES, Program, imported, program, statement
+from tests.hunt.programs import ENGINES, Program, imported, kind_of, program, statement
 from tests.hunt.running import Difference
 
 pytestmark = pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
@@ -156,6 +156,22 @@ def test_a_worker_that_dies_is_told_and_started_again(monkeypatch: pytest.Monkey
     monkeypatch.undo()
     assert worker.row(0, {"engine": "aten"})["seed"] == 0
     worker.close()
+
+
+def test_roundings_that_a_program_magnifies_are_no_difference() -> None:
+    step = Template(CALLS["step"]).substitute(n=2, length=3)
+    lines = "s.inner().layer.weight.data += 1e-4 * (s.model is not s.inner()) * (s.dtype == {})"
+    for dtype, found in (("torch.float32", True), ("s.dtype", False)):
+        actions = (("defect", lines.format(dtype)), ("step", step))
+        made = Program(1, "", double=False, actions=actions)
+        with pytest.raises(Difference) as raised:
+            made.run("aten")
+        assert raised.value.apart is not None
+        assert magnified(made, raised.value, {"engine": "aten"}) == found
+    large = Difference("0: step: gradients a: 1.0 from eager, whose largest value is 2.0")
+    large.apart = 0.5
+    assert not magnified(made, large, {"engine": "aten"})
+    assert kind_of(large) == "Difference: gradients: more than 0.01 from eager"
 
 
 def test_results_are_of_kinds() -> None:
