@@ -278,6 +278,18 @@ class Training:
             torch.cuda.synchronize()
 
 
+def taken_over(graphs: list[int]) -> int | None:
+    """The first step from which on nine calls in ten are a graph's; None where there is none.
+
+    Args:
+        graphs: how many calls were a graph's, after each step.
+    """
+    for step, before in enumerate([0, *graphs[:-1]]):
+        if graphs[step] > before and graphs[-1] - before >= 0.9 * (len(graphs) - step):
+            return step + 1
+    return None
+
+
 def captures_of_process(name: str) -> int:
     """Graphs that torch.compile has made in this process; none for other contestants."""
     if CONTESTANTS[name].apart is not COMPILER:

@@ -23,7 +23,7 @@ NAMES = ("eager", "aten", "auto")
 
 
 def child(workload: str, name: str, told: str) -> Row:
-    from contestants import Training
+    from contestants import Training, taken_over
     from workloads import WORKLOADS
 
     training = Training(name, WORKLOADS[workload])
@@ -46,18 +46,6 @@ def child(workload: str, name: str, told: str) -> Row:
         "takes_over_at": taken_over(graphs),
         "ran": training.ran(),
     }
-
-
-def taken_over(graphs: list[int]) -> int | None:
-    """The first step from which on nine calls in ten are a graph's; None where there is none.
-
-    Args:
-        graphs: how many calls were a graph's, after each step.
-    """
-    for step, before in enumerate([0, *graphs[:-1]]):
-        if graphs[step] > before and graphs[-1] - before >= 0.9 * (len(graphs) - step):
-            return step + 1
-    return None
 
 
 def compared(runs: dict[str, list[Row]]) -> dict[str, Row]:

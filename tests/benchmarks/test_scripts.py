@@ -86,8 +86,7 @@ def test_names_that_are_not_known_are_refused(run: Any, capsys: pytest.CaptureFi
 
 def test_the_cost_of_a_contest_is_told_with_its_share(run: Any) -> None:
     found = run(contest, "mlp", "--steps", "400", "--told", "--contestants", "auto")
-    row = found["workloads"]["mlp"]["auto"]
-    assert found["steps"] == 400
+    row = found["400_steps_told"]["mlp"]["auto"]
     assert 0 < row["cost"] < row["seconds"]
     assert row["share"] == row["cost"] / row["seconds"]
 
@@ -280,9 +279,9 @@ def test_sentences_are_grouped_and_packed(
 
 
 def test_a_graph_has_taken_over_where_nine_calls_in_ten_are_its_own() -> None:
-    assert whole_runs.taken_over([0, 1, 1, 2, 3, 4]) == 4
-    assert whole_runs.taken_over([1, 2, 3, 4, 5, 6, 7, 8, 8, 9]) == 1
-    assert whole_runs.taken_over([0, 0]) is None
+    assert contestants.taken_over([0, 1, 1, 2, 3, 4]) == 4
+    assert contestants.taken_over([1, 2, 3, 4, 5, 6, 7, 8, 8, 9]) == 1
+    assert contestants.taken_over([0, 0]) is None
 
 
 def test_hostile_runs_are_told_by_kind(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,9 +297,9 @@ def test_hostile_runs_are_told_by_kind(run: Any, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("kind", [*hostile.CHANGES])
 def test_each_change_leaves_a_model_that_runs(kind: str) -> None:
     model, change = hostile.Model(), hostile.CHANGES[kind]
-    for step in range(4):
+    for number in range(4):
         if change is not None:
-            change(model, step)
+            change(model, number)
         model(torch.randn(2, 3, 128)).backward()
 
 
