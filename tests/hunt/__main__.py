@@ -7,8 +7,8 @@
 Each program runs on one engine in turn; one in twenty runs also with the default options and many
 steps to come. Workers are processes: a crash or a hang is a difference like others. What is found
 is shortened after the hunt. ``results.json`` has the results by version of torch: differences,
-what share of calls ran as a graph, and why the others did not. The hunt fails if it finds a kind
-of difference that is not in there.
+what share of calls ran as a graph, and why the others did not. The hunt fails if a program differs
+that does not differ so in there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,6 +31,8 @@ from tests.hunt.programs import ENGINES, MAGNIFIED, Program, kind_of, program
 from tests.hunt.running import Counts
 
 RESULTS = Path(__file__).with_name("results.json")
+# Where all rows go, to be looked at.
+BUILD = Path(__file__).parents[2] / "build"
 WORKERS = 2
 # Of one program, in seconds.
 LIMIT = 180
@@ -169,7 +170,10 @@ def summary(rows: list[Row], minutes: float) -> Row:
             "outputs that share memory otherwise": sum(r["copies"] for r in of),
             "share of calls that ran as a graph": round(graph / max(calls, 1), 3),
         }
-    reasons = Counter(reason for row in rows for reason in row["reasons"])
+    reasons: dict[str, list[Row]] = {}
+    for row in rows:
+        for reason in row["reasons"]:
+            reasons.setdefault(reason, []).append(row)
     kinds: dict[str, list[Row]] = {}
     for row in rows:
         if "difference" in row:
@@ -186,8 +190,17 @@ def summary(rows: list[Row], minutes: float) -> Row:
             }
             for what, of in sorted(kinds.items(), key=lambda item: -len(item[1]))
         ],
-        "reasons": dict(reasons.most_common(60)),
+        "reasons": {
+            reason: {"programs": len(of), "one": [of[0]["seed"], of[0]["engine"]]}
+            for reason, of in sorted(reasons.items(), key=lambda item: -len(item[1]))[:80]
+        },
     }
+
+
+def unknown(found: list[Row], known: list[Row]) -> list[list[Any]]:
+    """Seeds and engines of programs that differ, and do not so among those that are known."""
+    before = {(of["what"], *each) for of in known for each in of["programs"]}
+    return [each for of in found for each in of["programs"] if (of["what"], *each) not in before]
 
 
 def shortest(row: Row) -> tuple[Program, Exception]:
@@ -224,9 +237,14 @@ def main() -> None:
             print(f"{made.source(engine)}\n# {error}")
         return
     start, rows = time.monotonic(), list[Row]()
+    version = torch.__version__.split("+")[0]
     seeds = range(asked.first, asked.first + asked.count)
+    kept = BUILD / f"hunt-{version}.jsonl"
+    kept.parent.mkdir(exist_ok=True)
     for row in hunt(seeds, start + 60 * asked.minutes):
         rows.append(row)
+        with kept.open("a") as file:
+            print(json.dumps(row), file=file)
         if len(rows) % 100 == 0:
             print(f"{len(rows)} runs in {(time.monotonic() - start) / 60:.1f} minutes", flush=True)
         if "difference" in row:
@@ -237,13 +255,12 @@ def main() -> None:
     found = summary(rows, (time.monotonic() - start) / 60)
     print(json.dumps(found, indent=1))
     whole = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    known = {each["what"] for of in whole.values() for each in of["differences"]}
-    new = [each for each in found["differences"] if each["what"] not in known]
+    known = [each for of in whole.values() for each in of["differences"]]
+    new = unknown(found["differences"], known)
     if asked.write:
-        whole[torch.__version__.split("+")[0]] = found
+        whole[version] = found
         RESULTS.write_text(json.dumps(whole, indent=1) + "\n")
-    for each in new:
-        seed, engine = each["programs"][0]
+    for seed, engine in new:
         made, error = shortest({"seed": seed, "engine": engine})
         print(f"### {seed} {engine}\n{made.source(engine)}\n# {error}", flush=True)
     sys.exit(bool(new))

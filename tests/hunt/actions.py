@@ -505,7 +505,10 @@ out = s.inner()(*args, **kwargs)
 s.see(out)
 s.loss(out).backward()
 """,
+    # The forward of a wrapper calls the module with its hooks, as DistributedDataParallel's does.
     "forward is called": """
+s.inner()._forward_hooks.clear()
+s.inner()._forward_pre_hooks.clear()
 args, kwargs = s.batch($n, $length)
 out = s.model.forward(*args, **kwargs)
 s.see(out)

@@ -163,7 +163,7 @@ class Program:
             f"{PREAMBLE}\n{'' if self.kind else self._module()}"
             f"def script(s):\n{textwrap.indent(''.join(body) or 'pass', '    ')}\n\n"
             f"if __name__ == '__main__':\n    torch.set_num_threads(1)\n"
-            f"    agree(script, {subject}, {asked})\n"
+            f"    agree(script, {subject}, {asked}, closely=True)\n"
         )
 
     def _module(self) -> str:

@@ -470,6 +470,8 @@ def _left_behind() -> dict[str, Any]:
 
 def _plainly(reason: str) -> str:
     """A reason without what differs from program to program."""
+    if not reason:
+        return "none: the last call ran as a graph"
     text = re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"", "…", reason.split("\n")[0])
     return re.sub(r"[-+]?\d[\d.e+-]*", "N", text)[:160]
 

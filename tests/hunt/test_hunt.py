@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as global_hooks
 
 from tests.breadth import sampled
-from tests.hunt.__main__ import Worker, magnified, summary
+from tests.hunt.__main__ import Worker, magnified, summary, unknown
 from tests.hunt.actions import ACTIONS, CALLS
 from tests.hunt.blocks import LAYERS, LOSSES, STATEMENTS
 from tests.hunt.modules import MODULES, Mlp, Subject
@@ -180,7 +180,10 @@ def test_results_are_of_kinds() -> None:
     found = summary([{**row, "seed": 1}, {**other, "names": []}], 1.0)
     assert found["engines"]["aten"]["share of calls that ran as a graph"] == 0.75
     assert found["differences"][0]["programs"] == [[2, "aten"]]
-    assert found["reasons"] == {"a hook": 2}
+    assert found["reasons"] == {"a hook": {"programs": 2, "one": [1, "aten"]}}
+    assert unknown(found["differences"], found["differences"]) == []
+    elsewhere = [{"what": found["differences"][0]["what"], "programs": [[2, "onnxruntime"]]}]
+    assert unknown(found["differences"], elsewhere) == [[2, "aten"]]
 
 
 def test_the_tables_have_what_they_should() -> None:
