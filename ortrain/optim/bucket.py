@@ -115,8 +115,9 @@ class Bucket:
         if found_inf is not None:
             found_inf = found_inf.to(device, non_blocking=True)
         kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
+        written = self.parameters if into is None else into
         kernel(
-            self.parameters if into is None else into,
+            written,
             self.gradients,
             self.exp_avgs,
             self.exp_avg_sqs,
@@ -132,6 +133,9 @@ class Bucket:
             grad_scale=None if grad_scale is None else grad_scale.to(device, non_blocking=True),
             found_inf=found_inf,
         )
+        # The kernel does not tell autograd that it writes to them: a backward of an earlier forward
+        # would silently read weights of now.
+        torch.autograd.graph.increment_version(written)
         if found_inf is not None:
             torch._foreach_sub_(self.steps, [found_inf] * len(self))
 

@@ -93,7 +93,10 @@ class SGD(torch.optim.SGD):
                 continue
             if gradient.stride() != parameter.stride():
                 parameter.grad = torch.empty_like(parameter).copy_(gradient)
-        return super()._init_group(group, params, grads, momentum_buffer_list)
+        sparse = super()._init_group(group, params, grads, momentum_buffer_list)
+        # The kernel does not tell autograd that it writes to them.
+        torch.autograd.graph.increment_version(params)
+        return sparse
 
 
 __all__ = ["SGD"]

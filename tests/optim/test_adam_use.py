@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ortrain.optim import AdamWMode, clip_grad_norm_
+from ortrain.optim import SGD, AdamWMode, FusedAdam, Lamb, clip_grad_norm_
 from ortrain.optim.clip import LARGE
 from tests.optim.twins import close, network, ours, same, torchs, train, values
 
@@ -28,6 +28,17 @@ def test_a_closure_is_called_with_gradients_on_and_its_loss_returned() -> None:
 
     assert optimizer.step(closure) == 3.0
     assert (target < 1.0).all()
+
+
+@pytest.mark.parametrize("kind", [FusedAdam, Lamb, SGD])
+def test_a_backward_of_weights_before_the_step_is_an_error(kind: Any) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = kind([weight], lr=0.1)
+    weight.square().sum().backward()
+    loss = weight.square().sum()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def test_accumulated_gradients_are_one_step() -> None:
