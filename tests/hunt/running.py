@@ -29,6 +29,9 @@ DOUBLE_ROUNDING = 1e-11
 SMALL = 1e-1
 # What numbers are compared with that are smaller.
 SMALLEST = 1e-3
+# By how many roundings weights are moved, to see what the script makes of that, and which part of a
+# difference that explains.
+MOVED, EXPLAINED = 4.0, 1 / 30
 # Of bfloat16, in the outputs of a small module.
 REDUCED = 3e-2
 
@@ -57,10 +60,15 @@ class Difference(AssertionError):
     """What an action leaves is not what it leaves in PyTorch.
 
     Attributes:
+        place: in the record of what was seen.
         apart: of numbers that differ, relative to the largest of their tensor, or to ``SMALLEST``.
+        magnified: whether PyTorch's own numbers differ as much where its weights are some roundings
+            away.
     """
 
+    place = 0
     apart: float | None = None
+    magnified = False
 
 
 @dataclasses.dataclass
@@ -127,10 +135,17 @@ class Run:
         dtype: of the module.
         seed: of torch's generator.
         closely: whether strides and shared memory of outputs are remembered.
+        moved: whether the weights are some roundings away.
     """
 
     def __init__(
-        self, subject: Subject, wrap: Wrap, dtype: torch.dtype, seed: int, closely: bool = False
+        self,
+        subject: Subject,
+        wrap: Wrap,
+        dtype: torch.dtype,
+        seed: int,
+        closely: bool = False,
+        moved: bool = False,
     ) -> None:
         torch.manual_seed(seed)
         self.seed, self.batches = seed, 0
@@ -142,7 +157,10 @@ class Run:
         self.handles: list[Any] = []
         self.removed: Any = None
         self.traces: dict[str, str] = {}
-        self.model = wrap(self.subject.make().to(dtype))
+        module = self.subject.make().to(dtype)
+        if moved:
+            _move(module)
+        self.model = wrap(module)
         self.fresh_optimizer()
 
     # -- what a script asks for ------------------------------------------------------------------
@@ -352,6 +370,15 @@ class Run:
         return plain(value)
 
 
+@torch.no_grad()
+def _move(module: nn.Module) -> None:
+    draw = torch.Generator().manual_seed(0)
+    for parameter in module.parameters():
+        if parameter.is_floating_point() and not nn.parameter.is_lazy(parameter):
+            signs = torch.randn(parameter.shape, generator=draw).sign().to(parameter.dtype)
+            parameter.mul_(1 + signs * MOVED * torch.finfo(parameter.dtype).eps)
+
+
 def unwrapped(module: nn.Module) -> nn.Module:
     """A module without its wrapper."""
     return module.module if isinstance(module, ORTModule) else module
@@ -426,15 +453,21 @@ def agree(
     around = _left_behind()
     eager = Run(subject, lambda module: module, dtype, seed, closely)
     ours = Run(subject, wrap, dtype, seed, closely)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for run in (eager, ours):
-            torch.manual_seed(seed)
-            script(run)
+    for run in (eager, ours):
+        _run(script, run)
     # Under a hook or a setting that is left behind, later scripts of the process would be run in
     # PyTorch, and agree.
     assert (left := _left_behind()) == around, f"a script leaves {left} where {around} was"
-    _compare(eager, ours)
+    try:
+        _compare(eager, ours)
+    except Difference as found:
+        if found.apart is not None:
+            moved = Run(subject, lambda module: module, dtype, seed, closely, moved=True)
+            _run(script, moved)
+            other = moved.record[found.place : found.place + 1]
+            apart = [_apart(eager.record[found.place][2], each[2]) for each in other]
+            found.magnified = max(apart, default=0.0) >= found.apart * EXPLAINED
+        raise
     pairs = zip(_seen(eager.record), _seen(ours.record), strict=False)
     counts = Counts(copies=sum(a.memory != b.memory for a, b in pairs))
     last = ours.model if isinstance(ours.model, ORTModule) else None
@@ -444,6 +477,24 @@ def agree(
         if model.report.eager_calls:
             counts.reasons.append(_plainly(model.report.reason))
     return counts
+
+
+def _run(script: Script, run: Run) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(run.seed)
+        script(run)
+
+
+def _apart(a: Any, b: Any) -> float:
+    """The largest difference of two values' numbers, relative to the largest of each tensor."""
+    worst = 0.0
+    for one, other in zip(_seen(a), _seen(b), strict=False):
+        if one.value.shape == other.value.shape and one.value.is_floating_point():
+            error = (one.value.double() - other.value.double()).abs()
+            largest = float(one.value.abs().nan_to_num(0).max()) if one.value.numel() else 0.0
+            worst = max(worst, float(error.nan_to_num(0).max()) / max(largest, SMALLEST))
+    return worst
 
 
 def _seen(value: Any) -> Iterator[Seen]:
@@ -477,7 +528,8 @@ def _plainly(reason: str) -> str:
 
 
 def _compare(eager: Run, ours: Run) -> None:
-    for (step, what, a), (other, kind, b) in zip(eager.record, ours.record, strict=False):
+    pairs = zip(eager.record, ours.record, strict=False)
+    for place, ((step, what, a), (other, kind, b)) in enumerate(pairs):
         if (step, what) != (other, kind):
             which = ours if kind == "error" else eager
             error = b if kind == "error" else a
@@ -497,6 +549,7 @@ def _compare(eager: Run, ours: Run) -> None:
                 r": (\S+) from eager, whose largest value is (\S+)$", str(error)
             ):
                 error.apart = float(numbers[1]) / max(float(numbers[2]), SMALLEST)
+            error.place = place
             raise error
     assert len(eager.record) == len(ours.record)
 

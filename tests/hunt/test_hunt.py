@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as global_hooks
 
 from tests.breadth import sampled
-from tests.hunt.__main__ import Worker, magnified, summary, unknown
+from tests.hunt.__main__ import Worker, summary, unknown
 from tests.hunt.actions import ACTIONS, CALLS
 from tests.hunt.blocks import LAYERS, LOSSES, STATEMENTS
 from tests.hunt.modules import MODULES, Mlp, Subject
@@ -158,19 +158,28 @@ def test_a_worker_that_dies_is_told_and_started_again(monkeypatch: pytest.Monkey
     worker.close()
 
 
-def test_roundings_that_a_program_magnifies_are_no_difference() -> None:
-    step = Template(CALLS["step"]).substitute(n=2, length=3)
-    lines = "s.inner().layer.weight.data += 1e-4 * (s.model is not s.inner()) * (s.dtype == {})"
-    for dtype, found in (("torch.float32", True), ("s.dtype", False)):
-        actions = (("defect", lines.format(dtype)), ("step", step))
-        made = Program(1, "", double=False, actions=actions)
-        with pytest.raises(Difference) as raised:
-            made.run("aten")
-        assert raised.value.apart is not None
-        assert magnified(made, raised.value, {"engine": "aten"}) == found
+MOVED = "s.inner().layer.weight.data.mul_(1 + 1e-7 * (s.wrap(s.inner()) is not s.inner()))"
+CHAOS = """
+value = s.inner().layer.weight.detach().sigmoid()
+for _ in range(200):
+    value = 3.99 * value * (1 - value)
+s.see(value)
+"""
+
+
+@pytest.mark.parametrize(("by", "lines"), [(1e-7, CHAOS), (1e-2, "pass")])
+def test_roundings_that_a_program_magnifies_are_told(by: float, lines: str) -> None:
+    actions = (("moved", MOVED.replace("1e-7", str(by))), ("then", lines))
+    with pytest.raises(Difference) as raised:
+        Program(1, "", double=False, actions=actions).run("aten")
+    assert raised.value.magnified == (lines == CHAOS)
+    assert raised.value.apart is not None
+    assert raised.value.apart > 1e-3
+
+
+def test_differences_are_of_two_sizes() -> None:
     large = Difference("0: step: gradients a: 1.0 from eager, whose largest value is 2.0")
     large.apart = 0.5
-    assert not magnified(made, large, {"engine": "aten"})
     assert kind_of(large) == "Difference: gradients: more than 0.01 from eager"
 
 
