@@ -249,7 +249,7 @@ def main() -> None:
     start, rows = time.monotonic(), list[Row]()
     version = torch.__version__.split("+")[0]
     seeds = range(asked.first, asked.first + asked.count)
-    kept = BUILD / f"hunt-{version}.jsonl"
+    kept = BUILD / f"hunt-{version}{'' if asked.write else '-part'}.jsonl"
     kept.parent.mkdir(exist_ok=True)
     if asked.resume:
         rows += kept_rows(kept)
