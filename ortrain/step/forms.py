@@ -316,6 +316,9 @@ class ModuleState:
             return
         for other in self.forms.values():
             other.drop()
+        # In place, since others hold the table: its code may have assigned buffers anew, too.
+        self.tensors.clear()
+        self.tensors.update(_tensors_of(module))
         self._guard(module)
 
     def leave(self, module: nn.Module, live: tuple[nn.Module, ...]) -> None:
@@ -385,9 +388,14 @@ class ModuleState:
             live: sub-modules that stay PyTorch's in these.
             unread: attributes that no capture has read.
         """
-        tensors = {**dict(module.named_buffers()), **dict(module.named_parameters())}
+        tensors = _tensors_of(module)
         guard = Guard(module, attributes, live, unread)
         if unread and guard.reads_past:
             unread = frozenset()
             guard = Guard(module, attributes, live)
         return cls(guard, tensors, attributes=attributes, live=live, unread=unread)
+
+
+def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers and parameters by name."""
+    return {**dict(module.named_buffers()), **dict(module.named_parameters())}

@@ -24,7 +24,7 @@ from torch import nn
 from ortrain import ORTModule
 
 RESULTS = Path(__file__).with_name("results.json")
-STEPS = 200
+STEPS = 80
 BUSY = "import torch; a = torch.randn(1500, 1500)\nwhile True: a @ a"
 
 
@@ -89,22 +89,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.repeat")
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--resume", action="store_true", help="after the pairs that are written")
     parser.add_argument("--write", action="store_true", help="results.json")
     asked = parser.parse_args()
     if asked.seed is not None:
         print(json.dumps(run(asked.seed)))
         return
-    start, rows = time.monotonic(), []
-    for seed in range(asked.pairs):
-        rows.append(pair(seed, busy=bool(seed % 2)))
+    version = torch.__version__.split("+")[0]
+    whole = json.loads(RESULTS.read_text()) if asked.write and RESULTS.exists() else {}
+    rows = whole.get(version, {}).get("pairs", []) if asked.resume else []
+    for seed in range(len(rows), asked.pairs):
+        start = time.monotonic()
+        row = pair(seed, busy=bool(seed % 2))
+        rows.append({**row, "seconds": round(time.monotonic() - start, 1)})
         print(rows[-1], flush=True)
-    equal = sum(row["parted at step"] is None for row in rows)
-    minutes = round((time.monotonic() - start) / 60, 1)
-    print(f"{equal} of {len(rows)} pairs are equal; {minutes} minutes")
-    if asked.write:
-        whole = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        whole[torch.__version__.split("+")[0]] = {"equal": equal, "minutes": minutes, "pairs": rows}
-        RESULTS.write_text(json.dumps(whole, indent=1) + "\n")
+        if asked.write:
+            whole[version] = {"equal": equal(rows), "minutes": minutes(rows), "pairs": rows}
+            RESULTS.write_text(json.dumps(whole, indent=1) + "\n")
+    print(f"{equal(rows)} of {len(rows)} pairs are equal; {minutes(rows)} minutes")
+
+
+def equal(rows: list[dict[str, Any]]) -> int:
+    """How many pairs never part."""
+    return sum(row["parted at step"] is None for row in rows)
+
+
+def minutes(rows: list[dict[str, Any]]) -> float:
+    """Of all pairs."""
+    return round(sum(row["seconds"] for row in rows) / 60, 1)
 
 
 if __name__ == "__main__":
