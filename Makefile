@@ -166,7 +166,7 @@ families: $(STAMP)
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/python -m tests.families
 	$(BIN)/python -m tests.families --page > docs/families.md
 
-# What came of it is kept in the repository; it fails where it finds another kind of difference.
+# What came of it is kept in the repository; it fails where a program differs that did not before.
 hunt: $(STAMP)
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/python -W ignore -m tests.hunt \
 	  $(if $(MINUTES),--minutes $(MINUTES),--write)

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import workloads
 from contestants import CONTESTANTS, Training
-from measurement import Results, Row, arguments, last_line
+from measurement import ProcessFailed, Results, Row, arguments, in_a_process
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from workloads import Made, Workload
@@ -250,17 +250,11 @@ def measured(cell: Cell, layers: int | None, seconds: float) -> Row:
     """A cell in a process of its own; what fails, hangs or is not there says so."""
     if absent := missing(cell):
         return {"skipped": absent}
-    command = [sys.executable, "-W", "ignore", __file__, "--child", json.dumps(asdict(cell))]
-    if layers is not None:
-        command += ["--layers", str(layers)]
+    small = [] if layers is None else ["--layers", str(layers)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"took more than {seconds:.0f} s"}
-    if done.returncode:
-        return {"failed": last_line(done.stderr)[:300]}
-    row: Row = json.loads(done.stdout.splitlines()[-1])
-    return row
+        return in_a_process(__file__, json.dumps(asdict(cell)), *small, limit=seconds)
+    except ProcessFailed as failure:
+        return {"failed": str(failure)[:300]}
 
 
 def missing(cell: Cell) -> str:

@@ -108,15 +108,31 @@ def table(title: str, rows: Mapping[str, Row], more: Callable[[Row], str] = lamb
 # --- processes ----------------------------------------------------------------------------------
 
 
-def in_a_process(script: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Row:
+def in_a_process(
+    script: str,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    limit: float | None = None,
+) -> Row:
     """Runs ``script --child ARGUMENTS`` alone; returns the JSON object in its last line.
 
+    Args:
+        script: its path.
+        *arguments: behind ``--child``.
+        environment: variables beside this process's own.
+        limit: seconds, after which it is stopped.
+
     Raises:
-        ProcessFailed: it ended with an error.
+        ProcessFailed: it ended with an error, or was stopped.
     """
     command = [sys.executable, script, "--child", *arguments]
     variables = {**os.environ, **(environment or {})}
-    done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=variables, check=False, timeout=limit
+        )
+    except subprocess.TimeoutExpired:
+        raise ProcessFailed(f"it took more than {limit:.0f} s") from None
     if done.returncode:
         raise ProcessFailed(last_line(done.stderr))
     result: Row = json.loads(done.stdout.splitlines()[-1])

@@ -84,7 +84,7 @@ class Worker:
 
     def row(self, seed: int, way: dict[str, Any]) -> Row:
         """What came of one program."""
-        if self.programs % LONGEST == LONGEST - 1:
+        if self.programs % LONGEST == 0:
             self.close()
         if self.process is None:
             command = [sys.executable, "-W", "ignore", "-m", "tests.hunt", "--work"]
@@ -112,7 +112,7 @@ class Worker:
         self.close()
         ended = "hangs" if late else f"the process died ({process.returncode})"
         row = {"seed": seed, "engine": way["engine"], **asdict(Counts()), "seconds": float(LIMIT)}
-        return {**row, "difference": ended, "message": ended, "names": program(seed).names}
+        return {**row, "difference": ended, "message": ended, "names": made_for(seed, way).names}
 
     def close(self) -> None:
         """Ends the process."""

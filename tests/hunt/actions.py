@@ -18,6 +18,20 @@ s.optimizer.step()
 s.optimizer.zero_grad()
 """
 
+# "Around an ORTModule both work, but for a forward that changes a buffer which it reads, so that
+# its two runs differ": in evaluation it changes none.
+AROUND = """
+if any(isinstance(part, Running | Normed) for part in s.inner().modules()):
+    s.model.eval()
+args, kwargs = s.batch($n, $length)
+args = tuple(a.requires_grad_() if a.is_floating_point() else a for a in args)
+def first(*given):
+    return s.loss(s.model(*given, **kwargs))
+loss = torch.utils.checkpoint.checkpoint(first, *args, use_reentrant=False)
+s.see(loss)
+loss.backward()
+"""
+
 # Calls, and what is done with their results.
 CALLS = {
     "step": TRAIN,
@@ -441,31 +455,8 @@ args, kwargs = s.batch($n, $length)
 with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
     s.see(twin(*args, **kwargs), reduced=True)
 """,
-    # "Around an ORTModule both work, but for a forward that changes a buffer which it reads, so
-    # that its two runs differ": in evaluation it changes none.
-    "checkpoint around it": """
-if any(isinstance(part, Running | Normed) for part in s.inner().modules()):
-    s.model.eval()
-args, kwargs = s.batch($n, $length)
-args = tuple(a.requires_grad_() if a.is_floating_point() else a for a in args)
-def first(*given):
-    return s.loss(s.model(*given, **kwargs))
-loss = torch.utils.checkpoint.checkpoint(first, *args, use_reentrant=False)
-s.see(loss)
-loss.backward()
-s.see([a.grad for a in args])
-""",
-    "reentrant checkpoint around it": """
-if any(isinstance(part, Running | Normed) for part in s.inner().modules()):
-    s.model.eval()
-args, kwargs = s.batch($n, $length)
-args = tuple(a.requires_grad_() if a.is_floating_point() else a for a in args)
-def first(*given):
-    return s.loss(s.model(*given, **kwargs))
-loss = torch.utils.checkpoint.checkpoint(first, *args, use_reentrant=True)
-s.see(loss)
-loss.backward()
-""",
+    "checkpoint around it": AROUND + "s.see([a.grad for a in args])\n",
+    "reentrant checkpoint around it": AROUND.replace("use_reentrant=False", "use_reentrant=True"),
     "functional_call": """
 args, kwargs = s.batch($n, $length)
 scaled = {k: v * 0.5 for k, v in s.model.named_parameters()}
