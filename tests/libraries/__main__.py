@@ -17,7 +17,6 @@ import os
 import subprocess
 import sys
 import time
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,7 +95,6 @@ ROWS = {
 
 def child(name: str, large: bool, options: Found | None, steps: int) -> Found:
     """One training, in this process."""
-    warnings.simplefilter("ignore")
     place, function = ROWS[name].place.split(".")
     train = getattr(importlib.import_module(f"tests.libraries.{place}"), function)
     way = Way(options, steps, large)
@@ -113,7 +111,7 @@ def child(name: str, large: bool, options: Found | None, steps: int) -> Found:
         "captures": sum(getattr(report, "captures", 0) for report in reports),
         "modes": [report.mode for report in reports],
         "reasons": sorted({report.reason for report in reports if report.eager_calls}),
-        "said": way.said[-1] if way.said else "",
+        "said": way.said[-5:],
         "lines said": len(way.said),
     }
 

@@ -85,10 +85,10 @@ def seconds(found: Found, steps: int) -> str:
 
 
 def said(row: Any, key: str, found: Found) -> str:
-    """What a run of 300 steps gives as reason for steps that were no graph's."""
-    long = found.get("default, 300") or found.get(f"default, {60}") or found["aten, 20"]
-    reasons = [each.split("\n")[0] for each in long.get("reasons", []) if each]
-    if not reasons:
+    """What a run of 300 steps says at its end; where it says nothing, why steps were no graph's."""
+    long = found.get("default, 300") or found["aten, 20"]
+    told = long.get("said") or [each for each in long.get("reasons", []) if each]
+    if not told:
         return ""
     title = f"{row.title}, larger" if "," in key else row.title
-    return f"- {row.library}, {title}: {'; '.join(reasons)[:300]}"
+    return f"- {row.library}, {title}: {told[-1].split(chr(10))[0].removeprefix('ORTTrainer: ')}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import logging
+import io
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ class Way:
         steps: that it takes.
         large: whether a plain step takes some 0.2 seconds, or as little as it may.
         losses: of each step, and of a Trainer the norm of each gradient.
-        said: what ortrain has logged.
+        said: what ortrain has printed, and what it has warned of.
     """
 
     options: dict[str, Any] | None
@@ -85,23 +86,12 @@ class Way:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Keeps what ortrain says meanwhile."""
-        handler, log = Listener(self.said), logging.getLogger("ortrain")
-        level = log.level
-        log.addHandler(handler)
-        log.setLevel(logging.INFO)
-        try:
+        with redirect_stdout(io.StringIO()) as printed, warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("ignore")
+            if self.options is not None:
+                from ortrain import OrtrainWarning
+
+                warnings.simplefilter("default", OrtrainWarning)
             yield
-        finally:
-            log.removeHandler(handler)
-            log.setLevel(level)
-
-
-class Listener(logging.Handler):
-    """Keeps messages."""
-
-    def __init__(self, messages: list[str]) -> None:
-        super().__init__()
-        self.messages = messages
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
+        self.said += [str(each.message) for each in warned]
+        self.said += [row for row in printed.getvalue().split("\n") if row.startswith("ORTTrainer:")]
