@@ -86,7 +86,10 @@ class Way:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Keeps what ortrain says meanwhile."""
-        with redirect_stdout(io.StringIO()) as printed, warnings.catch_warnings(record=True) as warned:
+        with (
+            redirect_stdout(io.StringIO()) as printed,
+            warnings.catch_warnings(record=True) as warned,
+        ):
             warnings.simplefilter("ignore")
             if self.options is not None:
                 from ortrain import OrtrainWarning
@@ -94,4 +97,5 @@ class Way:
                 warnings.simplefilter("default", OrtrainWarning)
             yield
         self.said += [str(each.message) for each in warned]
-        self.said += [row for row in printed.getvalue().split("\n") if row.startswith("ORTTrainer:")]
+        lines = printed.getvalue().split("\n")
+        self.said += [line for line in lines if line.startswith("ORTTrainer:")]
