@@ -30,7 +30,7 @@ help:
 	@echo "             install DeepSpeed and Lightning, and run the tests that need them"
 	@echo "make test-libraries"
 	@echo "             train with trl, sentence-transformers, PyG and others, plainly and through ortrain:"
-	@echo "             two hours, on a machine that does nothing else; TORCH= for another version"
+	@echo "             an hour, on a machine that does nothing else; TORCH= for another version"
 	@echo "make test-libraries-sample"
 	@echo "             a minute of it"
 	@echo "make test-web"

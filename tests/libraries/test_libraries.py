@@ -14,7 +14,7 @@ from tests.libraries.page import PAGE, tables
 from tests.libraries.ways import Way
 
 # A row of each way to wrap something: a trainer, a module in an own loop, one inside of a model.
-SAMPLE = ("sft", "sft-bf16", "mnrl", "lora", "gcn", "accelerate")
+SAMPLE = ("sft", "sft-bf16", "lora", "gcn", "accelerate")
 NAMES = [name for name, row in ROWS.items() if not row.smoke]
 
 
