@@ -49,6 +49,7 @@ def line(row: Any, key: str, found: Found) -> str:
     title = f"{row.title}, larger" if "," in key else row.title
     long = found.get("default, 300", {})
     calls = long.get("graph", 0) + long.get("eager", 0)
+    share = f"{long['graph'] / calls:.0%}" if calls else ""
     columns = [
         row.library,
         title,
@@ -56,7 +57,7 @@ def line(row: Any, key: str, found: Found) -> str:
         seconds(found, 60),
         seconds(found, 300),
         str(long.get("captures", "")),
-        f"{long['graph'] / calls:.0%}" if calls else "",
+        f"{share}, else parts" if "parts" in long.get("modes", ()) else share,
     ]
     return f"| {' | '.join(columns)} |"
 

@@ -68,6 +68,19 @@ def told(**values: Any) -> str:
             ),
         ),
         (
+            {
+                "mode": "parts",
+                "reason": "the forward draws",
+                "eager_calls": 4,
+                "parts": {"a": Report("graph")},
+                "contest": Contest(left=14),
+            },
+            (
+                "0 of 4 forwards ran as a graph; "
+                "in the others 1 of 1 parts of the model did: the forward draws"
+            ),
+        ),
+        (
             {"mode": "eager", "eager_calls": 4, "contest": Contest(left=15)},
             "0 of 4 forwards ran as a graph; the contest with PyTorch had 15 calls or more to go",
         ),
