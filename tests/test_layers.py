@@ -23,7 +23,7 @@ LAYERS = """
     module_state
     guards
     kept
-    capture.origin
+    capture.origin capture.traced pytorch
     capture.trace
     capture.onnx
     capture.fx
@@ -32,6 +32,7 @@ LAYERS = """
     runtime.reference runtime.onnxruntime runtime.aten
     runtime.regions runtime.engines
     step
+    frontend
     methods assigned_forward
     module
     explanation deploy

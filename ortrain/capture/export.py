@@ -9,60 +9,38 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import onnx_ir as ir
 import torch
-from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
-from ortrain.autodiff.decompose import DECOMPOSES
-from ortrain.autodiff.engine import reachable
-from ortrain.autodiff.registry import entry_of
 from ortrain.cache import Cache
-from ortrain.capture import fx
-from ortrain.capture.fx.kept import keep_operators
 from ortrain.capture.onnx import lift
-from ortrain.capture.onnx.doubles import refuse_rounded
 from ortrain.capture.onnx.fingerprint import parts_of
-from ortrain.capture.onnx.registry import Registry, failed_node, make_standard
-from ortrain.capture.onnx.translations import TRANSLATIONS, recorded, translating
-from ortrain.capture.onnx.translations.arithmetic import READING_FLOATS
-from ortrain.capture.onnx.translations.base import Context, SymbolicSize, symbolic
-from ortrain.capture.origin import BESIDE, captured_error, operator_name, origin, own_reason
+from ortrain.capture.onnx.translations.base import SymbolicSize, symbolic
 from ortrain.capture.trace import ladder
-from ortrain.capture.trace.call import Axes, Call, example_call, free_name, step_name
+from ortrain.capture.trace.call import Axes, Call, example_call, free_name
 from ortrain.capture.trace.constants import read_in_place
 from ortrain.capture.trace.decisions import fixed_sizes
-from ortrain.capture.trace.exact_numbers import is_made_of_sizes
-from ortrain.capture.trace.exporter import check_version, quiet
-from ortrain.capture.trace.keeping import Keeper, keeper, keeping, recorded_examples
+from ortrain.capture.trace.exporter import check_version
+from ortrain.capture.trace.keeping import Keeper, keeping, recorded_examples
 from ortrain.capture.trace.layers import traceable_layers
-from ortrain.capture.trace.refusal import first_line, located, named
+from ortrain.capture.trace.refusal import located
 from ortrain.capture.trace.returned import Source, sources_of, views_of
 from ortrain.capture.trace.seen import seen_routines
 from ortrain.capture.trace.sharing import share
-from ortrain.errors import CaptureError, UnsupportedOutput
+from ortrain.capture.traced import Traced
+from ortrain.capture.translation import OutputLeaf, Watch, outputs_of, program_of, registry_of
 from ortrain.exclusive import EXCLUSIVE
-from ortrain.graph.shapes import FLOATING
-from ortrain.graph.walk import reads
-from ortrain.guards.autocast import Autocast, active
+from ortrain.guards.autocast import active
 from ortrain.guards.constraints import Constraints, Shapes
-from ortrain.guards.handed import Handed
 from ortrain.guards.key_value_cache import closed
 from ortrain.kept.call import Kept
 from ortrain.module_state.untouched import untouched
-from ortrain.ops.base import DOMAIN
-from ortrain.passes.clean import clean
-from ortrain.passes.precision import place_casts
-from ortrain.program import Check, Program, Role
+from ortrain.program import Program, Role
 from ortrain.uncollected import uncollected
-
-IR_VERSION = 10  # the first that has opset 21; runtimes of its time read it
 
 
 @dataclass(frozen=True)
@@ -76,19 +54,6 @@ class UserInput:
 
     name: str
     position: int
-
-
-@dataclass(frozen=True)
-class OutputLeaf:
-    """One leaf of the module's output.
-
-    Attributes:
-        output: index among the program's user outputs; None for a constant.
-        constant: what the module returned where it is no tensor: None, a number, a string.
-    """
-
-    output: int | None
-    constant: Any = None
 
 
 @dataclass
@@ -200,20 +165,22 @@ def capture(
     """
     check_version()
     autocast = active()
-    watch = _Watch()
+    watch = Watch()
     state = lift.state_of(module)
     with EXCLUSIVE, traceable_layers():  # the call holds the module's forward
         call = example_call(module, tuple(args), dict(kwargs or {}), taken=state.first)
     still = still and call.example is None
-    registry = _registry(opset)
+    registry = registry_of(opset)
 
-    def program_of(exported: ExportedProgram, held: dict[str, str]) -> Program:
+    def made(traced: Traced, held: dict[str, str]) -> Program:
         def make() -> list[Program]:
-            return [_program(exported, registry, call, state, watch, branches, autocast, held)]
+            return [
+                program_of(traced, registry, call.leaves, state, watch, branches, autocast, held)
+            ]
 
         if keep is not None and keep.calls:
             return make()[0]  # its nodes name what is there in this process alone
-        parts = parts_of(exported, state, opset, branches, autocast, held)
+        parts = parts_of(traced, state, opset, branches, autocast, held)
         return (cache or Cache(None)).programs(parts, make)[0]
 
     if keep is not None:
@@ -237,11 +204,12 @@ def capture(
             try:
                 found = ladder.export(module, call, axes, exact, branches)
                 watch.lap("export")
-                returned = sources_of(found.program, [leaf.position for leaf in call.leaves])
-                views, fixed = views_of(found.program), fixed_sizes(found.program)
+                traced = Traced.of(found.program)
+                returned = sources_of(traced, [leaf.position for leaf in call.leaves])
+                views, fixed = views_of(traced), fixed_sizes(found.program)
                 held = {} if uncompared is None else read_in_place(found.program, uncompared)
                 names = _free_names(held, call, state)
-                program = program_of(found.program, names)
+                program = made(traced, names)
                 if later := fixed_sizes(found.program) - fixed:
                     raise symbolic(f"an operator that needs {', '.join(sorted(later))}")
                 _check_sizes(program, found.constraints)
@@ -256,7 +224,7 @@ def capture(
     calls = () if keep is None else keep.kept(program)
     if keep is not None and calls:
         share(calls, module, program, keep.numbers)
-    leaves, _ = _outputs(found.program)
+    leaves, _ = outputs_of(traced)
     watch.lap("clean-up of the ONNX graph")
     tensors = tuple(UserInput(leaf.name, leaf.position) for leaf in call.tensors)
     by_name = {t.name: t for t in tensors}
@@ -267,7 +235,7 @@ def capture(
         dropped=tuple(t for t in tensors if t.name not in taken),
         tensors=tensors,
         output_leaves=leaves,
-        output_spec=found.program.call_spec.out_spec,
+        output_spec=traced.spec,
         constraints=found.constraints,
         rung=found.rung,
         failed=found.failed,
@@ -297,214 +265,3 @@ def _check_sizes(program: Program, constraints: Constraints) -> None:
         for axis, dim in enumerate(value.shape or ()):
             if isinstance(dim, int) and (place, axis) not in constraints.static:
                 raise symbolic(f"{value.name}.shape[{axis}]")
-
-
-def _program(
-    exported: ExportedProgram,
-    registry: Registry,
-    call: Call,
-    state: lift.State,
-    watch: _Watch,
-    checked: bool,
-    autocast: Autocast,
-    held: Mapping[str, str],
-) -> Program:
-    """The program of an exported graph; of its constants some are inputs, under other names."""
-    with quiet():  # kept operators are tried on tensors without contents, and that may fail
-        translated = _translate(exported, registry, watch, checked, autocast)
-    _, names = _outputs(exported)
-    program = lift.lift(
-        translated.model,
-        call,
-        state,
-        translated.updated,
-        names,
-        translated.seed,
-        translated.violations,
-        translated.checks,
-        held,
-    )
-    clean(program)
-    place_casts(program)
-    lift.drop_unused_inputs(program)
-    for node in program.graph.all_nodes():
-        node.name = node.outputs[0].name  # as profilers show it
-    return program
-
-
-class _Watch:
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self.since = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[name] = now - self.since
-        self.since = now
-
-
-_registries: dict[int, Registry] = {}
-
-
-def _registry(opset: int) -> Registry:
-    """Built once a process and opset."""
-    if opset not in _registries:
-        ours = {target: recorded(f, opset) for target, f in TRANSLATIONS.items()}
-        _registries[opset] = Registry(opset, ours)
-    return _registries[opset]
-
-
-# -- translation ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Translated:
-    model: ir.Model
-    seed: ir.Value | None
-    updated: dict[str, str]  # buffer → name of the value that updates it
-    violations: str | None  # name of the value with the bits of the checks that do not hold
-    checks: list[Check]
-
-
-def _translate(
-    exported: ExportedProgram,
-    registry: Registry,
-    watch: _Watch,
-    checked: bool,
-    autocast: Autocast,
-) -> _Translated:
-    cleaned = fx.clean(exported, registry.covers, checked, autocast)
-    watch.lap("clean-up of the ATen graph")
-    missing = list(fx.missing(exported.graph_module, registry.covers))
-    keep = keeper()
-    if keep is not None and keep.operators:
-        missing = keep_operators(
-            exported.graph_module, missing, keep, "ortrain has no translation of it"
-        )
-    for node in missing:
-        name = operator_name(node.target)
-        if refused := named(name, origin(node, full=True)):
-            raise refused
-        if not isinstance(node.target, torch._ops.OpOverload):
-            raise symbolic(name)
-        raise captured_error(
-            node,
-            f"no translation to ONNX for {name}",
-            because="ortrain has none, and uses those of PyTorch's exporter only where they were "
-            "seen to agree with PyTorch, gradients included",
-            help=f"replace the operator by others; or {BESIDE}",
-        )
-    model, context = _in_onnx(exported, registry)
-    if keep is not None and keep.operators and torch.is_grad_enabled():
-        without = _without_gradient(exported, model)
-        left = keep_operators(
-            exported.graph_module, without, keep, "what it is in ONNX has no gradient rule"
-        )
-        if len(left) < len(without):
-            model, context = _in_onnx(exported, registry)
-    model.ir_version = IR_VERSION
-    refuse_rounded(model)
-    lift.finish_nodes(model)
-    watch.lap("translation")
-    updated = {buffer: node.name for buffer, node in cleaned.updated.items()}
-    violated = None if cleaned.violations is None else cleaned.violations.name
-    return _Translated(model, context.seed, updated, violated, cleaned.checks)
-
-
-def _in_onnx(exported: ExportedProgram, registry: Registry) -> tuple[ir.Model, Context]:
-    """The model of a graph all of whose operators are covered, and what its parts share."""
-    _check_floats(exported)
-    while True:
-        with translating() as context:
-            try:
-                model = registry.translate(exported)
-                break
-            except Exception as error:
-                refused = _translation_error(exported, error)
-                if not _kept_instead(exported, error, refused):
-                    raise refused from error
-    make_standard(model, registry.opset)
-    return model, context
-
-
-def _check_floats(exported: ExportedProgram) -> None:
-    """Raises where an operator reads a float made of sizes that its translation may take amiss.
-
-    ``torch.arange(0, size / 2)`` has a number of elements that is rounded up.
-    """
-    for node in exported.graph.nodes:
-        if is_made_of_sizes(node.meta.get("val")):
-            for user in node.users:
-                if user.target not in READING_FLOATS:
-                    raise symbolic(f"{operator_name(user.target)} of a size that became a float")
-
-
-def _kept_instead(exported: ExportedProgram, error: Exception, refused: CaptureError) -> bool:
-    """Whether an operator whose translation fails stays PyTorch's instead."""
-    keep, name = keeper(), failed_node(error)
-    if keep is None or not keep.operators or isinstance(refused, SymbolicSize):
-        return False
-    nodes = [n for n in exported.graph.nodes if n.name == name and n.op == "call_function"]
-    because = refused.because or "ortrain has no translation of it in this form"
-    return bool(nodes) and not keep_operators(exported.graph_module, nodes, keep, because)
-
-
-def _without_gradient(exported: ExportedProgram, model: ir.Model) -> list[torch.fx.Node]:
-    """Operators between inputs and outputs of which some ONNX operator has no gradient rule."""
-    parameters = set(exported.graph_signature.parameters)
-    held = [v for n, v in model.graph.initializers.items() if n in parameters]
-    given = [v for v in (*model.graph.inputs, *held) if v.dtype in FLOATING]
-    reached = reachable(model.graph, given)
-    found: dict[torch.fx.Node, None] = {}
-    for node in model.graph:
-        source = node.meta.get("node")
-        known = entry_of(node) is not None or node.op_type in DECOMPOSES or node.domain == DOMAIN
-        if not known and source is not None and any(v in reached for v in reads(node)):
-            found[source] = None
-    return list(found)
-
-
-def _translation_error(exported: ExportedProgram, error: BaseException) -> CaptureError:
-    """The innermost reason, at the node whose translation failed."""
-    name = failed_node(error)
-    node = next((n for n in exported.graph.nodes if n.name == name), None)
-    while error.__cause__ is not None:
-        error = error.__cause__
-    kind: type[CaptureError] = CaptureError
-    if isinstance(error, CaptureError):
-        kind, what, because, help = type(error), error.what, error.because, error.help
-    else:
-        name = "an operator" if node is None else operator_name(node.target)
-        what = f"{name} cannot be translated to ONNX in this form"
-        because = own_reason(error, "translating it") or (
-            f"its translation fails with {type(error).__name__}: {first_line(error)}"
-        )
-        help = f"replace the operator by others; or {BESIDE}"
-    where = origin(node, full=True) if node is not None else ""
-    return kind(what, where=where, because=because, help=help)
-
-
-def _outputs(exported: ExportedProgram) -> tuple[tuple[OutputLeaf, ...], list[str]]:
-    """The leaves of the module's output, and the names of those that are tensors."""
-    spec = exported.call_spec.out_spec
-    count = spec.num_leaves
-    paths, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(count)), spec))
-    leaves: list[OutputLeaf] = []
-    names: list[str] = []
-    user = [s for s in exported.graph_signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
-    for (path, _), output in zip(paths, user, strict=True):
-        if isinstance(output.arg, ConstantArgument):
-            leaves.append(OutputLeaf(None, output.arg.value))
-        elif isinstance(output.arg, TensorArgument):
-            leaves.append(OutputLeaf(len(names)))
-            steps = [step_name(step) for step in path]
-            if spec.type is Handed and steps[0] == "output":  # where the output would stand alone
-                steps = steps[1:]
-            names.append(".".join(["output", *steps] if not steps or steps[0].isdigit() else steps))
-        else:
-            raise UnsupportedOutput(
-                "the forward returns a size of its input as a number",
-                because="a graph returns tensors, and constants that no input changes",
-                help="return the tensor itself, or take its size outside of the module",
-            )
-    return tuple(leaves), names

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ortrain.capture import export
+from ortrain.capture import translation
 from ortrain.capture.export import Captured, capture
 from ortrain.program import PHASE, Role, origin_of, role_of
 from tests.breadth import sampled
@@ -119,9 +119,9 @@ def test_padding_index_is_kept() -> None:
 def test_common_models_need_nothing_of_upstreams_table(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "_registries", {})
+    monkeypatch.setattr(translation, "_registries", {})
     capture(MODELS[name].build(), kwargs=MODELS[name].batch())
-    assert "everything" not in vars(export._registry(21))
+    assert "everything" not in vars(translation.registry_of(21))
 
 
 def test_opset_18_spells_gelu_out() -> None:
@@ -143,14 +143,14 @@ def test_float64_module_stays_float64() -> None:
 def test_what_pytorch_logs_of_trials_in_a_translation_is_not_heard(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    translate = export._translate
+    translate = translation._translate
 
     def noisy(*args: Any) -> Any:
         logging.getLogger(name).error("failed while attempting to run meta for aten.fft")
         warnings.warn("of a trial", UserWarning, stacklevel=1)
         return translate(*args)
 
-    monkeypatch.setattr(export, "_translate", noisy)
+    monkeypatch.setattr(translation, "_translate", noisy)
     with caplog.at_level(logging.ERROR):
         capture(nn.Linear(2, 2), (torch.ones(1, 2),))
         assert caplog.records == []

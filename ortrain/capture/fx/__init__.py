@@ -1,4 +1,4 @@
-"""Clean-up of the exported FX graph, before it is translated.
+"""Clean-up of a traced FX graph, before it is translated.
 
 :func:`clean` leaves a graph without regions, without in-place operators and without mixed dtypes.
 Each pass works on the graph in place; a node that it makes carries ``meta`` as an exported one
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
-from torch.export import ExportedProgram
 
 from ortrain.capture.fx.autocast import explicit_casts
 from ortrain.capture.fx.checks import (
@@ -46,6 +45,7 @@ from ortrain.capture.fx.strided import strided_as_rows
 from ortrain.capture.trace.keeping import keeper
 from ortrain.capture.trace.known_results import results_found_once
 from ortrain.capture.trace.known_sizes import sizes_computed_once
+from ortrain.capture.traced import Traced
 from ortrain.guards.autocast import Autocast, without_autocast
 from ortrain.program import Check
 
@@ -67,25 +67,21 @@ class Cleaned:
     checks: list[Check]
 
 
-def clean(
-    exported: ExportedProgram, covered: Covered, checked: bool, autocast: Autocast = ()
-) -> Cleaned:
+def clean(traced: Traced, covered: Covered, checked: bool, autocast: Autocast = ()) -> Cleaned:
     """Runs all passes on a program's graph.
 
     Args:
-        exported: its graph is changed in place.
+        traced: its graph is changed in place.
         covered: tells whether a call has a translation.
         checked: whether a call for which a check fails goes to the module.
         autocast: around the call.
     """
     with without_autocast(), results_found_once(), sizes_computed_once():
-        return _clean(exported, covered, checked, autocast)
+        return _clean(traced, covered, checked, autocast)
 
 
-def _clean(
-    exported: ExportedProgram, covered: Covered, checked: bool, autocast: Autocast
-) -> Cleaned:
-    module = exported.graph_module
+def _clean(traced: Traced, covered: Covered, checked: bool, autocast: Autocast) -> Cleaned:
+    module = traced.module
     inline_maps(module, autocast)
     inline_regions(module, autocast)
     explicit_casts(module)
@@ -101,9 +97,9 @@ def _clean(
     assert_preconditions(module)
     norms_in_float32(module)
     explicit_statistics(module)
-    refuse_second_device(exported)
+    refuse_second_device(traced)
     written_pieces_as_views(module)
-    updated = functionalise(exported)
+    updated = functionalise(traced)
     settle(module)  # behind what tells views by the memory that they share
     # Among the outputs, so that a pass which replaces one of these nodes replaces it here too.
     output = module.graph.output_node()
@@ -112,7 +108,7 @@ def _clean(
     without_needless_barriers(module)
     keep = keeper()
     if keep is not None and keep.operators:
-        complex_as_pairs(exported, keep)
+        complex_as_pairs(traced, keep)
     refuse_complex(module)
     scalars_as_vectors(module)
     open_pieces_as_slices(module)
@@ -126,18 +122,18 @@ def _clean(
     promote(module)
     returned: Any = output.args[0]
     output.args = (returned[: len(user)],)
-    _name_outputs(exported)
+    _name_outputs(traced)
     module.graph.lint()
     values = returned[len(user) :]
     buffers = dict(zip(updated, values, strict=False))
     return Cleaned(buffers, None if violated is None else values[-1], checks)
 
 
-def _name_outputs(exported: ExportedProgram) -> None:
+def _name_outputs(traced: Traced) -> None:
     """The signature names the nodes that are returned now; constants it has by value."""
-    output = exported.graph_module.graph.output_node()
-    (returned,) = output.args
-    for spec, node in zip(exported.graph_signature.output_specs, returned, strict=True):
+    output = traced.graph.output_node()
+    returned: Any = output.args[0]
+    for spec, node in zip(traced.outputs, returned, strict=True):
         if isinstance(node, fx.Node):
             spec.arg.name = node.name
     output.args = (tuple(node for node in returned if isinstance(node, fx.Node)),)

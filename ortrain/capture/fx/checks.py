@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.export import ExportedProgram
 
 from ortrain.capture.fx.draws import draws_of
 from ortrain.capture.fx.splice import Emitter
 from ortrain.capture.fx.statistics import may_update_statistics
 from ortrain.capture.onnx.translations import TRANSLATIONS
 from ortrain.capture.origin import BESIDE, captured_error, operator_name, origin, source_line
+from ortrain.capture.traced import Traced
 from ortrain.errors import listing
 from ortrain.program import Check
 
@@ -80,12 +80,12 @@ def violations(module: fx.GraphModule) -> tuple[fx.Node | None, list[Check]]:
     return bits, [Check(origin(nodes[0]), why) for (_, why), nodes in found.items()]
 
 
-def refuse_second_device(exported: ExportedProgram) -> None:
+def refuse_second_device(traced: Traced) -> None:
     """Refuses a module that computes on one device and puts results on another.
 
     A graph runs on one, and the translation of ``tensor.to(device)`` is nothing.
     """
-    nodes = exported.graph_module.graph.nodes
+    nodes = traced.graph.nodes
     kinds = {k for n in nodes if n.op == "placeholder" and (k := _device_type(n)) is not None}
     for node in nodes:
         kind = _device_type(node) if node.op == "call_function" else None

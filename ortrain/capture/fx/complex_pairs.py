@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
@@ -27,6 +26,7 @@ from ortrain.capture.fx.splice import from_same_place, substitute
 from ortrain.capture.origin import captured_error, operator_name
 from ortrain.capture.trace.aside import aside
 from ortrain.capture.trace.keeping import Keeper
+from ortrain.capture.traced import Traced
 
 aten = torch.ops.aten
 
@@ -43,17 +43,17 @@ _ALIKE = {aten.detach.default, aten.clone.default, aten.alias.default}
 _BECAUSE = "a graph computes with real numbers"
 
 
-def complex_as_pairs(exported: ExportedProgram, keeper: Keeper) -> None:
+def complex_as_pairs(traced: Traced, keeper: Keeper) -> None:
     """Puts pairs of real numbers in the place of complex numbers, as far as they can be.
 
     Args:
-        exported: its graph is changed in place; nothing in it writes to a tensor.
+        traced: its graph is changed in place; nothing in it writes to a tensor.
         keeper: notes the operators that stay PyTorch's.
     """
-    graph = exported.graph_module.graph
+    graph = traced.graph
     if not any(_is_complex(node) for node in graph.nodes):
         return
-    _Pairs(exported, keeper).run()
+    _Pairs(traced, keeper).run()
     graph.eliminate_dead_code()
 
 
@@ -84,15 +84,14 @@ def _as_real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Pairs:
-    def __init__(self, exported: ExportedProgram, keeper: Keeper) -> None:
-        self.exported, self.keeper = exported, keeper
-        self.graph = exported.graph_module.graph
+    def __init__(self, traced: Traced, keeper: Keeper) -> None:
+        self.traced, self.keeper = traced, keeper
+        self.graph = traced.graph
         # Nodes that stand for complex tensors by now, each with the name of what made it.
         self.pairs: dict[fx.Node, str] = {}
 
     def run(self) -> None:
-        specs = {s.arg.name: s for s in self.exported.graph_signature.input_specs
-                 if hasattr(s.arg, "name")}  # fmt: skip
+        specs = {s.arg.name: s for s in self.traced.inputs if hasattr(s.arg, "name")}
         for node in list(self.graph.nodes):
             if node.op == "placeholder":
                 self._constant(node, specs.get(node.name))
@@ -113,10 +112,10 @@ class _Pairs:
             return
         value: Any = node.meta["val"]
         mode: Any = torch._guards.detect_fake_mode([value])
-        held = self.exported.constants[spec.target]
+        held = self.traced.constants[spec.target]
         if mode is None or not isinstance(held, torch.Tensor) or held.requires_grad:
             return
-        self.exported.constants[spec.target] = _as_real(held)
+        self.traced.constants[spec.target] = _as_real(held)
         with aside(), mode:
             node.meta["val"] = _as_real(value)
         self.pairs[node] = node.name

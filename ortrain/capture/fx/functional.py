@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
 
 from ortrain.capture.fx.handed_on import call_of, hand_on
@@ -17,6 +16,7 @@ from ortrain.capture.fx.regions import without_gradient
 from ortrain.capture.fx.splice import arguments_of
 from ortrain.capture.fx.written import is_written_by_call
 from ortrain.capture.origin import captured_error, operator_name
+from ortrain.capture.traced import Traced
 from ortrain.errors import CaptureError
 
 aten = torch.ops.aten
@@ -55,7 +55,7 @@ _FILLS = {"bernoulli_", "uniform_", "normal_", "random_", "exponential_", "geome
           "log_normal_", "cauchy_"}  # fmt: skip
 
 
-def functionalise(exported: ExportedProgram) -> dict[str, fx.Node]:
+def functionalise(traced: Traced) -> dict[str, fx.Node]:
     """Rewrites every in-place operator of a program's graph.
 
     Covered are writes to a tensor that the graph itself made, to a buffer, and to a slice,
@@ -64,8 +64,7 @@ def functionalise(exported: ExportedProgram) -> dict[str, fx.Node]:
     Returns:
         The buffers that the graph updates, with the node of each one's new value.
     """
-    specs = exported.graph_signature.input_specs
-    functional = _Functional(exported.graph_module.graph, specs)
+    functional = _Functional(traced.graph, traced.inputs)
     functional.one_name_each()
     return functional.run()
 

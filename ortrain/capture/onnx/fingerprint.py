@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 import torch
-from torch.export import ExportedProgram
 
 from ortrain.capture.onnx.lift import State
 from ortrain.capture.trace.checkpointing import checkpoint_of
+from ortrain.capture.traced import Traced
 from ortrain.guards.autocast import Autocast
 from ortrain.module_state.holder import resolved
 
 
 def parts_of(
-    exported: ExportedProgram,
+    traced: Traced,
     state: State,
     opset: int,
     checked: bool,
     autocast: Autocast = (),
     held: Collection[str] = (),
 ) -> Iterator[object]:
-    """Everything of an export that its translation depends on.
+    """Everything of a graph that its translation depends on.
 
     Args:
-        exported: the ATen graph.
+        traced: the ATen graph.
         state: names of the module's parameters and buffers, ties included.
         opset: of the translation.
         checked: whether its checks are looked at.
@@ -33,10 +33,10 @@ def parts_of(
     """
     yield sorted(held)
     yield opset, checked, torch.is_grad_enabled(), str(autocast)
-    yield repr(exported.graph_signature)
+    yield repr((traced.inputs, traced.outputs))
     yield sorted(state.first.items())
-    yield {str(k): str(v) for k, v in exported.range_constraints.items()}
-    for name, child in exported.graph_module.named_modules():
+    yield {str(k): str(v) for k, v in traced.ranges.items()}
+    for name, child in traced.module.named_modules():
         if not isinstance(child, torch.fx.GraphModule):
             continue
         yield name
@@ -53,7 +53,7 @@ def parts_of(
                 node.meta.get("stack_trace", ""),
                 checkpoint_of(node),
             )
-    for name, constant in sorted(exported.constants.items()):
+    for name, constant in sorted(traced.constants.items()):
         yield name
         if isinstance(constant, torch.Tensor):
             yield (str(constant.dtype), tuple(constant.shape))
@@ -63,5 +63,5 @@ def parts_of(
             yield lying.view(torch.uint8).numpy().tobytes()
         else:
             yield repr(constant)
-    for name, tensor in exported.state_dict.items():
+    for name, tensor in traced.held.items():
         yield (name, str(tensor.dtype), tuple(tensor.shape))

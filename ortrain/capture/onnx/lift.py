@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from ortrain.capture.onnx.translations.base import numbered
 from ortrain.capture.origin import origin
-from ortrain.capture.trace.call import Call, free_name
+from ortrain.capture.trace.call import Leaf, free_name
 from ortrain.capture.trace.checkpointing import checkpoint_of
 from ortrain.errors import CaptureError, listing
 from ortrain.ops.kept import is_kept
@@ -103,7 +103,7 @@ def finish_nodes(model: ir.Model) -> None:
 
 def lift(
     model: ir.Model,
-    call: Call,
+    leaves: Sequence[Leaf],
     state: State,
     updated: dict[str, str],
     output_names: list[str],
@@ -116,7 +116,7 @@ def lift(
 
     Args:
         model: as translated; changed in place.
-        call: the example call; the model's inputs are its tensors in the same order.
+        leaves: of the call; the model's inputs are its tensors in the same order.
         state: the module's tensors.
         updated: buffer → name of the value that updates it.
         output_names: of the user outputs, in order.
@@ -143,11 +143,11 @@ def lift(
     new_buffers = {state.first[name]: values[value] for name, value in updated.items()}
 
     graph.inputs.clear()
-    leaves = [leaf for leaf in call.leaves if leaf.is_tensor]
-    for leaf, value in sorted(zip(leaves, user, strict=True), key=lambda pair: pair[0].position):
+    given = [leaf for leaf in leaves if leaf.is_tensor]
+    for leaf, value in sorted(zip(given, user, strict=True), key=lambda pair: pair[0].position):
         _enter(graph, value, leaf.name, Role.USER_INPUT)
     if seed is not None:
-        taken = {*state.first, *(leaf.name for leaf in call.leaves)}
+        taken = {*state.first, *(leaf.name for leaf in leaves)}
         _enter(graph, seed, free_name("seed", taken), Role.SEED)
     buffers = (*state.buffers, *held.values())
     for names, role in ((buffers, Role.BUFFER), (state.parameters, Role.PARAMETER)):

@@ -14,19 +14,21 @@ import functools
 import operator
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import onnx_ir as ir
 import onnxscript.evaluator
 from onnx_ir.passes.common import InlinePass
 from torch import fx
-from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature
 from torch.onnx._internal.exporter import _building, _core, _registration
 
 from ortrain.capture.onnx.torchlib import is_verified
 from ortrain.capture.trace.exact_numbers import is_made_of_sizes
 from ortrain.capture.trace.exporter import quiet
 from ortrain.capture.trace.patched import replaced
+from ortrain.capture.traced import Traced
 
 Translation = Callable[..., Any]
 
@@ -75,13 +77,13 @@ class Registry:
             is_verified(call) and self.everything.is_registered(target)
         )
 
-    def translate(self, exported: ExportedProgram) -> ir.Model:
-        """The ONNX model of a program all of whose operators are covered.
+    def translate(self, traced: Traced) -> ir.Model:
+        """The ONNX model of a graph all of whose operators are covered.
 
         Parameters, buffers and constants are its initializers; updated buffers are not among its
         outputs yet. A node's ``meta["node"]`` is the FX node that it comes from.
         """
-        targets = {n.target for n in exported.graph.nodes if n.op == "call_function"}
+        targets = {n.target for n in traced.graph.nodes if n.op == "call_function"}
         ours = all(self.ours.is_registered(t) for t in targets - {operator.getitem})
         registry = self.ours if ours else self.everything
         own = _core._set_shape_type
@@ -93,7 +95,23 @@ class Registry:
                 value.dtype = ir.DataType.DOUBLE
 
         with quiet(), replaced(_core, "_set_shape_type", typed):
-            return _core._exported_program_to_onnx_program(exported, registry=registry).model
+            made = _core._exported_program_to_onnx_program(_program(traced), registry=registry)
+        return made.model
+
+
+def _program(traced: Traced) -> Any:
+    """What the exporter asks of an exported program.
+
+    Values of parameters and buffers it has none: they are inputs in the end.
+    """
+    return SimpleNamespace(
+        graph_module=traced.module,
+        graph_signature=ExportGraphSignature(traced.inputs, traced.outputs),
+        range_constraints=traced.ranges,
+        constants=traced.constants,
+        named_parameters=tuple,
+        named_buffers=tuple,
+    )
 
 
 def recorder() -> tuple[list[ir.Node], dict[Any, ir.Value]]:

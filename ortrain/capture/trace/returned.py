@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
+from torch.export.graph_signature import InputKind, TensorArgument
 
+from ortrain.capture.traced import Traced
 from ortrain.guards.layout import inverse, laid
 
 _SOME = 1009
@@ -49,38 +49,38 @@ class Source:
         return inverse(self.axes)
 
 
-def views_of(exported: ExportedProgram) -> tuple[int, ...]:
+def views_of(traced: Traced) -> tuple[int, ...]:
     """The user outputs that share memory with another tensor of the module without being it.
 
     A graph returns a copy of a part of an argument, a parameter, a buffer or another output.
 
     Args:
-        exported: as it was traced.
+        traced: as it was traced.
     """
-    nodes = {node.name: node for node in exported.graph.nodes}
+    nodes = {node.name: node for node in traced.graph.nodes}
     owners: dict[int, fx.Node] = {}
-    for node in exported.graph.nodes:
+    for node in traced.graph.nodes:
         if node.op == "placeholder" and isinstance(node.meta.get("val"), Tensor):
             owners.setdefault(_memory(node), node)
     found = []
-    for i, node in enumerate(_outputs(exported, nodes)):
+    for i, node in enumerate(_outputs(traced, nodes)):
         if owners.setdefault(_memory(node), node) is not node:
             found.append(i)
     return tuple(found)
 
 
-def sources_of(exported: ExportedProgram, positions: Sequence[int]) -> dict[int, Source]:
+def sources_of(traced: Traced, positions: Sequence[int]) -> dict[int, Source]:
     """The user outputs, counted among those that are tensors, that are no new contiguous ones.
 
     Args:
-        exported: as it was traced: later on, writes in place make new tensors.
+        traced: as it was traced: later on, writes in place make new tensors.
         positions: of the leaves of the call, in the order of the trace.
 
     Returns:
         Sources whose indices of arguments are positions.
     """
-    nodes = {node.name: node for node in exported.graph.nodes}
-    arguments = [s for s in exported.graph_signature.input_specs if s.kind is InputKind.USER_INPUT]
+    nodes = {node.name: node for node in traced.graph.nodes}
+    arguments = [s for s in traced.inputs if s.kind is InputKind.USER_INPUT]
     place = {
         spec.arg.name: position
         for spec, position in zip(arguments, positions, strict=True)
@@ -88,10 +88,10 @@ def sources_of(exported: ExportedProgram, positions: Sequence[int]) -> dict[int,
     }
     held = {
         spec.arg.name: spec.target or ""
-        for spec in exported.graph_signature.input_specs
+        for spec in traced.inputs
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and hasattr(spec.arg, "name")
     }
-    outputs = _outputs(exported, nodes)
+    outputs = _outputs(traced, nodes)
     found: dict[int, Source] = {}
     for i, node in enumerate(outputs):
         if node.name in place:
@@ -132,12 +132,12 @@ def instead(
     return result
 
 
-def _outputs(exported: ExportedProgram, nodes: Mapping[str, fx.Node]) -> list[fx.Node]:
+def _outputs(traced: Traced, nodes: Mapping[str, fx.Node]) -> list[fx.Node]:
     """What makes the user outputs that are tensors."""
     return [
         _written(nodes[spec.arg.name])
-        for spec in exported.graph_signature.output_specs
-        if spec.kind is OutputKind.USER_OUTPUT and isinstance(spec.arg, TensorArgument)
+        for spec in traced.outputs
+        if isinstance(spec.arg, TensorArgument)
     ]
 
 

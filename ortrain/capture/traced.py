@@ -1,0 +1,60 @@
+"""``Traced``: a graph of ATen operators, and what its inputs and outputs are.
+
+Whoever has traced a module makes one. Clean-up and translation ask for nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
+
+
+@dataclass
+class Traced:
+    """A graph of ATen operators.
+
+    Attributes:
+        module: the graph, which passes change in place, with the graphs nested in it.
+        inputs: one for each placeholder, in order.
+        outputs: one for each leaf of the output, in order.
+        constants: tensors of the trace that are inputs of the graph, by name.
+        held: parameters and buffers by name.
+        ranges: of symbolic sizes.
+        spec: pytree of the output.
+    """
+
+    module: fx.GraphModule
+    inputs: list[InputSpec]
+    outputs: list[OutputSpec]
+    constants: dict[str, Any]
+    held: dict[str, torch.Tensor]
+    ranges: dict[Any, Any]
+    spec: Any
+
+    @classmethod
+    def of(cls, exported: ExportedProgram) -> Traced:
+        """What ``torch.export`` gives; graph and constants are the same objects."""
+        signature = exported.graph_signature
+        return cls(
+            exported.graph_module,
+            signature.input_specs,
+            [each for each in signature.output_specs if each.kind is OutputKind.USER_OUTPUT],
+            exported.constants,
+            exported.state_dict,
+            exported.range_constraints,
+            exported.call_spec.out_spec,
+        )
+
+    @property
+    def graph(self) -> fx.Graph:
+        """Of the module."""
+        return self.module.graph
+
+    def names(self, kind: InputKind) -> list[str]:
+        """Names of the placeholders of a kind."""
+        return [each.arg.name for each in self.inputs if each.kind is kind]
