@@ -18,8 +18,8 @@ from ortrain.guards.structure import FlatCall
 from ortrain.step.backward import Backward, Group, groups_of
 from ortrain.step.build import Plan
 from ortrain.step.chain import Chain
-from ortrain.step.feeds import Feeds
-from ortrain.step.replay import PROBE, Caller, Original
+from ortrain.step.feeds import Bound, Feeds
+from ortrain.step.replay import PROBE, Caller, Repeats
 from ortrain.step.saved_forward import Received, SavedForward, matters, stash_of
 
 # Whether the backward that is running leaves the graph for another one, retain_graph=True.
@@ -27,16 +27,17 @@ _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 
 class Step:
-    """A plan bound to the tensors of one module.
+    """A plan under autograd, for the tensors of one module or of several alike.
 
     Args:
         plan: the compiled step.
-        tensors: parameters and buffers by name.
+        tensors: parameters and buffers by name; None where each call brings its own.
         other: called where the outputs that receive a gradient are not those the plan expects;
             returns the step for them.
         original: the module, for gradients that no graph gives; None where nobody asks for those.
 
     Attributes:
+        names: of the parameters and buffers, in the order in which a call brings them.
         leaves: the parameters that receive a gradient.
         is_partial: whether some of its outputs have zeros for tokens that were left out.
         hidden: positions of outputs that nobody reads, which are zeros.
@@ -50,53 +51,58 @@ class Step:
     def __init__(
         self,
         plan: Plan,
-        tensors: dict[str, torch.Tensor],
+        tensors: Mapping[str, torch.Tensor] | None,
         other: Callable[[Received], Step],
-        original: Original | None = None,
+        original: Repeats | None = None,
     ) -> None:
         self.plan = plan
         # Whatever the backward is asked for that the plan does not give, the forward runs again
         # for it, from what it has read.
         updated = {name for _, name in plan.updated}
         copied = updated & matters(plan) if plan.arguments and updated else set()
-        self.feeds = Feeds(plan, tensors, copied)
+        self.feeds = Feeds(plan, copied, updated, several=tensors is None)
         self.other, self.original = other, original
-        self.buffers = [(i, tensors[name]) for i, name in plan.updated]
-        names = self.feeds.names
-        users = [names[i] for i in self.feeds.users]
+        users = [self.feeds.names[i] for i in self.feeds.users]
+        asked = [name for name in plan.arguments if name not in users]
+        self.names = [*dict.fromkeys([*self.feeds.held, *asked, *(n for _, n in plan.updated)])]
+        at = {name: i for i, name in enumerate(self.names)}
+        self.held = [] if tensors is None else [tensors[name] for name in self.names]
+        self.buffers = [(i, at[name]) for i, name in plan.updated]
         place = {name: i for i, name in enumerate(plan.wrt)}
         self.order = [place.get(name, -1) for name in plan.arguments]
-        self.inputs = [users.index(n) for n in plan.arguments if n not in tensors]
-        self.parameters = [tensors[n] for n in plan.arguments if n in tensors]
+        self.inputs = [users.index(name) for name in plan.arguments if name not in at]
+        self.parameters = [at[name] for name in asked]
         self.groups = groups_of(plan, self.order)
-        self.leaves = [tensors[n] for n in plan.arguments if n in tensors and n in place]
-        first = len(names) - len(self.feeds.held)
-        self.copies = [(first + i, self.feeds.held[i]) for i in sorted(self.feeds.copied)]
-        # The others, with their names. What an inference tensor holds cannot change.
-        self.lasting = [
-            (names[first + i], tensor)
-            for i, tensor in enumerate(self.feeds.held)
-            if names[first + i] not in updated and not tensor.is_inference()
-        ]
-        self.watched = [tensor for _, tensor in self.lasting]
+        self.leaves = [tensors[n] for n in asked if n in place] if tensors is not None else []
+        first = len(self.feeds.names) - len(self.feeds.held)
+        self.copies = [(first + i, i) for i in sorted(self.feeds.copied)]
         # Autograd is told of what the backward reads, to notice an in-place change of it.
         self.reads_users = [i for i in plan.reads_back if i < len(users)]
         own = [i - first for i in plan.reads_back if i >= first]
-        self.reads_held = [self.feeds.held[i] for i in own if i not in self.feeds.copied]
+        self.reads_held = [i for i in own if i not in self.feeds.copied]
 
-    def infer(self, users: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Runs the forward alone."""
+    def infer(
+        self, users: Sequence[torch.Tensor], held: Sequence[torch.Tensor] | None = None
+    ) -> list[torch.Tensor]:
+        """Runs the forward alone; arguments as of :meth:`train`."""
+        held = self.held if held is None else held
         self._check_shared(users)
-        fetches = self.plan.forward.run_values(self.feeds(users))
+        fetches = self.plan.forward.run_values(self.feeds(users, self.bind(held)))
         tensors = self.plan.exchange.all(fetches, self.plan.bools)
-        self.write_back(tensors)
+        for i, place in self.buffers:
+            held[place].copy_(tensors[i])
         return _expanded(tensors[: self.plan.outputs], self.plan)
+
+    def bind(self, held: Sequence[torch.Tensor]) -> Bound:
+        """What the executor has of parameters and buffers."""
+        return self.feeds.bind(held[: len(self.feeds.held)])
 
     def train(
         self,
         users: Sequence[torch.Tensor],
-        call: FlatCall | None = None,
+        call: FlatCall | Sequence[Any] | None = None,
         caller: Caller | None = None,
+        held: Sequence[torch.Tensor] | None = None,
     ) -> Sequence[torch.Tensor]:
         """Runs the forward and leaves a backward with autograd.
 
@@ -104,15 +110,18 @@ class Step:
             users: the tensors that the program takes.
             call: the arguments as they came; None where PyTorch need not run them again.
             caller: hears what the backward needs.
+            held: parameters and buffers by :attr:`names`; None for the step's own.
         """
+        held = self.held if held is None else held
         self._check_shared(users)
-        kept, inputs = SavedForward(self, users, call, caller), [users[i] for i in self.inputs]
+        kept = SavedForward(self, users, held, call, caller)
+        inputs, parameters = [users[i] for i in self.inputs], [held[i] for i in self.parameters]
         chained = bool(self.plan.linked) and self.original is not None and call is not None
         probe = PROBE if chained else None
         if len(self.groups) == 1:
-            result = _Function.apply(kept, None, probe, *inputs, *self.parameters)
+            result = _Function.apply(kept, None, probe, *inputs, *parameters)
         else:
-            arguments, token = [*inputs, *self.parameters], None
+            arguments, token = [*inputs, *parameters], None
             first, *later = [(group, [arguments[i] for i in group.gives]) for group in self.groups]
             for group, tensors in reversed(later):
                 token = _Later.apply(kept, group, token, *tensors)
@@ -130,11 +139,6 @@ class Step:
                 because="it does not lie in memory row by row",
                 help="none is needed: such calls run in PyTorch",
             )
-
-    def write_back(self, tensors: list[torch.Tensor]) -> None:
-        """Updates the buffers in place."""
-        for i, buffer in self.buffers:
-            buffer.copy_(tensors[i])
 
 
 class _Function(torch.autograd.Function):
@@ -162,15 +166,16 @@ class _Function(torch.autograd.Function):
         # view, as some are, could not be written to once it has come out of a node. Changes in
         # place are seen in both.
         outputs = [t.detach() for t in made]
-        for i, buffer in step.buffers:
-            buffer.copy_(at(fetches, i, False))
+        for i, place in step.buffers:
+            kept.held[place].copy_(at(fetches, i, False))
         kept.stash = stash_of(plan, feeds, fetches)
         ctx.kept, ctx.group, ctx.chained = kept, step.groups[0], token is not None
         ctx.set_materialize_grads(False)
         watched = [users[i] for i in step.reads_users]
         if probe is not None:
             kept.chain = Chain(kept, outputs)
-        ctx.save_for_backward(*watched, *step.reads_held, *[made[i] for i in plan.keeps_outputs])
+        held = [kept.held[i] for i in step.reads_held]
+        ctx.save_for_backward(*watched, *held, *[made[i] for i in plan.keeps_outputs])
         fixed = [t for t, reachable in zip(outputs, plan.reachable, strict=True) if not reachable]
         if fixed:
             ctx.mark_non_differentiable(*fixed)

@@ -38,8 +38,23 @@ class Caller(Protocol):
     def differentiated_again(self) -> None:
         """Gradients were asked for that can be differentiated again."""
 
-    def recovers(self, error: OrtrainError, call: FlatCall) -> bool:
+    def recovers(self, error: OrtrainError, call: Any) -> bool:
         """Whether eager may answer a backward that failed in the graph; it is counted then."""
+
+
+class Repeats(Protocol):
+    """What runs the forward of a step again in PyTorch."""
+
+    def around(self, call: Any) -> contextlib.AbstractContextManager[None]:
+        """What has to be around a forward and its backward: all as it was in the graph's."""
+
+    def forward(
+        self, call: Any, wrt: Sequence[Tensor], buffers: Mapping[int, Tensor], *, seed: int | None
+    ) -> Repeated:
+        """The forward once more, inside of `around`."""
+
+    def expect_no_other(self, outputs: Sequence[Tensor], views: Collection[Tensor]) -> None:
+        """Raises where autograd would go on from the outputs to something else than the views."""
 
 
 class Original:
@@ -121,9 +136,9 @@ class Original:
         seed: int | None,
     ) -> Repeated:
         """The module's forward once more, inside of `around`; arguments and errors as above."""
-        views = {id(tensor): _view(tensor) for tensor in wrt}
+        views = {id(tensor): view_of(tensor) for tensor in wrt}
         given, structure = OutputStructure.from_output((call.args, call.kwargs))
-        args, kwargs = structure.rebuild([_instead(t, views) for t in given])
+        args, kwargs = structure.rebuild([instead_of(t, views) for t in given])
         draws = contextlib.nullcontext() if seed is None else replayed_draws(seed)
         with untouched(self.module), draws, autocast_as(self.autocast):
             containers = Containers(args, kwargs)
@@ -140,7 +155,7 @@ class Original:
         """Parameters and buffers for one call: views of those asked for, copies of buffers."""
         copies: dict[int, Tensor] = {}
         state = {
-            name: _instead(parameter, views)
+            name: instead_of(parameter, views)
             for name, parameter in self.module.named_parameters(remove_duplicate=False)
         }
         for name, buffer in self.module.named_buffers(remove_duplicate=False):
@@ -207,7 +222,7 @@ class Repeated:
     """A forward of the module itself, for the gradients of one that a graph ran.
 
     Args:
-        original: the module.
+        original: what has run it.
         outputs: of the program, None where one is a number; as the module has computed them.
         views: what stood for the arguments and parameters, by their ids.
         wrt: the ids of those, in order.
@@ -215,7 +230,7 @@ class Repeated:
 
     def __init__(
         self,
-        original: Original,
+        original: Repeats,
         outputs: Sequence[Tensor | None],
         views: Mapping[int, Tensor],
         wrt: Sequence[int],
@@ -307,14 +322,14 @@ def _giving(gradient: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda _: gradient
 
 
-def _view(tensor: Tensor) -> Tensor:
+def view_of(tensor: Tensor) -> Tensor:
     """A view of a tensor that is connected to it."""
     if tensor.requires_grad:
         return tensor.view_as(tensor)
     return tensor.detach().requires_grad_()  # frozen since the forward
 
 
-def _instead(tensor: Tensor, views: Mapping[int, Tensor]) -> Tensor:
+def instead_of(tensor: Tensor, views: Mapping[int, Tensor]) -> Tensor:
     """What stands for a tensor: its view, or the tensor itself without a gradient."""
     view = views.get(id(tensor))
     if view is not None:

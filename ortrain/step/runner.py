@@ -166,11 +166,11 @@ class Runner:
         self.calls += 1
         state = self.states.current
         if state is None or state.guard.changed() is not None:
-            why = borrowed(self.module) or needs_its_own_forward(self.module)
+            with EXCLUSIVE:  # another thread may be comparing, with tensors lent to the module
+                why = borrowed(self.module) or needs_its_own_forward(self.module)
+                state = None if why else self._find_state()
             if why:
                 return self._eager_because(self._unserved(why), args, kwargs)
-            with EXCLUSIVE:
-                state = self._find_state()
             if state is None:
                 return self._eager(self.report.reason, args, kwargs)
         try:

@@ -40,24 +40,27 @@ class SavedForward:
     """
 
     __slots__ = (
-        "__weakref__", "call", "caller", "chain", "feeds", "pointers", "stash", "step", "users",
-        "versions", "way",
+        "__weakref__", "bound", "call", "caller", "chain", "feeds", "held", "pointers", "stash",
+        "step", "users", "versions", "way",
     )  # fmt: skip
 
     def __init__(
         self,
         step: Step,
         users: Sequence[torch.Tensor],
-        call: FlatCall | None,
+        held: Sequence[torch.Tensor],
+        call: FlatCall | Sequence[Any] | None,
         caller: Caller | None,
     ) -> None:
-        self.step, self.users, self.call, self.caller = step, users, call, caller
-        self.feeds = step.feeds(users)
-        self.pointers = step.feeds.pointers
+        self.step, self.users, self.held, self.call, self.caller = step, users, held, call, caller
+        self.bound = step.bind(held)
+        self.feeds = step.feeds(users, self.bound)
+        self.pointers = self.bound.pointers
+        watched = [held[i] for i in self.bound.lasting]
         try:
-            self.versions = [t._version for t in [*step.watched, *users]]
+            self.versions = [t._version for t in [*watched, *users]]
         except RuntimeError:  # an argument was made in inference mode
-            self.versions = contents([*step.watched, *users])
+            self.versions = contents([*watched, *users])
         self.stash: list[Any] = []
         self.way: Backward | None = None
         self.chain: Chain | None = None
@@ -110,18 +113,20 @@ class SavedForward:
         self._expect_unchanged({v.name or "" for v in dependencies(forward, chosen)})
         give = step.plan.exchange.give
         seed = int(give(self.feeds[len(self.users)])) if step.feeds.seeded else None
-        buffers = {id(buffer): give(self.feeds[i]) for i, buffer in step.copies}
+        buffers = {id(self.held[place]): give(self.feeds[i]) for i, place in step.copies}
         with step.original.around(self.call):
             yield step.original.forward(self.call, self.wrt(), buffers, seed=seed)
 
     def wrt(self) -> list[torch.Tensor]:
         """The arguments and parameters that required a gradient."""
-        return [*[self.users[i] for i in self.step.inputs], *self.step.parameters]
+        step = self.step
+        return [*[self.users[i] for i in step.inputs], *[self.held[i] for i in step.parameters]]
 
     def _expect_unchanged(self, names: Collection[str]) -> None:
         """Raises where one of these inputs of the program holds another value than it did."""
         step = self.step
-        tensors = [*step.lasting, *zip(step.feeds.names, self.users, strict=False)]
+        lasting = [(step.names[i], self.held[i]) for i in self.bound.lasting]
+        tensors = [*lasting, *zip(step.feeds.names, self.users, strict=False)]
         now = contents([tensor for _, tensor in tensors])
         changed = [
             name
@@ -130,12 +135,7 @@ class SavedForward:
         ]
         moved = [
             name
-            for name, before, tensor in zip(
-                reversed(step.feeds.names),
-                reversed(self.pointers),
-                reversed(step.feeds.held),
-                strict=False,
-            )
+            for name, before, tensor in zip(step.feeds.held, self.pointers, self.held, strict=False)
             if before not in (COPIED, tensor.data_ptr()) and name in names
         ]
         if changed or moved:
