@@ -102,6 +102,67 @@ def _inline(module: fx.GraphModule, node: fx.Node, region: Region) -> None:
     substitute(node, results)
 
 
+def mark_regions(module: fx.GraphModule, autocast: Autocast = ()) -> None:
+    """Does the same where calls switch gradients and autocast on and off between operators.
+
+    Args:
+        module: its graph is changed in place.
+        autocast: around the call.
+    """
+    graph = module.graph
+    entered: dict[fx.Node, Autocast] = {}
+    grad = torch.is_grad_enabled()
+    made: list[fx.Node] = []
+    regions: list[list[fx.Node]] = []
+    for node in list(graph.nodes):
+        if node.target is torch._C._set_grad_enabled:
+            grad = bool(node.args[0])
+            made = []
+            if not grad:
+                regions.append(made)
+        elif node.target is torch.amp.autocast_mode._enter_autocast:
+            entered[node] = autocast
+            device, dtype, on, _ = node.args
+            autocast = _changed(autocast, str(device), dtype, bool(on))
+        elif node.target is torch.amp.autocast_mode._exit_autocast:
+            autocast = entered[node.all_input_nodes[0]]
+        elif node.op == "call_function":
+            if autocast:
+                node.meta[AUTOCAST] = autocast
+            if not grad:
+                node.meta[_CONSTANT] = True
+                made.append(node)
+    for node in reversed(list(graph.nodes)):
+        if node.target in _SWITCHES:
+            graph.erase_node(node)
+    for made in regions:
+        _detach_what_leaves(graph, made)
+
+
+_SWITCHES = {
+    torch._C._set_grad_enabled,
+    torch.amp.autocast_mode._enter_autocast,
+    torch.amp.autocast_mode._exit_autocast,
+}
+
+
+def _detach_what_leaves(graph: fx.Graph, made: list[fx.Node]) -> None:
+    """Puts a barrier behind each operator of a ``no_grad`` region that is read outside."""
+    inside = set(made)
+    for node in made:
+        readers = [user for user in node.users if user not in inside]
+        if not readers:
+            continue
+        same = _itself(node, inside)
+        if same not in inside:
+            result = same
+        else:
+            with graph.inserting_after(node):
+                result = _detached(graph, same, [])
+        for reader in readers:
+            reader.replace_input_with(node, result)
+
+
 def without_gradient(node: fx.Node) -> bool:
     """Whether a node comes from a ``no_grad`` region."""
     return _CONSTANT in node.meta

@@ -39,6 +39,12 @@ def may_update_statistics(node: fx.Node) -> bool:
     return node.target in _REWRITES and not is_frozen
 
 
+def statistics_of(node: fx.Node) -> list[fx.Node]:
+    """The running statistics that a node may write."""
+    given = node.args[3:5] if may_update_statistics(node) else ()
+    return [each for each in given if isinstance(each, fx.Node)]
+
+
 def _batch_norm(emit: Emitter, *args: Any) -> fx.Node:
     """The functional form, whose last two results are the new running statistics."""
     input, weight, bias, mean, variance, _, momentum, eps = args[:8]

@@ -26,7 +26,7 @@ from ortrain.capture.trace.patched import replaced
 from ortrain.exclusive import this_thread
 
 # Of a node's `meta["custom"]`, which torch hands on wherever a graph is traced again.
-_KEY = "ortrain_checkpoint"
+CHECKPOINT = "ortrain_checkpoint"
 _REENTRANT = checkpoint.CheckpointFunction
 # The generator, private of torch, that surrounds the call of the function: of 2.14, and before.
 _AROUND = next(
@@ -59,7 +59,7 @@ def marked_checkpoints() -> Iterator[None]:
         number += 1
         inside = True
         try:
-            with traceback.preserve_node_meta(), traceback.annotate({_KEY: str(number)}):
+            with traceback.preserve_node_meta(), traceback.annotate({CHECKPOINT: str(number)}):
                 yield
         finally:
             inside = False
@@ -141,5 +141,5 @@ def _seen_by_autograd(result: Any) -> Any:
 
 def checkpoint_of(node: fx.Node) -> str:
     """The number of the checkpoint that a node is in; empty outside of any."""
-    mark: str = (node.meta.get("custom") or {}).get(_KEY, "")
+    mark: str = (node.meta.get("custom") or {}).get(CHECKPOINT, "")
     return mark

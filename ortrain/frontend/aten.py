@@ -1,0 +1,107 @@
+"""Dynamo's graph as a graph of ATen operators, with the meaning that such a trace forgets.
+
+A trace runs the graph on the fakes and symbols that Dynamo has made of the call's tensors. So what
+an operator asks of a size becomes one of Dynamo's own guards. It forgets whatever is no operator,
+which is kept here:
+
+- ``no_grad`` and ``autocast`` between statements are calls among the operators, which then are
+  marked (:mod:`ortrain.capture.fx.regions`);
+- checkpoints: operators are marked with the number of theirs;
+- lines of code: every operator has the stack of the statement that it comes from.
+
+A higher-order operator that is not known is refused: what a trace makes of it may be less than what
+it means.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ortrain.capture.origin import captured_error
+from ortrain.capture.trace.checkpointing import CHECKPOINT
+from ortrain.pytorch.tracing import traced
+
+higher_order = torch.ops.higher_order
+
+_CHECKPOINTS = {higher_order.tag_activation_checkpoint, higher_order.wrap_activation_checkpoint}
+# Their branches are graphs of their own, and have translations.
+_CONTROL_FLOW = {higher_order.cond, higher_order.while_loop}
+
+
+def aten_of(module: fx.GraphModule, fakes: list[Any]) -> fx.GraphModule:
+    """The graph of ATen operators of one of Dynamo's.
+
+    Args:
+        module: Dynamo's graph.
+        fakes: of its inputs, as they were before the graph has run on them.
+
+    Raises:
+        CaptureError: the graph has something that is not known.
+    """
+    return traced(_Lowering(module).run, fakes)
+
+
+class _Lowering(fx.Interpreter):
+    """Runs a graph of Dynamo's on proxies.
+
+    Args:
+        module: the graph.
+        inside: number of the checkpoint that it is the body of; empty outside of any.
+        numbers: of checkpoints so far.
+    """
+
+    def __init__(self, module: fx.GraphModule, inside: str = "", numbers: Any = None) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.inside, self.numbers = inside, [0] if numbers is None else numbers
+        self.node: Any = None
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Runs a node, its checkpoint noted where the trace hands meta on."""
+        self.node = n
+        if self.inside:
+            n.meta["custom"] = {**(n.meta.get("custom") or {}), CHECKPOINT: self.inside}
+        return super().run_node(n)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a function; regions are run in place."""
+        if target in _CHECKPOINTS:
+            return self._checkpoint(*args)
+        if target is torch.amp.autocast_mode._enter_autocast:
+            entered = torch.autocast(*args)
+            return entered.__enter__()  # which the trace notes, too
+        if target is torch.amp.autocast_mode._exit_autocast:
+            return args[0].__exit__(None, None, None)
+        if isinstance(target, torch._ops.HigherOrderOperator) and target not in _CONTROL_FLOW:
+            raise captured_error(
+                self.node,
+                f"{target.name()} is not known to graphs",
+                because="what a trace makes of it may be less than what it means",
+                help="none is needed: PyTorch runs this graph",
+            )
+        return super().call_function(target, args, kwargs)
+
+    def _checkpoint(self, body: fx.GraphModule, *args: Any) -> Any:
+        number = self.inside
+        if not number:  # of checkpoints inside one another, the outermost counts
+            self.numbers[0] += 1
+            number = str(self.numbers[0])
+        return _Lowering(body, number, self.numbers).run(*args)
+
+
+def aliases_of(values: list[Any], real: list[Any]) -> list[Any]:
+    """Fakes that a trace may write to, with the memory that they share.
+
+    Args:
+        values: fakes of the inputs, on which Dynamo has run the code already.
+        real: the tensors that they stand for.
+    """
+    found = []
+    for value, known in zip(values, real, strict=True):
+        if isinstance(value, Tensor):
+            grad = isinstance(known, Tensor) and known.requires_grad
+            value = value.detach().requires_grad_(grad)
+        found.append(value)
+    return found

@@ -1,0 +1,109 @@
+"""A graph of Dynamo's as a step: weights, buffers and inputs are arguments of every call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, is_grad_enabled
+
+from ortrain.autodiff.engine import influences
+from ortrain.config import Options
+from ortrain.errors import CheckFailed, ExecutionError
+from ortrain.frontend.original import in_pytorch
+from ortrain.frontend.program import translated
+from ortrain.guards.layout import laid
+from ortrain.program import Role
+from ortrain.runtime import engines
+from ortrain.step.autograd import Step
+from ortrain.step.build import Plan, build, likely_upstream
+from ortrain.step.saved_forward import Received
+
+
+class Graph:
+    """Runs calls of one graph.
+
+    Args:
+        module: Dynamo's graph.
+        real: its inputs at the call that is being compiled.
+        options: settings.
+
+    Raises:
+        OrtrainError: no engine serves it.
+    """
+
+    def __init__(self, module: fx.GraphModule, real: Sequence[Any], options: Options) -> None:
+        self.fallback = in_pytorch(module)
+        self.translated = found = translated(module, real)
+        program = found.program
+        given = [v.name or "" for v in program.graph.inputs if v.name in found.places]
+        users = program.outputs(Role.USER_OUTPUT, Role.LOSS)
+        influential = {v.name for v in influences(program.graph, users)}
+        wrt = [
+            name
+            for name in given
+            if name in influential and is_grad_enabled() and _wants(real[found.places[name]])
+        ]
+        device = next((t.device for t in real if isinstance(t, Tensor)), torch.device("cpu"))
+        self.executor = engines.executor(options.engine, device=device)
+        self.program, self.wrt, self.options = program, wrt, options
+        self.users = [v.name or "" for v in users]
+        self.steps: dict[tuple[str, ...], Step] = {}
+        self.step = self._step(tuple(likely_upstream(program)))
+        self.places = [found.places[self.step.feeds.names[i]] for i in self.step.feeds.users]
+        self.numbers = [n for n, i in enumerate(self.places) if i in found.numbers]
+        self.held = [found.places[name] for name in self.step.names]
+
+    def _step(self, upstream: tuple[str, ...]) -> Step:
+        step = self.steps.get(upstream)
+        if step is None:
+            original = self.translated.original
+            step = self.steps[upstream] = Step(self._plan(upstream), None, self._other, original)
+        return step
+
+    def _other(self, received: Received) -> Step:
+        return self._step(tuple(n for n, given in zip(self.users, received, strict=True) if given))
+
+    def _plan(self, upstream: Sequence[str]) -> Plan:
+        return build(
+            self.program,
+            self.wrt,
+            upstream,
+            self.executor,
+            pieces=self.options.backward_pieces,
+            budget=self.options.memory_budget,
+        )
+
+    def __call__(self, *args: Any) -> tuple[Any, ...]:
+        """The graph's outputs for a call's inputs."""
+        users, held = [args[i] for i in self.places], [args[i] for i in self.held]
+        for i in self.numbers:
+            users[i] = torch.tensor(users[i])
+        try:
+            if self.wrt and is_grad_enabled():
+                outputs = [*self.step.train(users, args, held=held)]
+            else:
+                outputs = self.step.infer(users, held)
+        except (CheckFailed, ExecutionError):
+            result: tuple[Any, ...] = self.fallback(*args)
+            return result
+        for i, source in self.translated.sources.items():
+            outputs[i] = laid(outputs[i], source.axes, source.back)
+        return self._handed_on(args, outputs)
+
+    def _handed_on(self, args: Sequence[Any], roots: Sequence[Tensor]) -> tuple[Any, ...]:
+        """The graph's outputs, of the step's."""
+        outside, views = self.translated.outside, ()
+        known = {"input": args, "root": roots}
+        if outside.views is not None:
+            views = outside.views(*[known[kind][place] for kind, place in outside.given])
+        known["view"] = views
+        return tuple(
+            each.constant if each.kind == "constant" else known[each.kind][each.index]
+            for each in outside.results
+        )
+
+
+def _wants(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad

@@ -1,0 +1,90 @@
+"""A graph as PyTorch runs it: for gradients that no step gives, and where there is no step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils.checkpoint import checkpoint
+
+from ortrain.guards.autocast import Autocast, autocast_as, without_autocast
+from ortrain.step.draws import replayed_draws
+from ortrain.step.replay import Repeated, instead_of, view_of
+
+higher_order = torch.ops.higher_order
+
+
+class Original:
+    """The operators of a graph, for the roots of its step.
+
+    Args:
+        module: a graph of ATen operators as traced, whose outputs are the roots.
+        written: places of the inputs that it writes to.
+        autocast: around the call.
+    """
+
+    def __init__(self, module: fx.GraphModule, written: Sequence[int], autocast: Autocast) -> None:
+        self.module, self.written, self.autocast = module, written, autocast
+
+    @contextlib.contextmanager
+    def around(self, call: Sequence[Any]) -> Iterator[None]:
+        """What has to be around a forward and its backward."""
+        with torch.enable_grad(), without_autocast():
+            yield
+
+    def forward(
+        self,
+        call: Sequence[Any],
+        wrt: Sequence[Tensor],
+        buffers: Mapping[int, Tensor],
+        *,
+        seed: int | None,
+    ) -> Repeated:
+        """The graph once more on a call's inputs, of which it changes none.
+
+        Args:
+            call: inputs of the graph.
+            wrt: those that required a gradient.
+            buffers: what the step has read, by the id of each input that it has changed.
+            seed: of the random numbers that it drew; None where it drew none.
+        """
+        views = {id(tensor): view_of(tensor) for tensor in wrt}
+        args = [instead_of(each, views) if isinstance(each, Tensor) else each for each in call]
+        for place in self.written:
+            before = buffers.get(id(call[place]), call[place])
+            args[place] = before.detach().clone()
+        draws = contextlib.nullcontext() if seed is None else replayed_draws(seed)
+        with draws, autocast_as(self.autocast):
+            outputs = self.module(*args)
+        return Repeated(self, outputs, views, [id(tensor) for tensor in wrt])
+
+    def expect_no_other(self, outputs: Sequence[Tensor], views: Collection[Tensor]) -> None:
+        """A graph reads its inputs, and nothing else."""
+
+
+def in_pytorch(module: fx.GraphModule) -> Callable[..., Any]:
+    """Dynamo's graph, so that PyTorch's run of it is right.
+
+    Its checkpoints draw other random numbers in their repetition than before: they are left to
+    whoever lowers the graph. Here they are those of ``torch.utils.checkpoint``.
+    """
+    if not any(
+        node.target is higher_order.tag_activation_checkpoint
+        for each in module.modules()
+        if isinstance(each, fx.GraphModule)
+        for node in each.graph.nodes
+    ):
+        return module.forward
+    return _InPyTorch(module).run
+
+
+class _InPyTorch(fx.Interpreter):
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is not higher_order.tag_activation_checkpoint:
+            return super().call_function(target, args, kwargs)
+        body, *given = args
+        known = {"context_fn": body.meta["_checkpoint_context_fn"]} if body.meta else {}
+        return checkpoint(_InPyTorch(body).run, *given, use_reentrant=False, **known)

@@ -1,0 +1,209 @@
+"""From Dynamo's graph to a program, and what a call has to give it and to make of its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export.graph_signature import (
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from torch.utils import _pytree as pytree
+
+from ortrain.capture.fx.memory import memory
+from ortrain.capture.fx.regions import mark_regions
+from ortrain.capture.fx.statistics import statistics_of
+from ortrain.capture.onnx import lift
+from ortrain.capture.trace.call import Leaf, free_name
+from ortrain.capture.trace.returned import Source, sources_of
+from ortrain.capture.traced import Traced
+from ortrain.capture.translation import Watch, program_of, registry_of
+from ortrain.frontend.aten import aliases_of, aten_of
+from ortrain.frontend.original import Original
+from ortrain.frontend.views import Outside, outside_of
+from ortrain.guards.autocast import active
+from ortrain.program import Program
+from ortrain.pytorch.sources import is_buffer, name_of
+from ortrain.pytorch.tracing import apart
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Translated:
+    """A program of one of Dynamo's graphs.
+
+    Attributes:
+        program: the forward.
+        places: of its inputs among the graph's, by name.
+        numbers: which of them are numbers, and tensors without axes in the program.
+        outside: what becomes of the program's outputs.
+        sources: those that lie in memory in another order than their axes.
+        original: the graph as PyTorch runs it.
+    """
+
+    program: Program
+    places: dict[str, int]
+    numbers: list[int]
+    outside: Outside
+    sources: dict[int, Source]
+    original: Original
+
+
+def translated(module: fx.GraphModule, real: Sequence[Any]) -> Translated:
+    """The program of a graph, made while Dynamo waits for it.
+
+    Args:
+        module: Dynamo's graph.
+        real: its inputs at the call that is being compiled.
+
+    Raises:
+        CaptureError: it has no translation.
+    """
+    with apart():
+        return _translated(module, real)
+
+
+def _translated(module: fx.GraphModule, real: Sequence[Any]) -> Translated:
+    holders = module.graph.find_nodes(op="placeholder")
+    fakes = aliases_of([holder.meta["example_value"] for holder in holders], list(real))
+    autocast = active()
+    graph = aten_of(module, fakes)
+    inputs = graph.graph.find_nodes(op="placeholder")
+    output = graph.graph.output_node()
+    flat, _ = pytree.tree_flatten(output.args[0])
+    outside = outside_of(graph, flat)
+    output.args = (tuple(outside.roots),)
+    original = fx.GraphModule(graph, _copy(graph.graph))
+    mark_regions(graph, autocast)
+    names = _names(holders)
+    _sizes_of_tensors(graph.graph, inputs)
+    written = _written(graph.graph)
+    present = {*graph.graph.find_nodes(op="placeholder")}
+    specs, leaves, held, places = [], [], {}, {}
+    numbers: list[int] = []
+    for i, (node, value) in enumerate(zip(inputs, real, strict=True)):
+        if node not in present:
+            continue
+        places[names[i]] = i
+        kind = _kind(holders[i], value, node in written)
+        persistent = True if kind is InputKind.BUFFER else None
+        specs.append(InputSpec(kind, TensorArgument(node.name), names[i], persistent))
+        if kind is InputKind.USER_INPUT:
+            is_number = not isinstance(node.meta["val"], Tensor)
+            numbers += [i] if is_number else []
+            leaves.append(Leaf(i, names[i], torch.empty(()) if is_number else node.meta["val"]))
+        else:
+            held[names[i]] = value
+    constants = _lift_constants(graph, specs, set(names))
+    outputs = [
+        OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(root.name), None)
+        for root in outside.roots
+    ]
+    spec = pytree.tree_structure(tuple(outside.roots))
+    traced = Traced(graph, specs, outputs, constants, held, {}, spec)
+    sources = sources_of(traced, [leaf.position for leaf in leaves])
+    state = lift.State(
+        tuple(n for n, t in held.items() if isinstance(t, nn.Parameter)),
+        tuple(n for n, t in held.items() if not isinstance(t, nn.Parameter)),
+        {name: name for name in held},
+    )
+    program = program_of(traced, registry_of(21), leaves, state, Watch(), False, autocast, {})
+    places_written = [i for i, node in enumerate(inputs) if node in written]
+    own = Original(original, places_written, autocast)
+    return Translated(program, places, numbers, outside, sources, own)
+
+
+def _copy(graph: fx.Graph) -> fx.Graph:
+    copied = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {}
+    copied.output(copied.graph_copy(graph, values))
+    return copied
+
+
+def _names(holders: Sequence[fx.Node]) -> list[str]:
+    taken: set[str] = {"seed"}
+    found = []
+    for holder in holders:
+        taken.add(name := free_name(name_of(holder), taken))
+        found.append(name)
+    return found
+
+
+def _kind(holder: fx.Node, value: Any, written: bool) -> InputKind:
+    if isinstance(value, nn.Parameter):
+        return InputKind.PARAMETER
+    return InputKind.BUFFER if written or is_buffer(holder) else InputKind.USER_INPUT
+
+
+def _written(graph: fx.Graph) -> set[fx.Node]:
+    """Inputs that the graph writes to, themselves or through a view."""
+    places = set()
+    for node in graph.nodes:
+        places |= {memory(each) for each in statistics_of(node)}
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+            given = [*node.args, *node.kwargs.values()]
+            alias = [argument.alias_info for argument in node.target._schema.arguments]
+            places |= {
+                memory(each)
+                for each, info in zip(given, alias, strict=False)
+                if isinstance(each, fx.Node) and info is not None and info.is_write
+            }
+    return {node for node in graph.find_nodes(op="placeholder") if memory(node) in places - {None}}
+
+
+def _sizes_of_tensors(graph: fx.Graph, inputs: Sequence[fx.Node]) -> None:
+    """Reads a size off a tensor that has it, where Dynamo hands it over as a number.
+
+    A number that no tensor has as a size stays an input.
+    """
+    for node in inputs:
+        if isinstance(node.meta["val"], Tensor):
+            continue
+        read = _size_of(graph, inputs, node.meta["val"]) if node.users else None
+        if read is not None:
+            node.replace_all_uses_with(read)
+        if not node.users:
+            graph.erase_node(node)
+
+
+def _size_of(graph: fx.Graph, inputs: Sequence[fx.Node], size: Any) -> fx.Node | None:
+    for node in inputs:
+        value = node.meta["val"]
+        if not isinstance(value, Tensor):
+            continue
+        for axis, each in enumerate(value.shape):
+            if isinstance(each, torch.SymInt) and each.node.expr == size.node.expr:
+                with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
+                    read = graph.call_function(aten.sym_size.int, (node, axis))
+                read.meta["val"] = each
+                return read
+    return None
+
+
+def _lift_constants(
+    module: fx.GraphModule, specs: list[InputSpec], taken: set[str]
+) -> dict[str, Tensor]:
+    """Tensors that the trace has met outside of the inputs become inputs."""
+    graph, constants = module.graph, {}
+    for node in graph.find_nodes(op="get_attr"):
+        value = getattr(module, node.target)
+        if not isinstance(value, Tensor):
+            continue
+        name = free_name(node.target, taken)
+        taken.add(name)
+        constants[name] = value
+        with graph.inserting_before(next(iter(graph.nodes))):
+            holder = graph.placeholder(name)
+        holder.meta = {**node.meta}
+        node.replace_all_uses_with(holder)
+        graph.erase_node(node)
+        specs.insert(0, InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(holder.name), name))
+    return constants

@@ -1,0 +1,43 @@
+"""Code compiled through the backend, and which of its graphs a step of ours runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from ortrain.frontend.backend import ortrain
+from ortrain.frontend.graph import Graph
+
+
+def compiled(code: Any, engine: str = "aten") -> tuple[Callable[..., Any], list[bool]]:
+    """The code, and for each graph made of it whether it is a step of ours."""
+    made: list[bool] = []
+
+    def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        found = ortrain(module, inputs, options={"engine": engine})
+        made.append(isinstance(found, Graph))
+        return found
+
+    torch._dynamo.reset()
+    return torch.compile(code, backend=backend), made
+
+
+def left(module: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    """What a step leaves: the loss, gradients and buffers."""
+    grads = {f"gradient of {n}": p.grad for n, p in module.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), **grads, **dict(module.named_buffers())}
+
+
+def expect_equal(ours: dict[str, Tensor], eager: dict[str, Tensor]) -> None:
+    """Equal but for roundings, which gradients that are zero consist of."""
+    assert list(ours) == list(eager)
+    largest = max(float(t.abs().max()) for n, t in eager.items() if n.startswith("gradient"))
+    for name, tensor in eager.items():
+        assert ours[name].dtype == tensor.dtype
+        assert ours[name].shape == tensor.shape
+        torch.testing.assert_close(
+            ours[name], tensor, rtol=2e-4, atol=2e-6 * max(largest, 1.0), msg=name
+        )

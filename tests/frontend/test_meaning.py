@@ -1,0 +1,296 @@
+"""What graphs of Dynamo's could lose: weights, shared memory, regions, gradients of gradients."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ortrain.frontend.original import in_pytorch
+from tests.frontend.compiling import compiled, expect_equal, left
+
+# Dynamo's own, of gradients that it looks at and of numbers that it does not trace.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+WEIGHT = nn.Parameter(torch.linspace(-1, 1, 16).view(4, 4))
+BUFFER = torch.zeros(3, 4)
+
+
+def cut() -> None:
+    """Ends a graph, and lets another one begin."""
+    torch._dynamo.graph_break()
+
+
+class Block(nn.Module):
+    """A layer between two graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.inner(x))
+        cut()
+        return torch.tanh(x)
+
+
+class Blocks(nn.Module):
+    """Three layers, whose code and graphs are the same; the first is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in (*self.blocks, self.blocks[0]):
+            x = x + block(x)
+        return x.pow(2).mean()
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+def test_every_instance_has_its_own_weights_and_buffers(engine: str) -> None:
+    torch.manual_seed(0)
+    module = Blocks()
+    eager = copy.deepcopy(module)
+    call, made = compiled(module, engine)
+    for rows in (5, 6, 9):
+        x, found = torch.randn(rows, 4), []
+        for each, run in ((module, call), (eager, eager)):
+            each.zero_grad()
+            loss = run(x)
+            loss.backward()
+            found.append(left(each, loss))
+        expect_equal(*found)
+    assert all(made)
+
+
+def view_written_behind_a_break(x: Tensor) -> Tensor:
+    h = x @ WEIGHT
+    y = h.view(-1)
+    cut()
+    y.clamp_(min=0)
+    return h.sum()
+
+
+def two_parts_of_one(x: Tensor) -> Tensor:
+    h = x @ WEIGHT
+    first, second = h[:2], h[2:]
+    cut()
+    first.mul_(2)
+    return h.sum() + second.sum()
+
+
+def row_of_a_buffer(x: Tensor) -> Tensor:
+    row = BUFFER[1]
+    cut()
+    row.add_(x.sum(0))
+    return (BUFFER.sum() * WEIGHT).sum()
+
+
+def transposed(x: Tensor) -> Tensor:
+    h = (x @ WEIGHT).t()
+    cut()
+    return h.t().view(-1).sum() * h.stride()[0]
+
+
+def size_handed_on(x: Tensor) -> Tensor:
+    size, y = x.shape[0], x @ WEIGHT
+    cut()
+    return y.sum() * size
+
+
+def view_without_gradients(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        k = (x @ WEIGHT).view(-1)
+    h = k * WEIGHT.sum()
+    cut()
+    return h.sum() + k.sum()
+
+
+def argument_flattened(x: Tensor) -> Tensor:
+    y, z = x.flatten(), x + 0
+    cut()
+    z.add_(1)
+    return y.sum() + z.sum() * WEIGHT.sum()
+
+
+def argument_written(x: Tensor) -> Tensor:
+    x.mul_(2)
+    y = x.view(-1)
+    cut()
+    y.add_(1)
+    return (x @ WEIGHT).sum()
+
+
+def expanded(x: Tensor) -> Tensor:
+    h = x @ WEIGHT
+    cut()
+    g = h.expand(2, *h.shape)
+    cut()
+    return g.sum()
+
+
+ALIASES = [
+    view_written_behind_a_break, two_parts_of_one, row_of_a_buffer, transposed, size_handed_on,
+    view_without_gradients, argument_flattened, argument_written, expanded,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", ALIASES, ids=lambda function: function.__name__)
+def test_memory_is_shared_across_breaks_as_in_pytorch(function: Callable[..., Any]) -> None:
+    call, made = compiled(function)
+    for rows in (4, 6, 8):
+        x, found = torch.randn(rows, 4), []
+        for run in (call, function):
+            BUFFER.zero_()
+            WEIGHT.grad, given = None, x.clone()
+            result = run(given)
+            result.backward()
+            found.append((result.detach(), WEIGHT.grad, BUFFER.clone(), given))
+        for ours, eager in zip(*found, strict=True):
+            torch.testing.assert_close(ours, eager)
+    assert any(made)
+
+
+def _number_of_no_tensor(x: Tensor) -> Tensor:
+    number, y = x.shape[0] * 2 + 1, x @ WEIGHT
+    cut()
+    return (y[:, :1] * number).sum() + torch.arange(number).sum()
+
+
+def test_a_number_that_no_tensor_has_as_a_size_is_an_input() -> None:
+    call, made = compiled(_number_of_no_tensor)
+    for rows in (4, 6, 9):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(call(x), _number_of_no_tensor(x))
+    assert all(made)
+
+
+def _loss_and_hidden(x: Tensor) -> tuple[Tensor, Tensor]:
+    h = torch.tanh(x @ WEIGHT)
+    return (h * h).sum(), h
+
+
+def test_gradients_of_gradients_are_pytorchs() -> None:
+    call, made = compiled(_loss_and_hidden)
+    x, found = torch.randn(3, 4, requires_grad=True), []
+    for run in (call, _loss_and_hidden):
+        WEIGHT.grad = None
+        loss, h = run(x)
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        (slope.pow(2).sum() + h.sum()).backward()
+        found.append(WEIGHT.grad)
+    torch.testing.assert_close(*found)
+    assert made == [True]
+
+
+def test_gradients_are_asked_for_one_output_after_another() -> None:
+    call, _ = compiled(_loss_and_hidden)
+    x, found = torch.randn(3, 4, requires_grad=True), []
+    for run in (call, _loss_and_hidden):
+        loss, h = run(x)
+        found.append(
+            [
+                *torch.autograd.grad(loss, [x, WEIGHT], retain_graph=True),
+                *torch.autograd.grad(h.sum(), [x, WEIGHT], retain_graph=True),
+                *torch.autograd.grad(loss + h.sum(), [x, WEIGHT]),
+            ]
+        )
+    torch.testing.assert_close(*found)
+
+
+def _dropout_inside_a_checkpoint(x: Tensor) -> Tensor:
+    def inside(x: Tensor) -> Tensor:
+        return nn.functional.dropout(torch.relu(x @ WEIGHT), 0.5)
+
+    return checkpoint(inside, x, use_reentrant=False).sum()
+
+
+@pytest.mark.parametrize("way", ["graph", "in PyTorch"])
+def test_a_checkpoint_repeats_its_masks(way: str) -> None:
+    if way == "graph":
+        call, made = compiled(_dropout_inside_a_checkpoint)
+    else:
+        torch._dynamo.reset()
+        call = torch.compile(
+            _dropout_inside_a_checkpoint, backend=lambda module, _: in_pytorch(module)
+        )
+    x = torch.ones(300, 4, requires_grad=True)
+    loss = call(x)
+    loss.backward()
+    # Of a function that is linear where it is not zero, the gradient gives the value.
+    torch.testing.assert_close((x.grad * x).sum(), loss)
+    if way == "graph":
+        assert made == [True]
+
+
+def test_a_checkpoint_around_the_call_counts_what_pytorch_saves() -> None:
+    call, made = compiled(_loss_and_hidden)
+    x, found = torch.randn(3, 4, requires_grad=True), []
+    for run in (call, _loss_and_hidden):
+        WEIGHT.grad = x.grad = None
+        checkpoint(lambda x, run=run: run(x)[0], x, use_reentrant=False).backward()
+        found.append((WEIGHT.grad, x.grad))
+    torch.testing.assert_close(*found)
+    assert made == [True]
+
+
+def _bfloat16_inside(x: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.autocast("cpu", torch.bfloat16):
+        y = x @ WEIGHT
+    return (y.float() @ WEIGHT).sum(), y
+
+
+def test_autocast_between_statements_is_kept() -> None:
+    call, made = compiled(_bfloat16_inside)
+    x, found = torch.randn(3, 4), []
+    for run in (call, _bfloat16_inside):
+        WEIGHT.grad = None
+        loss, y = run(x)
+        loss.backward()
+        found.append((loss.detach(), y.detach(), WEIGHT.grad))
+    torch.testing.assert_close(*found)
+    assert found[0][1].dtype is torch.bfloat16
+    assert made == [True]
+
+
+class Squared(torch.autograd.Function):
+    """A function with a backward of its own, which is not the derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return upstream * x * 3
+
+
+def _custom(x: Tensor) -> Tensor:
+    return Squared.apply(x @ WEIGHT).sum()
+
+
+def test_a_custom_function_keeps_its_own_backward() -> None:
+    call, _ = compiled(_custom)
+    x, found = torch.randn(3, 4), []
+    for run in (call, _custom):
+        WEIGHT.grad = None
+        run(x).backward()
+        found.append(WEIGHT.grad)
+    torch.testing.assert_close(*found)
+
+
+def test_code_without_a_graph_runs_in_pytorch() -> None:
+    def reads_a_number(x: Tensor) -> Tensor:
+        return (x @ WEIGHT).sum() * x[0, 0].item()
+
+    call, _ = compiled(reads_a_number)
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(call(x), reads_a_number(x))
