@@ -115,7 +115,8 @@ def _translated(module: fx.GraphModule, real: Sequence[Any]) -> Translated:
         tuple(n for n, t in held.items() if not isinstance(t, nn.Parameter)),
         {name: name for name in held},
     )
-    program = program_of(traced, registry_of(21), leaves, state, Watch(), False, autocast, {})
+    # Each operator is marked with its autocast by now: another one around all would replace that.
+    program = program_of(traced, registry_of(21), leaves, state, Watch(), False, (), {})
     places_written = [i for i, node in enumerate(inputs) if node in written]
     own = Original(original, places_written, autocast)
     return Translated(program, places, numbers, outside, sources, own)

@@ -259,6 +259,22 @@ def test_autocast_between_statements_is_kept() -> None:
     assert made == [True]
 
 
+def _float32_inside(x: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.autocast("cpu", enabled=False):
+        y = x @ WEIGHT
+    return y, x @ WEIGHT
+
+
+def test_autocast_that_is_off_inside_stays_off() -> None:
+    call, made = compiled(_float32_inside)
+    x = torch.randn(3, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, eager = call(x), _float32_inside(x)
+    torch.testing.assert_close(ours, eager)
+    assert [each.dtype for each in ours] == [torch.float32, torch.bfloat16]
+    assert made == [True]
+
+
 class Squared(torch.autograd.Function):
     """A function with a backward of its own, which is not the derivative."""
 
