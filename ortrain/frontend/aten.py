@@ -22,6 +22,7 @@ from torch import Tensor, fx
 
 from ortrain.capture.origin import captured_error
 from ortrain.capture.trace.checkpointing import CHECKPOINT
+from ortrain.pytorch.switches import ENTER_AUTOCAST, EXIT_AUTOCAST
 from ortrain.pytorch.tracing import traced
 
 higher_order = torch.ops.higher_order
@@ -69,10 +70,10 @@ class _Lowering(fx.Interpreter):
         """Calls a function; regions are run in place."""
         if target in _CHECKPOINTS:
             return self._checkpoint(*args)
-        if target is torch.amp.autocast_mode._enter_autocast:
+        if target is ENTER_AUTOCAST:
             entered = torch.autocast(*args)
             return entered.__enter__()  # which the trace notes, too
-        if target is torch.amp.autocast_mode._exit_autocast:
+        if target is EXIT_AUTOCAST:
             return args[0].__exit__(None, None, None)
         if isinstance(target, torch._ops.HigherOrderOperator) and target not in _CONTROL_FLOW:
             raise captured_error(

@@ -86,5 +86,6 @@ class _InPyTorch(fx.Interpreter):
         if target is not higher_order.tag_activation_checkpoint:
             return super().call_function(target, args, kwargs)
         body, *given = args
-        known = {"context_fn": body.meta["_checkpoint_context_fn"]} if body.meta else {}
+        chosen = body.meta.get("_checkpoint_context_fn")
+        known = {} if chosen is None else {"context_fn": chosen}
         return checkpoint(_InPyTorch(body).run, *given, use_reentrant=False, **known)

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from ortrain.capture.fx.memory import memory
 from ortrain.capture.origin import captured_error
+from ortrain.capture.trace.returned import written_by
 from ortrain.errors import CaptureError
 
 
@@ -97,12 +97,12 @@ class _Parting:
                 viewed.append(leaf)
                 results.append(Result("view", len(viewed) - 1))
                 continue
-            own = _itself(leaf)
+            own = written_by(leaf)
             if own in self.inputs:
                 results.append(Result("input", self.inputs.index(own)))
                 continue
             owner = self.owners.get(memory(own))
-            alone = len({_itself(each) for each in shared[memory(own)]}) == 1
+            alone = len({written_by(each) for each in shared[memory(own)]}) == 1
             if owner is None and alone:
                 results.append(Result("root", self._root(own)))
                 continue
@@ -126,7 +126,7 @@ class _Parting:
 
     def _taken(self, node: fx.Node) -> fx.Node:
         """A node among those that PyTorch runs."""
-        node = _itself(node)
+        node = written_by(node)
         if node in self.made:
             return self.made[node]
         if node in self.inputs:
@@ -171,13 +171,3 @@ def _is_view(node: fx.Node) -> bool:
     if node.target is operator.getitem and source.args and isinstance(source.args[0], fx.Node):
         source = source.args[0]
     return memory(source) == memory(node)
-
-
-def _itself(node: fx.Node) -> fx.Node:
-    """The tensor that an operator in place writes to, and returns."""
-    while isinstance(node.target, torch._ops.OpOverload) and isinstance(node.args[0], fx.Node):
-        name = node.target._schema.name
-        if not node.target._schema.is_mutable or not name.endswith("_") or name.endswith("__"):
-            break
-        node = node.args[0]
-    return node

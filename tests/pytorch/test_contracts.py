@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ortrain.pytorch import sources, tracing
+from ortrain.pytorch import sources, switches, tracing
 
 
 def graphs_of(code: Any, *args: Any) -> list[tuple[fx.GraphModule, Sequence[Any]]]:
@@ -45,6 +45,17 @@ def test_inputs_have_the_names_of_the_module() -> None:
     assert not names["layers.0.weight"]
     assert names["layers.1.running_mean"]
     assert not names["features"]
+
+
+def switched(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        return x @ x
+
+
+def test_regions_are_calls_that_switch() -> None:
+    ((graph, _),) = graphs_of(switched, torch.randn(2, 2))
+    names = (switches.SET_GRADIENTS, switches.ENTER_AUTOCAST, switches.EXIT_AUTOCAST)
+    assert {*names} <= {node.target for node in graph.graph.nodes}
 
 
 def test_a_placeholder_without_a_source_has_its_own_name() -> None:

@@ -12,6 +12,7 @@ from ortrain.capture.fx.memory import layout, memory
 from ortrain.capture.fx.splice import new_node, splice, substitute
 from ortrain.capture.fx.statistics import may_update_statistics
 from ortrain.guards.autocast import Autocast
+from ortrain.pytorch.switches import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRADIENTS
 
 aten = torch.ops.aten
 higher_order = torch.ops.higher_order
@@ -103,7 +104,9 @@ def _inline(module: fx.GraphModule, node: fx.Node, region: Region) -> None:
 
 
 def mark_regions(module: fx.GraphModule, autocast: Autocast = ()) -> None:
-    """Does the same where calls switch gradients and autocast on and off between operators.
+    """Marks the operators of regions that are calls in the graph, and takes these calls away.
+
+    Dynamo writes ``no_grad`` and ``autocast`` so: a call switches, and another one switches back.
 
     Args:
         module: its graph is changed in place.
@@ -115,16 +118,16 @@ def mark_regions(module: fx.GraphModule, autocast: Autocast = ()) -> None:
     made: list[fx.Node] = []
     regions: list[list[fx.Node]] = []
     for node in list(graph.nodes):
-        if node.target is torch._C._set_grad_enabled:
+        if node.target is SET_GRADIENTS:
             grad = bool(node.args[0])
             made = []
             if not grad:
                 regions.append(made)
-        elif node.target is torch.amp.autocast_mode._enter_autocast:
+        elif node.target is ENTER_AUTOCAST:
             entered[node] = autocast
             device, dtype, on, _ = node.args
             autocast = _changed(autocast, str(device), dtype, bool(on))
-        elif node.target is torch.amp.autocast_mode._exit_autocast:
+        elif node.target is EXIT_AUTOCAST:
             autocast = entered[node.all_input_nodes[0]]
         elif node.op == "call_function":
             if autocast:
@@ -133,17 +136,10 @@ def mark_regions(module: fx.GraphModule, autocast: Autocast = ()) -> None:
                 node.meta[_CONSTANT] = True
                 made.append(node)
     for node in reversed(list(graph.nodes)):
-        if node.target in _SWITCHES:
+        if node.target in (SET_GRADIENTS, ENTER_AUTOCAST, EXIT_AUTOCAST):
             graph.erase_node(node)
     for made in regions:
         _detach_what_leaves(graph, made)
-
-
-_SWITCHES = {
-    torch._C._set_grad_enabled,
-    torch.amp.autocast_mode._enter_autocast,
-    torch.amp.autocast_mode._exit_autocast,
-}
 
 
 def _detach_what_leaves(graph: fx.Graph, made: list[fx.Node]) -> None:

@@ -135,7 +135,7 @@ def instead(
 def _outputs(traced: Traced, nodes: Mapping[str, fx.Node]) -> list[fx.Node]:
     """What makes the user outputs that are tensors."""
     return [
-        _written(nodes[spec.arg.name])
+        written_by(nodes[spec.arg.name])
         for spec in traced.outputs
         if isinstance(spec.arg, TensorArgument)
     ]
@@ -172,7 +172,7 @@ def _hint(size: Any) -> int:
     return size.node.hint if size.node.has_hint() else _SOME
 
 
-def _written(node: fx.Node) -> fx.Node:
+def written_by(node: fx.Node) -> fx.Node:
     """The tensor that an operator in place writes to, and returns."""
     while isinstance(node.target, torch._ops.OpOverload) and isinstance(node.args[0], fx.Node):
         name = node.target._schema.name
