@@ -6,13 +6,15 @@ import re
 import sysconfig
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sympy
 import torch
 from torch import fx
 
 from ortrain.errors import CaptureError
+
+_Error = TypeVar("_Error", bound=CaptureError)
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 TORCH = f"{Path(torch.__file__).parent}/"
@@ -117,7 +119,12 @@ def captured_error(
     help: str = BESIDE,
 ) -> CaptureError:
     """An error that names the node's place in the user's code."""
-    error = CaptureError(what, where=origin(node, full=True), because=because, help=help)
+    return located(node, CaptureError(what, because=because, help=help))
+
+
+def located(node: fx.Node, error: _Error) -> _Error:
+    """The error, with the place in the user's code that a node comes from."""
+    error.where = origin(node, full=True)
     error.lines = source_lines(node)
     return error
 

@@ -23,7 +23,14 @@ from ortrain.capture.onnx.registry import Registry, failed_node, make_standard
 from ortrain.capture.onnx.translations import TRANSLATIONS, recorded, translating
 from ortrain.capture.onnx.translations.arithmetic import READING_FLOATS
 from ortrain.capture.onnx.translations.base import Context, SymbolicSize, symbolic
-from ortrain.capture.origin import BESIDE, captured_error, operator_name, origin, own_reason
+from ortrain.capture.origin import (
+    BESIDE,
+    captured_error,
+    located,
+    operator_name,
+    origin,
+    own_reason,
+)
 from ortrain.capture.trace.call import Leaf, step_name
 from ortrain.capture.trace.exact_numbers import is_made_of_sizes
 from ortrain.capture.trace.exporter import quiet
@@ -139,9 +146,9 @@ def _translate(
     for node in missing:
         name = operator_name(node.target)
         if refused := named(name, origin(node, full=True)):
-            raise refused
+            raise located(node, refused)
         if not isinstance(node.target, torch._ops.OpOverload):
-            raise symbolic(name)
+            raise located(node, symbolic(name))
         raise captured_error(
             node,
             f"no translation to ONNX for {name}",
@@ -191,7 +198,8 @@ def _check_floats(traced: Traced) -> None:
         if is_made_of_sizes(node.meta.get("val")):
             for user in node.users:
                 if user.target not in READING_FLOATS:
-                    raise symbolic(f"{operator_name(user.target)} of a size that became a float")
+                    what = f"{operator_name(user.target)} of a size that became a float"
+                    raise located(user, symbolic(what))
 
 
 def _kept_instead(traced: Traced, error: Exception, refused: CaptureError) -> bool:
@@ -235,8 +243,8 @@ def _translation_error(traced: Traced, error: BaseException) -> CaptureError:
             f"its translation fails with {type(error).__name__}: {first_line(error)}"
         )
         help = f"replace the operator by others; or {BESIDE}"
-    where = origin(node, full=True) if node is not None else ""
-    return kind(what, where=where, because=because, help=help)
+    refused = kind(what, because=because, help=help)
+    return refused if node is None else located(node, refused)
 
 
 def outputs_of(traced: Traced) -> tuple[tuple[OutputLeaf, ...], list[str]]:

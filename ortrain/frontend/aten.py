@@ -22,6 +22,8 @@ from torch import Tensor, fx
 
 from ortrain.capture.origin import captured_error
 from ortrain.capture.trace.checkpointing import CHECKPOINT
+from ortrain.capture.trace.refusal import first_line
+from ortrain.errors import OrtrainError
 from ortrain.pytorch.switches import ENTER_AUTOCAST, EXIT_AUTOCAST
 from ortrain.pytorch.tracing import traced
 
@@ -42,7 +44,20 @@ def aten_of(module: fx.GraphModule, fakes: list[Any]) -> fx.GraphModule:
     Raises:
         CaptureError: the graph has something that is not known.
     """
-    return traced(_Lowering(module).run, fakes)
+    lowering = _Lowering(module)
+    try:
+        return traced(lowering.run, fakes)
+    except OrtrainError:
+        raise
+    except Exception as error:
+        if lowering.node is None:
+            raise
+        raise captured_error(
+            lowering.node,
+            f"{lowering.node.name} cannot be traced",
+            because=f"{type(error).__name__}: {first_line(error)}",
+            help="none is needed: PyTorch runs it",
+        ) from error
 
 
 class _Lowering(fx.Interpreter):
@@ -80,7 +95,7 @@ class _Lowering(fx.Interpreter):
                 self.node,
                 f"{target.name()} is not known to graphs",
                 because="what a trace makes of it may be less than what it means",
-                help="none is needed: PyTorch runs this graph",
+                help="none is needed: PyTorch runs it",
             )
         return super().call_function(target, args, kwargs)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from ortrain.capture.origin import own_failure
 from ortrain.config import Options
@@ -13,24 +13,79 @@ from ortrain.errors import CaptureError, OrtrainError
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.frontend.graph import Graph
 from ortrain.frontend.original import in_pytorch
+from ortrain.frontend.parts import divided, is_pytorchs, responsible
 from ortrain.module_state.saving import unhooked
 from ortrain.uncollected import uncollected
 
 
 class InPyTorch:
-    """A graph that PyTorch runs.
+    """A graph, or a part of one, that PyTorch runs.
 
     Attributes:
-        reason: why it is no step.
+        reason: why it is no step; None for a part that another part's reason is about.
     """
 
-    def __init__(self, module: fx.GraphModule, reason: OrtrainError) -> None:
+    def __init__(self, module: fx.GraphModule, reason: OrtrainError | None) -> None:
         self.reason = reason
         self._run = in_pytorch(module)
 
     def __call__(self, *args: Any) -> Any:
         """The graph's outputs for a call's inputs."""
         return self._run(*args)
+
+
+class Parts:
+    """A graph of which PyTorch runs some statements.
+
+    Attributes:
+        reason: why the first of them is no step.
+        parts: in the order in which they run.
+    """
+
+    def __init__(
+        self, module: fx.GraphModule, real: Sequence[Any], options: Options, reason: OrtrainError
+    ) -> None:
+        self.reason = reason
+        self.parts: list[Graph | Parts | InPyTorch] = []
+        given = dict(zip(module.graph.find_nodes(op="placeholder"), real, strict=True))
+        for node in module.graph.find_nodes(op="call_module"):
+            part = getattr(module, str(node.target))
+            if is_pytorchs(part):
+                served: Graph | Parts | InPyTorch = InPyTorch(part, None)
+            else:
+                holders = part.graph.find_nodes(op="placeholder")
+                inputs = [
+                    _known(holder.meta["example_value"], given.get(arg))
+                    for arg, holder in zip(node.args, holders, strict=True)
+                ]
+                served = _served(part, inputs, options, guarded=False)
+            self.parts.append(served)
+            one = not isinstance(part.graph.output_node().args[0], tuple | list)
+            delattr(module, str(node.target))
+            setattr(module, str(node.target), _Alone(served) if one else served)
+        self._run = module.forward
+
+    def __call__(self, *args: Any) -> Any:
+        """The graph's outputs for a call's inputs."""
+        return self._run(*args)
+
+
+class _Alone:
+    """A part whose output is no tuple."""
+
+    def __init__(self, part: Callable[..., Any]) -> None:
+        self.part = part
+
+    def __call__(self, *args: Any) -> Any:
+        result = self.part(*args)
+        return result[0] if isinstance(self.part, Graph) else result
+
+
+def _known(fake: Any, real: Any) -> Any:
+    """An input of a part: the real one, where what PyTorch runs before has not given it a past."""
+    if real is None or (isinstance(real, Tensor) and real.requires_grad != fake.requires_grad):
+        return fake
+    return real
 
 
 def ortrain(
@@ -44,15 +99,30 @@ def ortrain(
         options: fields of :class:`~ortrain.Options`, as ``torch.compile(options=…)`` takes them.
 
     Returns:
-        A function that gives what the graph gives: a :class:`~ortrain.frontend.graph.Graph`, or
-        :class:`InPyTorch` where there is none.
+        A function that gives what the graph gives: a :class:`~ortrain.frontend.graph.Graph`,
+        :class:`Parts`, or :class:`InPyTorch` where no statement is a step.
     """
     settings = Options(**{"engine": "aten", **(options or {})})
+    # A checkpoint of the user's around the call counts what is saved.
+    with EXCLUSIVE, uncollected(), unhooked():
+        return _served(module, inputs, settings, guarded=True)
+
+
+def _served(
+    module: fx.GraphModule, real: Sequence[Any], options: Options, *, guarded: bool
+) -> Graph | Parts | InPyTorch:
     try:
-        # A checkpoint of the user's around the call counts what is saved.
-        with EXCLUSIVE, uncollected(), unhooked():
-            return Graph(module, inputs, settings)
+        return Graph(module, real, options, guarded=guarded)
     except OrtrainError as error:
-        return InPyTorch(module, error)
+        reason = error
     except Exception as error:
-        return InPyTorch(module, CaptureError(**own_failure(error, "making the graph")))
+        reason = CaptureError(**own_failure(error, "making the graph"))
+    try:
+        parts = divided(module, responsible(module, reason))
+        if parts is not None:
+            served = Parts(parts, real, options, reason)
+            if any(not isinstance(part, InPyTorch) for part in served.parts):
+                return served
+    except Exception as error:
+        reason = CaptureError(**own_failure(error, "parting the graph"))
+    return InPyTorch(module, reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,12 +29,15 @@ class Graph:
         module: Dynamo's graph.
         real: its inputs at the call that is being compiled.
         options: settings.
+        guarded: whether Dynamo makes sure that inputs require gradients as they do at that call.
 
     Raises:
         OrtrainError: no engine serves it.
     """
 
-    def __init__(self, module: fx.GraphModule, real: Sequence[Any], options: Options) -> None:
+    def __init__(
+        self, module: fx.GraphModule, real: Sequence[Any], options: Options, *, guarded: bool = True
+    ) -> None:
         self.fallback = in_pytorch(module)
         self.translated = found = translated(module, real)
         program = found.program
@@ -54,6 +58,11 @@ class Graph:
         self.places = [found.places[self.step.feeds.names[i]] for i in self.step.feeds.users]
         self.numbers = [n for n, i in enumerate(self.places) if i in found.numbers]
         self.held = [found.places[name] for name in self.step.names]
+        wanting = {found.places[name] for name in wrt}
+        self.without = [
+            i for i, t in enumerate(real) if not (guarded or i in wanting) and isinstance(t, Tensor)
+        ]
+        self.written = found.original.written
 
     def _step(self, upstream: tuple[str, ...]) -> Step:
         step = self.steps.get(upstream)
@@ -77,6 +86,10 @@ class Graph:
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         """The graph's outputs for a call's inputs."""
+        if (self.without and is_grad_enabled() and self._wants_more(args)) or (
+            self.written and self._shared(args)
+        ):
+            return self._in_pytorch(args)
         users, held = [args[i] for i in self.places], [args[i] for i in self.held]
         for i in self.numbers:
             users[i] = torch.tensor(users[i])
@@ -86,11 +99,23 @@ class Graph:
             else:
                 outputs = self.step.infer(users, held)
         except (CheckFailed, ExecutionError):
-            result: tuple[Any, ...] = self.fallback(*args)
-            return result
+            return self._in_pytorch(args)
         for i, source in self.translated.sources.items():
             outputs[i] = laid(outputs[i], source.axes, source.back)
         return self._handed_on(args, outputs)
+
+    def _wants_more(self, args: Sequence[Any]) -> bool:
+        """Whether an input requires a gradient that did not when the graph was made."""
+        return any(_wants(args[i]) for i in self.without)
+
+    def _shared(self, args: Sequence[Any]) -> bool:
+        """Whether another input shows the memory of one that is written to, without guard."""
+        places = Counter(_storage(each) for each in args if isinstance(each, Tensor))
+        return any(places[_storage(args[i])] > 1 for i in self.written)
+
+    def _in_pytorch(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        result = self.fallback(*args)
+        return tuple(result) if isinstance(result, tuple | list) else (result,)
 
     def _handed_on(self, args: Sequence[Any], roots: Sequence[Tensor]) -> tuple[Any, ...]:
         """The graph's outputs, of the step's."""
@@ -103,6 +128,10 @@ class Graph:
             each.constant if each.kind == "constant" else known[each.kind][each.index]
             for each in outside.results
         )
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _wants(value: Any) -> bool:

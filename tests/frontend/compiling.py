@@ -8,17 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ortrain.frontend.backend import ortrain
-from ortrain.frontend.graph import Graph
+from ortrain.frontend.backend import InPyTorch, ortrain
 
 
 def compiled(code: Any, engine: str = "aten") -> tuple[Callable[..., Any], list[bool]]:
-    """The code, and for each graph made of it whether it is a step of ours."""
+    """The code, and for each graph made of it whether a step of ours runs it, or a part."""
     made: list[bool] = []
 
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         found = ortrain(module, inputs, options={"engine": engine})
-        made.append(isinstance(found, Graph))
+        made.append(not isinstance(found, InPyTorch))
         return found
 
     torch._dynamo.reset()

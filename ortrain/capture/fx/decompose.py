@@ -17,7 +17,7 @@ from ortrain.capture.fx.functional import functionalise_composed
 from ortrain.capture.fx.pieces import written_pieces_as_views
 from ortrain.capture.fx.splice import from_same_place, splice, substitute
 from ortrain.capture.onnx.translations.base import symbolic
-from ortrain.capture.origin import captured_error, operator_name, own_reason
+from ortrain.capture.origin import captured_error, located, operator_name, own_reason
 from ortrain.errors import CaptureError
 
 Covered = Callable[[fx.Node], bool]
@@ -102,7 +102,7 @@ def decompose_call(module: fx.GraphModule, node: fx.Node, covered: Covered | Non
             help="replace the operator, or leave this module to eager",
         ) from error
     if count_of_fixed_sizes(mode) != fixed:  # of which the conditions on the sizes know nothing
-        raise symbolic(operator_name(target))
+        raise located(node, symbolic(operator_name(target)))
     remove_checks(inner)
     if covered is not None and any(_is_primitive(each) for each in missing(inner, covered)):
         return False

@@ -31,7 +31,7 @@ from ortrain.capture.fx.functional import functionalise_composed
 from ortrain.capture.fx.regions import region_of
 from ortrain.capture.fx.splice import from_same_place, splice
 from ortrain.capture.onnx.translations.base import symbolic
-from ortrain.capture.origin import operator_name, origin
+from ortrain.capture.origin import located, operator_name, origin
 from ortrain.capture.trace.refusal import named
 from ortrain.guards.autocast import Autocast, autocast_as
 
@@ -115,7 +115,7 @@ def _inline(module: fx.GraphModule, nodes: list[fx.Node], autocast: Autocast, pr
         while len(_functorch.get_interpreter_stack() or ()) > depth:
             _CLOSES()
     if count_of_fixed_sizes(mode) != fixed:  # of which the conditions on the sizes know nothing
-        raise symbolic("torch.vmap")
+        raise located(nodes[0], symbolic("torch.vmap"))
     first = nodes[0]
     with module.graph.inserting_before(first):
         results, made = splice(module, inner, given, prefix)

@@ -16,8 +16,7 @@ import torch
 from torch import fx
 
 from ortrain.capture.onnx.torchlib import has_tensor
-from ortrain.capture.origin import BESIDE, operator_name, origin
-from ortrain.errors import CaptureError
+from ortrain.capture.origin import BESIDE, captured_error, operator_name
 from ortrain.graph.shapes import fits_float32
 
 # Whose definitions compute in float32: mean and variance, or with the numbers in their functions.
@@ -42,9 +41,9 @@ def refuse_rounded(model: ir.Model) -> None:
         if node.domain or source is None or not has_tensor(source, torch.float64):
             continue
         if number := _narrowed(node, source) or _rounded(node, opset):
-            raise CaptureError(
+            raise captured_error(
+                source,
                 f"{operator_name(source.target)} of float64 has no exact graph",
-                where=origin(source, full=True),
                 because=f"its {number} would be float32 in ONNX",
                 help=f"compute it in float32 or write it out; or {BESIDE}",
             )

@@ -1,0 +1,137 @@
+"""Statements that no engine serves run in PyTorch, between steps, under autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ortrain.frontend.backend import InPyTorch, Parts, ortrain
+from ortrain.frontend.graph import Graph
+from tests.frontend.compiling import compiled
+
+WEIGHT = nn.Parameter(torch.linspace(-1, 1, 16, dtype=torch.float64).view(4, 4))
+NARROW = nn.Parameter(torch.linspace(-1, 1, 16).view(4, 4))
+
+
+def around(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Enough for a step before a call, and behind it."""
+
+    def forward(x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.tanh(x @ WEIGHT) * x
+        x = function(x)
+        for _ in range(3):
+            x = torch.tanh(x @ WEIGHT) * x
+        return (x * x).sum()
+
+    return forward
+
+
+def spectrum(x: Tensor) -> Tensor:
+    return torch.fft.fft(x).abs()
+
+
+def hooked(x: Tensor) -> Tensor:
+    x.register_hook(lambda gradient: gradient * 2)
+    return x
+
+
+def without_gradient(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        factor = torch.fft.fft(x).abs().sum()
+    return x * factor
+
+
+def written(x: Tensor) -> Tensor:
+    y = torch.fft.fft(x).abs()
+    z = y.view(-1)
+    y.mul_(2)
+    return z.view(x.shape) + x
+
+
+def under_autocast(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        y = torch.tanh(torch.tanh(x.float() @ NARROW) @ NARROW)
+        y = torch.fft.fft(y.float()).abs()
+        y = torch.tanh(torch.tanh(y @ NARROW) @ NARROW)
+    return y.double()
+
+
+def two(x: Tensor) -> Tensor:
+    for _ in range(2):
+        x = torch.fft.fft(torch.tanh(torch.tanh(x @ WEIGHT) @ WEIGHT) * x).real
+    return x
+
+
+FUNCTIONS = [spectrum, hooked, without_gradient, written, under_autocast, two]
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_it_trains_as_in_pytorch(function: Callable[[Tensor], Tensor], engine: str) -> None:
+    eager = around(function)
+    call, made = compiled(eager, engine)
+    for rows in (4, 5, 7):
+        found = []
+        for run in (call, eager):
+            torch.manual_seed(rows)
+            x = torch.randn(rows, 4, dtype=torch.float64, requires_grad=True)
+            WEIGHT.grad = NARROW.grad = None
+            loss = run(x)
+            loss.backward()
+            found.append((loss.detach(), x.grad, WEIGHT.grad))
+        rtol = 1e-2 if function is under_autocast else 1e-9
+        torch.testing.assert_close(*found, rtol=rtol, atol=rtol)
+    assert all(made)
+
+
+def test_a_part_notices_that_an_input_has_got_a_past() -> None:
+    def forward(x: Tensor, y: Tensor) -> Tensor:
+        h = torch.tanh(torch.tanh(torch.tanh(torch.tanh(x * 2)))) + 1
+        x.mul_(torch.fft.fft(y).abs())
+        return (torch.tanh(torch.tanh(x * x) * h) * x).sum()
+
+    call, _ = compiled(forward)
+    found = []
+    for run in (call, forward):
+        torch.manual_seed(0)
+        x, y = torch.randn(3, 4), torch.randn(3, 4, requires_grad=True)
+        run(x, y).backward()
+        found.append((x.detach(), y.grad))
+    torch.testing.assert_close(*found)
+
+
+def _kinds(served: Any) -> list[str]:
+    if isinstance(served, Parts):
+        return [kind for part in served.parts for kind in _kinds(part)]
+    return [type(served).__name__]
+
+
+def test_the_statement_alone_is_pytorchs_and_the_reason_is_told() -> None:
+    made: list[Any] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        made.append(ortrain(module, inputs))
+        return made[-1]
+
+    torch._dynamo.reset()
+    torch.compile(around(spectrum), backend=backend)(torch.randn(3, 4, dtype=torch.float64))
+    assert _kinds(made[0]) == ["Graph", "InPyTorch", "Graph"]
+    assert "fft" in str(made[0].reason)
+
+
+def test_a_graph_too_small_for_steps_is_pytorchs_whole() -> None:
+    made: list[Any] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        made.append(ortrain(module, inputs))
+        return made[-1]
+
+    torch._dynamo.reset()
+    torch.compile(lambda x: torch.fft.fft(x * WEIGHT).abs(), backend=backend)(torch.randn(4, 4))
+    assert isinstance(made[0], InPyTorch)
+    assert not isinstance(made[0], Graph)
