@@ -18,7 +18,8 @@ from ortrain.graph.broadcast import unbroadcast
 from ortrain.graph.build import Builder
 from ortrain.graph.rounding import NARROW, is_narrow, rounds_once
 from ortrain.graph.walk import reads
-from ortrain.ops.base import DOMAIN, expand_node
+from ortrain.ops.base import DOMAIN, expand, expand_node
+from ortrain.ops.custom_gradient import is_custom_gradient
 from ortrain.ops.kept import is_kept, led_to
 from ortrain.program import Phase, Program, Role, origin_of, region_of, set_role
 
@@ -73,6 +74,7 @@ def differentiate(
         graph.inputs.append(set_role(seed, Role.OUTPUT_GRADIENT, value.name or ""))
         walk.contribute(value, seed)
     walk.run()
+    expand(graph, opset=program.opset, only=is_custom_gradient)  # what else it reads is dead now
     for source in sources:
         total = walk.total(source)
         if total is None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import onnx_ir as ir
 
+from ortrain.graph.rewire import copied_attribute
 from ortrain.graph.rounding import is_narrowing, is_widening
 from ortrain.graph.walk import reads
 from ortrain.program import (
@@ -337,7 +338,7 @@ def extract(
             node.domain,
             node.op_type,
             [values[v] if v is not None else None for v in node.inputs],
-            [_copied(attribute, values) for attribute in node.attributes.values()],
+            [copied_attribute(attribute, values) for attribute in node.attributes.values()],
             num_outputs=len(node.outputs),
             name=node.name,
             metadata_props={**node.metadata_props, PHASE: (phase or phase_of(node)).value},
@@ -358,15 +359,3 @@ def extract(
     )
     model = ir.Model(graph, ir_version=program.model.ir_version)
     return Program(model)
-
-
-def _copied(attribute: ir.Attr, values: Mapping[ir.Value, ir.Value]) -> ir.Attr:
-    """An attribute for another graph; a sub-graph is copied, and reads the values' twins there."""
-    if attribute.type is not ir.AttributeType.GRAPH:
-        return attribute
-    inner = attribute.as_graph().clone(allow_outer_scope_values=True)
-    for node in inner.all_nodes():
-        for i, value in enumerate(node.inputs):
-            if value is not None and value in values:
-                node.replace_input_with(i, values[value])
-    return ir.AttrGraph(attribute.name, inner)

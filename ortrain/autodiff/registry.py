@@ -208,6 +208,12 @@ class Gradient:
         return [None if dy is None else self.widened(dy) for dy in self._dys]
 
     @property
+    def arriving(self) -> list[ir.Value | None]:
+        """The same in the dtypes in which they arrive."""
+        self.sees_every_output = True
+        return self._dys
+
+    @property
     def dy(self) -> ir.Value:
         """Gradient of the first output (zeros where none flows)."""
         known = self._dys[0]

@@ -7,6 +7,7 @@ which is kept here:
 - ``no_grad`` and ``autocast`` between statements are calls among the operators, which then are
   marked (:mod:`ortrain.capture.fx.regions`);
 - checkpoints: operators are marked with the number of theirs;
+- custom functions: the gradients that their backward gives (:mod:`.functions`);
 - lines of code: every operator has the stack of the statement that it comes from.
 
 A higher-order operator that is not known is refused: what a trace makes of it may be less than what
@@ -15,6 +16,8 @@ it means.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,6 +27,7 @@ from ortrain.capture.origin import captured_error
 from ortrain.capture.trace.checkpointing import CHECKPOINT
 from ortrain.capture.trace.refusal import first_line
 from ortrain.errors import OrtrainError
+from ortrain.frontend.functions import APPLY, BACKWARD, check_functions, lowered
 from ortrain.pytorch.switches import ENTER_AUTOCAST, EXIT_AUTOCAST
 from ortrain.pytorch.tracing import traced
 
@@ -46,7 +50,7 @@ def aten_of(module: fx.GraphModule, fakes: list[Any]) -> fx.GraphModule:
     """
     lowering = _Lowering(module)
     try:
-        return traced(lowering.run, fakes)
+        graph = traced(lowering.run, fakes)
     except OrtrainError:
         raise
     except Exception as error:
@@ -58,6 +62,8 @@ def aten_of(module: fx.GraphModule, fakes: list[Any]) -> fx.GraphModule:
             because=f"{type(error).__name__}: {first_line(error)}",
             help="none is needed: PyTorch runs it",
         ) from error
+    check_functions(graph.graph)
+    return graph
 
 
 class _Lowering(fx.Interpreter):
@@ -65,26 +71,32 @@ class _Lowering(fx.Interpreter):
 
     Args:
         module: the graph.
-        inside: number of the checkpoint that it is the body of; empty outside of any.
-        numbers: of checkpoints so far.
+        inside: what its operators are marked with: the checkpoint that it is the body of, or the
+            custom function that it is the backward of.
+        numbers: for those to come.
     """
 
-    def __init__(self, module: fx.GraphModule, inside: str = "", numbers: Any = None) -> None:
+    def __init__(
+        self, module: fx.GraphModule, inside: Mapping[str, Any] | None = None, numbers: Any = None
+    ) -> None:
         super().__init__(module, garbage_collect_values=False)
-        self.inside, self.numbers = inside, [0] if numbers is None else numbers
+        self.inside = inside or {}
+        self.numbers = itertools.count(1) if numbers is None else numbers
         self.node: Any = None
 
     def run_node(self, n: fx.Node) -> Any:
-        """Runs a node, its checkpoint noted where the trace hands meta on."""
+        """Runs a node, its region noted where the trace hands meta on."""
         self.node = n
         if self.inside:
-            n.meta["custom"] = {**(n.meta.get("custom") or {}), CHECKPOINT: self.inside}
+            n.meta["custom"] = {**(n.meta.get("custom") or {}), **self.inside}
         return super().run_node(n)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Calls a function; regions are run in place."""
         if target in _CHECKPOINTS:
             return self._checkpoint(*args)
+        if target is APPLY:
+            return self._apply(*args, **kwargs)
         if target is ENTER_AUTOCAST:
             entered = torch.autocast(*args)
             return entered.__enter__()  # which the trace notes, too
@@ -100,11 +112,18 @@ class _Lowering(fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
     def _checkpoint(self, body: fx.GraphModule, *args: Any) -> Any:
-        number = self.inside
-        if not number:  # of checkpoints inside one another, the outermost counts
-            self.numbers[0] += 1
-            number = str(self.numbers[0])
-        return _Lowering(body, number, self.numbers).run(*args)
+        inside = self.inside
+        if CHECKPOINT not in inside:  # of checkpoints inside one another, the outermost counts
+            inside = {**inside, CHECKPOINT: str(next(self.numbers))}
+        return _Lowering(body, inside, self.numbers).run(*args)
+
+    def _apply(
+        self, forward: fx.GraphModule, backward: fx.GraphModule, *args: Any, **how: Any
+    ) -> Any:
+        number = next(self.numbers)
+        inside = {**self.inside, BACKWARD: number}
+        run = _Lowering(forward, self.inside, self.numbers).run
+        return lowered(run, _Lowering(backward, inside, self.numbers).run, args, number, **how)
 
 
 def aliases_of(values: list[Any], real: list[Any]) -> list[Any]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils.checkpoint import checkpoint
 
+from ortrain.frontend.functions import differentiable
 from ortrain.guards.autocast import Autocast, autocast_as, without_autocast
 from ortrain.step.draws import replayed_draws
 from ortrain.step.replay import Repeated, instead_of, view_of
@@ -27,7 +28,8 @@ class Original:
     """
 
     def __init__(self, module: fx.GraphModule, written: Sequence[int], autocast: Autocast) -> None:
-        self.module, self.written, self.autocast = module, written, autocast
+        self.written, self.autocast = written, autocast
+        self.run = differentiable(module)
 
     @contextlib.contextmanager
     def around(self, call: Sequence[Any]) -> Iterator[None]:
@@ -58,7 +60,7 @@ class Original:
             args[place] = before.detach().clone()
         draws = contextlib.nullcontext() if seed is None else replayed_draws(seed)
         with draws, autocast_as(self.autocast):
-            outputs = self.module(*args)
+            outputs = self.run(*args)
         return Repeated(self, outputs, views, [id(tensor) for tensor in wrt])
 
     def expect_no_other(self, outputs: Sequence[Tensor], views: Collection[Tensor]) -> None:

@@ -34,8 +34,10 @@ def responsible(module: fx.GraphModule, reason: OrtrainError) -> set[fx.Node]:
     """
     lines = reason.lines if isinstance(reason, CaptureError) else ()
     calls = [node for node in module.graph.nodes if node.op.startswith("call")]
-    if lines:
-        return {node for node in calls if source_lines(node) == lines}
+    while lines:  # of what is inside of a call's graph, that call
+        if found := {node for node in calls if source_lines(node) == lines}:
+            return found
+        lines = lines[:-1]
     if not reason.where:
         return set()
     return {

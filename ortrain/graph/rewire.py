@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx_ir as ir
 
 from ortrain.graph import shapes
@@ -40,3 +42,15 @@ def learn(new: ir.Value, old: ir.Value) -> None:
     else:
         pairs = zip(mine, known, strict=True)
         new.shape = ir.Shape([y if x is None or isinstance(y, int) else x for x, y in pairs])
+
+
+def copied_attribute(attribute: ir.Attr, values: Mapping[ir.Value, ir.Value]) -> ir.Attr:
+    """An attribute for another graph; a sub-graph is copied, and reads the values' twins there."""
+    if attribute.type is not ir.AttributeType.GRAPH:
+        return attribute
+    inner = attribute.as_graph().clone(allow_outer_scope_values=True)
+    for node in inner.all_nodes():
+        for i, value in enumerate(node.inputs):
+            if value is not None and value in values:
+                node.replace_input_with(i, values[value])
+    return ir.AttrGraph(attribute.name, inner)

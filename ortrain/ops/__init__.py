@@ -15,6 +15,7 @@ from ortrain.ops import (
     attention,
     batch_norm,
     cross_entropy,
+    custom_gradient,
     dropout,
     embedding,
     fake_quantize,

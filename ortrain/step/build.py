@@ -24,8 +24,11 @@ from ortrain.graph.walk import dependencies
 from ortrain.kept.call import Kept, kept
 from ortrain.kept.effects import Surroundings, changed, remembered
 from ortrain.kept.routine import Routine
+from ortrain.ops.base import expand
+from ortrain.ops.custom_gradient import is_custom_gradient
 from ortrain.ops.kept import keys_of
 from ortrain.passes import PIPELINES, rewrite
+from ortrain.passes.clean import clean
 from ortrain.program import Check, Program, Role, checks_of, role_of, set_role, target_of, width_of
 from ortrain.runtime.base import Compiled, Exchange, Executor
 from ortrain.step.links import Links, links
@@ -334,7 +337,10 @@ def cut(
 ) -> list[Program]:
     """The forward and the backward pieces of a program, before lowering."""
     if not wrt:
-        return [program.clone()]
+        alone = program.clone()
+        if expand(alone.graph, opset=program.opset, only=is_custom_gradient):
+            clean(alone)
+        return [alone]
     with watch("differentiate"):
         whole = differentiate(program, wrt, outputs, keep=executor.keeps, sizes=sizes)
     if not whole.outputs(Role.GRADIENT):

@@ -11,13 +11,23 @@ from torch import Tensor, fx, nn
 from ortrain.frontend.backend import InPyTorch, ortrain
 
 
-def compiled(code: Any, engine: str = "aten") -> tuple[Callable[..., Any], list[bool]]:
-    """The code, and for each graph made of it whether a step of ours runs it, or a part."""
+def compiled(
+    code: Any, engine: str = "aten", into: list[Any] | None = None
+) -> tuple[Callable[..., Any], list[bool]]:
+    """The code, and for each graph made of it whether a step of ours runs it, or a part.
+
+    Args:
+        code: a module or a function.
+        engine: of steps.
+        into: what is made is noted here, too.
+    """
     made: list[bool] = []
 
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         found = ortrain(module, inputs, options={"engine": engine})
         made.append(not isinstance(found, InPyTorch))
+        if into is not None:
+            into.append(found)
         return found
 
     torch._dynamo.reset()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ortrain.frontend.backend import InPyTorch, Parts, ortrain
+from ortrain.frontend.backend import InPyTorch, Parts
 from ortrain.frontend.graph import Graph
 from tests.frontend.compiling import compiled
 
@@ -113,25 +113,15 @@ def _kinds(served: Any) -> list[str]:
 
 def test_the_statement_alone_is_pytorchs_and_the_reason_is_told() -> None:
     made: list[Any] = []
-
-    def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        made.append(ortrain(module, inputs))
-        return made[-1]
-
-    torch._dynamo.reset()
-    torch.compile(around(spectrum), backend=backend)(torch.randn(3, 4, dtype=torch.float64))
+    call, _ = compiled(around(spectrum), into=made)
+    call(torch.randn(3, 4, dtype=torch.float64))
     assert _kinds(made[0]) == ["Graph", "InPyTorch", "Graph"]
     assert "fft" in str(made[0].reason)
 
 
 def test_a_graph_too_small_for_steps_is_pytorchs_whole() -> None:
     made: list[Any] = []
-
-    def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        made.append(ortrain(module, inputs))
-        return made[-1]
-
-    torch._dynamo.reset()
-    torch.compile(lambda x: torch.fft.fft(x * WEIGHT).abs(), backend=backend)(torch.randn(4, 4))
+    call, _ = compiled(lambda x: torch.fft.fft(x * WEIGHT).abs(), into=made)
+    call(torch.randn(4, 4))
     assert isinstance(made[0], InPyTorch)
     assert not isinstance(made[0], Graph)

@@ -8,6 +8,7 @@ from ortrain.capture.onnx.translations import (
     arithmetic,
     bends,
     conv,
+    custom_gradient,
     embedding_bag,
     experts,
     index,
