@@ -78,9 +78,7 @@ def partition(
     if (pieces > 1 or _by_region(backward)) and any(map(_is_read, graph.outputs)):
         return partition(_gradients_apart(program), pieces, cheap, decide)
     needed = {v for n in backward for v in reads(n)} | set(program.outputs(Role.GRADIENT))
-    made_forward = {v for n in forward for v in n.outputs}
-    needed_forward = [v for v in made_forward if v in needed]
-    keep, again = decide(forward, saved_values(forward, needed_forward, cheap))
+    keep, again = decide(forward, saved_values(forward, needed, cheap))
 
     groups = _split(backward, pieces, again)
     cuts: list[tuple[list[ir.Node], list[ir.Value], list[ir.Value]]] = []
@@ -149,8 +147,9 @@ def saved_values(
 ) -> Kept:
     """Which forward values the backward keeps, and which forward nodes it runs again.
 
-    A cheap node runs again where all it reads is at hand: a graph input, a constant, a saved value
-    or the result of another node that runs again. Of a view its source is kept, and so it is of a
+    A cheap node runs again where all it reads is at hand: a constant, a saved value, the result of
+    another node that runs again, or a graph input. An argument of the call is at hand only where
+    the backward reads it anyway: a user may write to the others once the forward is over. Of a view its source is kept, and so it is of a
     cast that makes numbers wider. A parameter is cast to a narrower dtype once. Of a checkpointed
     region only what the forward reads outside of it is kept, and everything else in it runs again.
     A memory budget takes from there (:mod:`ortrain.autodiff.budget`).
@@ -169,18 +168,26 @@ def saved_values(
 
     def at_hand(value: ir.Value) -> bool:
         producer = value.producer()
-        return producer is None or value in keep or producer in again or is_constant(producer)
+        if producer is None:
+            return role_of(value) is not Role.USER_INPUT or value in wanted
+        return value in keep or producer in again or is_constant(producer)
 
     for node in forward:
         mine = [v for v in node.outputs if v in wanted and not _stays_inside(v)]
         if not mine:
             continue
         runs = cheap(node) and not _narrows_parameter(node)
-        if is_constant(node) or (runs and all(at_hand(v) for v in reads(node))):
+        if is_constant(node) or _asks_input(node) or (runs and all(map(at_hand, reads(node)))):
             again.add(node)
         else:
             keep.update(mine)
     return keep, with_constants(again | inside)
+
+
+def _asks_input(node: ir.Node) -> bool:
+    """Whether a node reads nothing of a graph input but its sizes, which a write leaves."""
+    source = node.inputs[0] if node.op_type == "Shape" and not node.domain else None
+    return source is not None and source.producer() is None
 
 
 def _stays_inside(value: ir.Value) -> bool:

@@ -124,9 +124,9 @@ def captured_error(
 
 def located(node: fx.Node, error: _Error) -> _Error:
     """The error, with the place in the user's code that a node comes from."""
-    error.where = origin(node, full=True)
-    error.lines = source_lines(node)
-    return error
+    placed = error.at(origin(node, full=True))
+    placed.lines = source_lines(node)
+    return placed
 
 
 def source_lines(node: fx.Node) -> tuple[tuple[str, int], ...]:

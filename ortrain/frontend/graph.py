@@ -11,11 +11,12 @@ from torch import Tensor, fx, is_grad_enabled
 
 from ortrain.autodiff.engine import influences
 from ortrain.config import Options
-from ortrain.errors import CheckFailed, ExecutionError
+from ortrain.errors import CheckFailed, ExecutionError, NotServed
 from ortrain.frontend.original import in_pytorch
 from ortrain.frontend.program import translated
 from ortrain.guards.layout import laid
 from ortrain.program import Role
+from ortrain.pytorch.transforms import is_wrapped
 from ortrain.runtime import engines
 from ortrain.step.autograd import Step
 from ortrain.step.build import Plan, build, likely_upstream
@@ -38,6 +39,12 @@ class Graph:
     def __init__(
         self, module: fx.GraphModule, real: Sequence[Any], options: Options, *, guarded: bool = True
     ) -> None:
+        if any(isinstance(each, Tensor) and is_wrapped(each) for each in real):
+            raise NotServed(
+                "an input belongs to a transform of torch.func",
+                because="its gradients are the transform's",
+                help="none is needed: PyTorch runs this graph",
+            )
         self.fallback = in_pytorch(module)
         self.translated = found = translated(module, real)
         program = found.program

@@ -310,3 +310,37 @@ def test_code_without_a_graph_runs_in_pytorch() -> None:
     call, _ = compiled(reads_a_number)
     x = torch.randn(3, 4)
     torch.testing.assert_close(call(x), reads_a_number(x))
+
+
+def test_an_argument_may_be_written_to_where_pytorch_has_not_saved_it() -> None:
+    def forward(x: Tensor, scale: Tensor) -> Tensor:
+        return torch.tanh((x * scale) @ WEIGHT).sum()
+
+    call, made = compiled(forward)
+    found = []
+    for run in (call, forward):
+        x, scale = torch.ones(3, 4), torch.full((3, 4), 2.0)
+        WEIGHT.grad = None
+        loss = run(x, scale)
+        x.zero_()
+        scale.zero_()
+        loss.backward()
+        found.append(WEIGHT.grad)
+    torch.testing.assert_close(*found)
+    assert made == [True]
+
+
+def test_what_a_transform_has_left_in_a_module_is_pytorchs() -> None:
+    left_behind: list[Tensor] = []
+
+    def keep(x: Tensor) -> Tensor:
+        left_behind.append(x)
+        return x.sum()
+
+    torch.func.grad(keep)(torch.ones(4, 4))
+    call, made = compiled(lambda x: torch.tanh(x @ left_behind[0]))
+    x = torch.randn(3, 4)
+    ours, eager = call(x), torch.tanh(x @ left_behind[0])
+    torch.testing.assert_close(ours, eager)
+    assert ours.requires_grad == eager.requires_grad
+    assert made == [False]

@@ -17,6 +17,7 @@ from ortrain.capture.fx.checks import (
     refuse_complex,
     refuse_mixed_products,
     refuse_random,
+    refuse_rounded_gradients,
     refuse_second_device,
     remove_checks,
     violations,
@@ -86,6 +87,7 @@ def _clean(traced: Traced, covered: Covered, checked: bool, autocast: Autocast) 
     inline_regions(module, autocast)
     explicit_casts(module)
     refuse_mixed_products(module)
+    refuse_rounded_gradients(module)
     number_draws(module)
     recognise_experts(module)
     if checked:

@@ -121,6 +121,23 @@ def refuse_mixed_products(module: fx.GraphModule) -> None:
             )
 
 
+# In float64, PyTorch's gradient of these has a factor that float32 has rounded.
+_ROUNDED = {aten.hardsigmoid.default, aten.hardsigmoid_.default}
+
+
+def refuse_rounded_gradients(module: fx.GraphModule) -> None:
+    """Refuses operators whose gradient in PyTorch is further off than one of ours would be."""
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        if node.target in _ROUNDED and value is not None and value.dtype == torch.float64:
+            raise captured_error(
+                node,
+                f"{operator_name(node.target)} of float64",
+                because="PyTorch's gradient of it is rounded to float32, and a graph's is not",
+                help="none is needed: PyTorch runs it",
+            )
+
+
 def _device_type(node: fx.Node) -> str | None:
     value = node.meta.get("val")
     return value.device.type if isinstance(value, torch.Tensor) else None
