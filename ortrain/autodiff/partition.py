@@ -149,9 +149,10 @@ def saved_values(
 
     A cheap node runs again where all it reads is at hand: a constant, a saved value, the result of
     another node that runs again, or a graph input. An argument of the call is at hand only where
-    the backward reads it anyway: a user may write to the others once the forward is over. Of a view its source is kept, and so it is of a
-    cast that makes numbers wider. A parameter is cast to a narrower dtype once. Of a checkpointed
-    region only what the forward reads outside of it is kept, and everything else in it runs again.
+    the backward reads it anyway: a user may write to the others once the forward is over. Of a view
+    its source is kept, and so it is of a cast that makes numbers wider. A parameter is cast to a
+    narrower dtype once. Of a checkpointed region only what the forward reads outside of it is kept,
+    and everything else in it runs again.
     A memory budget takes from there (:mod:`ortrain.autodiff.budget`).
     """
     forward = list(forward)

@@ -129,7 +129,7 @@ def test_a_translation_that_rounds_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_operator_whose_gradient_pytorch_rounds_is_refused() -> None:
     x = torch.randn(3, 4, 5, dtype=torch.float64)
-    with pytest.raises(CaptureError, match="hardsigmoid of float64(?s:.*)rounded to float32"):
+    with pytest.raises(CaptureError, match=r"hardsigmoid of float64(?s:.*)rounded"):
         capture(Called(F.hardsigmoid), (x,))
 
 
