@@ -48,6 +48,12 @@ class Graph:
         self.fallback = in_pytorch(module)
         self.translated = found = translated(module, real)
         program = found.program
+        if not len(program.graph):
+            raise NotServed(
+                "the graph computes nothing",
+                because="it hands on what it is given, and views of that",
+                help="none is needed: PyTorch does so",
+            )
         given = [v.name or "" for v in program.graph.inputs if v.name in found.places]
         users = program.outputs(Role.USER_OUTPUT, Role.LOSS)
         influential = {v.name for v in influences(program.graph, users)}

@@ -3,6 +3,7 @@
     python -m tests.hunt --write                   the whole hunt, and its results
     python -m tests.hunt --minutes 1               the first programs, a minute of them
     python -m tests.hunt --seed 17 --engine aten   one program; if it differs, the shortest file
+    python -m tests.hunt --compiled --write        the same through the backend of torch.compile
 
 Each program runs on one engine in turn; one in twenty runs also with the default options and many
 steps to come. Workers are processes: a crash or a hang is a difference like others. Where numbers
@@ -29,8 +30,8 @@ from typing import Any
 
 import torch
 
-from tests.hunt.programs import ENGINES, Program, kind_of, program
-from tests.hunt.running import Counts
+from tests.hunt.fronts import Counts
+from tests.hunt.programs import COMPILED, ENGINES, Program, kind_of, program
 
 RESULTS = Path(__file__).with_name("results.json")
 # Where all rows go, to be looked at.
@@ -44,15 +45,22 @@ DEFAULT = {"engine": "auto", "steps_to_come": 10**6}
 Row = dict[str, Any]
 
 
-def ways(seed: int) -> list[dict[str, Any]]:
+def ways(seed: int, compiled: bool = False) -> list[dict[str, Any]]:
     """How a program is run: on an engine; one in twenty by default, too."""
-    each: list[dict[str, Any]] = [{"engine": ENGINES[seed // 2 % len(ENGINES)]}]
+    engine = ENGINES[seed // 2 % len(ENGINES)]
+    if compiled:
+        also = [{"engine": "compiled plainly"}] if seed % 20 == 7 else []
+        return [{"engine": f"compiled {engine}"}, *also]
+    each: list[dict[str, Any]] = [{"engine": engine}]
     return [*each, DEFAULT] if seed % 20 == 7 else each
 
 
 def made_for(seed: int, way: dict[str, Any]) -> Program:
     """The program of a seed, as it is run in a way."""
-    return program(seed).longer() if way == DEFAULT else program(seed)
+    made = program(seed)
+    if way["engine"] in COMPILED and seed % 3 == 0 and not made.kind:
+        return made.broken()
+    return made.longer() if way == DEFAULT else made
 
 
 def hunted(seed: int, way: dict[str, Any]) -> Row:
@@ -64,7 +72,8 @@ def hunted(seed: int, way: dict[str, Any]) -> Row:
         row |= asdict(made.run(**way, closely=True))
     except Exception as error:
         found = {"difference": kind_of(error), "message": str(error)[:2000], "names": made.names}
-        row |= {"magnified": True} if getattr(error, "magnified", False) else found
+        known = [each for each in ("magnified", "inherited") if getattr(error, each, False)]
+        row |= {known[0]: True} if known else found
     return {**row, "seconds": round(time.monotonic() - start, 2)}
 
 
@@ -122,19 +131,22 @@ class Worker:
                 self.process = None
 
 
-def hunt(seeds: Sequence[int], until: float, rows: Sequence[Row] = ()) -> Iterator[Row]:
+def hunt(
+    seeds: Sequence[int], until: float, rows: Sequence[Row] = (), compiled: bool = False
+) -> Iterator[Row]:
     """What came of each program, until a time of ``time.monotonic``.
 
     Args:
         seeds: of the programs.
         until: the end.
         rows: those that there are already.
+        compiled: whether they go through the backend.
     """
     there = {(row["seed"], row["engine"]) for row in rows}
     todo: Queue[tuple[int, dict[str, Any]]] = Queue()
     done: Queue[Row | None] = Queue()
     for seed in seeds:
-        for way in ways(seed):
+        for way in ways(seed, compiled):
             if (seed, way["engine"]) not in there:
                 todo.put((seed, way))
 
@@ -175,10 +187,14 @@ def summary(rows: list[Row], minutes: float) -> Row:
             "programs": len(of),
             "differences": sum("difference" in r for r in of),
             "magnified roundings": sum("magnified" in r for r in of),
+            "differences without ortrain as well": sum("inherited" in r for r in of),
             "calls": calls,
             "outputs that share memory otherwise": sum(r["copies"] for r in of),
             "share of calls that ran as a graph": round(graph / max(calls, 1), 3),
         }
+        if engine in COMPILED:
+            sums = {key: sum(r[key] for r in of) for key in ("graphs", "parted", "pytorchs")}
+            engines[engine]["graphs: whole, in part, not"] = [*sums.values()]
     reasons: dict[str, list[Row]] = {}
     for row in rows:
         for reason in row["reasons"]:
@@ -229,7 +245,8 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--minutes", type=float, default=600.0)
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--engine", choices=(*ENGINES, "auto"))
+    parser.add_argument("--engine", choices=(*ENGINES, "auto", *COMPILED))
+    parser.add_argument("--compiled", action="store_true", help="through torch.compile's backend")
     parser.add_argument("--resume", action="store_true", help="what was stopped, from build/")
     parser.add_argument("--write", action="store_true", help="results.json")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
@@ -239,7 +256,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     if asked.seed is not None:
-        engine = asked.engine or ways(asked.seed)[0]["engine"]
+        engine = asked.engine or ways(asked.seed, asked.compiled)[0]["engine"]
         row = hunted(asked.seed, DEFAULT if engine == "auto" else {"engine": engine})
         print(json.dumps(row, indent=1))
         if "difference" in row:
@@ -249,14 +266,15 @@ def main() -> None:
     start, rows = time.monotonic(), list[Row]()
     version = torch.__version__.split("+")[0]
     seeds = range(asked.first, asked.first + asked.count)
-    kept = BUILD / f"hunt-{version}{'' if asked.write else '-part'}.jsonl"
+    name = f"{version}, compiled" if asked.compiled else version
+    kept = BUILD / f"hunt-{name.replace(', ', '-')}{'' if asked.write else '-part'}.jsonl"
     kept.parent.mkdir(exist_ok=True)
     if asked.resume:
         rows += kept_rows(kept)
     else:
         kept.unlink(missing_ok=True)
     before = sum(row["seconds"] for row in rows) / WORKERS
-    for row in hunt(seeds, start + 60 * asked.minutes, rows[:]):
+    for row in hunt(seeds, start + 60 * asked.minutes, rows[:], asked.compiled):
         rows.append(row)
         with kept.open("a") as file:
             print(json.dumps(row), file=file)
@@ -273,7 +291,7 @@ def main() -> None:
     known = [each for of in whole.values() for each in of["differences"]]
     new = unknown(found["differences"], known)
     if asked.write:
-        whole[version] = found
+        whole[name] = found
         RESULTS.write_text(json.dumps(whole, indent=1) + "\n")
     for seed, engine in new:
         made, error = shortest({"seed": seed, "engine": engine})

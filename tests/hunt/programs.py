@@ -21,13 +21,19 @@ from typing import Any
 
 import torch
 
-from ortrain import Options
 from tests.hunt.actions import ACTIONS, CALLS, CHANGES
 from tests.hunt.blocks import LAYERS, LOSSES, RETURNS, STATEMENTS
+from tests.hunt.fronts import Counts
 from tests.hunt.modules import MODULES, Subject
-from tests.hunt.running import Counts, agree
+from tests.hunt.running import agree
 
 ENGINES = ("aten", "onnxruntime")
+# Through the backend of `torch.compile`: with an engine, and with Dynamo's settings as they come.
+COMPILED = {
+    "compiled aten": ("'aten'", "SETTINGS"),
+    "compiled onnxruntime": ("'onnxruntime'", "SETTINGS"),
+    "compiled plainly": ("'aten'",),
+}
 # Of which a program has one now and then: options that change no number.
 SETTINGS: tuple[dict[str, Any], ...] = (
     {"memory_budget": "least"},
@@ -56,6 +62,7 @@ from ortrain.hooks import SubscriberManager
 from ortrain.optim import FusedAdam, clip_grad_norm_
 from tests.hunt.modules import *
 from tests.hunt.parts import *
+from tests.hunt.fronts import SETTINGS, Compiled, Wrapped
 from tests.hunt.running import agree
 
 """
@@ -107,6 +114,8 @@ for number in range(80):
 """,
 )
 
+BREAK = ("graph break", "", STATEMENTS["graph break"])
+
 Lines = tuple[str, str, str]
 """Of a statement: its name, the constructor's lines, the forward's."""
 
@@ -155,16 +164,22 @@ class Program:
             for place, (name, lines) in enumerate(self.actions)
         ]
         dtype = "torch.float64" if self.double else "torch.float32"
-        given = {"engine": engine, "certificate": self.certificate, **dict(self.settings)}
-        options = f"Options({', '.join(f'{name}={value!r}' for name, value in given.items())})"
         subject = f"MODULES[{self.kind!r}]" if self.kind else "SUBJECT"
-        asked = f"dtype={dtype}, seed={self.seed}, options={options}"
+        asked = f"dtype={dtype}, seed={self.seed}, front={self._front(engine)}"
         return (
             f"{PREAMBLE}\n{'' if self.kind else self._module()}"
             f"def script(s):\n{textwrap.indent(''.join(body) or 'pass', '    ')}\n\n"
             f"if __name__ == '__main__':\n    torch.set_num_threads(1)\n"
             f"    agree(script, {subject}, {asked}, closely=True)\n"
         )
+
+    def _front(self, engine: str) -> str:
+        """The way to graphs, as a line of code."""
+        if engine in COMPILED:
+            return f"Compiled({', '.join(COMPILED[engine])})"
+        given = {"engine": engine, "certificate": self.certificate, **dict(self.settings)}
+        options = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        return f"Wrapped(Options({options}))"
 
     def _module(self) -> str:
         parameters, batch, first = GIVEN[self.given]
@@ -188,7 +203,7 @@ class Program:
         """Runs it on both, and compares.
 
         Args:
-            engine: of ``Options``.
+            engine: of ``Options``, or a key of ``COMPILED``.
             steps_to_come: what the model is told of.
             closely: whether strides and shared memory of outputs are compared as well.
 
@@ -199,18 +214,16 @@ class Program:
             Difference: they differ.
         """
         with imported(self.source(engine), self.seed) as names:
+            front: Any = eval(self._front(engine), names)  # noqa: S307
+            if steps_to_come is not None:
+                front.steps_to_come = steps_to_come
             subject: Subject = MODULES[self.kind] if self.kind else names["SUBJECT"]
             return agree(
                 names["script"],
                 subject,
                 dtype=torch.float64 if self.double else torch.float32,
                 seed=self.seed,
-                options=Options(
-                    engine=engine,  # type: ignore[arg-type]
-                    certificate=self.certificate,  # type: ignore[arg-type]
-                    **dict(self.settings),
-                ),
-                steps_to_come=steps_to_come,
+                front=front,
                 closely=closely,
             )
 
@@ -218,6 +231,11 @@ class Program:
         """It as default options may gain on it: of a module that is made up."""
         actions, statements = (RUN_IN, *self.actions), (WEIGHT, *self.statements)
         return replace(self, actions=actions, statements=statements, kind="")
+
+    def broken(self) -> Program:
+        """It with a break of its graph between two statements: of a module that is made up."""
+        rows = [row for each in self.statements for row in (each, BREAK)]
+        return replace(self, statements=tuple(rows))
 
     def shorter(self) -> Iterator[Program]:
         """It without some of its actions or statements, the shortest first."""

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
-from ortrain import Options, ORTModule
+from ortrain import ORTModule
+from tests.hunt.fronts import Counts, Front
 from tests.hunt.modules import Batch, Subject
 from tests.module.agreement import DRIFTED, ROUNDING, SAME
 
@@ -37,23 +38,8 @@ REDUCED = 3e-2
 
 Script = Callable[["Run"], None]
 Wrap = Callable[[nn.Module], nn.Module]
-
-
-@dataclasses.dataclass
-class Counts:
-    """What became of the calls of a script, by all of its wrapped modules.
-
-    Attributes:
-        graph: calls that ran as a graph.
-        eager: calls that ran in PyTorch.
-        reasons: why, one of each module.
-        copies: outputs that share memory with others in PyTorch, and not here, or the other way.
-    """
-
-    graph: int = 0
-    eager: int = 0
-    reasons: list[str] = dataclasses.field(default_factory=list)
-    copies: int = 0
+Look = tuple[str, str, Any]
+"""The action, what is looked at, and what is there."""
 
 
 class Difference(AssertionError):
@@ -64,11 +50,13 @@ class Difference(AssertionError):
         apart: of numbers that differ, relative to the largest of their tensor, or to ``SMALLEST``.
         magnified: whether PyTorch's own numbers differ as much where its weights are some roundings
             away.
+        inherited: whether it is there as well with nothing of ours on the way.
     """
 
     place = 0
     apart: float | None = None
     magnified = False
+    inherited = False
 
 
 @dataclasses.dataclass
@@ -420,8 +408,7 @@ def agree(
     *,
     dtype: torch.dtype,
     seed: int,
-    options: Options,
-    steps_to_come: int | None = None,
+    front: Front,
     closely: bool = False,
 ) -> Counts:
     """Runs a script on both, and compares all that was seen.
@@ -431,8 +418,7 @@ def agree(
         subject: makes the module, and batches.
         dtype: of the module.
         seed: of torch's generator.
-        options: of ``ORTModule``.
-        steps_to_come: what each ``ORTModule`` is told of.
+        front: the way to graphs.
         closely: whether strides and shared memory of outputs are compared as well.
 
     Returns:
@@ -441,20 +427,12 @@ def agree(
     Raises:
         Difference: at the first action that leaves something else than in PyTorch.
     """
-    wrapped: list[ORTModule] = []
-
-    def wrap(module: nn.Module) -> nn.Module:
-        made = ORTModule(module, options=options)
-        if steps_to_come is not None:
-            made.steps_to_come = steps_to_come
-        wrapped.append(made)
-        return made
-
     around = _left_behind()
     eager = Run(subject, lambda module: module, dtype, seed, closely)
-    ours = Run(subject, wrap, dtype, seed, closely)
-    for run in (eager, ours):
-        _run(script, run)
+    ours = Run(subject, front.wrap, dtype, seed, closely)
+    _run(script, eager)
+    with front.around():
+        _run(script, ours)
     # Under a hook or a setting that is left behind, later scripts of the process would be run in
     # PyTorch, and agree.
     assert (left := _left_behind()) == around, f"a script leaves {left} where {around} was"
@@ -467,16 +445,33 @@ def agree(
             other = moved.record[found.place : found.place + 1]
             apart = [_apart(eager.record[found.place][2], each[2]) for each in other]
             found.magnified = max(apart, default=0.0) >= found.apart * EXPLAINED
+        if (plain := front.plain()) is not None:
+            without = Run(subject, plain.wrap, dtype, seed, closely)
+            with plain.around():
+                _run(script, without)
+            found.inherited = _is_there(found, eager, without) or _agrees(without, ours)
         raise
     pairs = zip(_seen(eager.record), _seen(ours.record), strict=False)
-    counts = Counts(copies=sum(a.memory != b.memory for a, b in pairs))
-    last = ours.model if isinstance(ours.model, ORTModule) else None
-    for model in {id(each): each for each in (*wrapped, last) if each is not None}.values():
-        counts.graph += model.report.graph_calls
-        counts.eager += model.report.eager_calls
-        if model.report.eager_calls:
-            counts.reasons.append(_plainly(model.report.reason))
+    counts = front.counts(ours.model)
+    counts.copies = sum(a.memory != b.memory for a, b in pairs)
     return counts
+
+
+def _is_there(found: Difference, eager: Run, other: Run) -> bool:
+    """Whether another run differs from eager at the place where one does."""
+    try:
+        _compare(eager, other)
+    except Difference as own:
+        return own.place == found.place
+    return False
+
+
+def _agrees(one: Run, other: Run) -> bool:
+    try:
+        _compare(one, other)
+    except Difference:
+        return False
+    return True
 
 
 def _run(script: Script, run: Run) -> None:
@@ -519,39 +514,34 @@ def _left_behind() -> dict[str, Any]:
     }
 
 
-def _plainly(reason: str) -> str:
-    """A reason without what differs from program to program."""
-    if not reason:
-        return "none: the last call ran as a graph"
-    text = re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"", "…", reason.split("\n")[0])
-    return re.sub(r"[-+]?\d[\d.e+-]*", "N", text)[:160]
-
-
 def _compare(eager: Run, ours: Run) -> None:
-    pairs = zip(eager.record, ours.record, strict=False)
-    for place, ((step, what, a), (other, kind, b)) in enumerate(pairs):
-        if (step, what) != (other, kind):
-            which = ours if kind == "error" else eager
-            error = b if kind == "error" else a
-            mine = kind == "error"
-            if mine or what == "error":
-                who = "ORTModule raises" if mine else "eager alone raises"
-                raise Difference(f"{step}: {who} {error!r}\n{which.traces.get(step, '')}")
-            raise Difference(f"{step}: {kind} of {other} where eager has {what}")
-        if what == "error":
-            if not isinstance(b, type(a)):
-                raise Difference(
-                    f"{step}: raises {b!r} where eager raises {a!r}\n{ours.traces[step]}"
-                )
-        elif difference := _differs(a, b):
-            error = Difference(f"{step}: {what}{difference}")
-            if numbers := re.search(
-                r": (\S+) from eager, whose largest value is (\S+)$", str(error)
-            ):
-                error.apart = float(numbers[1]) / max(float(numbers[2]), SMALLEST)
-            error.place = place
-            raise error
+    for place, (mine, theirs) in enumerate(zip(eager.record, ours.record, strict=False)):
+        try:
+            _compare_looks(eager, mine, ours, theirs)
+        except Difference as found:
+            found.place = place
+            raise
     assert len(eager.record) == len(ours.record)
+
+
+def _compare_looks(eager: Run, mine: Look, ours: Run, theirs: Look) -> None:
+    (step, what, a), (other, kind, b) = mine, theirs
+    if (step, what) != (other, kind):
+        which = ours if kind == "error" else eager
+        error = b if kind == "error" else a
+        raises = kind == "error"
+        if raises or what == "error":
+            who = "ORTModule raises" if raises else "eager alone raises"
+            raise Difference(f"{step}: {who} {error!r}\n{which.traces.get(step, '')}")
+        raise Difference(f"{step}: {kind} of {other} where eager has {what}")
+    if what == "error":
+        if not isinstance(b, type(a)):
+            raise Difference(f"{step}: raises {b!r} where eager raises {a!r}\n{ours.traces[step]}")
+    elif difference := _differs(a, b):
+        found = Difference(f"{step}: {what}{difference}")
+        if numbers := re.search(r": (\S+) from eager, whose largest value is (\S+)$", str(found)):
+            found.apart = float(numbers[1]) / max(float(numbers[2]), SMALLEST)
+        raise found
 
 
 def _differs(a: Any, b: Any) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 import onnx_ir as ir
 import onnxscript.evaluator
+import torch
 from onnx_ir.passes.common import InlinePass
 from torch import fx
 from torch.export.graph_signature import ExportGraphSignature
@@ -89,10 +90,13 @@ class Registry:
         own = _core._set_shape_type
 
         def typed(value: ir.Value, known: Any, *rest: Any, **named: Any) -> None:
-            """A float that is made of sizes is float64, as Python's are; the exporter says 32."""
+            """Floats have the dtype of what holds them; the exporter says float32 of all."""
+            dtype = value.dtype
             own(value, known, *rest, **named)
             if is_made_of_sizes(known):
-                value.dtype = ir.DataType.DOUBLE
+                value.dtype = ir.DataType.DOUBLE  # as Python's are
+            elif isinstance(known, torch.SymFloat) and dtype is not None:
+                value.dtype = dtype
 
         with quiet(), replaced(_core, "_set_shape_type", typed):
             made = _core._exported_program_to_onnx_program(_program(traced), registry=registry)
