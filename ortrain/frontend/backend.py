@@ -12,10 +12,13 @@ from ortrain.config import Options
 from ortrain.errors import CaptureError, OrtrainError
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.frontend.graph import Graph
+from ortrain.frontend.key import Key, NoKey, Table
 from ortrain.frontend.original import in_pytorch
 from ortrain.frontend.parts import divided, is_pytorchs, responsible
 from ortrain.module_state.saving import unhooked
 from ortrain.uncollected import uncollected
+
+_KNOWN = Table()
 
 
 class InPyTorch:
@@ -23,7 +26,10 @@ class InPyTorch:
 
     Attributes:
         reason: why it is no step; None for a part that another part's reason is about.
+        conditions: on sizes, under which it was made.
     """
+
+    conditions: Sequence[Any] = ()
 
     def __init__(self, module: fx.GraphModule, reason: OrtrainError | None) -> None:
         self.reason = reason
@@ -40,18 +46,21 @@ class Parts:
     Attributes:
         reason: why the first of them is no step.
         parts: in the order in which they run.
+        conditions: on sizes, under which it was made.
     """
+
+    conditions: Sequence[Any] = ()
 
     def __init__(
         self, module: fx.GraphModule, real: Sequence[Any], options: Options, reason: OrtrainError
     ) -> None:
         self.reason = reason
-        self.parts: list[Graph | Parts | InPyTorch] = []
+        self.parts: list[Served] = []
         given = dict(zip(module.graph.find_nodes(op="placeholder"), real, strict=True))
         for node in module.graph.find_nodes(op="call_module"):
             part = getattr(module, str(node.target))
             if is_pytorchs(part):
-                served: Graph | Parts | InPyTorch = InPyTorch(part, None)
+                served: Served = InPyTorch(part, None)
             else:
                 holders = part.graph.find_nodes(op="placeholder")
                 inputs = [
@@ -68,6 +77,9 @@ class Parts:
     def __call__(self, *args: Any) -> Any:
         """The graph's outputs for a call's inputs."""
         return self._run(*args)
+
+
+Served = Graph | Parts | InPyTorch
 
 
 class _Alone:
@@ -110,7 +122,21 @@ def ortrain(
 
 def _served(
     module: fx.GraphModule, real: Sequence[Any], options: Options, *, guarded: bool
-) -> Graph | Parts | InPyTorch:
+) -> Served:
+    try:
+        key = Key(module, real, options, guarded=guarded)
+    except NoKey:
+        return _made(module, real, options, guarded=guarded)
+    found: Served | None = _KNOWN.find(key)
+    if found is None:
+        found = _made(module, real, options, guarded=guarded)
+        _KNOWN.keep(key, found)
+    return found
+
+
+def _made(
+    module: fx.GraphModule, real: Sequence[Any], options: Options, *, guarded: bool
+) -> Served:
     try:
         return Graph(module, real, options, guarded=guarded)
     except OrtrainError as error:

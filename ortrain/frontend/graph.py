@@ -32,9 +32,14 @@ class Graph:
         options: settings.
         guarded: whether Dynamo makes sure that inputs require gradients as they do at that call.
 
+    Attributes:
+        conditions: on sizes, under which it was made.
+
     Raises:
         OrtrainError: no engine serves it.
     """
+
+    conditions: Sequence[Any] = ()
 
     def __init__(
         self, module: fx.GraphModule, real: Sequence[Any], options: Options, *, guarded: bool = True

@@ -12,7 +12,10 @@ from ortrain.frontend.backend import InPyTorch, ortrain
 
 
 def compiled(
-    code: Any, engine: str = "aten", into: list[Any] | None = None
+    code: Any,
+    engine: str = "aten",
+    into: list[Any] | None = None,
+    dynamic: bool | None = None,
 ) -> tuple[Callable[..., Any], list[bool]]:
     """The code, and for each graph made of it whether a step of ours runs it, or a part.
 
@@ -20,6 +23,7 @@ def compiled(
         code: a module or a function.
         engine: of steps.
         into: what is made is noted here, too.
+        dynamic: of ``torch.compile``.
     """
     made: list[bool] = []
 
@@ -31,7 +35,7 @@ def compiled(
         return found
 
     torch._dynamo.reset()
-    return torch.compile(code, backend=backend), made
+    return torch.compile(code, backend=backend, dynamic=dynamic), made
 
 
 def left(module: nn.Module, loss: Tensor) -> dict[str, Tensor]:

@@ -1,0 +1,169 @@
+"""Graphs that mean the same, by what they are made of: one step serves them all.
+
+Layers of a model that are compiled each for itself, and instances of a class, come to equal graphs.
+The text of a graph does not tell: it is the same with and without gradients, of frozen weights, of
+transposed tensors and of tensors that share memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from ortrain.config import Options
+from ortrain.guards.autocast import active
+from ortrain.pytorch.conditions import Symbols
+from ortrain.pytorch.sources import is_buffer
+
+# Of a tensor in a graph, its values tell it; of a larger one, which it is.
+_VALUES = 1024
+
+
+class NoKey(Exception):
+    """A graph has something in it that nothing equals."""
+
+
+class Key:
+    """What a graph is found by again.
+
+    Args:
+        module: Dynamo's graph.
+        real: its inputs.
+        options: settings.
+        guarded: as of :class:`~ortrain.frontend.graph.Graph`.
+
+    Raises:
+        NoKey: it has none.
+    """
+
+    def __init__(
+        self, module: fx.GraphModule, real: Sequence[Any], options: Options, *, guarded: bool
+    ) -> None:
+        holders = module.graph.find_nodes(op="placeholder")
+        fakes = [holder.meta["example_value"] for holder in holders]
+        for node in module.graph.nodes:
+            value = node.meta.get("example_value")
+            if isinstance(value, Tensor | torch.SymInt) and free_unbacked_symbols(value):
+                raise NoKey
+        self.symbols = Symbols(fakes)
+        places: dict[int, int] = {}
+        inputs = [
+            (*self._value(fake), *_role(holder, value), _place(fake, places))
+            for holder, fake, value in zip(holders, fakes, real, strict=True)
+        ]
+        self.parts = (
+            tuple(inputs),
+            tuple(self.symbols.ranges()),
+            self._graph(module),
+            _mode(),
+            repr(options),
+            guarded,
+        )
+
+    def _value(self, fake: Any) -> tuple[Any, ...]:
+        if not isinstance(fake, Tensor):
+            return (type(fake).__name__, self.symbols.plain(fake))
+        sizes = (*fake.shape, "strides", *fake.stride(), "at", fake.storage_offset())
+        return (fake.dtype, fake.device, fake.layout, *map(self.symbols.plain, sizes))
+
+    def _graph(self, module: fx.GraphModule) -> tuple[Any, ...]:
+        numbers: dict[fx.Node, int] = {}
+        rows = []
+        for node in module.graph.nodes:
+            numbers[node] = len(numbers)
+            rows.append((node.op, *self._called(module, node), *self._arguments(node, numbers)))
+        return (*rows, module.meta.get("_checkpoint_context_fn"))
+
+    def _called(self, module: fx.GraphModule, node: fx.Node) -> tuple[Any, ...]:
+        if node.op in ("placeholder", "output"):
+            return ()
+        if node.op != "get_attr":
+            return (node.target,)
+        value = module
+        for name in str(node.target).split("."):
+            value = getattr(value, name)
+        if isinstance(value, fx.GraphModule):
+            return self._graph(value)
+        if not isinstance(value, Tensor):
+            raise NoKey
+        small = value.numel() <= _VALUES and value.device.type == "cpu"
+        values = repr(value.tolist()) if small else (id(value), value._version)
+        return (value.dtype, value.device, tuple(value.shape), value.stride(), values)
+
+    def _arguments(self, node: fx.Node, numbers: dict[fx.Node, int]) -> tuple[Any, ...]:
+        if node.op == "placeholder":
+            return ()
+        return (self._plain(node.args, numbers), self._plain(node.kwargs, numbers))
+
+    def _plain(self, value: Any, numbers: dict[fx.Node, int]) -> Any:
+        if isinstance(value, fx.Node):
+            return ("node", numbers[value])
+        if isinstance(value, tuple | list):
+            return (type(value).__name__, *(self._plain(each, numbers) for each in value))
+        if isinstance(value, dict):
+            return tuple((name, self._plain(each, numbers)) for name, each in value.items())
+        if isinstance(value, slice):
+            return ("slice", *(self._plain(getattr(value, n), numbers) for n in _SLICE))
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return ("symbol", self.symbols.plain(value))
+        if value is None or isinstance(value, _PLAIN):
+            return (type(value).__name__, repr(value))
+        raise NoKey
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and self.parts == other.parts
+
+    def __hash__(self) -> int:
+        return hash(self.parts)
+
+
+_SLICE = ("start", "stop", "step")
+_PLAIN = (
+    bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format,
+    type(...),
+)  # fmt: skip
+
+
+def _role(holder: fx.Node, value: Any) -> tuple[Any, ...]:
+    wants = isinstance(value, Tensor) and value.requires_grad
+    leaf = isinstance(value, Tensor) and value.is_leaf
+    return (isinstance(value, nn.Parameter), is_buffer(holder), wants, leaf)
+
+
+def _place(fake: Any, places: dict[int, int]) -> int:
+    """The first input whose memory this one shows."""
+    if not isinstance(fake, Tensor):
+        return -1
+    return places.setdefault(fake.untyped_storage()._cdata, len(places))
+
+
+def _mode() -> tuple[Any, ...]:
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        active(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+class Table:
+    """Graphs that are in use, with what their traces have asked of sizes."""
+
+    def __init__(self) -> None:
+        self._known: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+
+    def find(self, key: Key) -> Any:
+        """What serves an equal graph; None where nothing does."""
+        found = self._known.get(key.parts)
+        return found if found is not None and key.symbols.hold(found.conditions) else None
+
+    def keep(self, key: Key, made: Any) -> None:
+        """Has what serves a graph be found again, as long as something uses it."""
+        made.conditions = key.symbols.conditions()
+        self._known[key.parts] = made

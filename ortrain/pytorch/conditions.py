@@ -1,0 +1,62 @@
+"""What a trace knows and asks of symbolic sizes.
+
+Private: ``torch.fx.experimental.symbolic_shapes.ShapeEnv``: its ``guards``, ``var_to_range``,
+``evaluate_expr``, and ``expr`` of a symbol's node. Without them graphs with symbolic sizes are made
+anew each time, instead of being found again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from ortrain.pytorch.tracing import fake_mode_of
+
+
+class Symbols:
+    """The symbols in the sizes of some inputs, by the order in which they appear.
+
+    Args:
+        values: tensors and numbers of a trace.
+    """
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        values = list(values)
+        mode = fake_mode_of(values)
+        numbers = [v for v in values if isinstance(v, torch.SymInt | torch.SymFloat)]
+        self.environment = getattr(mode, "shape_env", None)
+        if self.environment is None and numbers:
+            self.environment = numbers[0].node.shape_env
+        self.names: dict[sympy.Symbol, sympy.Symbol] = {}
+
+    def plain(self, size: Any) -> str:
+        """A size or a number in the names of these symbols."""
+        if not isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return repr(size)
+        expression = sympy.sympify(size.node.expr)
+        for symbol in sorted(expression.free_symbols, key=str):
+            self.names.setdefault(symbol, sympy.Symbol(f"size_{len(self.names)}", integer=True))
+        return str(expression.xreplace(self.names))
+
+    def ranges(self) -> list[str]:
+        """Of the symbols so far."""
+        known = {} if self.environment is None else self.environment.var_to_range
+        return [str(known.get(symbol)) for symbol in self.names]
+
+    def conditions(self) -> list[Any]:
+        """All that the trace has asked of these symbols alone, in their names."""
+        found = [] if self.environment is None else self.environment.guards
+        asked = dict.fromkeys(sympy.sympify(guard.expr) for guard in found)
+        return [e.xreplace(self.names) for e in asked if e.free_symbols <= {*self.names}]
+
+    def hold(self, conditions: Sequence[Any]) -> bool:
+        """Asks such conditions of these symbols; Dynamo guards what it has not known."""
+        own = {name: symbol for symbol, name in self.names.items()}
+        environment: Any = self.environment
+        try:
+            return all(environment.evaluate_expr(each.xreplace(own)) for each in conditions)
+        except Exception:
+            return False  # of sizes that no call knows
