@@ -154,7 +154,7 @@ def test_conditions_that_come_late_are_guarded_also_where_a_graph_is_found_again
         torch.testing.assert_close(call(x), eager(x))
     assert made[0] is made[1]
     assert guarded[0]
-    assert guarded[0] == guarded[1]
+    assert guarded[0] <= guarded[1]
 
 
 def test_what_nobody_uses_is_gone() -> None:
