@@ -218,7 +218,8 @@ def _narrows_parameter(node: ir.Node) -> bool:
 def _viewed(node: ir.Node) -> ir.Value | None:
     """The source of a view whose shape is at hand anywhere, and of a cast to a wider dtype."""
     if is_widening(node):
-        return node.inputs[0]
+        wider = node.inputs[0]
+        return wider if wider is not None and role_of(wider) is not Role.USER_INPUT else None
     if node.op_type not in VIEWS or node.domain:
         return None
     source, *others = reads(node)

@@ -75,6 +75,11 @@ class Graph:
         self.step = self._step(tuple(likely_upstream(program)))
         self.places = [found.places[self.step.feeds.names[i]] for i in self.step.feeds.users]
         self.numbers = [n for n, i in enumerate(self.places) if i in found.numbers]
+        self.copied = [
+            n
+            for n, i in enumerate(self.places)
+            if i in found.copied or (n in self.step.plan.reads_back and _is_copied(real[i]))
+        ]
         self.held = [found.places[name] for name in self.step.names]
         wanting = {found.places[name] for name in wrt}
         self.without = [
@@ -111,6 +116,8 @@ class Graph:
         users, held = [args[i] for i in self.places], [args[i] for i in self.held]
         for i in self.numbers:
             users[i] = torch.tensor(users[i])
+        for i in self.copied:
+            users[i] = users[i].clone()
         try:
             if self.wrt and is_grad_enabled():
                 outputs = [*self.step.train(users, args, held=held)]
@@ -146,6 +153,11 @@ class Graph:
             each.constant if each.kind == "constant" else known[each.kind][each.index]
             for each in outside.results
         )
+
+
+def _is_copied(value: Any) -> bool:
+    """Whether PyTorch's products read a copy of a tensor, so that a user may write to it then."""
+    return isinstance(value, Tensor) and value.dim() == 3 and not value.is_contiguous()
 
 
 def _storage(tensor: Tensor) -> int:

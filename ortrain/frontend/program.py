@@ -44,6 +44,7 @@ class Translated:
         program: the forward.
         places: of its inputs among the graph's, by name.
         numbers: which of them are numbers, and tensors without axes in the program.
+        copied: places of those that the graph takes copies of, which the caller's writes leave.
         outside: what becomes of the program's outputs.
         sources: those that lie in memory in another order than their axes.
         original: the graph as PyTorch runs it.
@@ -52,6 +53,7 @@ class Translated:
     program: Program
     places: dict[str, int]
     numbers: list[int]
+    copied: list[int]
     outside: Outside
     sources: dict[int, Source]
     original: Original
@@ -86,6 +88,7 @@ def _translated(module: fx.GraphModule, real: Sequence[Any]) -> Translated:
     names = _names(holders)
     _sizes_of_tensors(graph.graph, inputs)
     written = _written(graph.graph)
+    copied = _copied(graph.graph, written)
     present = {*graph.graph.find_nodes(op="placeholder")}
     specs, leaves, held, places = [], [], {}, {}
     numbers: list[int] = []
@@ -93,7 +96,7 @@ def _translated(module: fx.GraphModule, real: Sequence[Any]) -> Translated:
         if node not in present:
             continue
         places[names[i]] = i
-        kind = _kind(holders[i], value, node in written)
+        kind = InputKind.USER_INPUT if node in copied else _kind(holders[i], value, node in written)
         persistent = True if kind is InputKind.BUFFER else None
         specs.append(InputSpec(kind, TensorArgument(node.name), names[i], persistent))
         if kind is InputKind.USER_INPUT:
@@ -119,7 +122,15 @@ def _translated(module: fx.GraphModule, real: Sequence[Any]) -> Translated:
     program = program_of(traced, registry_of(21), leaves, state, Watch(), False, (), {})
     places_written = [i for i, node in enumerate(inputs) if node in written]
     own = Original(original, places_written, autocast)
-    return Translated(program, places, numbers, outside, sources, own)
+    copies = [i for i, node in enumerate(inputs) if node in copied]
+    return Translated(program, places, numbers, copies, outside, sources, own)
+
+
+def _copied(graph: fx.Graph, written: set[fx.Node]) -> set[fx.Node]:
+    """Inputs that the graph clones and does not write to: a program has no copies."""
+    clones = [node for node in graph.nodes if node.target is aten.clone.default]
+    sources = {node.args[0] for node in clones} & {*graph.find_nodes(op="placeholder")}
+    return {node for node in sources - written if isinstance(node, fx.Node)}
 
 
 def _copy(graph: fx.Graph) -> fx.Graph:

@@ -7,6 +7,7 @@ twice.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -15,12 +16,13 @@ import torch
 
 from ortrain.errors import CheckFailed, StateError
 from ortrain.guards.structure import FlatCall
+from ortrain.module_state.saving import saving_hooks
 from ortrain.step.backward import Backward, Group, groups_of
 from ortrain.step.build import Plan
 from ortrain.step.chain import Chain
 from ortrain.step.feeds import Bound, Feeds
 from ortrain.step.replay import PROBE, Caller, Repeats
-from ortrain.step.saved_forward import Received, SavedForward, matters, stash_of
+from ortrain.step.saved_forward import NOTHING, Received, SavedForward, matters, stash_of
 
 # Whether the backward that is running leaves the graph for another one, retain_graph=True.
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
@@ -175,7 +177,10 @@ class _Function(torch.autograd.Function):
         if probe is not None:
             kept.chain = Chain(kept, outputs)
         held = [kept.held[i] for i in step.reads_held]
-        ctx.save_for_backward(*watched, *held, *[made[i] for i in plan.keeps_outputs])
+        packed: list[torch.Tensor] = []
+        if saving_hooks(False) is not None:
+            packed, watched, kept.node = kept.pack(), [], weakref.ref(ctx)
+        ctx.save_for_backward(*watched, *held, *[made[i] for i in plan.keeps_outputs], *packed)
         fixed = [t for t, reachable in zip(outputs, plan.reachable, strict=True) if not reachable]
         if fixed:
             ctx.mark_non_differentiable(*fixed)
@@ -187,12 +192,18 @@ class _Function(torch.autograd.Function):
     def backward(ctx: Any, *arriving: torch.Tensor | None) -> Any:
         upstream: Sequence[torch.Tensor | None] = arriving
         kept: SavedForward | None = ctx.kept
-        changed = None
+        changed = packed = None
         try:
-            ctx.saved_tensors  # noqa: B018  (raises where one of them was changed in place)
+            # Raises where one of them was changed in place.
+            if kept is None or kept.node is NOTHING:
+                ctx.saved_tensors  # noqa: B018
+            elif kept.packed is not None:
+                packed, saved = kept.packed, ctx.saved_tensors
+                kept.restore(saved)
         except RuntimeError as error:
             # It may be another output than those that have a gradient, or what leads to one.
-            if kept is None or "modified by an inplace operation" not in str(error):
+            written = "modified by an inplace operation" in str(error)
+            if kept is None or kept.packed is not None or not written:
                 raise
             changed = error
         if kept is None:
@@ -208,10 +219,13 @@ class _Function(torch.autograd.Function):
         if kept.chain is not None:
             upstream, whole = kept.chain.upstream(upstream[:-1])
         way = Backward(kept, upstream, keeps, changed, whole=whole)
-        if not ctx.chained:
-            return (None, None, None, *way.take(ctx.group))
-        kept.way = way
-        return (None, _zero(), None, *way.take(ctx.group))
+        if ctx.chained:
+            kept.way = way
+            return (None, _zero(), None, *way.take(ctx.group))
+        gradients = way.take(ctx.group)
+        if keeps and packed is not None:
+            kept.empty(packed)
+        return (None, None, None, *gradients)
 
 
 class _Later(torch.autograd.Function):

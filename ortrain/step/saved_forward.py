@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,11 +38,13 @@ class SavedForward:
         stash: what the pieces take of it.
         way: the backward that is under way, where gradients are given in groups.
         chain: where outputs are computed from others.
+        packed: where autograd holds the tensors of this; None where they are here.
+        node: of autograd's graph, which has them.
     """
 
     __slots__ = (
-        "__weakref__", "bound", "call", "caller", "chain", "feeds", "held", "pointers", "stash",
-        "step", "users", "versions", "way",
+        "__weakref__", "bound", "call", "caller", "chain", "feeds", "held", "node", "packed",
+        "pointers", "stash", "step", "users", "versions", "way",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +67,66 @@ class SavedForward:
         self.stash: list[Any] = []
         self.way: Backward | None = None
         self.chain: Chain | None = None
+        self.packed: Packed | None = None
+        self.node: Callable[[], Any] = NOTHING
+
+    def pack(self) -> list[torch.Tensor]:
+        """Hands what is held here to autograd, whose hooks may keep it elsewhere.
+
+        A checkpoint around the call keeps nothing, and has the forward run again for it.
+        """
+        copied = self.step.feeds.copied
+        shared = {id(value) for i, value in enumerate(self.bound.values) if i not in copied}
+        give = self.step.plan.exchange.give
+        seeded = [(self.feeds, len(self.users))] if self.step.feeds.seeded else []
+        places = [*seeded, *((values, i) for values in self.stash for i in range(len(values)))]
+        places = [
+            (values, i)
+            for values, i in places
+            if id(values[i]) not in shared and _is_tensor(values[i])
+        ]
+        tensors = [*self.users, *(give(values[i]) for values, i in places)]
+        users = {id(tensor): i for i, tensor in enumerate(self.users)}
+        given = self.call if isinstance(self.call, tuple) else ()
+        call = {i: users[id(v)] for i, v in enumerate(given) if id(v) in users}
+        self.empty(Packed(len(tensors), places, call))
+        return tensors
+
+    def empty(self, packed: Packed) -> None:
+        """Holds nothing any more that autograd holds."""
+        self.packed = packed
+        for values, i in packed.places:
+            values[i] = None
+        count = packed.count - len(packed.places)
+        self.users, self.feeds[:count] = [], [None] * count
+        if packed.call:
+            given: Any = self.call
+            self.call = tuple(None if i in packed.call else v for i, v in enumerate(given))
+
+    def restore(self, saved: Sequence[torch.Tensor]) -> None:
+        """Puts back what :meth:`pack` has handed to autograd.
+
+        Args:
+            saved: what the node has, packed tensors last.
+        """
+        if (packed := self.packed) is None:
+            return
+        self.packed = None
+        tensors = saved[len(saved) - packed.count :]
+        take = self.step.plan.exchange.take
+        count = packed.count - len(packed.places)
+        self.users = list(tensors[:count])
+        for i, tensor in enumerate(self.users):
+            self.feeds[i] = take(tensor)
+        for (values, i), tensor in zip(packed.places, tensors[count:], strict=True):
+            values[i] = take(tensor)
+        if packed.call:
+            call = list(self.call or ())
+            for i, user in packed.call.items():
+                call[i] = self.users[user]
+            self.call = tuple(call)
+        watched = [self.held[i] for i in self.bound.lasting]
+        self.versions = [*self.versions[: len(watched)], *contents(self.users)]
 
     def again(self, received: Received) -> tuple[Step, list[Any]]:
         """The step for gradients of these outputs, and what its forward saves.
@@ -96,6 +159,8 @@ class SavedForward:
     @contextlib.contextmanager
     def repeated(self, received: Sequence[bool]) -> Iterator[Repeated]:
         """The module's own forward once more, for gradients of these outputs; errors as above."""
+        if self.packed is not None and (node := self.node()) is not None:
+            self.restore(node.saved_tensors)
         step = self.step
         for each in step.plan.kept:
             if not each.repeatable:
@@ -145,6 +210,31 @@ class SavedForward:
                 because="the forward has to run again on the same values for these gradients",
                 help="call backward before the optimizer steps",
             )
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Where the tensors of a forward belong that autograd holds: first those of the call.
+
+    Attributes:
+        count: of all of them.
+        places: of those behind the call's, as lists and positions.
+        call: of the call's, by position among its arguments.
+    """
+
+    count: int
+    places: list[tuple[list[Any], int]]
+    call: dict[int, int]
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether an executor's value holds numbers, and is no mark of its own."""
+    asked = getattr(value, "is_tensor", None)
+    return isinstance(value, torch.Tensor) or (asked is not None and bool(asked()))
+
+
+def NOTHING() -> None:  # noqa: N802
+    """In the place of a node that was never needed."""
 
 
 def matters(plan: Plan, *, saved_only: bool = False) -> set[str]:

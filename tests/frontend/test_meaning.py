@@ -344,3 +344,58 @@ def test_what_a_transform_has_left_in_a_module_is_pytorchs() -> None:
     torch.testing.assert_close(ours, eager)
     assert ours.requires_grad == eager.requires_grad
     assert made == [False]
+
+
+class Moving(nn.Module):
+    """Its buffer moves at every forward, also at one that a checkpoint repeats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.dropout = nn.Linear(4, 4), nn.Dropout(0.5)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        self.mean.lerp_(x.detach().mean(0), 0.1)
+        x = torch.where(x > 0, x, x * 0.1) - self.mean
+        return (torch.tanh(x) * x).sum()
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_checkpoint_around_it_repeats_what_pytorch_repeats(engine: str, twice: bool) -> None:
+    module = Moving()
+    eager = copy.deepcopy(module)
+    call, made = compiled(module, engine)
+    for _ in range(2):
+        x, found = torch.randn(3, 4), []
+        for each, run in ((module, call), (eager, eager)):
+            each.zero_grad()
+            loss = checkpoint(run, x, use_reentrant=False)
+            loss.backward(retain_graph=twice)
+            if twice:
+                loss.backward()
+            found.append(left(each, loss))
+        expect_equal(*found)
+    assert made == [True]
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+def test_the_backward_reads_what_hooks_have_kept_and_nothing_else(engine: str) -> None:
+    def region(x: Tensor) -> Tensor:
+        x = torch.tanh(torch.tanh(x @ WEIGHT) @ WEIGHT)
+        cut()
+        return torch.tanh(torch.tanh(x @ WEIGHT) @ WEIGHT).sum()
+
+    call, made = compiled(region, engine)
+    for unpack in (torch.clone, torch.zeros_like):
+        found = []
+        for run in (call, region):
+            WEIGHT.grad, x = None, torch.linspace(-1, 1, 12).view(3, 4)
+            with torch.autograd.graph.saved_tensors_hooks(torch.clone, unpack):
+                loss = run(x)
+            loss.backward()
+            found.append(WEIGHT.grad)
+        torch.testing.assert_close(*found)
+    assert found[0].eq(0).all()
+    assert all(made)

@@ -63,8 +63,12 @@ class OrtValues:
     """The exchange of tensors with sessions."""
 
     take = staticmethod(to_ort)
-    give = staticmethod(to_torch)
     all = staticmethod(all_to_torch)
+
+    @staticmethod
+    def give(value: Any) -> torch.Tensor:
+        """A tensor over the memory of an ``OrtValue``, which it keeps alive."""
+        return to_torch(value, value.data_type() == "tensor(bool)")
 
     @staticmethod
     def shares(tensor: torch.Tensor) -> bool:
