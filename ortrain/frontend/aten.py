@@ -28,12 +28,15 @@ from ortrain.capture.trace.checkpointing import CHECKPOINT
 from ortrain.capture.trace.refusal import first_line
 from ortrain.errors import OrtrainError
 from ortrain.frontend.functions import APPLY, BACKWARD, check_functions, lowered
-from ortrain.pytorch.switches import ENTER_AUTOCAST, EXIT_AUTOCAST
-from ortrain.pytorch.tracing import traced
+from ortrain.frontend.writes import check_checkpoints
+from ortrain.pytorch.switches import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRADIENTS
+from ortrain.pytorch.tracing import traced, with_number
 
 higher_order = torch.ops.higher_order
 
 _CHECKPOINTS = {higher_order.tag_activation_checkpoint, higher_order.wrap_activation_checkpoint}
+# On a CPU; of images the fake knows.
+_IN_ROWS = {torch.nn.functional.batch_norm, torch.batch_norm}
 # Their branches are graphs of their own, and have translations.
 _CONTROL_FLOW = {higher_order.cond, higher_order.while_loop}
 
@@ -62,8 +65,25 @@ def aten_of(module: fx.GraphModule, fakes: list[Any]) -> fx.GraphModule:
             because=f"{type(error).__name__}: {first_line(error)}",
             help="none is needed: PyTorch runs it",
         ) from error
+    _check_switches(graph.graph)
     check_functions(graph.graph)
+    check_checkpoints(graph.graph)
     return graph
+
+
+def _check_switches(graph: fx.Graph) -> None:
+    """A call without gradients runs a forward alone: no part of it may want some."""
+    on = torch.is_grad_enabled()
+    for node in graph.nodes if not on else ():
+        if node.target is SET_GRADIENTS:
+            on = bool(node.args[0])
+        elif on and node.op == "call_function":
+            raise captured_error(
+                node,
+                "gradients are switched on in a call without them",
+                because="such a call runs no graph that leads to gradients",
+                help="none is needed: PyTorch runs it",
+            )
 
 
 class _Lowering(fx.Interpreter):
@@ -109,7 +129,8 @@ class _Lowering(fx.Interpreter):
                 because="what a trace makes of it may be less than what it means",
                 help="none is needed: PyTorch runs it",
             )
-        return super().call_function(target, args, kwargs)
+        result = super().call_function(target, args, kwargs)
+        return result.contiguous() if _is_contiguous(target, result) else result
 
     def _checkpoint(self, body: fx.GraphModule, *args: Any) -> Any:
         inside = self.inside
@@ -126,6 +147,16 @@ class _Lowering(fx.Interpreter):
         return lowered(run, _Lowering(backward, inside, self.numbers).run, args, number, **how)
 
 
+def _is_contiguous(target: Any, result: Any) -> bool:
+    """Whether a result lies in memory row by row, of which its fake knows nothing."""
+    return (
+        target in _IN_ROWS
+        and isinstance(result, Tensor)
+        and result.device.type == "cpu"
+        and result.dim() < 4
+    )
+
+
 def aliases_of(values: list[Any], real: list[Any]) -> list[Any]:
     """Fakes that a trace may write to, with the memory that they share.
 
@@ -137,6 +168,6 @@ def aliases_of(values: list[Any], real: list[Any]) -> list[Any]:
     for value, known in zip(values, real, strict=True):
         if isinstance(value, Tensor):
             grad = isinstance(known, Tensor) and known.requires_grad
-            value = value.detach().requires_grad_(grad)
+            value = with_number(value.detach(), value).requires_grad_(grad)
         found.append(value)
     return found

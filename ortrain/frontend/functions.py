@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from ortrain.capture.fx.memory import memory
 from ortrain.capture.origin import captured_error
 from ortrain.errors import CaptureError
+from ortrain.frontend.writes import writes_of
 from ortrain.guards.autocast import active
 from ortrain.pytorch.operators import custom_gradient, upstream
 
@@ -125,19 +126,6 @@ def check_functions(graph: fx.Graph) -> None:
                 raise _refusal(call, "returns memory of an argument, which is written to")
             if new & leaves:
                 raise _refusal(call, "returns memory of an argument, which the graph returns")
-
-
-def writes_of(node: fx.Node) -> list[fx.Node]:
-    """The arguments that an operator writes to."""
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
-        return []
-    arguments = node.target._schema.arguments
-    named = [node.kwargs.get(argument.name) for argument in arguments[len(node.args) :]]
-    return [
-        each
-        for each, argument in zip([*node.args, *named], arguments, strict=False)
-        if isinstance(each, fx.Node) and argument.alias_info and argument.alias_info.is_write
-    ]
 
 
 def _is_of_backward(node: fx.Node) -> bool:

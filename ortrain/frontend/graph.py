@@ -114,6 +114,8 @@ class Graph:
         ):
             return self._in_pytorch(args)
         users, held = [args[i] for i in self.places], [args[i] for i in self.held]
+        if any(isinstance(each, Tensor) and not each.numel() for each in users):
+            return self._in_pytorch(args)  # each runtime has its own of statistics of nothing
         for i in self.numbers:
             users[i] = torch.tensor(users[i])
         for i in self.copied:

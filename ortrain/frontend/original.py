@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ortrain.frontend.functions import differentiable
 from ortrain.guards.autocast import Autocast, autocast_as, without_autocast
+from ortrain.pytorch.sources import is_buffer
 from ortrain.step.draws import replayed_draws
 from ortrain.step.replay import Repeated, instead_of, view_of
 
@@ -84,10 +85,23 @@ def in_pytorch(module: fx.GraphModule) -> Callable[..., Any]:
 
 
 class _InPyTorch(fx.Interpreter):
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target is not higher_order.tag_activation_checkpoint:
-            return super().call_function(target, args, kwargs)
-        body, *given = args
-        chosen = body.meta.get("_checkpoint_context_fn")
+    def run_node(self, n: fx.Node) -> Any:
+        if n.target is not higher_order.tag_activation_checkpoint:
+            return super().run_node(n)
+        (body, *given), _ = self.fetch_args_kwargs_from_env(n)
+        # What is handed to a checkpoint must not change: a buffer may, which eager code reads off
+        # its module.
+        read = [_is_buffer(node) for node in n.args[1:]]
+        handed = [value for value, is_read in zip(given, read, strict=True) if not is_read]
+
+        def run(*handed: Any) -> Any:
+            rest = iter(handed)
+            return inner(*[v if r else next(rest) for v, r in zip(given, read, strict=True)])
+
+        inner, chosen = _InPyTorch(body).run, body.meta.get("_checkpoint_context_fn")
         known = {} if chosen is None else {"context_fn": chosen}
-        return checkpoint(_InPyTorch(body).run, *given, use_reentrant=False, **known)
+        return checkpoint(run, *handed, use_reentrant=False, **known)
+
+
+def _is_buffer(node: Any) -> bool:
+    return isinstance(node, fx.Node) and node.op == "placeholder" and is_buffer(node)

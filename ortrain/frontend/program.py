@@ -17,9 +17,7 @@ from torch.export.graph_signature import (
 )
 from torch.utils import _pytree as pytree
 
-from ortrain.capture.fx.memory import memory
 from ortrain.capture.fx.regions import mark_regions
-from ortrain.capture.fx.statistics import statistics_of
 from ortrain.capture.onnx import lift
 from ortrain.capture.trace.call import Leaf, free_name
 from ortrain.capture.trace.returned import Source, sources_of
@@ -28,6 +26,7 @@ from ortrain.capture.translation import Watch, program_of, registry_of
 from ortrain.frontend.aten import aliases_of, aten_of
 from ortrain.frontend.original import Original
 from ortrain.frontend.views import Outside, outside_of
+from ortrain.frontend.writes import written
 from ortrain.guards.autocast import active
 from ortrain.program import Program
 from ortrain.pytorch.sources import is_buffer, name_of
@@ -87,8 +86,8 @@ def _translated(module: fx.GraphModule, real: Sequence[Any]) -> Translated:
     mark_regions(graph, autocast)
     names = _names(holders)
     _sizes_of_tensors(graph.graph, inputs)
-    written = _written(graph.graph)
-    copied = _copied(graph.graph, written)
+    changed = written(graph.graph)
+    copied = _copied(graph.graph, changed)
     present = {*graph.graph.find_nodes(op="placeholder")}
     specs, leaves, held, places = [], [], {}, {}
     numbers: list[int] = []
@@ -96,7 +95,7 @@ def _translated(module: fx.GraphModule, real: Sequence[Any]) -> Translated:
         if node not in present:
             continue
         places[names[i]] = i
-        kind = InputKind.USER_INPUT if node in copied else _kind(holders[i], value, node in written)
+        kind = InputKind.USER_INPUT if node in copied else _kind(holders[i], value, node in changed)
         persistent = True if kind is InputKind.BUFFER else None
         specs.append(InputSpec(kind, TensorArgument(node.name), names[i], persistent))
         if kind is InputKind.USER_INPUT:
@@ -120,7 +119,7 @@ def _translated(module: fx.GraphModule, real: Sequence[Any]) -> Translated:
     )
     # Each operator is marked with its autocast by now: another one around all would replace that.
     program = program_of(traced, registry_of(21), leaves, state, Watch(), False, (), {})
-    places_written = [i for i, node in enumerate(inputs) if node in written]
+    places_written = [i for i, node in enumerate(inputs) if node in changed]
     own = Original(original, places_written, autocast)
     copies = [i for i, node in enumerate(inputs) if node in copied]
     return Translated(program, places, numbers, copies, outside, sources, own)
@@ -153,22 +152,6 @@ def _kind(holder: fx.Node, value: Any, written: bool) -> InputKind:
     if isinstance(value, nn.Parameter):
         return InputKind.PARAMETER
     return InputKind.BUFFER if written or is_buffer(holder) else InputKind.USER_INPUT
-
-
-def _written(graph: fx.Graph) -> set[fx.Node]:
-    """Inputs that the graph writes to, themselves or through a view."""
-    places = set()
-    for node in graph.nodes:
-        places |= {memory(each) for each in statistics_of(node)}
-        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
-            given = [*node.args, *node.kwargs.values()]
-            alias = [argument.alias_info for argument in node.target._schema.arguments]
-            places |= {
-                memory(each)
-                for each, info in zip(given, alias, strict=False)
-                if isinstance(each, fx.Node) and info is not None and info.is_write
-            }
-    return {node for node in graph.find_nodes(op="placeholder") if memory(node) in places - {None}}
 
 
 def _sizes_of_tensors(graph: fx.Graph, inputs: Sequence[fx.Node]) -> None:

@@ -1,6 +1,6 @@
 """Fake tensors, symbols, and a trace of a function of them into a graph of ATen operators.
 
-Private: ``torch._guards.detect_fake_mode`` and ``tracing``,
+Private: ``item_memo`` of a fake tensor; ``torch._guards.detect_fake_mode`` and ``tracing``,
 ``torch._dispatch.python.enable_python_dispatcher``, ``make_fx(pre_dispatch=True)``.
 ``torch.export`` traces in the same way. Without them no graph is made, and PyTorch runs the model.
 """
@@ -45,3 +45,11 @@ def traced(function: Callable[..., Any], fakes: Sequence[Any]) -> fx.GraphModule
         return make_fx(
             function, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True
         )(*fakes)
+
+
+def with_number(value: Any, known: Any) -> Any:
+    """A fake tensor that holds the number of another: one that Dynamo has made of a float."""
+    number = getattr(known, "item_memo", None)
+    if number is not None:
+        value.item_memo = number
+    return value

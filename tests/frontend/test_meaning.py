@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental import _config as sizes
 from torch.utils.checkpoint import checkpoint
 
 from ortrain.frontend.original import in_pytorch
@@ -398,4 +399,72 @@ def test_the_backward_reads_what_hooks_have_kept_and_nothing_else(engine: str) -
             found.append(WEIGHT.grad)
         torch.testing.assert_close(*found)
     assert found[0].eq(0).all()
+    assert all(made)
+
+
+class Counted(nn.Module):
+    """A checkpoint around what a forward counts, and around statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def counted(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        return torch.tanh(self.norm(self.layer(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(torch.tanh(torch.tanh(x) * x) * x)
+        x = checkpoint(self.counted, x, use_reentrant=False)
+        return (torch.tanh(torch.tanh(x) * x) * x).sum()
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+def test_what_a_checkpoint_writes_it_writes_again_where_it_is_repeated(engine: str) -> None:
+    module = Counted()
+    eager = copy.deepcopy(module)
+    call, made = compiled(module, engine)
+    for _ in range(2):
+        x, found = torch.randn(3, 4), []
+        for each, run in ((module, call), (eager, eager)):
+            each.zero_grad()
+            loss = run(x)
+            loss.backward()
+            found.append(left(each, loss))
+        expect_equal(*found)
+    assert int(module.count) == 4
+    assert made == [True]
+
+
+def test_gradients_that_are_switched_on_inside_are_there() -> None:
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(torch.tanh(torch.tanh(x * 2) * x) * x) * 2
+        with torch.enable_grad():
+            y = torch.tanh(h @ WEIGHT).sum()
+        return y, torch.tanh(torch.tanh(torch.tanh(y) * h) * h) * h
+
+    call, made = compiled(forward)
+    found = []
+    for run in (call, forward):
+        WEIGHT.grad = None
+        with torch.no_grad():
+            y, z = run(torch.ones(3, 4))
+        assert not z.requires_grad
+        y.backward()
+        found.append((y.detach(), WEIGHT.grad))
+    torch.testing.assert_close(*found)
+    assert made == [True]
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+def test_a_call_without_rows_is_pytorchs(engine: str) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Tanh())
+    eager = copy.deepcopy(module)
+    with sizes.patch(backed_size_oblivious=True):  # so that one graph serves the sizes
+        call, made = compiled(module, engine, dynamic=True)
+        for rows in (3, 0, 4):
+            x = torch.randn(rows, 4)
+            torch.testing.assert_close(call(x), eager(x))
+            expect_equal(left(module, x.sum()), left(eager, x.sum()))
     assert all(made)

@@ -18,6 +18,7 @@ import torch
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, ToFloat
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 # Binary digits of a number of each dtype.
@@ -59,7 +60,14 @@ class Ratio:
 
 def is_made_of_sizes(number: Any) -> bool:
     """Whether a float of a trace is made of sizes, and of nothing that a tensor holds."""
-    return isinstance(number, torch.SymFloat) and not free_unbacked_symbols(number)
+    return isinstance(number, torch.SymFloat) and not _is_held(number)
+
+
+def _is_held(number: Any) -> bool:
+    """Whether a number depends on what a tensor holds, or on one that the caller gives."""
+    symbols = number.node.expr.free_symbols
+    given = any(symbol_is_type(symbol, SymT.FLOAT) for symbol in symbols)
+    return given or bool(free_unbacked_symbols(number))
 
 
 def ratio_of(number: Any) -> Ratio:
@@ -71,14 +79,14 @@ def ratio_of(number: Any) -> Ratio:
     if type(number) in (int, bool):
         return Ratio(int(number))
     if type(number) is torch.SymInt:
-        if free_unbacked_symbols(number):
+        if _is_held(number):
             raise Inexact
         return Ratio(_plain(number))
     if type(number) is float:
         if number != number or number in (float("inf"), float("-inf")):
             raise Inexact
         return Ratio(*number.as_integer_ratio())
-    if type(number) is torch.SymFloat and not free_unbacked_symbols(number):
+    if type(number) is torch.SymFloat and not _is_held(number):
         return _of_expression(number.node.expr, number.node.shape_env)
     raise Inexact
 

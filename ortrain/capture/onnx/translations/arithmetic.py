@@ -278,9 +278,20 @@ def _sizes(op_type: str, *targets: Any) -> None:
         return op.node(op_type, _integers(op, op_type, a, b))
 
 
-_sizes("Add", operator.add)
-_sizes("Sub", operator.sub)
-_sizes("Mul", operator.mul)
+def _numbers(op_type: str, target: Any) -> None:
+    @translation(target)
+    def translate(op: Translator, a: Scalar, b: Scalar) -> ir.Value:
+        numbers = _wide if _is_float(a) or _is_float(b) else _whole_numbers
+        return op.node(op_type, numbers(op, a, b))
+
+
+def _whole_numbers(op: Translator, *numbers: Scalar) -> list[ir.Value]:
+    return _integers(op, "a number", *numbers)
+
+
+_numbers("Add", operator.add)
+_numbers("Sub", operator.sub)
+_numbers("Mul", operator.mul)
 _sizes("Mod", operator.mod)
 _sizes("Min", torch.sym_min)
 _sizes("Max", torch.sym_max)
@@ -347,6 +358,10 @@ READING_FLOATS = frozenset(
         math.ceil,
         math.floor,
         math.trunc,
+        operator.add,
+        operator.mul,
+        operator.neg,
+        operator.sub,
         operator.truediv,
     }
 )

@@ -81,6 +81,7 @@ def _layers(
     width, known = -1, shapes.dims(states[0])
     if known is not None and isinstance(known[2], int):
         attributes["hidden_size"], width = known[2], count * known[2]
+        _expect_rows(params, len(order) * known[2])
     value = op.Transpose(input, perm=[1, 0, 2]) if batch_first else input
     finals: list[list[ir.Value]] = []
     for layer in range(num_layers):
@@ -110,6 +111,18 @@ def _layers(
     if batch_first:
         value = op.Transpose(value, perm=[1, 0, 2])
     return value, *(_joined(op, values) for values in zip(*finals, strict=True))
+
+
+def _expect_rows(params: Sequence[ir.Value], rows: int) -> None:
+    """Raises where a weight or a bias is not for so many gates: a trace does not look at them."""
+    for value in params:
+        known = shapes.dims(value)
+        if known and isinstance(known[0], int) and known[0] != rows:
+            raise refuse(
+                f"a recurrent layer with {known[0]} rows of gates",
+                f"it has {rows} by the size of its state, and PyTorch raises",
+                "give its weights the sizes of its state",
+            )
 
 
 def _gates(op: Translator, values: Sequence[ir.Value], order: Sequence[int]) -> ir.Value:

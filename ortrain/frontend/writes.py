@@ -1,0 +1,54 @@
+"""What operators write to, among what they are given."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from ortrain.capture.fx.memory import memory
+from ortrain.capture.fx.statistics import statistics_of
+from ortrain.capture.origin import captured_error
+from ortrain.capture.trace.checkpointing import CHECKPOINT
+
+
+def writes_of(node: fx.Node) -> list[fx.Node]:
+    """The arguments that an operator writes to."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return []
+    arguments = node.target._schema.arguments
+    named = [node.kwargs.get(argument.name) for argument in arguments[len(node.args) :]]
+    return [
+        each
+        for each, argument in zip([*node.args, *named], arguments, strict=False)
+        if isinstance(each, fx.Node) and argument.alias_info and argument.alias_info.is_write
+    ]
+
+
+def written(graph: fx.Graph) -> set[fx.Node]:
+    """Inputs that a graph writes to, themselves or through a view."""
+    places = {memory(each) for node in graph.nodes for each in _changed(node)} - {None}
+    return {node for node in graph.find_nodes(op="placeholder") if memory(node) in places}
+
+
+def check_checkpoints(graph: fx.Graph) -> None:
+    """Raises where a checkpoint writes to what it has not made: its repetition writes again.
+
+    Raises:
+        CaptureError: naming the operator.
+    """
+    made: dict[int | None, str] = {}
+    for node in graph.nodes:
+        number = (node.meta.get("custom") or {}).get(CHECKPOINT, "")
+        made.setdefault(memory(node), number)
+        for each in _changed(node) if number else ():
+            if made.get(memory(each)) != number:
+                raise captured_error(
+                    node,
+                    "a checkpoint changes a tensor that it has not made",
+                    because="PyTorch changes it again where the checkpoint is repeated",
+                    help="none is needed: PyTorch runs it",
+                )
+
+
+def _changed(node: fx.Node) -> list[fx.Node]:
+    return [*writes_of(node), *statistics_of(node)]
