@@ -88,6 +88,7 @@ class Backward:
             self._take_all(self._transformed())
             return
         step = kept.step
+        kept.follow()
         self._choose(step)
         for given, expected in zip(upstream, step.plan.upstream, strict=True):
             if (given is not None) is not expected or changed is not None:

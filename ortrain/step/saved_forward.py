@@ -128,6 +128,17 @@ class SavedForward:
         watched = [self.held[i] for i in self.bound.lasting]
         self.versions = [*self.versions[: len(watched)], *contents(self.users)]
 
+    def follow(self) -> None:
+        """Takes parameters again whose memory was freed and made anew since the forward."""
+        moved = {id(self.bound.values[i]): i for i in self.bound.moved()}
+        if not moved:
+            return
+        for values in [self.feeds, *self.stash]:
+            for place, value in enumerate(values or ()):
+                own = self.bound.shown[moved[id(value)]] if id(value) in moved else None
+                if own is not None:
+                    values[place] = self.step.plan.exchange.take(own)
+
     def again(self, received: Received) -> tuple[Step, list[Any]]:
         """The step for gradients of these outputs, and what its forward saves.
 
