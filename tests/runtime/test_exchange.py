@@ -27,7 +27,7 @@ def test_a_tensor_keeps_its_memory_dtype_and_shape(
     vector = native.OrtValueVector()
     vector.push_back(value)
     found = (
-        OrtValues.give(value, is_bool),
+        OrtValues.give(value),
         OrtValues.at(vector, 0, is_bool),
         *OrtValues.all(vector, (0,) if is_bool else ()),
     )
