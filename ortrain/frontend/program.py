@@ -136,6 +136,8 @@ def _copy(graph: fx.Graph) -> fx.Graph:
     copied = fx.Graph()
     values: dict[fx.Node, fx.Node] = {}
     copied.output(copied.graph_copy(graph, values))
+    for node in copied.nodes:  # what a trace knows of each value is much, and PyTorch asks for none
+        node.meta = {key: node.meta[key] for key in ("custom",) if key in node.meta}
     return copied
 
 
