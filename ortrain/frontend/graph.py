@@ -118,11 +118,15 @@ class Graph:
             return self._in_pytorch(args)  # each runtime has its own of statistics of nothing
         for i in self.numbers:
             users[i] = torch.tensor(users[i])
-        for i in self.copied:
-            users[i] = users[i].clone()
+        call = args
+        if self.copied:
+            given = list(args)
+            for i in self.copied:
+                users[i] = given[self.places[i]] = users[i].clone()
+            call = tuple(given)
         try:
             if self.wrt and is_grad_enabled():
-                outputs = [*self.step.train(users, args, held=held)]
+                outputs = [*self.step.train(users, call, held=held)]
             else:
                 outputs = self.step.infer(users, held)
         except (CheckFailed, ExecutionError):

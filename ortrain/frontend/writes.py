@@ -36,9 +36,11 @@ def check_checkpoints(graph: fx.Graph) -> None:
     Raises:
         CaptureError: naming the operator.
     """
+    numbers = {node: (node.meta.get("custom") or {}).get(CHECKPOINT, "") for node in graph.nodes}
+    if not any(numbers.values()):
+        return
     made: dict[int | None, str] = {}
-    for node in graph.nodes:
-        number = (node.meta.get("custom") or {}).get(CHECKPOINT, "")
+    for node, number in numbers.items():
         made.setdefault(memory(node), number)
         for each in _changed(node) if number else ():
             if made.get(memory(each)) != number:

@@ -190,6 +190,22 @@ def test_gradients_of_gradients_are_pytorchs() -> None:
     assert made == [True]
 
 
+@pytest.mark.parametrize("copied", ["by the graph", "by its first product"])
+def test_gradients_of_gradients_reach_an_argument_that_is_copied(copied: str) -> None:
+    def forward(x: Tensor) -> Tensor:
+        y = x.clone() if copied == "by the graph" else x
+        return torch.tanh(nn.functional.linear(y, WEIGHT)).pow(2).sum()
+
+    call, made = compiled(forward)
+    found = []
+    for run in (call, forward):
+        x = torch.linspace(-1, 1, 24).view(3, 2, 4).transpose(0, 1).requires_grad_()
+        (slope,) = torch.autograd.grad(run(x), x, create_graph=True)
+        found.append((slope.detach(), *torch.autograd.grad(slope.pow(2).sum(), x)))
+    torch.testing.assert_close(*found)
+    assert made == [True]
+
+
 def test_gradients_are_asked_for_one_output_after_another() -> None:
     call, _ = compiled(_loss_and_hidden)
     x, found = torch.randn(3, 4, requires_grad=True), []
