@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ortrain.capture.fx.regions import mark_regions
 from ortrain.capture.onnx import lift
+from ortrain.capture.origin import captured_error
 from ortrain.capture.trace.call import Leaf, free_name
 from ortrain.capture.trace.returned import Source, sources_of
 from ortrain.capture.traced import Traced
@@ -30,7 +31,7 @@ from ortrain.frontend.writes import written
 from ortrain.guards.autocast import active
 from ortrain.program import Program
 from ortrain.pytorch.sources import is_buffer, name_of
-from ortrain.pytorch.tracing import apart
+from ortrain.pytorch.tracing import apart, values_of
 
 aten = torch.ops.aten
 
@@ -194,6 +195,13 @@ def _lift_constants(
         value = getattr(module, node.target)
         if not isinstance(value, Tensor):
             continue
+        if (value := values_of(value)) is None:
+            raise captured_error(
+                node.next,
+                "a tensor that the code makes has no values while it is traced",
+                because="a graph would have it as a constant",
+                help="none is needed: PyTorch runs it",
+            )
         name = free_name(node.target, taken)
         taken.add(name)
         constants[name] = value

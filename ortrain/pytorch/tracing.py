@@ -1,7 +1,7 @@
 """Fake tensors, symbols, and a trace of a function of them into a graph of ATen operators.
 
-Private: ``item_memo`` of a fake tensor; ``torch._guards.detect_fake_mode`` and ``tracing``,
-``torch._dispatch.python.enable_python_dispatcher``, ``make_fx(pre_dispatch=True)``.
+Private: ``constant`` and ``item_memo`` of a fake tensor; ``torch._guards.detect_fake_mode`` and
+``tracing``, ``torch._dispatch.python.enable_python_dispatcher``, ``make_fx(pre_dispatch=True)``.
 ``torch.export`` traces in the same way. Without them no graph is made, and PyTorch runs the model.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode, tracing
+from torch._subclasses import FakeTensor
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -53,3 +54,11 @@ def with_number(value: Any, known: Any) -> Any:
     if number is not None:
         value.item_memo = number
     return value
+
+
+def values_of(tensor: Tensor) -> Tensor | None:
+    """A tensor with the values of one that a trace has made; None where it has none."""
+    if not isinstance(tensor, FakeTensor):
+        return tensor
+    constant: Tensor | None = tensor.constant
+    return constant
