@@ -75,30 +75,34 @@ class SavedForward:
 
         A checkpoint around the call keeps nothing, and has the forward run again for it.
         """
-        copied = self.step.feeds.copied
-        shared = {id(value) for i, value in enumerate(self.bound.values) if i not in copied}
-        give = self.step.plan.exchange.give
-        seeded = [(self.feeds, len(self.users))] if self.step.feeds.seeded else []
+        step, give = self.step, self.step.plan.exchange.give
+        read = {*step.reads_users}
+        users = [i for i, t in enumerate(self.users) if t.requires_grad or i in read]
+        shared = {id(v) for i, v in enumerate(self.bound.values) if i not in step.feeds.copied}
+        shared |= {id(self.feeds[i]) for i in range(len(self.users)) if i not in users}
+        seeded = [(self.feeds, len(self.users))] if step.feeds.seeded else []
         places = [*seeded, *((values, i) for values in self.stash for i in range(len(values)))]
         places = [
             (values, i)
             for values, i in places
             if id(values[i]) not in shared and _is_tensor(values[i])
         ]
-        tensors = [*self.users, *(give(values[i]) for values, i in places)]
-        users = {id(tensor): i for i, tensor in enumerate(self.users)}
+        tensors = [*(self.users[i] for i in users), *(give(values[i]) for values, i in places)]
+        packed = {id(self.users[i]): i for i in users}
         given = self.call if isinstance(self.call, tuple) else ()
-        call = {i: users[id(v)] for i, v in enumerate(given) if id(v) in users}
-        self.empty(Packed(len(tensors), places, call))
+        call = {i: packed[id(v)] for i, v in enumerate(given) if id(v) in packed}
+        self.empty(Packed(users, places, call))
         return tensors
 
     def empty(self, packed: Packed) -> None:
         """Holds nothing any more that autograd holds."""
         self.packed = packed
+        nothing: Any = None
         for values, i in packed.places:
-            values[i] = None
-        count = packed.count - len(packed.places)
-        self.users, self.feeds[:count] = [], [None] * count
+            values[i] = nothing
+        self.users = list(self.users)
+        for i in packed.users:
+            self.users[i] = self.feeds[i] = nothing
         if packed.call:
             given: Any = self.call
             self.call = tuple(None if i in packed.call else v for i, v in enumerate(given))
@@ -112,21 +116,22 @@ class SavedForward:
         if (packed := self.packed) is None:
             return
         self.packed = None
-        tensors = saved[len(saved) - packed.count :]
+        count = len(packed.users)
+        tensors = saved[len(saved) - count - len(packed.places) :]
         take = self.step.plan.exchange.take
-        count = packed.count - len(packed.places)
-        self.users = list(tensors[:count])
-        for i, tensor in enumerate(self.users):
-            self.feeds[i] = take(tensor)
+        users = list(self.users)
+        for i, tensor in zip(packed.users, tensors, strict=False):
+            users[i], self.feeds[i] = tensor, take(tensor)
+        self.users = users
         for (values, i), tensor in zip(packed.places, tensors[count:], strict=True):
             values[i] = take(tensor)
         if packed.call:
             call = list(self.call or ())
             for i, user in packed.call.items():
-                call[i] = self.users[user]
+                call[i] = users[user]
             self.call = tuple(call)
         watched = [self.held[i] for i in self.bound.lasting]
-        self.versions = [*self.versions[: len(watched)], *contents(self.users)]
+        self.versions = [*self.versions[: len(watched)], *contents(users)]
 
     def follow(self) -> None:
         """Takes parameters again whose memory was freed and made anew since the forward."""
@@ -228,12 +233,12 @@ class Packed:
     """Where the tensors of a forward belong that autograd holds: first those of the call.
 
     Attributes:
-        count: of all of them.
-        places: of those behind the call's, as lists and positions.
-        call: of the call's, by position among its arguments.
+        users: positions of the call's.
+        places: of those behind them, as lists and positions.
+        call: positions among the call's arguments, with those among the users'.
     """
 
-    count: int
+    users: list[int]
     places: list[tuple[list[Any], int]]
     call: dict[int, int]
 
