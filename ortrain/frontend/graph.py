@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,25 @@ from ortrain.runtime import engines
 from ortrain.step.autograd import Step
 from ortrain.step.build import Plan, build, likely_upstream
 from ortrain.step.saved_forward import Received
+
+
+@dataclass(frozen=True)
+class Way:
+    """A step for gradients of some outputs, and what it takes of a call.
+
+    Attributes:
+        step: the step.
+        places: of its inputs among the graph's.
+        numbers: which of these are numbers.
+        copied: of which it takes copies.
+        held: places of its parameters and buffers among the graph's inputs.
+    """
+
+    step: Step
+    places: list[int]
+    numbers: list[int]
+    copied: list[int]
+    held: list[int]
 
 
 class Graph:
@@ -71,31 +91,48 @@ class Graph:
         self.executor = engines.executor(options.engine, device=device)
         self.program, self.wrt, self.options = program, wrt, options
         self.users = [v.name or "" for v in users]
-        self.steps: dict[tuple[str, ...], Step] = {}
-        self.step = self._step(tuple(likely_upstream(program)))
-        self.places = [found.places[self.step.feeds.names[i]] for i in self.step.feeds.users]
-        self.numbers = [n for n, i in enumerate(self.places) if i in found.numbers]
-        self.copied = [
-            n
-            for n, i in enumerate(self.places)
-            if i in found.copied or (n in self.step.plan.reads_back and _is_copied(real[i]))
-        ]
-        self.held = [found.places[name] for name in self.step.names]
+        self.strided = {i for i, value in enumerate(real) if _is_copied(value)}
+        self.ways: dict[tuple[str, ...], Way] = {}
+        self.way = self._way(tuple(likely_upstream(program)))
         wanting = {found.places[name] for name in wrt}
         self.without = [
             i for i, t in enumerate(real) if not (guarded or i in wanting) and isinstance(t, Tensor)
         ]
         self.written = found.original.written
 
-    def _step(self, upstream: tuple[str, ...]) -> Step:
-        step = self.steps.get(upstream)
-        if step is None:
-            original = self.translated.original
-            step = self.steps[upstream] = Step(self._plan(upstream), None, self._other, original)
-        return step
+    @property
+    def step(self) -> Step:
+        """The step that the next call runs."""
+        return self.way.step
+
+    def _way(self, upstream: tuple[str, ...]) -> Way:
+        way = self.ways.get(upstream)
+        if way is None:
+            found = self.translated
+            step = Step(self._plan(upstream), None, self._other, found.original)
+            places = [found.places[step.feeds.names[i]] for i in step.feeds.users]
+            strided = {n for n in step.plan.reads_back if n < len(places)}
+            way = self.ways[upstream] = Way(
+                step,
+                places,
+                [n for n, i in enumerate(places) if i in found.numbers],
+                [
+                    n
+                    for n, i in enumerate(places)
+                    if i in found.copied or (n in strided and i in self.strided)
+                ],
+                [found.places[name] for name in step.names],
+            )
+        return way
 
     def _other(self, received: Received) -> Step:
-        return self._step(tuple(n for n, given in zip(self.users, received, strict=True) if given))
+        """The step where other outputs receive gradients than was thought, as they probably will.
+
+        The first time, the forward runs again for it.
+        """
+        upstream = tuple(n for n, given in zip(self.users, received, strict=True) if given)
+        self.way = self._way(upstream)
+        return self.way.step
 
     def _plan(self, upstream: Sequence[str]) -> Plan:
         return build(
@@ -113,22 +150,23 @@ class Graph:
             self.written and self._shared(args)
         ):
             return self._in_pytorch(args)
-        users, held = [args[i] for i in self.places], [args[i] for i in self.held]
+        way = self.way
+        users, held = [args[i] for i in way.places], [args[i] for i in way.held]
         if any(isinstance(each, Tensor) and not each.numel() for each in users):
             return self._in_pytorch(args)  # each runtime has its own of statistics of nothing
-        for i in self.numbers:
+        for i in way.numbers:
             users[i] = torch.tensor(users[i])
         call = args
-        if self.copied:
+        if way.copied:
             given = list(args)
-            for i in self.copied:
-                users[i] = given[self.places[i]] = users[i].clone()
+            for i in way.copied:
+                users[i] = given[way.places[i]] = users[i].clone()
             call = tuple(given)
         try:
             if self.wrt and is_grad_enabled():
-                outputs = [*self.step.train(users, call, held=held)]
+                outputs = [*way.step.train(users, call, held=held)]
             else:
-                outputs = self.step.infer(users, held)
+                outputs = way.step.infer(users, held)
         except (CheckFailed, ExecutionError):
             return self._in_pytorch(args)
         for i, source in self.translated.sources.items():

@@ -484,3 +484,23 @@ def test_a_call_without_rows_is_pytorchs(engine: str) -> None:
             torch.testing.assert_close(call(x), eager(x))
             expect_equal(left(module, x.sum()), left(eager, x.sum()))
     assert all(made)
+
+
+def test_which_outputs_receive_gradients_is_learned() -> None:
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh((x * 2) @ WEIGHT)
+        return (h * h).sum(), h * 2
+
+    made: list[Any] = []
+    call, _ = compiled(forward, into=made)
+    for step in range(3):
+        found = []
+        for run in (call, forward):
+            WEIGHT.grad, x = None, torch.linspace(-1, 1, 12).view(3, 4) + step
+            h = run(x)[1]
+            if step:  # in the first, the forward runs again
+                x.zero_()
+            h.sum().backward()
+            found.append(WEIGHT.grad)
+        torch.testing.assert_close(*found)
+    assert len(made[0].ways) == 2

@@ -74,7 +74,8 @@ manager.subscribe(s.model, [doubling])
 try:
     args, kwargs = s.batch($n, $length)
     out = s.model(*args, **kwargs)
-    s.see(out)
+    if not s.draws():  # of doubled masks the numbers tell which they are
+        s.see(out)
     s.loss(out).backward()
 finally:
     manager.unsubscribe()
