@@ -504,3 +504,19 @@ def test_which_outputs_receive_gradients_is_learned() -> None:
             found.append(WEIGHT.grad)
         torch.testing.assert_close(*found)
     assert len(made[0].ways) == 2
+
+
+def test_arguments_that_share_memory_without_a_guard_are_pytorchs() -> None:
+    def forward(x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(2)
+        return torch.tanh(torch.tanh(x @ WEIGHT) + torch.tanh(y)).sum()
+
+    call, made = compiled(forward)
+    for start in (4, 1):  # apart, and one over the other
+        found = []
+        for run in (call, forward):
+            memory = torch.linspace(-1, 1, 32).view(8, 4)
+            loss = run(memory[:4], memory[start : start + 4])
+            found.append((loss.detach(), memory))
+        torch.testing.assert_close(*found)
+    assert made == [True]
