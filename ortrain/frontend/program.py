@@ -25,6 +25,7 @@ from ortrain.capture.trace.returned import Source, sources_of
 from ortrain.capture.traced import Traced
 from ortrain.capture.translation import Watch, program_of, registry_of
 from ortrain.frontend.aten import aliases_of, aten_of
+from ortrain.frontend.grids import grids_as_views
 from ortrain.frontend.original import Original
 from ortrain.frontend.views import Outside, outside_of
 from ortrain.frontend.writes import written
@@ -85,6 +86,7 @@ def _translated(module: fx.GraphModule, real: Sequence[Any]) -> Translated:
     output.args = (tuple(outside.roots),)
     original = fx.GraphModule(graph, _copy(graph.graph))
     mark_regions(graph, autocast)
+    grids_as_views(graph)
     names = _names(holders)
     _sizes_of_tensors(graph.graph, inputs)
     changed = written(graph.graph)
