@@ -15,7 +15,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
 OFFLINE    := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-breadth test-shaken test-newest test-libraries test-libraries-sample test-distributed test-web test-webgpu test-repeat dist lint format demo sweep sweep-dtypes families fuzz hunt clean
+.PHONY: help venv test test-breadth test-shaken test-newest test-libraries test-libraries-sample test-distributed test-web test-webgpu test-repeat dist lint format demo sweep sweep-dtypes families fuzz hunt hunt-compiled clean
 
 help:
 	@echo "make demo    fine-tune a real model on real text, eager and ortrain side by side"
@@ -49,6 +49,7 @@ help:
 	@echo "make test-repeat"
 	@echo "             run pairs of trainings with the same seed, and tell when they part"
 	@echo "make hunt    run made-up programs, as graphs and in PyTorch: an hour; MINUTES= for less"
+	@echo "make hunt-compiled    the same through the backend of torch.compile: an hour"
 	@echo "make fuzz    attack every kind of file and command: damage, kills, signals, full disks"
 	@echo "make clean   remove what builds and runs leave behind, .venv excepted"
 
@@ -169,6 +170,10 @@ families: $(STAMP)
 # What came of it is kept in the repository; it fails where a program differs that did not before.
 hunt: $(STAMP)
 	$(OFFLINE) $(ONE_THREAD) $(BIN)/python -W ignore -m tests.hunt \
+	  $(if $(MINUTES),--minutes $(MINUTES),--write)
+
+hunt-compiled: $(STAMP)
+	$(OFFLINE) $(ONE_THREAD) $(BIN)/python -W ignore -m tests.hunt --compiled \
 	  $(if $(MINUTES),--minutes $(MINUTES),--write)
 
 # Pairs of runs with the same seed, half of them beside processes that keep the cores busy.

@@ -494,10 +494,9 @@ def _checked(compiled: Compiled, exchange: Exchange, graph: ir.Graph) -> Any:
 def likely_upstream(program: Program) -> list[str]:
     """The outputs that will probably receive a gradient: the loss alone where there is one.
 
-    A floating scalar in the first place is taken for a loss. The guess costs nothing but time: a
-    backward with other gradients builds its own step.
+    The first floating scalar is taken for a loss, which models return behind others, too. The guess
+    costs nothing but time: a backward with other gradients builds its own step.
     """
     floats = [v for v in program.outputs(Role.USER_OUTPUT, Role.LOSS) if v.dtype in shapes.FLOATING]
-    if floats and floats[0].shape is not None and len(floats[0].shape) == 0:
-        floats = floats[:1]
-    return [v.name or "" for v in floats]
+    scalars = [v for v in floats if v.shape is not None and len(v.shape) == 0]
+    return [v.name or "" for v in scalars[:1] or floats]

@@ -70,15 +70,16 @@ s.see([p.grad for p in twin.parameters()])
 """,
     "step with subscribers": """
 manager, doubling = SubscriberManager(), Doubling()
-manager.subscribe(s.model, [doubling])
+if not s.draws():  # of doubled masks the numbers tell which they are
+    manager.subscribe(s.model, [doubling])
 try:
     args, kwargs = s.batch($n, $length)
     out = s.model(*args, **kwargs)
-    if not s.draws():  # of doubled masks the numbers tell which they are
-        s.see(out)
+    s.see(out)
     s.loss(out).backward()
 finally:
-    manager.unsubscribe()
+    if not s.draws():
+        manager.unsubscribe()
 s.see(doubling.seen)
 """,
     "leave gradients": """
