@@ -55,3 +55,31 @@ def expect_equal(ours: dict[str, Tensor], eager: dict[str, Tensor]) -> None:
         torch.testing.assert_close(
             ours[name], tensor, rtol=2e-4, atol=2e-6 * max(largest, 1.0), msg=name
         )
+
+
+def expect_equal_steps(
+    module: nn.Module,
+    call: Callable[..., Any],
+    eager: nn.Module,
+    loss_of: Callable[[Callable[..., Any]], Tensor],
+    *,
+    twice: bool = False,
+) -> None:
+    """A step of a module through what is compiled, and one of its copy, leave the same.
+
+    Args:
+        module: that is compiled.
+        call: what is compiled of it.
+        eager: its copy.
+        loss_of: the loss of a call.
+        twice: whether the backward runs twice.
+    """
+    found = []
+    for each, run in ((module, call), (eager, eager)):
+        each.zero_grad()
+        loss = loss_of(run)
+        loss.backward(retain_graph=twice)
+        if twice:
+            loss.backward()
+        found.append(left(each, loss))
+    expect_equal(*found)

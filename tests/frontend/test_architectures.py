@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ortrain.frontend.backend import InPyTorch
 from tests.architectures import ARCHITECTURES
 from tests.breadth import sampled
-from tests.frontend.compiling import compiled, expect_equal, left
+from tests.frontend.compiling import compiled, expect_equal_steps
 from tests.hunt.fronts import SETTINGS
 
 SAMPLE = ("mamba", "mixtral")
@@ -34,13 +34,12 @@ def test_an_architecture_trains_as_in_pytorch(name: str) -> None:
     call, _ = compiled(module, into=made)
     for seed, (batch, length) in enumerate(((3, 8), (4, 12), (2, 16))):
         given = model.batch(batch, length if model.has_length else 8, seed)
-        found = []
-        for each, run in ((module, call), (eager, eager)):
-            each.zero_grad()
+
+        def loss_of(run: Any, seed: int = seed, given: Any = given) -> Tensor:
             torch.manual_seed(seed)
             output = run(**given)
-            loss = output["loss"] if isinstance(output, dict) else output[0]
-            loss.backward()
-            found.append(left(each, loss))
-        expect_equal(*found)
+            loss: Tensor = output["loss"] if isinstance(output, dict) else output[0]
+            return loss
+
+        expect_equal_steps(module, call, eager, loss_of)
     assert any(not isinstance(each, InPyTorch) for each in made)

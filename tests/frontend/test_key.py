@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ortrain.frontend.backend import ortrain
 from ortrain.pytorch.tracing import fake_mode_of
-from tests.frontend.compiling import compiled, expect_equal, left
+from tests.frontend.compiling import compiled, expect_equal_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -54,12 +54,7 @@ def test_instances_of_a_class_have_one_step_and_their_own_weights() -> None:
         call, found = compiled(layer)
         eager = Layer()
         eager.load_state_dict(layer.state_dict())
-        results = []
-        for each, run in ((layer, call), (eager, eager)):
-            loss = run(X).pow(2).sum()
-            loss.backward()
-            results.append(left(each, loss))
-        expect_equal(*results)
+        expect_equal_steps(layer, call, eager, lambda run: run(X).pow(2).sum())
         assert found == [True]
     assert made is not None
 

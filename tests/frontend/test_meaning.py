@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ortrain.frontend.graph import Graph
 from ortrain.frontend.original import in_pytorch
-from tests.frontend.compiling import compiled, expect_equal, left
+from tests.frontend.compiling import compiled, expect_equal, expect_equal_steps, left
 
 # Dynamo's own, of gradients that it looks at and of numbers that it does not trace.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -61,13 +61,8 @@ def test_every_instance_has_its_own_weights_and_buffers(engine: str) -> None:
     eager = copy.deepcopy(module)
     call, made = compiled(module, engine)
     for rows in (5, 6, 9):
-        x, found = torch.randn(rows, 4), []
-        for each, run in ((module, call), (eager, eager)):
-            each.zero_grad()
-            loss = run(x)
-            loss.backward()
-            found.append(left(each, loss))
-        expect_equal(*found)
+        x = torch.randn(rows, 4)
+        expect_equal_steps(module, call, eager, lambda run, x=x: run(x))
     assert all(made)
 
 
@@ -385,16 +380,11 @@ def test_a_checkpoint_around_it_repeats_what_pytorch_repeats(engine: str, twice:
     module = Moving()
     eager = copy.deepcopy(module)
     call, made = compiled(module, engine)
+    x = torch.randn(3, 4)
     for _ in range(2):
-        x, found = torch.randn(3, 4), []
-        for each, run in ((module, call), (eager, eager)):
-            each.zero_grad()
-            loss = checkpoint(run, x, use_reentrant=False)
-            loss.backward(retain_graph=twice)
-            if twice:
-                loss.backward()
-            found.append(left(each, loss))
-        expect_equal(*found)
+        expect_equal_steps(
+            module, call, eager, lambda run: checkpoint(run, x, use_reentrant=False), twice=twice
+        )
     assert made == [True]
 
 
@@ -442,14 +432,9 @@ def test_what_a_checkpoint_writes_it_writes_again_where_it_is_repeated(engine: s
     module = Counted()
     eager = copy.deepcopy(module)
     call, made = compiled(module, engine)
+    x = torch.randn(3, 4)
     for _ in range(2):
-        x, found = torch.randn(3, 4), []
-        for each, run in ((module, call), (eager, eager)):
-            each.zero_grad()
-            loss = run(x)
-            loss.backward()
-            found.append(left(each, loss))
-        expect_equal(*found)
+        expect_equal_steps(module, call, eager, lambda run: run(x))
     assert int(module.count) == 4
     assert made == [True]
 

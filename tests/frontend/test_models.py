@@ -13,7 +13,7 @@ from ortrain.capture.export import capture
 from ortrain.frontend.graph import Graph
 from ortrain.passes.tokens.obstacles import leaves_out
 from tests.breadth import sampled
-from tests.frontend.compiling import compiled, expect_equal, left
+from tests.frontend.compiling import compiled, expect_equal_steps
 from tests.models import MODELS
 
 CASES = [f"{name} {engine}" for name in MODELS for engine in ("aten", "onnxruntime")]
@@ -36,13 +36,7 @@ def test_a_model_trains_as_in_pytorch(case: str) -> None:
     call, _ = compiled(module, engine, into=made)
     for seed, (batch, length) in enumerate(((3, 7), (4, 9), (2, 8))):
         given = model.batch(batch, length if model.has_length else 7, seed)
-        found = []
-        for each, run in ((module, call), (eager, eager)):
-            each.zero_grad()
-            loss = _loss(run(**given))
-            loss.backward()
-            found.append(left(each, loss))
-        expect_equal(*found)
+        expect_equal_steps(module, call, eager, lambda run, given=given: _loss(run(**given)))
     assert all(isinstance(each, Graph) for each in made)
     assert made
 

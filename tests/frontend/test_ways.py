@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ortrain.frontend.backend import InPyTorch
-from tests.frontend.compiling import compiled, expect_equal, left
+from tests.frontend.compiling import compiled, expect_equal, expect_equal_steps
 from tests.frontend.sharded_process import Blocks
 from tests.processes import launch
 
@@ -27,12 +27,7 @@ def test_it_has_a_name() -> None:
     module = Blocks()
     eager = copy.deepcopy(module)
     call = torch.compile(module, backend="ortrain", options={"engine": "onnxruntime"})
-    found = []
-    for each, run in ((module, call), (eager, eager)):
-        loss = run(torch.ones(3, 8)).pow(2).sum()
-        loss.backward()
-        found.append(left(each, loss))
-    expect_equal(*found)
+    expect_equal_steps(module, call, eager, lambda run: run(torch.ones(3, 8)).pow(2).sum())
 
 
 def test_an_option_that_there_is_not_is_named() -> None:
@@ -118,17 +113,12 @@ def test_fifty_modules_of_a_class_have_a_step_each_and_leave_nothing() -> None:
         module = nn.Sequential(nn.Linear(4, 4 + seed % 3), nn.Tanh(), nn.Dropout(0.0), nn.Tanh())
         eager = copy.deepcopy(module)
         call = torch.compile(module, backend=_noting(made), isolate_recompiles=True)
-        found = []
-        for each, run in ((module, call), (eager, eager)):
-            loss = run(torch.ones(3, 4)).pow(2).sum()
-            loss.backward()
-            found.append(left(each, loss))
-        expect_equal(*found)
+        expect_equal_steps(module, call, eager, lambda run: run(torch.ones(3, 4)).pow(2).sum())
         gone += [weakref.ref(module), *map(weakref.ref, module.parameters())]
     assert len(made) == 50
     assert len({id(each) for each in made}) == 3
     assert not any(isinstance(each, InPyTorch) for each in made)
-    del module, call, run, each, found
+    del module, call, eager
     made.clear()
     gc.collect()
     assert not any(reference() is not None for reference in gone)
