@@ -507,3 +507,25 @@ def test_arguments_that_share_memory_without_a_guard_are_pytorchs() -> None:
             found.append((loss.detach(), memory))
         torch.testing.assert_close(*found)
     assert isinstance(made[0], Graph)
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_a_margin_that_is_just_kept_has_no_gradient(engine: str, p: int, reduction: str) -> None:
+    weight, target = torch.rand(4), torch.tensor([0, 3, 1, 1, 2])
+
+    def forward(x: Tensor) -> Tensor:
+        return nn.functional.multi_margin_loss(
+            x, target, p=p, margin=0.5, weight=weight, reduction=reduction
+        )
+
+    call, made = compiled(forward, engine)
+    found = []
+    for run in (call, forward):
+        x = ((torch.arange(20.0).view(5, 4) % 7) / 4).requires_grad_()
+        loss = run(x)
+        loss.sum().backward()
+        found.append((loss.detach(), x.grad))
+    torch.testing.assert_close(*found)
+    assert made == [True]

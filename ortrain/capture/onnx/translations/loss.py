@@ -111,12 +111,7 @@ def multilabel_margin_loss(
 ) -> ir.Value:
     """``sum over targets t and others c of max(0, 1 - x[t] + x[c]) / C``; targets end at -1."""
     assert self.dtype is not None
-    if shapes.rank(self) == 1 and reduction == 0:
-        raise refuse(
-            "multilabel_margin_loss of one row without a reduction",
-            "PyTorch's trace says that it has another shape than PyTorch gives it",
-            "use reduction='sum', or leave this module to eager",
-        )
+    _expect_rows(self, "multilabel_margin_loss", reduction)
     last = op.constant(np.int64(-1))
     ended = op.CumSum(op.cast(op.Less(target, 0), ir.DataType.INT64), last)
     valid = op.Equal(ended, 0)
@@ -129,6 +124,43 @@ def multilabel_margin_loss(
     pairs = op.Mul(op.Mul(margins, op.Unsqueeze(counts, [-1])), op.Unsqueeze(other, [-2]))
     classes = op.cast(op.Squeeze(op.dim(self, -1), [0]), self.dtype)
     return reduced(op, op.Div(op.ReduceSum(pairs, [-2, -1], keepdims=0), classes), reduction)
+
+
+@translation(aten.multi_margin_loss.default)
+def multi_margin_loss(
+    op: Translator,
+    self: ir.Value,
+    target: ir.Value,
+    p: float = 1,
+    margin: float = 1,
+    weight: ir.Value | None = None,
+    reduction: int = 1,
+) -> ir.Value:
+    """``sum over classes c but the target t of max(0, margin - x[t] + x[c])**p * weight[t] / C``.
+
+    Nothing flows where the margin is just kept, as in PyTorch's kernel, and other than in what its
+    decomposition clamps.
+    """
+    _expect_rows(self, "multi_margin_loss", reduction)
+    rows = op.Unsqueeze(self, [0]) if shapes.rank(self) == 1 else self
+    index = op.Unsqueeze(op.Reshape(target, [-1]), [1])
+    margins = op.Relu(op.Add(op.Sub(float(margin), op.GatherElements(rows, index, axis=1)), rows))
+    if p == 2:
+        margins = op.Mul(margins, margins)
+    if weight is not None:
+        margins = op.Mul(margins, op.Gather(weight, index))
+    classes = op.Range(op.constant(np.int64(0)), op.Squeeze(op.dim(rows, 1), [0]), np.int64(1))
+    other = op.Where(op.Equal(classes, index), 0.0, margins)
+    return reduced(op, op.ReduceMean(other, [1], keepdims=0), reduction)
+
+
+def _expect_rows(value: ir.Value, name: str, reduction: int) -> None:
+    if shapes.rank(value) == 1 and reduction == 0:
+        raise refuse(
+            f"{name} of one row without a reduction",
+            "PyTorch's trace says that it has another shape than PyTorch gives it",
+            "use reduction='sum', or leave this module to eager",
+        )
 
 
 @translation(aten.mse_loss.default)
