@@ -37,7 +37,7 @@ higher_order = torch.ops.higher_order
 _CHECKPOINTS = {higher_order.tag_activation_checkpoint, higher_order.wrap_activation_checkpoint}
 # On a CPU; of images the fake knows.
 _IN_ROWS = {torch.nn.functional.batch_norm, torch.batch_norm}
-# Their branches are graphs of their own, and have translations.
+# Whose branches stay graphs of their own, of which there is no translation yet: they are parts.
 _CONTROL_FLOW = {higher_order.cond, higher_order.while_loop}
 
 
