@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import torch
 from torch import fx
 
 from ortrain.capture.fx.memory import memory
 from ortrain.capture.fx.statistics import statistics_of
 from ortrain.capture.origin import captured_error
 from ortrain.capture.trace.checkpointing import CHECKPOINT
+from ortrain.capture.trace.writes import written_by
 
 
 def writes_of(node: fx.Node) -> list[fx.Node]:
     """The arguments that an operator writes to."""
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
-        return []
-    arguments = node.target._schema.arguments
-    named = [node.kwargs.get(argument.name) for argument in arguments[len(node.args) :]]
-    return [
-        each
-        for each, argument in zip([*node.args, *named], arguments, strict=False)
-        if isinstance(each, fx.Node) and argument.alias_info and argument.alias_info.is_write
-    ]
+    return [*written_by(node.target, node.args, node.kwargs, fx.Node)]
 
 
 def written(graph: fx.Graph) -> set[fx.Node]:

@@ -183,7 +183,7 @@ class Effects(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         self.drew |= torch.Tag.nondeterministic_seeded in operator.tags
-        for written in written_by(operator, args, kwargs):
+        for written in written_by(operator, args, kwargs, Tensor):
             memory = written.untyped_storage()
             self._written[memory._cdata] = memory
         return operator(*args, **kwargs)

@@ -196,7 +196,7 @@ def numbers_remembered() -> Iterator[None]:
         found = own(mode, operator, types, args, kwargs)
         with torch._C.DisableTorchFunction():
             if known.any:
-                for written in written_by(operator, args, kwargs):
+                for written in written_by(operator, args, kwargs, Tensor):
                     known.written(written)
             if rule is not None and given is not None:
                 _note(known, rule, *given, found)

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from torch import Tensor
+_T = TypeVar("_T")
 
 
-def written_by(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    """The tensors among an operator's arguments that it writes to."""
+def written_by(
+    operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], kind: type[_T]
+) -> Iterator[_T]:
+    """The tensors among an operator's arguments that it writes to.
+
+    Args:
+        operator: any function; one without a schema writes to none.
+        args: of the call.
+        kwargs: of the call.
+        kind: what stands for a tensor there: ``Tensor``, or the node of a graph.
+    """
     schema = getattr(operator, "_schema", None)
     if schema is None or not schema.is_mutable:
         return
@@ -18,5 +27,5 @@ def written_by(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
             continue
         value = args[place] if place < len(args) else kwargs.get(argument.name)
         for each in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(each, Tensor):
+            if isinstance(each, kind):
                 yield each
