@@ -26,10 +26,7 @@ class InPyTorch:
 
     Attributes:
         reason: why it is no step; None for a part that another part's reason is about.
-        conditions: on sizes, under which it was made.
     """
-
-    conditions: Sequence[Any] = ()
 
     def __init__(self, module: fx.GraphModule, reason: OrtrainError | None) -> None:
         self.reason = reason
@@ -46,10 +43,7 @@ class Parts:
     Attributes:
         reason: why the first of them is no step.
         parts: in the order in which they run.
-        conditions: on sizes, under which it was made.
     """
-
-    conditions: Sequence[Any] = ()
 
     def __init__(
         self, module: fx.GraphModule, real: Sequence[Any], options: Options, reason: OrtrainError
@@ -69,9 +63,8 @@ class Parts:
                 ]
                 served = _served(part, inputs, options, guarded=False)
             self.parts.append(served)
-            one = not isinstance(part.graph.output_node().args[0], tuple | list)
             delattr(module, str(node.target))
-            setattr(module, str(node.target), _Alone(served) if one else served)
+            setattr(module, str(node.target), served)
         self._run = module.forward
 
     def __call__(self, *args: Any) -> Any:
@@ -80,17 +73,6 @@ class Parts:
 
 
 Served = Graph | Parts | InPyTorch
-
-
-class _Alone:
-    """A part whose output is no tuple."""
-
-    def __init__(self, part: Callable[..., Any]) -> None:
-        self.part = part
-
-    def __call__(self, *args: Any) -> Any:
-        result = self.part(*args)
-        return result[0] if isinstance(self.part, Graph) else result
 
 
 def _known(fake: Any, real: Any) -> Any:

@@ -52,14 +52,9 @@ class Graph:
         options: settings.
         guarded: whether Dynamo makes sure that inputs require gradients as they do at that call.
 
-    Attributes:
-        conditions: on sizes, under which it was made.
-
     Raises:
         OrtrainError: no engine serves it.
     """
-
-    conditions: Sequence[Any] = ()
 
     def __init__(
         self, module: fx.GraphModule, real: Sequence[Any], options: Options, *, guarded: bool = True
@@ -71,6 +66,7 @@ class Graph:
                 help="none is needed: PyTorch runs this graph",
             )
         self.fallback = in_pytorch(module)
+        self.alone = not isinstance(module.graph.output_node().args[0], tuple | list)
         self.translated = found = translated(module, real)
         program = found.program
         if not len(program.graph):
@@ -144,16 +140,16 @@ class Graph:
             budget=self.options.memory_budget,
         )
 
-    def __call__(self, *args: Any) -> tuple[Any, ...]:
-        """The graph's outputs for a call's inputs."""
+    def __call__(self, *args: Any) -> Any:
+        """The graph's outputs for a call's inputs; one of a part may be no tuple."""
         if (self.without and is_grad_enabled() and self._wants_more(args)) or (
             self.written and self._shared(args)
         ):
-            return self._in_pytorch(args)
+            return self.fallback(*args)
         way = self.way
         users, held = [args[i] for i in way.places], [args[i] for i in way.held]
         if any(isinstance(each, Tensor) and not each.numel() for each in users):
-            return self._in_pytorch(args)  # each runtime has its own of statistics of nothing
+            return self.fallback(*args)  # each runtime has its own of statistics of nothing
         for i in way.numbers:
             users[i] = torch.tensor(users[i])
         call = args
@@ -168,7 +164,7 @@ class Graph:
             else:
                 outputs = way.step.infer(users, held)
         except (CheckFailed, ExecutionError):
-            return self._in_pytorch(args)
+            return self.fallback(*args)
         for i, source in self.translated.sources.items():
             outputs[i] = laid(outputs[i], source.axes, source.back)
         return self._handed_on(args, outputs)
@@ -182,21 +178,18 @@ class Graph:
         places = Counter(_storage(each) for each in args if isinstance(each, Tensor))
         return any(places[_storage(args[i])] > 1 for i in self.written)
 
-    def _in_pytorch(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        result = self.fallback(*args)
-        return tuple(result) if isinstance(result, tuple | list) else (result,)
-
-    def _handed_on(self, args: Sequence[Any], roots: Sequence[Tensor]) -> tuple[Any, ...]:
+    def _handed_on(self, args: Sequence[Any], roots: Sequence[Tensor]) -> Any:
         """The graph's outputs, of the step's."""
         outside, views = self.translated.outside, ()
         known = {"input": args, "root": roots}
         if outside.views is not None:
             views = outside.views(*[known[kind][place] for kind, place in outside.given])
         known["view"] = views
-        return tuple(
+        results = tuple(
             each.constant if each.kind == "constant" else known[each.kind][each.index]
             for each in outside.results
         )
+        return results[0] if self.alone else results
 
 
 def _is_copied(value: Any) -> bool:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from ortrain.capture.fx.memory import memory_of
 from ortrain.config import Options
 from ortrain.guards.autocast import active
 from ortrain.pytorch.conditions import Symbols
@@ -36,6 +37,10 @@ class Key:
         real: its inputs.
         options: settings.
         guarded: as of :class:`~ortrain.frontend.graph.Graph`.
+
+    Attributes:
+        parts: equal for graphs that are equal.
+        symbols: in its sizes.
 
     Raises:
         NoKey: it has none.
@@ -115,12 +120,6 @@ class Key:
             return (type(value).__name__, repr(value))
         raise NoKey
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Key) and self.parts == other.parts
-
-    def __hash__(self) -> int:
-        return hash(self.parts)
-
 
 _SLICE = ("start", "stop", "step")
 _PLAIN = (
@@ -136,10 +135,10 @@ def _role(holder: fx.Node, value: Any) -> tuple[Any, ...]:
 
 
 def _place(fake: Any, places: dict[int, int]) -> int:
-    """The first input whose memory this one shows."""
+    """The number of the memory that an input shows, in the order of the inputs."""
     if not isinstance(fake, Tensor):
         return -1
-    return places.setdefault(fake.untyped_storage()._cdata, len(places))
+    return places.setdefault(memory_of(fake), len(places))
 
 
 def _mode() -> tuple[Any, ...]:
@@ -157,13 +156,15 @@ class Table:
 
     def __init__(self) -> None:
         self._known: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+        self._conditions: WeakKeyDictionary[Any, Sequence[Any]] = WeakKeyDictionary()
 
     def find(self, key: Key) -> Any:
         """What serves an equal graph; None where nothing does."""
         found = self._known.get(key.parts)
-        return found if found is not None and key.symbols.hold(found.conditions) else None
+        if found is None or not key.symbols.hold(self._conditions[found]):
+            return None
+        return found
 
     def keep(self, key: Key, made: Any) -> None:
         """Has what serves a graph be found again, as long as something uses it."""
-        made.conditions = key.symbols.conditions()
-        self._known[key.parts] = made
+        self._known[key.parts], self._conditions[made] = made, key.symbols.conditions()

@@ -90,7 +90,7 @@ def _translated(module: fx.GraphModule, real: Sequence[Any]) -> Translated:
     names = _names(holders)
     _sizes_of_tensors(graph.graph, inputs)
     changed = written(graph.graph)
-    copied = _copied(graph.graph, changed)
+    copied = _cloned(graph.graph) - changed
     present = {*graph.graph.find_nodes(op="placeholder")}
     specs, leaves, held, places = [], [], {}, {}
     numbers: list[int] = []
@@ -128,11 +128,10 @@ def _translated(module: fx.GraphModule, real: Sequence[Any]) -> Translated:
     return Translated(program, places, numbers, copies, outside, sources, own)
 
 
-def _copied(graph: fx.Graph, written: set[fx.Node]) -> set[fx.Node]:
-    """Inputs that the graph clones and does not write to: a program has no copies."""
+def _cloned(graph: fx.Graph) -> set[fx.Node]:
+    """Inputs that the graph clones: a program has no copies."""
     clones = [node for node in graph.nodes if node.target is aten.clone.default]
-    sources = {node.args[0] for node in clones} & {*graph.find_nodes(op="placeholder")}
-    return {node for node in sources - written if isinstance(node, fx.Node)}
+    return {*graph.find_nodes(op="placeholder")} & {node.args[0] for node in clones}
 
 
 def _copy(graph: fx.Graph) -> fx.Graph:
@@ -140,7 +139,7 @@ def _copy(graph: fx.Graph) -> fx.Graph:
     values: dict[fx.Node, fx.Node] = {}
     copied.output(copied.graph_copy(graph, values))
     for node in copied.nodes:  # what a trace knows of each value is much, and PyTorch asks for none
-        node.meta = {key: node.meta[key] for key in ("custom",) if key in node.meta}
+        node.meta = {"custom": node.meta.get("custom")}
     return copied
 
 

@@ -22,7 +22,7 @@ from ortrain.step.build import Plan
 from ortrain.step.chain import Chain
 from ortrain.step.feeds import Bound, Feeds
 from ortrain.step.replay import PROBE, Caller, Repeats
-from ortrain.step.saved_forward import NOTHING, Received, SavedForward, matters, stash_of
+from ortrain.step.saved_forward import Received, SavedForward, matters, stash_of
 
 # Whether the backward that is running leaves the graph for another one, retain_graph=True.
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
@@ -195,7 +195,7 @@ class _Function(torch.autograd.Function):
         changed = packed = None
         try:
             # Raises where one of them was changed in place.
-            if kept is None or kept.node is NOTHING:
+            if kept is None or kept.node is None:
                 ctx.saved_tensors  # noqa: B018
             elif kept.packed is not None:
                 packed, saved = kept.packed, ctx.saved_tensors

@@ -22,20 +22,20 @@ class Bound:
         pointers: where the tensors were when these were made.
         lasting: places of those that may change between forward and backward, and should not.
         references: to the tensors, which tell when one is gone.
-        shown: tensors of their memory, of those values that are no tensors themselves and lie over
-            it; None of the others.
+        shown: by their places, tensors of the memory of those values that are no tensors
+            themselves and lie over it.
     """
 
     values: list[Any]
     pointers: list[int]
     lasting: list[int]
     references: list[weakref.ref[torch.Tensor]]
-    shown: list[torch.Tensor | None]
+    shown: dict[int, torch.Tensor]
 
-    def moved(self) -> list[int]:
-        """Places of values over memory that was freed, and is elsewhere now: sharding does so."""
-        pairs = enumerate(zip(self.shown, self.pointers, strict=False))
-        return [i for i, (own, known) in pairs if own is not None and own.data_ptr() != known]
+    def moved(self) -> dict[int, torch.Tensor]:
+        """Tensors whose memory was freed and made anew, as sharding does, by ids of values."""
+        moved = [i for i, own in self.shown.items() if own.data_ptr() != self.pointers[i]]
+        return {id(self.values[i]): self.shown[i] for i in moved}
 
 
 class Feeds:
@@ -99,19 +99,20 @@ class Feeds:
         pointers: list[int],
         before: Bound | None,
     ) -> Bound:
-        values, shown = list[Any](), list[torch.Tensor | None]()
+        values, shown = list[Any](), dict[int, torch.Tensor]()
         for i, tensor in enumerate(held):
             if before is not None and pointers[i] == before.pointers[i]:
                 values.append(before.values[i])
-                shown.append(before.shown[i])
+                if i in before.shown:
+                    shown[i] = before.shown[i]
                 continue
             # Under a tensor of its own: PyTorch swaps none that something else refers to.
             own = tensor.clone() if i in self.copied else tensor.detach()
             values.append(self.exchange.take(own))
             if i in self.copied or not self.exchange.shares(own):
                 pointers[i] = COPIED
-            lies = pointers[i] != COPIED and not isinstance(values[i], torch.Tensor)
-            shown.append(own if lies else None)
+            elif not isinstance(values[i], torch.Tensor):
+                shown[i] = own
         if before is not None:
             return Bound(values, pointers, before.lasting, before.references, shown)
         while len(self.bound) >= MOST_SETS:

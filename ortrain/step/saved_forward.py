@@ -39,7 +39,7 @@ class SavedForward:
         way: the backward that is under way, where gradients are given in groups.
         chain: where outputs are computed from others.
         packed: where autograd holds the tensors of this; None where they are here.
-        node: of autograd's graph, which has them.
+        node: of autograd's graph, which has them or had them; None where there are no hooks.
     """
 
     __slots__ = (
@@ -68,7 +68,7 @@ class SavedForward:
         self.way: Backward | None = None
         self.chain: Chain | None = None
         self.packed: Packed | None = None
-        self.node: Callable[[], Any] = NOTHING
+        self.node: Callable[[], Any] | None = None
 
     def pack(self) -> list[torch.Tensor]:
         """Hands what is held here to autograd, whose hooks may keep it elsewhere.
@@ -135,14 +135,11 @@ class SavedForward:
 
     def follow(self) -> None:
         """Takes parameters again whose memory was freed and made anew since the forward."""
-        moved = {id(self.bound.values[i]): i for i in self.bound.moved()}
-        if not moved:
-            return
-        for values in [self.feeds, *self.stash]:
+        moved = self.bound.moved()
+        for values in [self.feeds, *self.stash] if moved else ():
             for place, value in enumerate(values or ()):
-                own = self.bound.shown[moved[id(value)]] if id(value) in moved else None
-                if own is not None:
-                    values[place] = self.step.plan.exchange.take(own)
+                if id(value) in moved:
+                    values[place] = self.step.plan.exchange.take(moved[id(value)])
 
     def again(self, received: Received) -> tuple[Step, list[Any]]:
         """The step for gradients of these outputs, and what its forward saves.
@@ -175,7 +172,8 @@ class SavedForward:
     @contextlib.contextmanager
     def repeated(self, received: Sequence[bool]) -> Iterator[Repeated]:
         """The module's own forward once more, for gradients of these outputs; errors as above."""
-        if self.packed is not None and (node := self.node()) is not None:
+        node = self.node() if self.node is not None and self.packed is not None else None
+        if node is not None:
             self.restore(node.saved_tensors)
         step = self.step
         for each in step.plan.kept:
@@ -247,10 +245,6 @@ def _is_tensor(value: Any) -> bool:
     """Whether an executor's value holds numbers, and is no mark of its own."""
     asked = getattr(value, "is_tensor", None)
     return isinstance(value, torch.Tensor) or (asked is not None and bool(asked()))
-
-
-def NOTHING() -> None:  # noqa: N802
-    """In the place of a node that was never needed."""
 
 
 def matters(plan: Plan, *, saved_only: bool = False) -> set[str]:

@@ -12,7 +12,12 @@ FRESH = "ortrain.fresh"
 def memory(node: fx.Node) -> int | None:
     """What tells whether two nodes show the same memory."""
     value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+    return memory_of(value) if isinstance(value, torch.Tensor) else None
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """What tells whether two tensors show the same memory, fake ones among them."""
+    return tensor.untyped_storage()._cdata
 
 
 def layout(node: fx.Node) -> tuple[str, ...]:

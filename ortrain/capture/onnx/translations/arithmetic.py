@@ -281,12 +281,8 @@ def _sizes(op_type: str, *targets: Any) -> None:
 def _numbers(op_type: str, target: Any) -> None:
     @translation(target)
     def translate(op: Translator, a: Scalar, b: Scalar) -> ir.Value:
-        numbers = _wide if _is_float(a) or _is_float(b) else _whole_numbers
-        return op.node(op_type, numbers(op, a, b))
-
-
-def _whole_numbers(op: Translator, *numbers: Scalar) -> list[ir.Value]:
-    return _integers(op, "a number", *numbers)
+        is_wide = _is_float(a) or _is_float(b)
+        return op.node(op_type, _wide(op, a, b) if is_wide else _integers(op, op_type, a, b))
 
 
 _numbers("Add", operator.add)
