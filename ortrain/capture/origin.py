@@ -19,6 +19,8 @@ _Error = TypeVar("_Error", bound=CaptureError)
 FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 TORCH = f"{Path(torch.__file__).parent}/"
 OWN = f"{Path(__file__).resolve().parent.parent}/"
+# The way out where nobody has to do anything.
+IN_PYTORCH = "none is needed: PyTorch runs it"
 # The way out where the code itself has to stay.
 BESIDE = "wrap the sub-modules beside it, or leave this module to PyTorch"
 _SYMBOLIC = f"{Path(sympy.__file__).parent}/"

@@ -23,12 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ortrain.capture.origin import captured_error
+from ortrain.capture.origin import IN_PYTORCH, captured_error
 from ortrain.capture.trace.checkpointing import CHECKPOINT
 from ortrain.capture.trace.refusal import first_line
 from ortrain.errors import OrtrainError
 from ortrain.frontend.functions import APPLY, BACKWARD, check_functions, lowered
 from ortrain.frontend.writes import check_checkpoints
+from ortrain.pytorch.operators import HigherOrderOperator
 from ortrain.pytorch.switches import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRADIENTS
 from ortrain.pytorch.tracing import traced, with_number
 
@@ -63,7 +64,7 @@ def aten_of(module: fx.GraphModule, fakes: list[Any]) -> fx.GraphModule:
             lowering.node,
             f"{lowering.node.name} cannot be traced",
             because=f"{type(error).__name__}: {first_line(error)}",
-            help="none is needed: PyTorch runs it",
+            help=IN_PYTORCH,
         ) from error
     _check_switches(graph.graph)
     check_functions(graph.graph)
@@ -82,7 +83,7 @@ def _check_switches(graph: fx.Graph) -> None:
                 node,
                 "gradients are switched on in a call without them",
                 because="such a call runs no graph that leads to gradients",
-                help="none is needed: PyTorch runs it",
+                help=IN_PYTORCH,
             )
 
 
@@ -122,12 +123,12 @@ class _Lowering(fx.Interpreter):
             return entered.__enter__()  # which the trace notes, too
         if target is EXIT_AUTOCAST:
             return args[0].__exit__(None, None, None)
-        if isinstance(target, torch._ops.HigherOrderOperator) and target not in _CONTROL_FLOW:
+        if isinstance(target, HigherOrderOperator) and target not in _CONTROL_FLOW:
             raise captured_error(
                 self.node,
                 f"{target.name()} is not known to graphs",
                 because="what a trace makes of it may be less than what it means",
-                help="none is needed: PyTorch runs it",
+                help=IN_PYTORCH,
             )
         result = super().call_function(target, args, kwargs)
         return result.contiguous() if _is_contiguous(target, result) else result

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, fx
 
 from ortrain.capture.fx.memory import memory
-from ortrain.capture.origin import captured_error
+from ortrain.capture.onnx.custom_gradient import custom_gradient, upstream
+from ortrain.capture.origin import IN_PYTORCH, captured_error
 from ortrain.errors import CaptureError
 from ortrain.frontend.writes import writes_of
 from ortrain.guards.autocast import active
-from ortrain.pytorch.operators import custom_gradient, upstream
 
 BACKWARD = "ortrain.backward"
 """In ``meta["custom"]`` of an operator of a backward: the number of its call."""
@@ -137,7 +137,7 @@ def _refusal(node: fx.Node, what: str) -> CaptureError:
         node,
         f"a custom autograd function {what}",
         because="a graph keeps the gradients that it gives, and no more of it",
-        help="none is needed: PyTorch runs it",
+        help=IN_PYTORCH,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, is_grad_enabled
 
 from ortrain.autodiff.engine import influences
+from ortrain.capture.origin import IN_PYTORCH
 from ortrain.config import Options
 from ortrain.errors import CheckFailed, ExecutionError, NotServed
 from ortrain.frontend.original import in_pytorch
@@ -63,7 +64,7 @@ class Graph:
             raise NotServed(
                 "an input belongs to a transform of torch.func",
                 because="its gradients are the transform's",
-                help="none is needed: PyTorch runs this graph",
+                help=IN_PYTORCH,
             )
         self.fallback = in_pytorch(module)
         self.alone = not isinstance(module.graph.output_node().args[0], tuple | list)

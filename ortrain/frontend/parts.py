@@ -19,6 +19,7 @@ from torch.fx.passes.split_module import split_module
 
 from ortrain.capture.origin import origin, source_lines
 from ortrain.errors import CaptureError, OrtrainError
+from ortrain.pytorch.operators import OpOverload
 from ortrain.pytorch.switches import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRADIENTS
 
 # A step costs about what PyTorch's operators in so many nodes do.
@@ -118,7 +119,7 @@ def _switches(node: fx.Node) -> bool:
         "example_value" not in node.meta
         and node.target is not SET_GRADIENTS
         and node.target not in _AUTOCAST
-        and not isinstance(node.target, torch._ops.OpOverload)  # an assertion
+        and not isinstance(node.target, OpOverload)  # an assertion
         and node.target is not torch._check
     )
 

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ortrain.capture.fx.regions import mark_regions
 from ortrain.capture.onnx import lift
-from ortrain.capture.origin import captured_error
+from ortrain.capture.origin import IN_PYTORCH, captured_error
 from ortrain.capture.trace.call import Leaf, free_name
 from ortrain.capture.trace.returned import Source, sources_of
 from ortrain.capture.traced import Traced
@@ -201,7 +201,7 @@ def _lift_constants(
                 node.next,
                 "a tensor that the code makes has no values while it is traced",
                 because="a graph would have it as a constant",
-                help="none is needed: PyTorch runs it",
+                help=IN_PYTORCH,
             )
         name = free_name(node.target, taken)
         taken.add(name)

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from ortrain.capture.fx.memory import memory
-from ortrain.capture.origin import captured_error
+from ortrain.capture.origin import IN_PYTORCH, captured_error
 from ortrain.capture.trace.returned import written_by
 from ortrain.errors import CaptureError
 
@@ -157,7 +157,7 @@ class _Parting:
             node,
             f"{node.target} returns memory of one of its arguments",
             because="a graph returns new tensors",
-            help="none is needed: PyTorch runs this graph",
+            help=IN_PYTORCH,
         )
 
 

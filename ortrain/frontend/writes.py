@@ -6,7 +6,7 @@ from torch import fx
 
 from ortrain.capture.fx.memory import memory
 from ortrain.capture.fx.statistics import statistics_of
-from ortrain.capture.origin import captured_error
+from ortrain.capture.origin import IN_PYTORCH, captured_error
 from ortrain.capture.trace.checkpointing import CHECKPOINT
 from ortrain.capture.trace.writes import written_by
 
@@ -40,7 +40,7 @@ def check_checkpoints(graph: fx.Graph) -> None:
                     node,
                     "a checkpoint changes a tensor that it has not made",
                     because="PyTorch changes it again where the checkpoint is repeated",
-                    help="none is needed: PyTorch runs it",
+                    help=IN_PYTORCH,
                 )
 
 

@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 def fake_mode_of(values: Sequence[Any]) -> Any:
     """The mode of fake tensors; None where there are none."""
-    with tracing(None):
+    with apart():
         return detect_fake_mode([value for value in values if isinstance(value, Tensor)])
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ortrain.pytorch import sources, switches, tracing
+from ortrain.pytorch import conditions, operators, sources, switches, tracing, transforms
 
 
 def graphs_of(code: Any, *args: Any) -> list[tuple[fx.GraphModule, Sequence[Any]]]:
@@ -89,3 +90,71 @@ def test_a_trace_runs_above_autograd_and_hands_meta_on() -> None:
     assert linear.meta["custom"]["mark"] in marks
     assert linear.meta["stack_trace"]
     assert linear.meta["val"].shape == (4, 3)
+
+
+def test_a_float_of_the_caller_is_a_tensor_that_holds_its_number() -> None:
+    torch._dynamo.reset()
+    found: list[Any] = []
+
+    def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        fakes = [n.meta["example_value"] for n in module.graph.find_nodes(op="placeholder")]
+        copies = [tracing.with_number(v.detach(), v) for v in fakes if isinstance(v, torch.Tensor)]
+        found.extend(each.item() for each in copies if not each.dim())
+        return module.forward
+
+    with torch._dynamo.config.patch(specialize_float=False):
+        torch.compile(lambda x, s: x * s, backend=backend, dynamic=True)(torch.ones(3), 0.5)
+    assert [type(each) for each in found] == [torch.SymFloat]
+
+
+def test_a_fake_tensor_may_have_values() -> None:
+    own = torch.ones(2)
+    assert tracing.values_of(own) is own
+    with FakeTensorMode():
+        assert tracing.values_of(torch.empty(2)) is None
+        known = tracing.values_of(torch.tensor(3))
+    assert known is not None
+    assert known.item() == 3
+
+
+def test_what_is_asked_of_sizes_can_be_asked_again() -> None:
+    seen: list[conditions.Symbols] = []
+
+    def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        fakes = [n.meta["example_value"] for n in module.graph.find_nodes(op="placeholder")]
+        symbols = conditions.Symbols(fakes)
+        for fake in fakes:
+            for size in fake.shape if isinstance(fake, torch.Tensor) else ():
+                symbols.plain(size)
+        seen.append(symbols)
+        return module.forward
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] % 3 == 0 else x
+
+    for rows in (6, 9, 7):
+        torch._dynamo.reset()
+        torch.compile(forward, backend=backend, dynamic=True)(torch.ones(rows, 2))
+    multiple, again, other = seen
+    asked = multiple.conditions()
+    assert asked
+    assert multiple.ranges()
+    assert again.hold(asked)
+    assert not other.hold(asked)
+
+
+def test_a_tensor_of_a_transform_is_told_also_when_that_is_over() -> None:
+    left: list[torch.Tensor] = []
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        left.append(x)
+        return x.sum()
+
+    torch.func.grad(keep)(torch.ones(2))
+    assert transforms.is_wrapped(left[0])
+    assert not transforms.is_wrapped(torch.ones(2))
+
+
+def test_operators_are_of_two_kinds() -> None:
+    assert isinstance(torch.ops.aten.add.Tensor, operators.OpOverload)
+    assert isinstance(torch.ops.higher_order.cond, operators.HigherOrderOperator)

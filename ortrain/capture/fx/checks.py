@@ -12,7 +12,14 @@ from ortrain.capture.fx.draws import draws_of
 from ortrain.capture.fx.splice import Emitter
 from ortrain.capture.fx.statistics import may_update_statistics
 from ortrain.capture.onnx.translations import TRANSLATIONS
-from ortrain.capture.origin import BESIDE, captured_error, operator_name, origin, source_line
+from ortrain.capture.origin import (
+    BESIDE,
+    IN_PYTORCH,
+    captured_error,
+    operator_name,
+    origin,
+    source_line,
+)
 from ortrain.capture.traced import Traced
 from ortrain.errors import listing
 from ortrain.program import Check
@@ -134,7 +141,7 @@ def refuse_rounded_gradients(module: fx.GraphModule) -> None:
                 node,
                 f"{operator_name(node.target)} of float64",
                 because="PyTorch's gradient of it is rounded to float32, and a graph's is not",
-                help="none is needed: PyTorch runs it",
+                help=IN_PYTORCH,
             )
 
 

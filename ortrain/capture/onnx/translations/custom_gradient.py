@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from ortrain.capture.onnx import custom_gradient as operators
 from ortrain.capture.onnx.translations.base import Translator, translation
-from ortrain.pytorch import operators
 
 
 @translation(operators.upstream)
