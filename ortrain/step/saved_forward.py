@@ -79,19 +79,28 @@ class SavedForward:
         read = {*step.reads_users}
         users = [i for i, t in enumerate(self.users) if t.requires_grad or i in read]
         shared = {id(v) for i, v in enumerate(self.bound.values) if i not in step.feeds.copied}
-        shared |= {id(self.feeds[i]) for i in range(len(self.users)) if i not in users}
+        shared |= {
+            id(feed) for i, feed in enumerate(self.feeds[: len(self.users)]) if i not in users
+        }
+        feeds = {id(self.feeds[i]): i for i in users}
         seeded = [(self.feeds, len(self.users))] if step.feeds.seeded else []
         places = [*seeded, *((values, i) for values in self.stash for i in range(len(values)))]
         places = [
             (values, i)
             for values, i in places
-            if id(values[i]) not in shared and _is_tensor(values[i])
+            if id(values[i]) not in shared and id(values[i]) not in feeds and _is_tensor(values[i])
+        ]
+        again = [
+            (values, i, feeds[id(value)])
+            for values in self.stash
+            for i, value in enumerate(values)
+            if id(value) in feeds
         ]
         tensors = [*(self.users[i] for i in users), *(give(values[i]) for values, i in places)]
         packed = {id(self.users[i]): i for i in users}
         given = self.call if isinstance(self.call, tuple) else ()
         call = {i: packed[id(v)] for i, v in enumerate(given) if id(v) in packed}
-        self.empty(Packed(users, places, call))
+        self.empty(Packed(users, places, again, call))
         return tensors
 
     def empty(self, packed: Packed) -> None:
@@ -99,6 +108,8 @@ class SavedForward:
         self.packed = packed
         nothing: Any = None
         for values, i in packed.places:
+            values[i] = nothing
+        for values, i, _ in packed.again:
             values[i] = nothing
         self.users = list(self.users)
         for i in packed.users:
@@ -125,6 +136,8 @@ class SavedForward:
         self.users = users
         for (values, i), tensor in zip(packed.places, tensors[count:], strict=True):
             values[i] = take(tensor)
+        for values, i, user in packed.again:
+            values[i] = self.feeds[user]
         if packed.call:
             call = list(self.call or ())
             for i, user in packed.call.items():
@@ -233,11 +246,13 @@ class Packed:
     Attributes:
         users: positions of the call's.
         places: of those behind them, as lists and positions.
+        again: where else a value of the call's stands: as lists and positions, with the user's.
         call: positions among the call's arguments, with those among the users'.
     """
 
     users: list[int]
     places: list[tuple[list[Any], int]]
+    again: list[tuple[list[Any], int, int]]
     call: dict[int, int]
 
 

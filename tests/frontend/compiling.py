@@ -83,3 +83,29 @@ def expect_equal_steps(
             loss.backward()
         found.append(left(each, loss))
     expect_equal(*found)
+
+
+def both_found(
+    call: Callable[[Tensor], Tensor],
+    eager: Callable[[Tensor], Tensor],
+    rows: int,
+    weights: Sequence[nn.Parameter],
+) -> list[tuple[Tensor | None, ...]]:
+    """What two functions of random rows give: the loss, and gradients of the rows and the weights.
+
+    Args:
+        call: what is compiled.
+        eager: the function.
+        rows: of four numbers in float64; their count is the seed.
+        weights: that the functions read.
+    """
+    found = []
+    for run in (call, eager):
+        torch.manual_seed(rows)
+        x = torch.randn(rows, 4, dtype=torch.float64, requires_grad=True)
+        for weight in weights:
+            weight.grad = None
+        loss = run(x)
+        loss.backward()
+        found.append((loss.detach(), x.grad, *[weight.grad for weight in weights]))
+    return found

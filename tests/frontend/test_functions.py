@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from ortrain.frontend.backend import Parts
-from tests.frontend.compiling import compiled
+from tests.frontend.compiling import both_found, compiled
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -163,15 +163,9 @@ def test_gradients_are_those_of_its_own_backward(
     eager = around(function)
     call, made = compiled(eager, engine)
     for rows in (4, 5, 7):
-        found = []
-        for run in (call, eager):
-            torch.manual_seed(rows)
-            x = torch.randn(rows, 4, dtype=torch.float64, requires_grad=True)
-            WEIGHT.grad = None
-            loss = run(x)
-            loss.backward()
-            drawn = function is drawing
-            found.append((loss.detach(), *([] if drawn else [x.grad, WEIGHT.grad])))
+        found = both_found(call, eager, rows, [WEIGHT])
+        if function is drawing:  # the gradients are random
+            found = [each[:1] for each in found]
         torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
     assert all(made)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ortrain import Options
 from ortrain.frontend.backend import InPyTorch, Parts
 from ortrain.frontend.graph import Graph
-from tests.frontend.compiling import compiled
+from tests.frontend.compiling import both_found, compiled
 
 WEIGHT = nn.Parameter(torch.linspace(-1, 1, 16, dtype=torch.float64).view(4, 4))
 NARROW = nn.Parameter(torch.linspace(-1, 1, 16).view(4, 4))
@@ -77,14 +77,7 @@ def test_it_trains_as_in_pytorch(function: Callable[[Tensor], Tensor], engine: s
     eager = around(function)
     call, made = compiled(eager, engine)
     for rows in (4, 5, 7):
-        found = []
-        for run in (call, eager):
-            torch.manual_seed(rows)
-            x = torch.randn(rows, 4, dtype=torch.float64, requires_grad=True)
-            WEIGHT.grad = NARROW.grad = None
-            loss = run(x)
-            loss.backward()
-            found.append((loss.detach(), x.grad, WEIGHT.grad))
+        found = both_found(call, eager, rows, [WEIGHT])
         rtol = 1e-2 if function is under_autocast else 1e-9
         torch.testing.assert_close(*found, rtol=rtol, atol=rtol)
     assert all(made)
