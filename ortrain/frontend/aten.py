@@ -17,7 +17,7 @@ it means.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from ortrain.capture.trace.checkpointing import CHECKPOINT
 from ortrain.capture.trace.refusal import first_line
 from ortrain.errors import OrtrainError
 from ortrain.frontend.functions import APPLY, BACKWARD, check_functions, lowered
+from ortrain.frontend.repeats import Repeats
 from ortrain.frontend.writes import check_checkpoints
 from ortrain.pytorch.operators import HigherOrderOperator
 from ortrain.pytorch.switches import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRADIENTS
@@ -54,7 +55,8 @@ def aten_of(module: fx.GraphModule, fakes: list[Any]) -> fx.GraphModule:
     """
     lowering = _Lowering(module)
     try:
-        graph = traced(lowering.run, fakes)
+        with lowering.trace:
+            graph = traced(lowering.run, fakes)
     except OrtrainError:
         raise
     except Exception as error:
@@ -87,22 +89,57 @@ def _check_switches(graph: fx.Graph) -> None:
             )
 
 
+class _Trace:
+    """What the graphs that are lowered into one trace have in common.
+
+    Attributes:
+        numbers: for the regions to come.
+        repeats: statements so far.
+    """
+
+    def __init__(self) -> None:
+        self.numbers = itertools.count(1)
+        self.repeats = Repeats()
+        self._inside: list[torch.autocast] = []
+
+    def entered(self, region: torch.autocast) -> torch.autocast:
+        """Enters autocast."""
+        region.__enter__()
+        self._inside.append(region)
+        return region
+
+    def left(self, region: torch.autocast) -> None:
+        """Leaves autocast."""
+        self._inside.remove(region)
+        region.__exit__(None, None, None)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *args: object) -> None:
+        while self._inside:  # of a trace that has failed
+            self.left(self._inside[-1])
+
+
 class _Lowering(fx.Interpreter):
     """Runs a graph of Dynamo's on proxies.
 
     Args:
         module: the graph.
+        trace: that it is lowered into; None for a new one.
         inside: what its operators are marked with: the checkpoint that it is the body of, or the
             custom function that it is the backward of.
-        numbers: for those to come.
     """
 
     def __init__(
-        self, module: fx.GraphModule, inside: Mapping[str, Any] | None = None, numbers: Any = None
+        self,
+        module: fx.GraphModule,
+        trace: _Trace | None = None,
+        inside: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(module, garbage_collect_values=False)
+        self.trace = trace or _Trace()
         self.inside = inside or {}
-        self.numbers = itertools.count(1) if numbers is None else numbers
         self.node: Any = None
 
     def run_node(self, n: fx.Node) -> Any:
@@ -118,11 +155,10 @@ class _Lowering(fx.Interpreter):
             return self._checkpoint(*args)
         if target is APPLY:
             return self._apply(*args, **kwargs)
-        if target is ENTER_AUTOCAST:
-            entered = torch.autocast(*args)
-            return entered.__enter__()  # which the trace notes, too
+        if target is ENTER_AUTOCAST:  # which the trace notes, too
+            return self.trace.entered(torch.autocast(*args))
         if target is EXIT_AUTOCAST:
-            return args[0].__exit__(None, None, None)
+            return self.trace.left(args[0])
         if isinstance(target, HigherOrderOperator) and target not in _CONTROL_FLOW:
             raise captured_error(
                 self.node,
@@ -130,32 +166,37 @@ class _Lowering(fx.Interpreter):
                 because="what a trace makes of it may be less than what it means",
                 help=IN_PYTORCH,
             )
-        result = super().call_function(target, args, kwargs)
-        return result.contiguous() if _is_contiguous(target, result) else result
+        if target in _IN_ROWS:
+            result = super().call_function(target, args, kwargs)
+            return result.contiguous() if _is_contiguous(result) else result
+        return self._again(super().call_function, target, args, kwargs)
+
+    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a method of a tensor or a number."""
+        return self._again(super().call_method, target, args, kwargs)
+
+    def _again(self, compute: Callable[..., Any], target: Any, args: Any, kwargs: Any) -> Any:
+        result = self.node.meta.get("example_value")
+        return self.trace.repeats.run(compute, result, target, (args, kwargs))
 
     def _checkpoint(self, body: fx.GraphModule, *args: Any) -> Any:
         inside = self.inside
         if CHECKPOINT not in inside:  # of checkpoints inside one another, the outermost counts
-            inside = {**inside, CHECKPOINT: str(next(self.numbers))}
-        return _Lowering(body, inside, self.numbers).run(*args)
+            inside = {**inside, CHECKPOINT: str(next(self.trace.numbers))}
+        return _Lowering(body, self.trace, inside).run(*args)
 
     def _apply(
         self, forward: fx.GraphModule, backward: fx.GraphModule, *args: Any, **how: Any
     ) -> Any:
-        number = next(self.numbers)
+        number = next(self.trace.numbers)
         inside = {**self.inside, BACKWARD: number}
-        run = _Lowering(forward, self.inside, self.numbers).run
-        return lowered(run, _Lowering(backward, inside, self.numbers).run, args, number, **how)
+        run = _Lowering(forward, self.trace, self.inside).run
+        return lowered(run, _Lowering(backward, self.trace, inside).run, args, number, **how)
 
 
-def _is_contiguous(target: Any, result: Any) -> bool:
+def _is_contiguous(result: Any) -> bool:
     """Whether a result lies in memory row by row, of which its fake knows nothing."""
-    return (
-        target in _IN_ROWS
-        and isinstance(result, Tensor)
-        and result.device.type == "cpu"
-        and result.dim() < 4
-    )
+    return isinstance(result, Tensor) and result.device.type == "cpu" and result.dim() < 4
 
 
 def aliases_of(values: list[Any], real: list[Any]) -> list[Any]:

@@ -1,7 +1,8 @@
 """Fake tensors, symbols, and a trace of a function of them into a graph of ATen operators.
 
 Private: ``constant`` and ``item_memo`` of a fake tensor; ``torch._guards.detect_fake_mode`` and
-``tracing``, ``torch._dispatch.python.enable_python_dispatcher``, ``make_fx(pre_dispatch=True)``.
+``tracing``, ``torch._dispatch.python.enable_python_dispatcher``; ``make_fx(pre_dispatch=True)`` and
+its ``get_proxy_mode``, ``track_tensor``, ``extract_val``; ``torch._C.DisableTorchFunction``.
 ``torch.export`` traces in the same way. Without them no graph is made, and PyTorch runs the model.
 """
 
@@ -11,12 +12,15 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode, tracing
 from torch._subclasses import FakeTensor
 from torch.fx import traceback
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import extract_val, get_proxy_mode, make_fx, track_tensor
+
+from ortrain.pytorch.transforms import left_behind
 
 
 def fake_mode_of(values: Sequence[Any]) -> Any:
@@ -42,10 +46,15 @@ def traced(function: Callable[..., Any], fakes: Sequence[Any]) -> fx.GraphModule
     """
     mode = fake_mode_of(fakes)
     entered: Any = contextlib.nullcontext() if mode is None else mode
-    with apart(), entered, enable_python_dispatcher(), traceback.preserve_node_meta():
-        return make_fx(
-            function, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True
-        )(*fakes)
+    trace = make_fx(function, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)
+    with contextlib.ExitStack() as stack:
+        for each in (
+            torch.set_grad_enabled(torch.is_grad_enabled()),  # which a trace that fails has changed
+            left_behind(), apart(), entered, enable_python_dispatcher(),
+            traceback.preserve_node_meta(),
+        ):  # fmt: skip
+            stack.enter_context(each)
+        return trace(*fakes)
 
 
 def with_number(value: Any, known: Any) -> Any:
@@ -62,3 +71,48 @@ def values_of(tensor: Tensor) -> Tensor | None:
         return tensor
     constant: Tensor | None = tensor.constant
     return constant
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether a fake tensor knows its values, or holds a number."""
+    return any(getattr(tensor, name, None) is not None for name in ("constant", "item_memo"))
+
+
+def as_plain_tensors() -> contextlib.AbstractContextManager[None]:
+    """What is read of tensors inside is not heard of by the trace that is under way."""
+    return torch._C.DisableTorchFunction()
+
+
+def last_node() -> fx.Node:
+    """The last node of the trace that is under way."""
+    return next(iter(reversed(_tracer().graph.nodes)))
+
+
+def node_of(value: Any) -> fx.Node | None:
+    """The node of a tensor or a symbolic number in the trace that is under way."""
+    proxy = _tracer().unwrap_proxy(value)
+    return proxy.node if isinstance(proxy, fx.Proxy) else None
+
+
+def write(operator: Any, args: Any, kwargs: Any, result: Tensor) -> None:
+    """Writes a call of an operator into the trace that is under way.
+
+    Args:
+        operator: an overload of an operator.
+        args: its arguments, nodes among them.
+        kwargs: those by name.
+        result: its result.
+    """
+    tracer = _tracer()
+    proxies: Any = lambda node: fx.Proxy(node, tracer)  # noqa: E731
+    args, kwargs = fx.map_arg((args, kwargs), proxies)
+    name = operator.overloadpacket.__name__
+    proxy = tracer.create_proxy("call_function", operator, args, kwargs, name=name)
+    proxy.node.meta["val"] = extract_val(result)
+    track_tensor(result, proxy, constant=None, tracer=tracer)
+
+
+def _tracer() -> Any:
+    """Of the trace that is under way."""
+    mode: Any = get_proxy_mode()
+    return mode.tracer

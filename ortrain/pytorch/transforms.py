@@ -1,12 +1,27 @@
-"""Tensors of ``torch.func`` transforms.
+"""Tensors of ``torch.func`` transforms, and which transforms are under way.
 
-Private: ``torch._C._functorch.is_functorch_wrapped_tensor``. Without its name the import fails: a
-tensor of a transform that has ended says that it requires a gradient, and gives none.
+Private: ``is_functorch_wrapped_tensor``, ``get_dynamic_layer_stack_depth`` and
+``pop_dynamic_layer_stack_and_undo_to_depth`` of ``torch._C._functorch``. Without the first name the
+import fails: a tensor of a transform that has ended says that it requires a gradient, and gives
+none. Without the others it fails, too: a call of ``vmap`` that a failed trace has left under way
+would change all that the process computes after it.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from torch._C import _functorch
 
 is_wrapped: Any = _functorch.is_functorch_wrapped_tensor
 """Whether a tensor belongs to a transform, such as ``torch.func.grad``, be it over or not."""
+
+
+@contextlib.contextmanager
+def left_behind() -> Iterator[None]:
+    """Ends the transforms that have begun inside and are still under way."""
+    depth = _functorch.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    finally:
+        _functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)

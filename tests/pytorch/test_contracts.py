@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import fx, nn
 from torch._subclasses import FakeTensorMode
@@ -90,6 +91,39 @@ def test_a_trace_runs_above_autograd_and_hands_meta_on() -> None:
     assert linear.meta["custom"]["mark"] in marks
     assert linear.meta["stack_trace"]
     assert linear.meta["val"].shape == (4, 3)
+
+
+def test_a_trace_that_fails_leaves_nothing_switched_on() -> None:
+    def failing(x: torch.Tensor) -> torch.Tensor:
+        torch.set_grad_enabled(False)
+        torch._C._functorch._vmap_increment_nesting(3, "error")
+        raise ValueError("failed")
+
+    fake = FakeTensorMode().from_tensor(torch.ones(3, 2))
+    with pytest.raises(ValueError, match="failed"):
+        tracing.traced(failing, [fake])
+    assert torch.is_grad_enabled()
+    assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0
+
+
+def test_an_operator_can_be_written_into_a_trace() -> None:
+    aten = torch.ops.aten
+    with FakeTensorMode() as mode:
+        x, known = torch.ones(3, 2), torch.ones(3, 2)
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        with tracing.as_plain_tensors():
+            assert tracing.node_of(known) is None
+            tracing.write(aten.mul.Tensor, (tracing.node_of(x), 2), {}, known)
+            assert tracing.node_of(known) is tracing.last_node()
+        return known.sin()
+
+    assert mode is tracing.fake_mode_of([x])
+    graph = tracing.traced(twice, [x])
+    _, mul, sin, _ = graph.graph.nodes
+    assert (mul.target, sin.target, mul.args[1]) == (aten.mul.Tensor, aten.sin.default, 2)
+    assert sin.args == (mul,)
+    assert mul.meta["val"].shape == (3, 2)
 
 
 def test_a_float_of_the_caller_is_a_tensor_that_holds_its_number() -> None:
