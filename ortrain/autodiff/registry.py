@@ -17,8 +17,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import CodeType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import onnx_ir as ir
 
@@ -366,21 +367,38 @@ class Gradient:
         )
 
 
+class _Takes(NamedTuple):
+    """What a rule takes: any number of inputs, any attribute, or so many and these."""
+
+    variadic: bool
+    keyword: bool
+    positional: int
+    names: frozenset[str]
+
+
+@cache
+def _takes(rule: Rule) -> _Takes:
+    parameters = inspect.signature(rule).parameters
+    kinds = [each.kind for each in parameters.values()]
+    of = inspect.Parameter
+    return _Takes(
+        of.VAR_POSITIONAL in kinds,
+        of.VAR_KEYWORD in kinds,
+        kinds.count(of.POSITIONAL_OR_KEYWORD),
+        frozenset(parameters),
+    )
+
+
 def call(rule: Rule, g: Gradient) -> list[ir.Value | None]:
     """Calls a rule with a node's inputs and attributes; one gradient for each input."""
     attributes = attributes_of(g.node)
-    signature = inspect.signature(rule)
-    variadic = any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values())
-    keyword = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    if not keyword:
-        known = signature.parameters
-        unknown = [name for name in attributes if name not in known]
-        if unknown:
-            g.unsupported(f"the rule does not know the attribute {unknown[0]!r}")
+    takes = _takes(rule)
+    unknown = [] if takes.keyword else [name for name in attributes if name not in takes.names]
+    if unknown:
+        g.unsupported(f"the rule does not know the attribute {unknown[0]!r}")
     inputs = g.inputs
-    if not variadic:
-        positional = [p for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-        inputs += [None] * (len(positional) - 1 - len(inputs))
+    if not takes.variadic:
+        inputs += [None] * (takes.positional - 1 - len(inputs))
     result = rule(g, *inputs, **attributes)
     further = [i for i, dy in enumerate(g._dys) if i and dy is not None]
     if further and not g.sees_every_output:

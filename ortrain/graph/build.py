@@ -178,7 +178,7 @@ class Builder:
             domain,
             op_type,
             inputs,
-            ir.convenience.convert_attributes(attributes) if attributes else (),
+            [_attribute(name, value) for name, value in attributes.items() if value is not None],
             num_outputs=outputs,
         )
         node.metadata_props[PHASE] = self.phase.value
@@ -339,6 +339,16 @@ class Builder:
         zeros: ir.Value = self.Expand(self.constant(0, value.dtype), self.shape(value))
         zeros.shape = value.shape
         return zeros
+
+
+def _attribute(name: str, value: Any) -> ir.Attr:
+    """An attribute; what kind it is of, onnx_ir finds out slowly where it is not one of these."""
+    kind = None
+    if isinstance(value, ir.Tensor):
+        kind = ir.AttributeType.TENSOR
+    elif isinstance(value, list | tuple) and value and all(type(each) is int for each in value):
+        kind = ir.AttributeType.INTS
+    return ir.convenience.convert_attribute(name, value, kind)
 
 
 def _operator_types(domain: str, op_type: str) -> Callable[[ir.Node], None]:

@@ -50,24 +50,33 @@ def cut(block: Block, name: Callable[[str], str]) -> None:
         block: lines of a whole function, of which nothing is planned yet.
         name: gives one that is not taken.
     """
+    flow = _Flow(block)
     for seed in [line for line in block.lines if line.function in _SOFTMAX]:
         if seed in block.lines and _is_of_each_head(seed):
-            row = _Row(block, seed)
+            row = _Row(block, seed, flow)
             if row.keeps_scores() and row.can_be_moved():
                 row.move(name)
+                flow = _Flow(block)
 
 
-class _Row:
-    """The lines that make or read scores around one of them, in the order of the function."""
+class _Flow:
+    """Which lines of a function make its tensors, and which read them."""
 
-    def __init__(self, block: Block, seed: Line) -> None:
-        self.block = block
-        self.scores = _made(seed).dims or ()
+    def __init__(self, block: Block) -> None:
         self.makers = {t: line for line in block.lines for t in line.targets}
         self.readers: dict[Tensor, list[Line]] = {}
         for line in block.lines:
             for tensor in line.reads():
                 self.readers.setdefault(tensor, []).append(line)
+
+
+class _Row:
+    """The lines that make or read scores around one of them, in the order of the function."""
+
+    def __init__(self, block: Block, seed: Line, flow: _Flow) -> None:
+        self.block = block
+        self.scores = _made(seed).dims or ()
+        self.makers, self.readers = flow.makers, flow.readers
         found = {seed: None}
         while more := {line: None for line in self._around(found) if line not in found}:
             found |= more

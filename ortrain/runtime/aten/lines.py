@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,7 @@ class Line:
 
     def reads(self) -> list[Tensor]:
         """The tensors that it reads; those of a function that it defines or calls, too."""
-        found = list(_tensors((self.args, self.kwargs)))
+        found = _tensors(self.args, self.kwargs)
         if self.body is not None:
             found += self.body.outside()
         return found
@@ -78,19 +78,26 @@ class Block:
         return [t for t in (*read, *_tensors(self.results)) if t not in own]
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Block):
-        yield from value.outside()
-    elif isinstance(value, Host):
-        assert value.tensor is not None
-        yield value.tensor
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors([*value.values()])
+def _tensors(*values: Any) -> list[Tensor]:
+    """The tensors among some values, in order."""
+    found: list[Tensor] = []
+    _add(values, found)
+    return found
+
+
+def _add(values: Iterable[Any], found: list[Tensor]) -> None:
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            _add(value, found)
+        elif isinstance(value, dict):
+            _add(value.values(), found)
+        elif isinstance(value, Host):
+            assert value.tensor is not None
+            found.append(value.tensor)
+        elif isinstance(value, Block):
+            found += value.outside()
 
 
 def render(
