@@ -28,6 +28,7 @@ from ortrain.capture.trace.checkpointing import CHECKPOINT
 from ortrain.capture.trace.refusal import first_line
 from ortrain.errors import OrtrainError
 from ortrain.frontend.functions import APPLY, BACKWARD, check_functions, lowered
+from ortrain.frontend.layouts import laid_out
 from ortrain.frontend.repeats import Repeats
 from ortrain.frontend.writes import check_checkpoints
 from ortrain.pytorch.operators import HigherOrderOperator
@@ -37,8 +38,6 @@ from ortrain.pytorch.tracing import traced, with_number
 higher_order = torch.ops.higher_order
 
 _CHECKPOINTS = {higher_order.tag_activation_checkpoint, higher_order.wrap_activation_checkpoint}
-# On a CPU; of images the fake knows.
-_IN_ROWS = {torch.nn.functional.batch_norm, torch.batch_norm}
 # Whose branches stay graphs of their own, of which there is no translation yet: they are parts.
 _CONTROL_FLOW = {higher_order.cond, higher_order.while_loop}
 
@@ -166,10 +165,8 @@ class _Lowering(fx.Interpreter):
                 because="what a trace makes of it may be less than what it means",
                 help=IN_PYTORCH,
             )
-        if target in _IN_ROWS:
-            result = super().call_function(target, args, kwargs)
-            return result.contiguous() if _is_contiguous(result) else result
-        return self._again(super().call_function, target, args, kwargs)
+        result = self._again(super().call_function, target, args, kwargs)
+        return laid_out(target, args, result)
 
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Calls a method of a tensor or a number."""
@@ -192,11 +189,6 @@ class _Lowering(fx.Interpreter):
         inside = {**self.inside, BACKWARD: number}
         run = _Lowering(forward, self.trace, self.inside).run
         return lowered(run, _Lowering(backward, self.trace, inside).run, args, number, **how)
-
-
-def _is_contiguous(result: Any) -> bool:
-    """Whether a result lies in memory row by row, of which its fake knows nothing."""
-    return isinstance(result, Tensor) and result.device.type == "cpu" and result.dim() < 4
 
 
 def aliases_of(values: list[Any], real: list[Any]) -> list[Any]:

@@ -24,6 +24,9 @@ from ortrain.step.autograd import Step
 from ortrain.step.build import Plan, build, likely_upstream
 from ortrain.step.saved_forward import Received
 
+# Backwards for the same outputs after which others are not reckoned with.
+_ENOUGH = 2
+
 
 @dataclass(frozen=True)
 class Way:
@@ -34,6 +37,7 @@ class Way:
         places: of its inputs among the graph's.
         numbers: which of these are numbers.
         copied: of which it takes copies.
+        first: of which it does where other outputs may receive gradients than is thought.
         held: places of its parameters and buffers among the graph's inputs.
     """
 
@@ -41,6 +45,7 @@ class Way:
     places: list[int]
     numbers: list[int]
     copied: list[int]
+    first: list[int]
     held: list[int]
 
 
@@ -90,7 +95,7 @@ class Graph:
         self.users = [v.name or "" for v in users]
         self.strided = {i for i, value in enumerate(real) if _is_copied(value)}
         self.ways: dict[tuple[str, ...], Way] = {}
-        self.way = self._way(tuple(likely_upstream(program)))
+        self.way, self.confirmed = self._way(tuple(likely_upstream(program, wrt))), 0
         wanting = {found.places[name] for name in wrt}
         self.without = [
             i for i, t in enumerate(real) if not (guarded or i in wanting) and isinstance(t, Tensor)
@@ -106,7 +111,8 @@ class Graph:
         way = self.ways.get(upstream)
         if way is None:
             found = self.translated
-            step = Step(self._plan(upstream), None, self._other, found.original)
+            numbers = [name for name, place in found.places.items() if place in found.numbers]
+            step = Step(self._plan(upstream), None, self._other, found.original, numbers)
             places = [found.places[step.feeds.names[i]] for i in step.feeds.users]
             strided = {n for n in step.plan.reads_back if n < len(places)}
             way = self.ways[upstream] = Way(
@@ -118,6 +124,7 @@ class Graph:
                     for n, i in enumerate(places)
                     if i in found.copied or (n in strided and i in self.strided)
                 ],
+                [n for n, i in enumerate(places) if i in found.copied or i in self.strided],
                 [found.places[name] for name in step.names],
             )
         return way
@@ -128,8 +135,17 @@ class Graph:
         The first time, the forward runs again for it.
         """
         upstream = tuple(n for n, given in zip(self.users, received, strict=True) if given)
-        self.way = self._way(upstream)
+        self.way, self.confirmed = self._way(upstream), 0
         return self.way.step
+
+    def _learn(self, outputs: Sequence[Tensor]) -> None:
+        """Counts the backwards through a call's outputs."""
+
+        def learned(*_: Any) -> None:
+            self.confirmed += 1
+
+        for node in {each.grad_fn for each in outputs if each.grad_fn is not None}:
+            node.register_prehook(learned)
 
     def _plan(self, upstream: Sequence[str]) -> Plan:
         return build(
@@ -153,15 +169,17 @@ class Graph:
             return self.fallback(*args)  # each runtime has its own of statistics of nothing
         for i in way.numbers:
             users[i] = torch.tensor(users[i])
-        call = args
-        if way.copied:
+        call, certain = args, self.confirmed >= _ENOUGH
+        if copied := way.copied if certain else way.first:
             given = list(args)
-            for i in way.copied:
+            for i in copied:
                 users[i] = given[way.places[i]] = users[i].clone()
             call = tuple(given)
         try:
             if self.wrt and is_grad_enabled():
-                outputs = [*way.step.train(users, call, held=held)]
+                outputs = [*way.step.train(users, call, held=held, certain=certain)]
+                if not certain:
+                    self._learn(outputs)
             else:
                 outputs = way.step.infer(users, held)
         except (CheckFailed, ExecutionError):

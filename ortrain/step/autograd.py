@@ -8,13 +8,15 @@ twice.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from ortrain.errors import CheckFailed, StateError
+from ortrain.graph.walk import dependencies
 from ortrain.guards.structure import FlatCall
 from ortrain.module_state.saving import saving_hooks
 from ortrain.step.backward import Backward, Group, groups_of
@@ -37,8 +39,10 @@ class Step:
         other: called where the outputs that receive a gradient are not those the plan expects;
             returns the step for them.
         original: the module, for gradients that no graph gives; None where nobody asks for those.
+        numbers: names of the inputs that are numbers of the caller's code.
 
     Attributes:
+        numbers: their positions among the tensors of a call.
         names: of the parameters and buffers, in the order in which a call brings them.
         leaves: the parameters that receive a gradient.
         is_partial: whether some of its outputs have zeros for tokens that were left out.
@@ -56,6 +60,7 @@ class Step:
         tensors: Mapping[str, torch.Tensor] | None,
         other: Callable[[Received], Step],
         original: Repeats | None = None,
+        numbers: Collection[str] = (),
     ) -> None:
         self.plan = plan
         # Whatever the backward is asked for that the plan does not give, the forward runs again
@@ -65,6 +70,7 @@ class Step:
         self.feeds = Feeds(plan, copied, updated, several=tensors is None)
         self.other, self.original = other, original
         users = [self.feeds.names[i] for i in self.feeds.users]
+        self.numbers = {i for i, name in enumerate(users) if name in numbers}
         asked = [name for name in plan.arguments if name not in users]
         self.names = [*dict.fromkeys([*self.feeds.held, *asked, *(n for _, n in plan.updated)])]
         at = {name: i for i, name in enumerate(self.names)}
@@ -82,6 +88,16 @@ class Step:
         self.reads_users = [i for i in plan.reads_back if i < len(users)]
         own = [i - first for i in plan.reads_back if i >= first]
         self.reads_held = [i for i in own if i not in self.feeds.copied]
+
+    @cached_property
+    def of_numbers(self) -> set[int]:
+        """Positions of what the forward saves that follows from numbers alone."""
+        if not self.numbers:
+            return set()
+        forward = self.plan.lowered[0].graph
+        numbers = {self.feeds.names[i] for i in self.numbers}
+        others = {v for v in forward.inputs if v.name not in numbers}
+        return {i for i, v in enumerate(forward.outputs) if not others & dependencies(forward, [v])}
 
     def infer(
         self, users: Sequence[torch.Tensor], held: Sequence[torch.Tensor] | None = None
@@ -105,6 +121,8 @@ class Step:
         call: FlatCall | Sequence[Any] | None = None,
         caller: Caller | None = None,
         held: Sequence[torch.Tensor] | None = None,
+        *,
+        certain: bool = True,
     ) -> Sequence[torch.Tensor]:
         """Runs the forward and leaves a backward with autograd.
 
@@ -113,10 +131,14 @@ class Step:
             call: the arguments as they came; None where PyTorch need not run them again.
             caller: hears what the backward needs.
             held: parameters and buffers by :attr:`names`; None for the step's own.
+            certain: whether other outputs than the plan expects have not to be reckoned with, for
+                which the forward would run again. A caller may have written to arguments by then.
         """
         held = self.held if held is None else held
         self._check_shared(users)
         kept = SavedForward(self, users, held, call, caller)
+        if not certain and saving_hooks(False) is None:
+            kept.copies = [each.detach().clone() for each in users]
         inputs, parameters = [users[i] for i in self.inputs], [held[i] for i in self.parameters]
         chained = bool(self.plan.linked) and self.original is not None and call is not None
         probe = PROBE if chained else None

@@ -491,12 +491,20 @@ def _checked(compiled: Compiled, exchange: Exchange, graph: ir.Graph) -> Any:
     return compiled
 
 
-def likely_upstream(program: Program) -> list[str]:
+def likely_upstream(program: Program, wrt: Sequence[str] | None = None) -> list[str]:
     """The outputs that will probably receive a gradient: the loss alone where there is one.
 
     The first floating scalar is taken for a loss, which models return behind others, too. The guess
     costs nothing but time: a backward with other gradients builds its own step.
+
+    Args:
+        program: the forward.
+        wrt: names of the inputs that require gradients, on which such an output depends; None
+            where they are not known.
     """
     floats = [v for v in program.outputs(Role.USER_OUTPUT, Role.LOSS) if v.dtype in shapes.FLOATING]
+    if wrt:
+        reached = reachable(program.graph, [program.input(name) for name in wrt])
+        floats = [v for v in floats if v in reached]
     scalars = [v for v in floats if v.shape is not None and len(v.shape) == 0]
     return [v.name or "" for v in scalars[:1] or floats]

@@ -38,13 +38,14 @@ class SavedForward:
         stash: what the pieces take of it.
         way: the backward that is under way, where gradients are given in groups.
         chain: where outputs are computed from others.
+        copies: of the call's tensors, for running again; None where that is not expected.
         packed: where autograd holds the tensors of this; None where they are here.
         node: of autograd's graph, which has them or had them; None where there are no hooks.
     """
 
     __slots__ = (
-        "__weakref__", "bound", "call", "caller", "chain", "feeds", "held", "node", "packed",
-        "pointers", "stash", "step", "users", "versions", "way",
+        "__weakref__", "bound", "call", "caller", "chain", "copies", "feeds", "held", "node",
+        "packed", "pointers", "stash", "step", "users", "versions", "way",
     )  # fmt: skip
 
     def __init__(
@@ -67,24 +68,27 @@ class SavedForward:
         self.stash: list[Any] = []
         self.way: Backward | None = None
         self.chain: Chain | None = None
+        self.copies: list[torch.Tensor] | None = None
         self.packed: Packed | None = None
         self.node: Callable[[], Any] | None = None
 
     def pack(self) -> list[torch.Tensor]:
         """Hands what is held here to autograd, whose hooks may keep it elsewhere.
 
-        A checkpoint around the call keeps nothing, and has the forward run again for it.
+        A checkpoint around the call keeps nothing, and has the forward run again for it. Numbers of
+        the caller's code stay what they were at the first time: PyTorch saves them in its nodes.
         """
         step, give = self.step, self.step.plan.exchange.give
-        read = {*step.reads_users}
-        users = [i for i, t in enumerate(self.users) if t.requires_grad or i in read]
-        shared = {id(v) for i, v in enumerate(self.bound.values) if i not in step.feeds.copied}
-        shared |= {
-            id(feed) for i, feed in enumerate(self.feeds[: len(self.users)]) if i not in users
+        users = range(len(self.users))  # on all of which the forward may have to run again
+        weights = [i for i, t in enumerate(self.held) if isinstance(t, torch.nn.Parameter)]
+        shared = {
+            id(value)
+            for i, value in enumerate(self.bound.values)
+            if i in weights and i not in step.feeds.copied
         }
         feeds = {id(self.feeds[i]): i for i in users}
         seeded = [(self.feeds, len(self.users))] if step.feeds.seeded else []
-        places = [*seeded, *((values, i) for values in self.stash for i in range(len(values)))]
+        places = [*seeded, *_places(step, self.stash)]
         places = [
             (values, i)
             for values, i in places
@@ -96,11 +100,11 @@ class SavedForward:
             for i, value in enumerate(values)
             if id(value) in feeds
         ]
-        tensors = [*(self.users[i] for i in users), *(give(values[i]) for values, i in places)]
+        tensors = [*self.users, *(give(values[i]) for values, i in places)]
         packed = {id(self.users[i]): i for i in users}
         given = self.call if isinstance(self.call, tuple) else ()
         call = {i: packed[id(v)] for i, v in enumerate(given) if id(v) in packed}
-        self.empty(Packed(users, places, again, call))
+        self.empty(Packed(places, again, call))
         return tensors
 
     def empty(self, packed: Packed) -> None:
@@ -112,8 +116,9 @@ class SavedForward:
         for values, i, _ in packed.again:
             values[i] = nothing
         self.users = list(self.users)
-        for i in packed.users:
-            self.users[i] = self.feeds[i] = nothing
+        for i in range(len(self.users)):
+            if i not in self.step.numbers:
+                self.users[i] = self.feeds[i] = nothing
         if packed.call:
             given: Any = self.call
             self.call = tuple(None if i in packed.call else v for i, v in enumerate(given))
@@ -127,12 +132,13 @@ class SavedForward:
         if (packed := self.packed) is None:
             return
         self.packed = None
-        count = len(packed.users)
+        count = len(self.users)
         tensors = saved[len(saved) - count - len(packed.places) :]
         take = self.step.plan.exchange.take
         users = list(self.users)
-        for i, tensor in zip(packed.users, tensors, strict=False):
-            users[i], self.feeds[i] = tensor, take(tensor)
+        for i, tensor in enumerate(tensors[:count]):
+            if i not in self.step.numbers:
+                users[i], self.feeds[i] = tensor, take(tensor)
         self.users = users
         for (values, i), tensor in zip(packed.places, tensors[count:], strict=True):
             values[i] = take(tensor)
@@ -161,9 +167,14 @@ class SavedForward:
             StateError: what the backward depends on was changed in place.
         """
         other = self.step.other(received)
-        self._expect_unchanged(matters(other.plan, saved_only=True))
+        names, known = matters(other.plan, saved_only=True), list(self.feeds)
+        if self.copies is not None:
+            own = {*self.step.feeds.names[: len(self.copies)]}
+            names -= own - {other.plan.feeds[i][1] for i in other.plan.reads_back}
+            known[: len(self.copies)] = map(other.plan.exchange.take, self.copies)
+        self._expect_unchanged(names)
         place = {name: i for i, name in enumerate(self.step.feeds.names)}
-        feeds = [self.feeds[place[name]] for name in other.feeds.names]
+        feeds = [known[place[name]] for name in other.feeds.names]
         with replayed(value for values in self.stash for value in values or ()):
             fetches = other.plan.forward.run_values(list(feeds))
         return other, stash_of(other.plan, feeds, fetches)
@@ -232,9 +243,9 @@ class SavedForward:
         ]
         if changed or moved:
             raise StateError(
-                f"a parameter or an input was changed in place between forward and backward: "
-                f"{listing([*changed, *moved])}",
-                because="the forward has to run again on the same values for these gradients",
+                f"a parameter or an input that these gradients need has been modified by an "
+                f"inplace operation: {listing([*changed, *moved])}",
+                because="it was changed between forward and backward",
                 help="call backward before the optimizer steps",
             )
 
@@ -244,16 +255,22 @@ class Packed:
     """Where the tensors of a forward belong that autograd holds: first those of the call.
 
     Attributes:
-        users: positions of the call's.
         places: of those behind them, as lists and positions.
         again: where else a value of the call's stands: as lists and positions, with the user's.
         call: positions among the call's arguments, with those among the users'.
     """
 
-    users: list[int]
     places: list[tuple[list[Any], int]]
     again: list[tuple[list[Any], int, int]]
     call: dict[int, int]
+
+
+def _places(step: Step, stash: Sequence[list[Any]]) -> Iterator[tuple[list[Any], int]]:
+    """The places of what a stash holds, beside what numbers alone lead to."""
+    for piece, values in zip(step.plan.pieces, stash, strict=True):
+        for i, (is_fetch, index) in enumerate(piece.kept):
+            if not (is_fetch and index in step.of_numbers):
+                yield values, i
 
 
 def _is_tensor(value: Any) -> bool:

@@ -388,6 +388,75 @@ def test_a_checkpoint_around_it_repeats_what_pytorch_repeats(engine: str, twice:
     assert made == [True]
 
 
+class Counting(nn.Module):
+    """Counts its calls, and computes with the count: a tensor, or a number of its code."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer, self.kind = nn.Linear(4, 4), kind
+        self.calls: Any = 0 if kind == "number" else torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        share = 1 + 0.1 * self.calls if self.kind == "number" else self.calls.to(x.dtype)
+        return (self.layer(torch.tanh(self.layer(x))) * share).square().sum()
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize("kind", ["number", "tensor"])
+def test_a_repeated_forward_that_counts_gives_what_it_gives_in_pytorch(
+    engine: str, kind: str
+) -> None:
+    module = Counting(kind)
+    eager = copy.deepcopy(module)
+    call, made = compiled(module, engine, dynamic=True)
+    for step in range(3):
+        found = []
+        for owner, run in ((module, call), (eager, eager)):
+            owner.zero_grad()
+            owner.calls = torch.full((), step) if kind == "tensor" else 5 * step
+            x = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
+            loss = checkpoint(run, x, use_reentrant=False)
+            loss.backward()
+            found.append([loss, x.grad, owner.layer.weight.grad])
+        torch.testing.assert_close(*found)
+    assert all(made)
+
+
+@pytest.mark.parametrize("before", [0, 1, 5])
+def test_an_argument_may_be_written_to_where_other_outputs_receive_gradients(before: int) -> None:
+    def forward(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh((x * scale) @ WEIGHT)
+        return h.sum(), h * 2
+
+    call, made = compiled(forward)
+    for step in range(before + 2):
+        found = []
+        for run in (call, forward):
+            x, scale, WEIGHT.grad = torch.ones(3, 4), torch.full((3, 4), 0.5), None
+            results = run(x, scale)
+            if step >= before:
+                x.zero_()
+                scale.zero_()
+            results[min(step, 1)].sum().backward()
+            found.append(WEIGHT.grad)
+        torch.testing.assert_close(*found)
+    assert made == [True]
+
+
+def test_an_argument_that_pytorch_has_saved_may_not_be_written_to() -> None:
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        return (x * 2) @ WEIGHT, x @ WEIGHT
+
+    call, _ = compiled(forward)
+    for run in (call, forward):
+        x = torch.ones(3, 4)
+        results = run(x)
+        x.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            results[1].sum().backward()
+
+
 @pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
 def test_the_backward_reads_what_hooks_have_kept_and_nothing_else(engine: str) -> None:
     def region(x: Tensor) -> Tensor:
@@ -484,8 +553,7 @@ def test_which_outputs_receive_gradients_is_learned() -> None:
         for run in (call, forward):
             WEIGHT.grad, x = None, torch.linspace(-1, 1, 12).view(3, 4) + step
             h = run(x)[1]
-            if step:  # in the first, the forward runs again
-                x.zero_()
+            x.zero_()  # in the first step the forward runs again, on what it was given
             h.sum().backward()
             found.append(WEIGHT.grad)
         torch.testing.assert_close(*found)

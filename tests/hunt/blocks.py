@@ -97,8 +97,8 @@ LAYERS: dict[str, tuple[str, str]] = {
     "ConvTranspose3d": (
         "nn.ConvTranspose3d(1, 1, 1)", "m(x.unflatten(2, (2, 4))[:, None]).reshape(x.shape)",
     ),
-    "Conv1d that is lazy": ("nn.LazyConv1d(8, 1)", "m(x.transpose(1, 2)).transpose(1, 2)"),
-    "LazyLinear": ("nn.LazyLinear(8)", "m(x)"),
+    "Conv1d that is lazy": ("LazyConv1d(8, 1)", "m(x.transpose(1, 2)).transpose(1, 2)"),
+    "LazyLinear": ("LazyLinear(8)", "m(x)"),
     "LazyBatchNorm1d": ("nn.LazyBatchNorm1d()", "m(x.transpose(1, 2)).transpose(1, 2)"),
     "BatchNorm3d": (
         "nn.BatchNorm3d(2)",

@@ -53,6 +53,24 @@ class Block(nn.Module):
         return self(self(x))  # type: ignore[no-any-return]
 
 
+class LazyLinear(nn.LazyLinear):
+    """Draws its weights from a generator of its own: masks before them may be drawn otherwise."""
+
+    def reset_parameters(self) -> None:
+        with torch.random.fork_rng([]):
+            torch.manual_seed(self.out_features)
+            super().reset_parameters()
+
+
+class LazyConv1d(nn.LazyConv1d):
+    """As :class:`LazyLinear`."""
+
+    def reset_parameters(self) -> None:
+        with torch.random.fork_rng([]):
+            torch.manual_seed(self.out_channels)
+            super().reset_parameters()
+
+
 def double(module: nn.Module, args: Any, output: Tensor) -> Tensor:
     return output * 2
 

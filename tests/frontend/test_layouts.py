@@ -1,0 +1,70 @@
+"""Results lie in memory as PyTorch's kernels leave them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tests.frontend.compiling import compiled
+
+
+def _normalized(training: bool) -> Callable[[Tensor], Tensor]:
+    def batch_norm(x: Tensor) -> Tensor:
+        mean, variance = torch.zeros(x.shape[1]), torch.ones(x.shape[1])
+        return functional.batch_norm(x, mean, variance, training=training)
+
+    return batch_norm
+
+
+CODES: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
+    **{f"batch norm {d}, training": (d, _normalized(True)) for d in (3, 4, 5)},
+    **{f"batch norm {d}": (d, _normalized(False)) for d in (3, 4, 5)},
+    "instance norm": (3, functional.instance_norm),
+    "group norm": (4, lambda x: functional.group_norm(x, 2)),
+    "log sigmoid": (3, functional.logsigmoid),
+    "rrelu": (3, functional.rrelu),
+    "unfold": (4, lambda x: functional.unfold(x, 1)),
+    "nearest": (3, lambda x: functional.interpolate(x, scale_factor=2)),
+    "bilinear": (4, lambda x: functional.interpolate(x, scale_factor=2, mode="bilinear")),
+    "pixel shuffle": (4, lambda x: functional.pixel_shuffle(x, 2)),
+    "average": (4, lambda x: functional.avg_pool2d(x, 2)),
+}
+SIZES = (2, 4, 6, 2, 5)
+
+
+def _order(tensor: Tensor) -> list[int]:
+    """Of the axes in memory, along which there is more than one value."""
+    axes = [axis for axis, size in enumerate(tensor.shape) if size > 1]
+    return sorted(axes, key=lambda axis: -tensor.stride(axis))
+
+
+def _laid(shape: tuple[int, ...]) -> Iterator[Tensor]:
+    """A tensor in some orders of its axes, the first as they are."""
+    orders = [*itertools.permutations(range(len(shape)))]
+    last = (0, *range(2, len(shape)), 1)
+    for order in [*orders[:: max(len(orders) // 5, 1)], last]:
+        back = [order.index(axis) for axis in range(len(shape))]
+        yield torch.randn([shape[axis] for axis in order]).permute(back)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("name", CODES)
+def test_axes_have_the_order_in_memory_that_they_have_in_pytorch(name: str, grad: bool) -> None:
+    dims, code = CODES[name]
+    for given in _laid(SIZES[:dims]):
+
+        def scaled(x: Tensor) -> Any:
+            return code(x * 2)
+
+        call, made = compiled(scaled)
+        with torch.set_grad_enabled(grad):
+            x = given.detach().requires_grad_(grad)
+            assert _order(call(x)) == _order(scaled(x))
+        assert all(made)
