@@ -14,6 +14,7 @@ from ortrain.autodiff.engine import influences
 from ortrain.capture.origin import IN_PYTORCH
 from ortrain.config import Options
 from ortrain.errors import CheckFailed, ExecutionError, NotServed
+from ortrain.frontend.layouts import orders_of
 from ortrain.frontend.original import in_pytorch
 from ortrain.frontend.program import translated
 from ortrain.guards.layout import laid
@@ -92,6 +93,7 @@ class Graph:
         device = next((t.device for t in real if isinstance(t, Tensor)), torch.device("cpu"))
         self.executor = engines.executor(options.engine, device=device)
         self.program, self.wrt, self.options = program, wrt, options
+        self.orders = orders_of(program, {name: real[found.places[name]] for name in wrt})
         self.users = [v.name or "" for v in users]
         self.strided = {i for i, value in enumerate(real) if _is_copied(value)}
         self.ways: dict[tuple[str, ...], Way] = {}
@@ -113,6 +115,7 @@ class Graph:
             found = self.translated
             numbers = [name for name, place in found.places.items() if place in found.numbers]
             step = Step(self._plan(upstream), None, self._other, found.original, numbers)
+            step.orders = self.orders
             places = [found.places[step.feeds.names[i]] for i in step.feeds.users]
             strided = {n for n in step.plan.reads_back if n < len(places)}
             way = self.ways[upstream] = Way(

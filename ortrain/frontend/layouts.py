@@ -1,18 +1,21 @@
-"""How results lie in memory of which the fakes of a trace say it wrong.
+"""How results and gradients lie in memory, where nothing else tells.
 
-The order of axes in memory of an output is part of what PyTorch gives: ``view`` may fail without
-it. A trace takes it from fakes, whose rules are written beside the kernels. On a CPU those of some
+The order of axes in memory is part of what PyTorch gives: ``view`` may fail without it. A trace
+takes that of results from fakes, whose rules are written beside the kernels. On a CPU those of some
 kernels are others. (Found by comparing both for some hundred functions in all orders of axes.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from ortrain.program import Program
 
 
 def _row_by_row(_: Tensor) -> torch.memory_format:
@@ -52,3 +55,37 @@ def laid_out(target: Any, args: Sequence[Any], result: Any) -> Any:
     if target is functional.interpolate and given.dim() == 3:
         kernel = _row_by_row
     return result if kernel is None else result.contiguous(memory_format=kernel(given))
+
+
+_PRODUCTS, _CONVOLUTIONS = {"MatMul", "Gemm"}, {"Conv", "ConvTranspose"}
+
+
+def orders_of(program: Program, weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The order of the axes in memory of gradients that PyTorch lays as their weights.
+
+    Args:
+        program: the forward.
+        weights: by the names of its inputs.
+
+    Returns:
+        By name, from the outermost axis to the innermost; none for weights that lie row by row.
+    """
+    last = torch.channels_last
+    found: dict[str, tuple[int, ...]] = {}
+    for name, weight in weights.items():
+        if weight.is_contiguous():
+            continue
+        value = program.input(name)
+        if weight.dim() == 2 and weight.t().is_contiguous() and _read_by(value, _PRODUCTS):
+            found[name] = (1, 0)
+        if weight.is_contiguous(memory_format=last) and _read_by(value, _CONVOLUTIONS):
+            found[name] = (0, 2, 3, 1)
+    return found
+
+
+def _read_by(value: ir.Value, kinds: set[str]) -> bool:
+    """Whether nothing but such operators read a value, or its transpose."""
+    return not value.is_graph_output() and all(
+        node.op_type in kinds or (node.op_type == "Transpose" and _read_by(node.outputs[0], kinds))
+        for node in value.consumers()
+    )

@@ -68,3 +68,29 @@ def test_axes_have_the_order_in_memory_that_they_have_in_pytorch(name: str, grad
             x = given.detach().requires_grad_(grad)
             assert _order(call(x)) == _order(scaled(x))
         assert all(made)
+
+
+LAST = torch.channels_last
+WEIGHTS: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "linear": (lambda: torch.randn(6, 4).t(), functional.linear),
+    "product": (lambda: torch.randn(4, 6).t(), lambda x, w: x @ w),
+    "as it is": (lambda: torch.randn(4, 6), functional.linear),
+    "convolution": (
+        lambda: torch.randn(4, 6, 1, 1).repeat(1, 1, 2, 2).contiguous(memory_format=LAST),
+        lambda x, w: functional.conv2d(x.view(1, 6, 2, 2), w, padding=1),
+    ),
+    "factor": (lambda: torch.randn(6, 4).t(), lambda x, w: (x[:, None] * w).sum(1)),
+}
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_gradients_of_weights_lie_as_in_pytorch(name: str, engine: str) -> None:
+    make, code = WEIGHTS[name]
+    weight, x = make().requires_grad_(), torch.randn(4, 6)
+    call, made = compiled(code, engine)
+    losses = [f(x, weight).square().sum() for f in (call, code)]
+    (ours,), (eager,) = (torch.autograd.grad(loss, weight) for loss in losses)
+    torch.testing.assert_close(ours, eager)
+    assert _order(ours) == _order(eager)
+    assert all(made)
