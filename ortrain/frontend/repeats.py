@@ -101,8 +101,12 @@ class Repeats:
             args = fx.map_arg(known.operator.args, lambda n: nodes.get(n, n))
             kwargs = fx.map_arg(known.operator.kwargs, lambda n: nodes.get(n, n))
             return known.operator.target, args, kwargs
+        if target not in _OPERATORS or shown is not None:
+            return None
         wants = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
-        if target in _OPERATORS and shown is None and result.requires_grad == wants:
+        # What a trace finds out again, such as how many rows a mask leaves, is another symbol.
+        unknown = _symbols(result).difference(*map(_symbols, tensors))
+        if result.requires_grad == wants and not unknown:
             return _call_of(_OPERATORS[target], *pytree.tree_map_only(Tensor, node_of, given))
         return None
 
@@ -153,6 +157,12 @@ def _about(tensor: Tensor) -> tuple[Any, ...]:
     sizes = (*tensor.shape, "strides", *tensor.stride(), tensor.storage_offset())
     plain = (each.node.expr if isinstance(each, torch.SymInt) else each for each in sizes)
     return (type(tensor), tensor.dtype, tensor.device, tensor.requires_grad, *plain)
+
+
+def _symbols(tensor: Tensor) -> set[Any]:
+    sizes: list[Any] = [*tensor.shape]
+    known = [each.node.expr for each in sizes if isinstance(each, torch.SymInt)]
+    return {symbol for each in known for symbol in each.free_symbols}
 
 
 def _shown(result: Tensor, tensors: Sequence[Tensor]) -> int | None:
