@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from ortrain.pytorch.transforms import is_wrapped
 from ortrain.runtime import engines
 from ortrain.step.autograd import Step
 from ortrain.step.build import Plan, build, likely_upstream
-from ortrain.step.saved_forward import Received
+from ortrain.step.saved_forward import Received, matters
 
 # Backwards for the same outputs after which others are not reckoned with.
 _ENOUGH = 2
@@ -115,7 +116,7 @@ class Graph:
             found = self.translated
             numbers = [name for name, place in found.places.items() if place in found.numbers]
             step = Step(self._plan(upstream), None, self._other, found.original, numbers)
-            step.orders = self.orders
+            step.orders, step.further = self.orders, lambda: self._further
             places = [found.places[step.feeds.names[i]] for i in step.feeds.users]
             strided = {n for n in step.plan.reads_back if n < len(places)}
             way = self.ways[upstream] = Way(
@@ -140,6 +141,15 @@ class Graph:
         upstream = tuple(n for n, given in zip(self.users, received, strict=True) if given)
         self.way, self.confirmed = self._way(upstream), 0
         return self.way.step
+
+    @cached_property
+    def _further(self) -> Collection[str]:
+        """Inputs that gradients of other outputs may need than those that are expected to."""
+        plan = self.way.step.plan
+        every = tuple(n for n, own in zip(self.users, plan.reachable, strict=True) if own)
+        if len(every) == 1:
+            return ()
+        return matters(self._way(every).step.plan, saved_only=True)
 
     def _learn(self, outputs: Sequence[Tensor]) -> None:
         """Counts the backwards through a call's outputs."""

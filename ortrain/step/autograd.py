@@ -48,11 +48,13 @@ class Step:
         is_partial: whether some of its outputs have zeros for tokens that were left out.
         hidden: positions of outputs that nobody reads, which are zeros.
         orders: of the axes in memory of some gradients of inputs, by name.
+        further: gives names of inputs that gradients of other outputs may need.
     """
 
     is_partial = False
     hidden: tuple[int, ...] = ()
     orders: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    further: Callable[[], Collection[str]] = tuple
 
     def __init__(
         self,
@@ -88,6 +90,11 @@ class Step:
         self.reads_users = [i for i in plan.reads_back if i < len(users)]
         own = [i - first for i in plan.reads_back if i >= first]
         self.reads_held = [i for i in own if i not in self.feeds.copied]
+
+    def read_again(self) -> list[int]:
+        """Positions among a call's tensors of those that other gradients than expected need."""
+        names = self.further()
+        return [n for n, i in enumerate(self.feeds.users) if self.feeds.names[i] in names]
 
     @cached_property
     def of_numbers(self) -> set[int]:

@@ -79,13 +79,19 @@ class SavedForward:
         the caller's code stay what they were at the first time: PyTorch saves them in its nodes.
         """
         step, give = self.step, self.step.plan.exchange.give
-        users = range(len(self.users))  # on all of which the forward may have to run again
+        read = {*step.reads_users, *step.read_again()}
+        users = [
+            i
+            for i, tensor in enumerate(self.users)
+            if i not in step.numbers and (tensor.requires_grad or i in read)
+        ]
         weights = [i for i, t in enumerate(self.held) if isinstance(t, torch.nn.Parameter)]
         shared = {
             id(value)
             for i, value in enumerate(self.bound.values)
             if i in weights and i not in step.feeds.copied
         }
+        shared |= {id(self.feeds[i]) for i in range(len(self.users)) if i not in users}
         feeds = {id(self.feeds[i]): i for i in users}
         seeded = [(self.feeds, len(self.users))] if step.feeds.seeded else []
         places = [*seeded, *_places(step, self.stash)]
@@ -100,11 +106,11 @@ class SavedForward:
             for i, value in enumerate(values)
             if id(value) in feeds
         ]
-        tensors = [*self.users, *(give(values[i]) for values, i in places)]
+        tensors = [*(self.users[i] for i in users), *(give(values[i]) for values, i in places)]
         packed = {id(self.users[i]): i for i in users}
         given = self.call if isinstance(self.call, tuple) else ()
         call = {i: packed[id(v)] for i, v in enumerate(given) if id(v) in packed}
-        self.empty(Packed(places, again, call))
+        self.empty(Packed(users, places, again, call))
         return tensors
 
     def empty(self, packed: Packed) -> None:
@@ -116,9 +122,8 @@ class SavedForward:
         for values, i, _ in packed.again:
             values[i] = nothing
         self.users = list(self.users)
-        for i in range(len(self.users)):
-            if i not in self.step.numbers:
-                self.users[i] = self.feeds[i] = nothing
+        for i in packed.users:
+            self.users[i] = self.feeds[i] = nothing
         if packed.call:
             given: Any = self.call
             self.call = tuple(None if i in packed.call else v for i, v in enumerate(given))
@@ -132,13 +137,12 @@ class SavedForward:
         if (packed := self.packed) is None:
             return
         self.packed = None
-        count = len(self.users)
+        count = len(packed.users)
         tensors = saved[len(saved) - count - len(packed.places) :]
         take = self.step.plan.exchange.take
         users = list(self.users)
-        for i, tensor in enumerate(tensors[:count]):
-            if i not in self.step.numbers:
-                users[i], self.feeds[i] = tensor, take(tensor)
+        for i, tensor in zip(packed.users, tensors, strict=False):
+            users[i], self.feeds[i] = tensor, take(tensor)
         self.users = users
         for (values, i), tensor in zip(packed.places, tensors[count:], strict=True):
             values[i] = take(tensor)
@@ -255,11 +259,13 @@ class Packed:
     """Where the tensors of a forward belong that autograd holds: first those of the call.
 
     Attributes:
+        users: positions of the call's.
         places: of those behind them, as lists and positions.
         again: where else a value of the call's stands: as lists and positions, with the user's.
         call: positions among the call's arguments, with those among the users'.
     """
 
+    users: list[int]
     places: list[tuple[list[Any], int]]
     again: list[tuple[list[Any], int, int]]
     call: dict[int, int]

@@ -396,31 +396,61 @@ class Counting(nn.Module):
         self.layer, self.kind = nn.Linear(4, 4), kind
         self.calls: Any = 0 if kind == "number" else torch.zeros(())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         self.calls = self.calls + 1
         share = 1 + 0.1 * self.calls if self.kind == "number" else self.calls.to(x.dtype)
-        return (self.layer(torch.tanh(self.layer(x))) * share).square().sum()
+        hidden = torch.tanh(self.layer(x))
+        if self.kind == "other output":
+            return hidden.sum(), (self.layer(hidden) * share).square().sum(-1)
+        return (self.layer(hidden) * share).square().sum()
 
 
 @pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
-@pytest.mark.parametrize("kind", ["number", "tensor"])
+@pytest.mark.parametrize("kind", ["number", "tensor", "other output"])
 def test_a_repeated_forward_that_counts_gives_what_it_gives_in_pytorch(
     engine: str, kind: str
 ) -> None:
     module = Counting(kind)
     eager = copy.deepcopy(module)
+
+    def last(run: Callable[..., Any], x: Tensor) -> Tensor:
+        found = run(x)
+        return found[-1].sum() if isinstance(found, tuple) else found
+
     call, made = compiled(module, engine, dynamic=True)
     for step in range(3):
         found = []
         for owner, run in ((module, call), (eager, eager)):
             owner.zero_grad()
-            owner.calls = torch.full((), step) if kind == "tensor" else 5 * step
+            owner.calls = 5 * step if kind == "number" else torch.full((), step)
             x = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
-            loss = checkpoint(run, x, use_reentrant=False)
+            loss = checkpoint(last, run, x, use_reentrant=False)
             loss.backward()
             found.append([loss, x.grad, owner.layer.weight.grad])
         torch.testing.assert_close(*found)
     assert all(made)
+
+
+class Keeping(nn.Module):
+    """Keeps what it has made at its first call: at the second that is another argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.kept = nn.Linear(4, 4), dict[int, Tensor]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) not in self.kept:
+            self.kept[len(x)] = torch.arange(len(x), dtype=x.dtype)[:, None]
+        return (torch.tanh(self.layer(x)) + self.kept[len(x)]).sum()
+
+
+def test_a_repeated_forward_may_take_what_the_first_has_left() -> None:
+    module = Keeping()
+    eager = copy.deepcopy(module)
+    call, made = compiled(module)
+    x = torch.randn(3, 4)
+    expect_equal_steps(module, call, eager, lambda run: checkpoint(run, x, use_reentrant=False))
+    assert made == [True, True]
 
 
 @pytest.mark.parametrize("before", [0, 1, 5])
