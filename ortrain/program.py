@@ -11,7 +11,7 @@ import difflib
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -176,10 +176,19 @@ class Program:
         Raises:
             GraphError: there is none.
         """
-        for value in self.graph.inputs:
-            if value.name == name:
-                return value
-        raise GraphError(f"the program has no input {name!r}")
+        return self.named([name])[0]
+
+    def named(self, names: Iterable[str]) -> list[ir.Value]:
+        """The inputs of these names, in their order.
+
+        Raises:
+            GraphError: one of them is not there.
+        """
+        known = {value.name: value for value in self.graph.inputs}
+        try:
+            return [known[name] for name in names]
+        except KeyError as error:
+            raise GraphError(f"the program has no input {error.args[0]!r}") from None
 
     def operators(self) -> Counter[str]:
         """How often each operator occurs, ``domain::`` prefixed outside the standard domain."""

@@ -58,7 +58,7 @@ def differentiate(
     """
     result = program.clone()
     graph = result.graph
-    sources = [result.input(name) for name in wrt]
+    sources = result.named(wrt)
     if keep is not None:
         take_pairs(result, reachable(graph, sources), keep)
     if sizes is not None:

@@ -290,7 +290,7 @@ def build(
         yield from foreign_rules()
         yield from (step.name for step in PIPELINES["training"])
 
-    reached = reachable(program.graph, [program.input(name) for name in wrt])
+    reached = reachable(program.graph, program.named(wrt))
     users = program.outputs(Role.USER_OUTPUT, Role.LOSS)
 
     def planned(both: Sequence[Program]) -> Plan:
@@ -504,7 +504,7 @@ def likely_upstream(program: Program, wrt: Sequence[str] | None = None) -> list[
     """
     floats = [v for v in program.outputs(Role.USER_OUTPUT, Role.LOSS) if v.dtype in shapes.FLOATING]
     if wrt:
-        reached = reachable(program.graph, [program.input(name) for name in wrt])
+        reached = reachable(program.graph, program.named(wrt))
         floats = [v for v in floats if v in reached]
     scalars = [v for v in floats if v.shape is not None and len(v.shape) == 0]
     return [v.name or "" for v in scalars[:1] or floats]
