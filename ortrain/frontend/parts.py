@@ -22,7 +22,8 @@ from ortrain.errors import CaptureError, OrtrainError
 from ortrain.pytorch.operators import OpOverload
 from ortrain.pytorch.switches import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRADIENTS
 
-# A step costs about what PyTorch's operators in so many nodes do.
+# For fewer nodes no step is made. One costs 80 µs more than PyTorch does (Zen 5), which parts of
+# small tensors do not earn back at any number; products of a thousand rows do at the first.
 LEAST = 4
 
 _AUTOCAST = {ENTER_AUTOCAST, EXIT_AUTOCAST}
