@@ -446,8 +446,11 @@ def agree(
     # Under a hook or a setting that is left behind, later scripts of the process would be run in
     # PyTorch, and agree.
     assert (left := _left_behind()) == around, f"a script leaves {left} where {around} was"
+    counts = front.counts(ours.model)
     try:
         _compare(eager, ours)
+    except Refused:
+        return counts
     except Difference as found:
         if found.apart is not None:
             apart = [0.0]
@@ -464,7 +467,6 @@ def agree(
             found.inherited = _is_there(found, eager, without) or _agrees(without, ours)
         raise
     pairs = zip(_seen(eager.record), _seen(ours.record), strict=False)
-    counts = front.counts(ours.model)
     counts.copies = sum(a.memory != b.memory for a, b in pairs)
     return counts
 
@@ -475,13 +477,15 @@ def _is_there(found: Difference, eager: Run, other: Run) -> bool:
         _compare(eager, other)
     except Difference as own:
         return own.place == found.place
+    except Refused:
+        pass
     return False
 
 
 def _agrees(one: Run, other: Run) -> bool:
     try:
         _compare(one, other)
-    except Difference:
+    except (Difference, Refused):
         return False
     return True
 
@@ -533,8 +537,6 @@ def _compare(eager: Run, ours: Run) -> None:
         except Difference as found:
             found.place = place
             raise
-        except Refused:
-            return
     assert len(eager.record) == len(ours.record)
 
 
