@@ -11,7 +11,7 @@ which is kept here:
 - lines of code: every operator has the stack of the statement that it comes from.
 
 A higher-order operator that is not known is refused: what a trace makes of it may be less than what
-it means.
+it means. ``cond`` and ``while_loop`` are among them: no rule leads gradients through branches.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ from ortrain.pytorch.tracing import traced, with_number
 higher_order = torch.ops.higher_order
 
 _CHECKPOINTS = {higher_order.tag_activation_checkpoint, higher_order.wrap_activation_checkpoint}
-# Whose branches stay graphs of their own, of which there is no translation yet: they are parts.
-_CONTROL_FLOW = {higher_order.cond, higher_order.while_loop}
 
 
 def aten_of(module: fx.GraphModule, fakes: list[Any]) -> fx.GraphModule:
@@ -158,7 +156,7 @@ class _Lowering(fx.Interpreter):
             return self.trace.entered(torch.autocast(*args))
         if target is EXIT_AUTOCAST:
             return self.trace.left(args[0])
-        if isinstance(target, HigherOrderOperator) and target not in _CONTROL_FLOW:
+        if isinstance(target, HigherOrderOperator):
             raise captured_error(
                 self.node,
                 f"{target.name()} is not known to graphs",

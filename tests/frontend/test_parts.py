@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops import while_loop
 
 from ortrain import Options
 from ortrain.frontend.backend import InPyTorch, Parts
 from ortrain.frontend.graph import Graph
 from tests.frontend.compiling import both_found, compiled
+
+# Dynamo's own, of what a branch is given.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")
 
 WEIGHT = nn.Parameter(torch.linspace(-1, 1, 16, dtype=torch.float64).view(4, 4))
 NARROW = nn.Parameter(torch.linspace(-1, 1, 16).view(4, 4))
@@ -68,7 +72,21 @@ def two(x: Tensor) -> Tensor:
     return x
 
 
-FUNCTIONS = [spectrum, hooked, without_gradient, written, under_autocast, two]
+def chosen(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda y: torch.sin(y) @ WEIGHT, lambda y: y * 2, (x,))  # type: ignore[no-any-return]
+
+
+def repeated(x: Tensor) -> Tensor:
+    def again(i: Tensor, y: Tensor) -> Tensor:
+        return i < 3
+
+    with torch.no_grad():
+        given = (torch.tensor(0), x.detach().clone())
+        _, y = while_loop(again, lambda i, y: (i + 1, torch.tanh(y)), given)
+    return x * y
+
+
+FUNCTIONS = [spectrum, hooked, without_gradient, written, under_autocast, two, chosen, repeated]
 
 
 @pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
