@@ -12,9 +12,7 @@ def uncollected() -> Iterator[None]:
     """No cyclic garbage collection while objects are made by the million and few are dropped.
 
     Collecting among them costs 0.5 s of the 2.8 s of processor time in which ``ORTModule`` is
-    loaded beside torch, 0.2 to 0.9 s of a capture, 0.7 s of a build. Afterwards the garbage is
-    dropped, and what is left counts as old: a hundred thousand young objects would have Python walk
-    over all objects of the process, 0.4 s each time.
+    loaded beside torch, 0.2 to 0.9 s of a capture, 0.7 s of a build.
     """
     running = gc.isenabled()
     gc.disable()
@@ -23,7 +21,18 @@ def uncollected() -> Iterator[None]:
     finally:
         if running:
             gc.enable()
-            gc.collect(0)
-            if not gc.get_freeze_count():  # what the user has frozen stays frozen
-                gc.freeze()
-                gc.unfreeze()
+
+
+@contextlib.contextmanager
+def lasting() -> Iterator[None]:
+    """As :func:`uncollected`, for what will be kept: what is left counts as old afterwards.
+
+    A hundred thousand young objects would have Python walk over all objects of the process, 0.4 s
+    each time. Seldom: garbage that was young outside counts as old, too.
+    """
+    with uncollected():
+        yield
+    if gc.isenabled() and not gc.get_freeze_count():  # what the user has frozen stays frozen
+        gc.collect(0)
+        gc.freeze()
+        gc.unfreeze()

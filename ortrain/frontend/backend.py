@@ -16,7 +16,7 @@ from ortrain.frontend.key import Key, NoKey, Table
 from ortrain.frontend.original import in_pytorch
 from ortrain.frontend.parts import divided, is_pytorchs, responsible
 from ortrain.module_state.saving import unhooked
-from ortrain.uncollected import uncollected
+from ortrain.uncollected import lasting
 
 _KNOWN = Table()
 
@@ -98,7 +98,7 @@ def ortrain(
     """
     settings = Options(**{"engine": "aten", **(options or {})})
     # A checkpoint of the user's around the call counts what is saved.
-    with EXCLUSIVE, uncollected(), unhooked():
+    with EXCLUSIVE, lasting(), unhooked():
         return _served(module, inputs, settings, guarded=True)
 
 
