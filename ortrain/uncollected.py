@@ -27,8 +27,8 @@ def uncollected() -> Iterator[None]:
 def lasting() -> Iterator[None]:
     """As :func:`uncollected`, for what will be kept: what is left counts as old afterwards.
 
-    A hundred thousand young objects would have Python walk over all objects of the process, 0.4 s
-    each time. Seldom: garbage that was young outside counts as old, too.
+    A hundred thousand young objects make Python walk over all objects of the process, which takes
+    0.4 s. It is for rare work: garbage of the caller's that is young counts as old, too.
     """
     with uncollected():
         yield

@@ -16,6 +16,7 @@ it means. ``cond`` and ``while_loop`` are among them: no rule leads gradients th
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -52,7 +53,7 @@ def aten_of(module: fx.GraphModule, fakes: list[Any]) -> fx.GraphModule:
     """
     lowering = _Lowering(module)
     try:
-        with lowering.trace:
+        with contextlib.closing(lowering.trace):
             graph = traced(lowering.run, fakes)
     except OrtrainError:
         raise
@@ -110,11 +111,9 @@ class _Trace:
         self._inside.remove(region)
         region.__exit__(None, None, None)
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *args: object) -> None:
-        while self._inside:  # of a trace that has failed
+    def close(self) -> None:
+        """Leaves what a trace that has failed is still inside of."""
+        while self._inside:
             self.left(self._inside[-1])
 
 

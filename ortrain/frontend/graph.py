@@ -118,17 +118,13 @@ class Graph:
             step = Step(self._plan(upstream), None, self._other, found.original, numbers)
             step.orders, step.further = self.orders, lambda: self._further
             places = [found.places[step.feeds.names[i]] for i in step.feeds.users]
-            strided = {n for n in step.plan.reads_back if n < len(places)}
+            first = [n for n, i in enumerate(places) if i in found.copied or i in self.strided]
             way = self.ways[upstream] = Way(
                 step,
                 places,
                 [n for n, i in enumerate(places) if i in found.numbers],
-                [
-                    n
-                    for n, i in enumerate(places)
-                    if i in found.copied or (n in strided and i in self.strided)
-                ],
-                [n for n, i in enumerate(places) if i in found.copied or i in self.strided],
+                [n for n in first if places[n] in found.copied or n in step.plan.reads_back],
+                first,
                 [found.places[name] for name in step.names],
             )
         return way

@@ -85,11 +85,10 @@ class SavedForward:
             for i, tensor in enumerate(self.users)
             if i not in step.numbers and (tensor.requires_grad or i in read)
         ]
-        weights = [i for i, t in enumerate(self.held) if isinstance(t, torch.nn.Parameter)]
         shared = {
             id(value)
-            for i, value in enumerate(self.bound.values)
-            if i in weights and i not in step.feeds.copied
+            for i, (value, own) in enumerate(zip(self.bound.values, self.held, strict=False))
+            if isinstance(own, torch.nn.Parameter) and i not in step.feeds.copied
         }
         shared |= {id(self.feeds[i]) for i in range(len(self.users)) if i not in users}
         feeds = {id(self.feeds[i]): i for i in users}
