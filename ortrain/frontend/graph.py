@@ -14,7 +14,7 @@ from torch import Tensor, fx, is_grad_enabled
 from ortrain.autodiff.engine import influences
 from ortrain.capture.origin import IN_PYTORCH
 from ortrain.config import Options
-from ortrain.errors import CheckFailed, ExecutionError, NotServed
+from ortrain.errors import CheckFailed, ExecutionError, NotServed, OrtrainError
 from ortrain.frontend.layouts import orders_of
 from ortrain.frontend.original import in_pytorch
 from ortrain.frontend.program import translated
@@ -145,7 +145,10 @@ class Graph:
         every = tuple(n for n, own in zip(self.users, plan.reachable, strict=True) if own)
         if len(every) == 1:
             return ()
-        return matters(self._way(every).step.plan, saved_only=True)
+        try:
+            return matters(self._way(every).step.plan, saved_only=True)
+        except OrtrainError:  # which is about gradients that nobody may ask for
+            return self.translated.places
 
     def _learn(self, outputs: Sequence[Tensor]) -> None:
         """Counts the backwards through a call's outputs."""

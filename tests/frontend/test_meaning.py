@@ -13,6 +13,7 @@ from torch.fx.experimental import _config as sizes
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from ortrain.errors import UnsupportedGradient
 from ortrain.frontend.graph import Graph
 from ortrain.frontend.original import in_pytorch
 from tests.frontend.compiling import compiled, expect_equal, expect_equal_steps, left
@@ -434,6 +435,32 @@ def test_a_repeated_forward_that_counts_gives_what_it_gives_in_pytorch(
             found.append([loss, x.grad, owner.layer.weight.grad])
         torch.testing.assert_close(*found)
     assert all(made)
+
+
+def test_a_gradient_that_no_graph_gives_is_an_error_where_it_is_asked_for_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(x @ WEIGHT)
+        return h.sum(), h * 2
+
+    made: list[Any] = []
+    call, _ = compiled(forward, into=made)
+    own = Graph._way
+
+    def way(self: Graph, upstream: tuple[str, ...]) -> Any:
+        if len(upstream) > 1:
+            raise UnsupportedGradient("of both")
+        return own(self, upstream)
+
+    monkeypatch.setattr(Graph, "_way", way)
+    found = []
+    for run in (call, forward):
+        WEIGHT.grad, x = None, torch.linspace(-1, 1, 12).view(3, 4)
+        checkpoint(lambda x, run=run: run(x)[0], x, use_reentrant=False).backward()
+        found.append(WEIGHT.grad)
+    torch.testing.assert_close(*found)
+    assert isinstance(made[0], Graph)
 
 
 class Keeping(nn.Module):
