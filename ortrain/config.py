@@ -492,6 +492,11 @@ def served_opset(opset: int, source: str) -> int:
     return _LEAST_OPSET
 
 
+def new_front_end() -> bool:
+    """Whether Dynamo finds the graphs of modules: for tests, until it is so always."""
+    return _variable("ORTRAIN_FRONT_END", "") == "new"
+
+
 def json_config_path() -> Path | None:
     """The file in ``ORTMODULE_JSON_CONFIG_PATH``."""
     return _path("ORTMODULE_JSON_CONFIG_PATH")

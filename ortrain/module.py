@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ortrain.assigned_forward import Entry, fits, is_bound_to, watched
-from ortrain.config import DebugOptions, LogLevel, Options
+from ortrain.config import DebugOptions, LogLevel, Options, new_front_end
 from ortrain.errors import OrtrainWarning
 from ortrain.json_config import settings_from_environment
 from ortrain.kinds import NONE, expect
@@ -108,7 +108,7 @@ class ORTModule(nn.Module):
         own["_options"], own["_debug_options"] = options, debug_options
         if debug_options.log_level <= LogLevel.WARNING:
             warn_of_variables()
-        own["_runner"] = Runner(module, own["_options"], own["_debug_options"])
+        own["_runner"] = _runner_of(module, own["_options"], own["_debug_options"])
         own["_methods"] = Methods(self, module, own["_runner"].aside)
         for name in _SHARED:
             own[name] = module.__dict__[name]
@@ -159,7 +159,7 @@ class ORTModule(nn.Module):
         """Takes other settings of what is shown, which hold from the next call on."""
         self.__dict__["_debug_options"] = debug_options
         runner: Runner = self.__dict__["_runner"]
-        runner.debug_options = runner.compiler.debug_options = debug_options
+        runner.show(debug_options)
 
     @property
     def steps_to_come(self) -> int | None:
@@ -340,6 +340,14 @@ class ORTModule(nn.Module):
     def _hooks(self) -> dict[str, Any]:
         """The hooks on ORTModule itself."""
         return {name: value for name in _OWN if (value := self.__dict__[name])}
+
+
+def _runner_of(module: nn.Module, options: Options, debug_options: DebugOptions) -> Any:
+    if new_front_end():
+        from ortrain.frontend.machine import Machine
+
+        return Machine(module, options, debug_options)
+    return Runner(module, options, debug_options)
 
 
 def _entry(runner: Runner, forward: Callable[..., Any]) -> Entry:

@@ -96,10 +96,20 @@ def ortrain(
         A function that gives what the graph gives: a :class:`~ortrain.frontend.graph.Graph`,
         :class:`Parts`, or :class:`InPyTorch` where no statement is a step.
     """
-    settings = Options(**{"engine": "aten", **(options or {})})
+    return steps_of(module, inputs, Options(**{"engine": "aten", **(options or {})}))
+
+
+def steps_of(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Served:
+    """What runs a graph of Dynamo's.
+
+    Args:
+        module: the graph.
+        inputs: of the call that is being compiled.
+        options: settings.
+    """
     # A checkpoint of the user's around the call counts what is saved.
     with EXCLUSIVE, lasting(), unhooked():
-        return _served(module, inputs, settings, guarded=True)
+        return _served(module, inputs, options, guarded=True)
 
 
 def _served(

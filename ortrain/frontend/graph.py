@@ -15,6 +15,7 @@ from ortrain.autodiff.engine import influences
 from ortrain.capture.origin import IN_PYTORCH
 from ortrain.config import Options
 from ortrain.errors import CheckFailed, ExecutionError, NotServed, OrtrainError
+from ortrain.frontend.call import CALL
 from ortrain.frontend.layouts import orders_of
 from ortrain.frontend.original import in_pytorch
 from ortrain.frontend.program import translated
@@ -194,8 +195,10 @@ class Graph:
                     self._learn(outputs)
             else:
                 outputs = way.step.infer(users, held)
-        except (CheckFailed, ExecutionError):
+        except (CheckFailed, ExecutionError) as error:
+            CALL.failed = error
             return self.fallback(*args)
+        CALL.ran += 1
         for i, source in self.translated.sources.items():
             outputs[i] = laid(outputs[i], source.axes, source.back)
         return self._handed_on(args, outputs)

@@ -151,6 +151,10 @@ class Runner:
         for part in () if self.parts is None else self.parts.runners.values():
             part.expect(steps)
 
+    def show(self, debug_options: DebugOptions) -> None:
+        """Takes other settings of what is shown."""
+        self.debug_options = self.compiler.debug_options = debug_options
+
     # -- the hot path ------------------------------------------------------------------------
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,0 +1,399 @@
+"""``Machine``: what runs the calls of a held module, and when that changes.
+
+::
+
+    watching ── a graph pays ──▶ trying ── the clock decides ──▶ settled, on graphs or in PyTorch
+
+The plain module runs while it is watched; a call that is tried or settled goes through Dynamo,
+whose graphs are steps. Calls with and without gradients, in training and in evaluation, have a
+policy each: what is fast in one need not be in the other.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, is_grad_enabled, nn
+from torch.utils import _pytree as pytree
+
+from ortrain.config import EXECUTORS, DebugOptions, LogLevel, Options
+from ortrain.errors import CaptureError, NotServed, OrtrainError, OrtrainWarning
+from ortrain.exclusive import EXCLUSIVE
+from ortrain.frontend.backend import InPyTorch, Parts, Served, steps_of
+from ortrain.frontend.call import CALL
+from ortrain.frontend.graph import Graph
+from ortrain.pytorch.dynamo import ConversionFailed, breaks, converted, heard_by, with_open_sizes
+from ortrain.step import contest
+from ortrain.step.contest import Race
+from ortrain.step.eligibility import tried
+from ortrain.step.fallback import alone
+from ortrain.step.prospect import Prospect, gain_of
+from ortrain.step.report import Report
+from ortrain.step.verdict import Verdict
+from ortrain.step.wrappers import needs_its_own_forward
+
+# Calls that go to the module unseen once PyTorch has won; then one is looked at again.
+SPELL = 256
+_CACHES = "transformers.cache_utils"
+WITH_CACHE = "a key-value cache is among its arguments: calls that generate run in PyTorch"
+TURN = "its turn in the contest with the graph"
+
+
+def _run(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return module(*args, **kwargs)
+
+
+class Compiled:
+    """A module through Dynamo.
+
+    Args:
+        module: the module.
+        options: settings.
+
+    Attributes:
+        made: what its graphs have become, in their order.
+        conversions: of code of the module.
+        fresh: whether some have been made since it was last asked.
+    """
+
+    def __init__(self, module: nn.Module, options: Options) -> None:
+        self.options = options
+        self.made: list[Served] = []
+        self.conversions = 0
+        self.fresh = False
+        self.why = ""
+        self._run = converted(_run, self._backend)
+        self._given: Any = ()
+        self._breaks: dict[str, int] = {}
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The module's call, as graphs where there are some."""
+        self._given = args, kwargs
+        try:
+            with heard_by(self):
+                return self._run(module, args, kwargs)
+        finally:
+            self._given = ()
+
+    def begins(self) -> None:
+        """Before a conversion."""
+        self.conversions += 1
+        with_open_sizes(pytree.tree_leaves(self._given))
+        self._breaks = breaks()
+
+    def ends(self) -> None:
+        """Behind it."""
+        self.fresh = True
+        now = breaks()
+        for reason, count in now.items():
+            if count != self._breaks.get(reason):
+                self.why = reason.partition("\n")[0]
+
+    def _backend(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        made = steps_of(module, inputs, self.options)
+        self.made.append(made)
+        return made
+
+    @property
+    def graphs(self) -> list[Graph]:
+        """Those that are steps, once each."""
+        found = (graph for made in self.made for graph in graphs_in(made))
+        return [*{id(graph): graph for graph in found}.values()]
+
+    def reason(self) -> str:
+        """Why a call has no graph."""
+        for made in reversed(self.made):
+            if isinstance(made, InPyTorch | Parts) and made.reason is not None:
+                return str(made.reason)
+        return f"there is no graph of it: {self.why or 'its code computes nothing with tensors'}"
+
+
+def graphs_in(made: Served) -> Iterator[Graph]:
+    """The steps of a graph."""
+    if isinstance(made, Graph):
+        yield made
+    elif isinstance(made, Parts):
+        for part in made.parts:
+            yield from graphs_in(part)
+
+
+class Policy:
+    """Of calls with gradients or without, in training or in evaluation.
+
+    Attributes:
+        engine: whose turn it is: ``"torch"`` or one that runs graphs.
+        race: between them, until it is decided.
+        reason: why calls run in PyTorch; empty where they do not.
+        spell: calls that go to the module unseen.
+    """
+
+    def __init__(self, engine: str, race: Race | None, reason: str = "") -> None:
+        self.engine, self.race, self.reason = engine, race, reason
+        self.spell = 0
+
+
+class Machine:
+    """Runs the calls of one module.
+
+    Args:
+        module: the module.
+        options: settings.
+        debug_options: what to show.
+
+    Attributes:
+        report: what ran where.
+        prospect: of its graphs; who knows how many steps are to come, says it there.
+        only_loss: whether of the outputs nobody reads more than a loss in the first place.
+        calls: so far.
+    """
+
+    def __init__(self, module: nn.Module, options: Options, debug_options: DebugOptions) -> None:
+        self.module, self.debug_options = module, debug_options
+        self.report = Report()
+        self.prospect = Prospect.of(module)
+        self.only_loss = self.trains = self.warned = False
+        self.calls = self.contests = 0
+        self.device: torch.device | None = None
+        self.use(options)
+
+    def use(self, options: Options) -> None:
+        """Takes other settings, under which everything is made anew."""
+        self.options = options
+        self.policies: dict[tuple[bool, bool], Policy] = {}
+        self.compiled: dict[str, Compiled] = {}
+
+    def expect(self, steps: int | None) -> None:
+        """Takes it that so many calls with gradients are to come; None where nobody knows."""
+        self.prospect.steps = steps
+
+    def show(self, debug_options: DebugOptions) -> None:
+        """Takes other settings of what is shown."""
+        self.debug_options = debug_options
+
+    # -- a call ------------------------------------------------------------------------------
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs one call, as graphs or in PyTorch."""
+        modes = is_grad_enabled(), self.module.training
+        self.calls += 1
+        policy = self.policies.get(modes)
+        if policy is None:
+            with EXCLUSIVE:
+                policy = self.policies[modes] = self._policy(modes, args, kwargs)
+        if policy.spell:
+            policy.spell -= 1
+            return self._in_pytorch(policy.reason, args, kwargs)
+        if any(type(value).__module__ == _CACHES for value in (*args, *kwargs.values())):
+            return self._in_pytorch(WITH_CACHE, args, kwargs)
+        if policy.race is not None:
+            return self._raced(policy, policy.race, args, kwargs)
+        if policy.engine == "torch":
+            return self._in_pytorch(policy.reason, args, kwargs)
+        return self._as_graphs(policy, args, kwargs)
+
+    def _in_pytorch(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        report = self._described(is_grad_enabled())
+        report.mode, report.reason = "eager", reason
+        report.eager_calls += 1
+        return self.module(*args, **kwargs)
+
+    def aside(self, reason: str, call: Callable[[], Any]) -> Any:
+        """Runs a call in PyTorch that nobody means to be a graph; the report has the reason."""
+        self.calls += 1
+        report = self._described(is_grad_enabled())
+        report.mode, report.reason = "eager", reason
+        report.eager_calls += 1
+        return call()
+
+    def _as_graphs(
+        self, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        compiled = self._compiled(policy.engine)
+        report = self._described(is_grad_enabled())
+        before = CALL.ran, CALL.failed, CALL.shown
+        CALL.ran, CALL.failed = 0, None
+        CALL.shown = "loss" if self.only_loss else "all"
+        try:
+            output = compiled(self.module, args, kwargs)
+            ran, failed = CALL.ran, CALL.failed
+        except ConversionFailed as error:
+            return self._refused(policy, error, args, kwargs)
+        finally:
+            CALL.ran, CALL.failed, CALL.shown = before
+        if compiled.fresh:
+            compiled.fresh = False
+            self._describe(compiled)
+        if ran:
+            report.graph_calls += 1
+            report.mode, report.reason = "graph", ""
+        else:
+            self._without_graphs(policy, compiled, failed, report)
+        return output
+
+    def _without_graphs(
+        self, policy: Policy, compiled: Compiled, failed: Exception | None, report: Report
+    ) -> None:
+        """Notes a call that went through Dynamo, and ran no step.
+
+        Raises:
+            OrtrainError: where no fallback is allowed.
+        """
+        report.eager_calls += 1
+        reason = str(failed) if failed is not None else compiled.reason()
+        error = failed if isinstance(failed, OrtrainError) else CaptureError(reason)
+        report.mode, report.reason = "eager", reason
+        if not self.options.falls_back(error):
+            raise error
+        self._warn(reason)
+        if failed is None:
+            self._settle_in_pytorch(policy, reason)
+
+    def _refused(
+        self,
+        policy: Policy,
+        error: Exception,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Runs a call that Dynamo has failed to convert; its own error is the one to see."""
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        with alone(error):
+            output = self._in_pytorch(reason, args, kwargs)
+        own = CaptureError(f"PyTorch's Dynamo fails to convert {type(self.module).__name__}", because=reason)
+        if not self.options.falls_back(own):
+            raise own from error
+        self._warn(str(own))
+        self._settle_in_pytorch(policy, str(own))
+        return output
+
+    def _settle_in_pytorch(self, policy: Policy, reason: str) -> None:
+        if not self.options.retry:
+            if policy.race is not None:
+                policy.race.close()
+            policy.engine, policy.race, policy.reason = "torch", None, reason
+
+    # -- which engine -----------------------------------------------------------------------------
+
+    def _policy(
+        self, modes: tuple[bool, bool], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Policy:
+        grad, _ = modes
+        self.trains |= grad
+        engine = self.options.engine_for(grad)
+        if engine == "torch":
+            asked = "engine" if grad or self.options.inference is None else "inference"
+            return Policy("torch", None, f'{asked}="torch"')
+        if why := needs_its_own_forward(self.module):
+            error = NotServed(
+                f"{type(self.module).__name__} cannot run as a graph here: {why}"
+            )
+            if not self.options.falls_back(error):
+                raise error
+            self._warn(why)
+            return Policy("torch", None, why)
+        if engine in EXECUTORS:
+            return Policy(engine, None)
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        held = [*self.module.parameters(), *self.module.buffers(), *tensors]
+        device = next((t.device for t in held), torch.device("cpu"))
+        dtypes = {t.dtype for t in held}
+        able = tried(self.options, device, dtypes)
+        able = ("aten",) if "aten" in able else able[:1]
+        if not able:
+            return Policy("torch", None, f"there is no engine for tensors on {device}")
+        self.device = device
+        prospect = self.prospect if grad else None
+        race = Race(able, prospect, gain_of(dtypes, device), self._verdict())
+        return Policy(able[0], race)
+
+    def _verdict(self) -> Verdict | None:
+        self.contests += 1
+        size = sum(1 for _ in self.module.parameters())
+        return Verdict.of(f"{type(self.module).__name__}/{size}/{self.contests}")
+
+    def _raced(
+        self, policy: Policy, race: Race, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        start = contest.now(self.device)
+        turn = race.next()
+        report = self._described(is_grad_enabled())
+        report.contest = race.contest
+        if race.winner:
+            policy.race = None
+            if turn == "eager":
+                policy.engine, policy.reason = "torch", str(race.contest)
+                self.compiled.clear()
+                policy.spell = SPELL
+                return self._in_pytorch(policy.reason, args, kwargs)
+            return self._as_graphs(policy, args, kwargs)
+        if turn == "eager" and race.rest:
+            policy.spell, policy.reason = min(race.rest, SPELL), TURN
+            return self._in_pytorch(TURN, args, kwargs)
+        if turn == "eager":
+            return self._timed(race, turn, start, args, kwargs, lambda: self._in_pytorch(TURN, args, kwargs))
+        compiled = self._compiled(policy.engine)
+        if not compiled.made or compiled.fresh:
+            with race.preparing():
+                return self._as_graphs(policy, args, kwargs)
+        return self._timed(race, turn, start, args, kwargs, lambda: self._as_graphs(policy, args, kwargs))
+
+    def _timed(self, race: Race, turn: str, start: Any, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        size = max((t.numel() for t in tensors), default=1)
+        sample = race.sample(turn, size, start)
+        output = run()
+        sample.forward_ends()
+        leaves = [t for t in (*self.module.parameters(), *tensors) if t.requires_grad]
+        found = [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor)]
+        sample.forward_done(found, leaves, is_grad_enabled() and bool(leaves))
+        return output
+
+    def _compiled(self, engine: str) -> Compiled:
+        known = self.compiled.get(engine)
+        if known is None:
+            from dataclasses import replace
+
+            options = replace(self.options, engine=engine)
+            known = self.compiled[engine] = Compiled(self.module, options)
+        return known
+
+    # -- what is told -------------------------------------------------------------------------------
+
+    def _described(self, grad: bool) -> Report:
+        """The report on calls with or without gradients; the latter have one beside the former."""
+        if grad or not self.trains:
+            return self.report
+        if self.report.inference is None:
+            self.report.inference = Report()
+        return self.report.inference
+
+    def _describe(self, compiled: Compiled) -> None:
+        report = self._described(is_grad_enabled())
+        graphs = compiled.graphs
+        report.captures = compiled.conversions
+        if graphs:
+            report.engine = str(graphs[-1].executor)
+
+    def _warn(self, reason: str) -> None:
+        """Warns once, at the line outside of ortrain and torch that called the module."""
+        if self.warned or self.debug_options.log_level > LogLevel.WARNING:
+            return
+        self.warned = True
+        frame, level = sys._getframe(1), 2
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INNER):
+            frame, level = frame.f_back, level + 1
+        warnings.warn(
+            f"ORTModule runs {type(self.module).__name__} in PyTorch: {reason}",
+            OrtrainWarning,
+            stacklevel=level,
+        )
+
+
+_INNER = ("ortrain.", "torch.nn.modules.module")

@@ -1,0 +1,124 @@
+"""Dynamo's conversions of a module's code, and how it is set up for those that are ours.
+
+Private: all of ``torch._dynamo``, of whose names ``config``, ``callback``, ``maybe_mark_dynamic``
+and ``exc.TorchDynamoException`` are documented, and ``utils.counters`` is not; and
+``torch.fx.experimental._config``. Without ``counters`` a report does not tell why Dynamo makes no
+graph; without the rest, nothing is converted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch._dynamo import callback, config, maybe_mark_dynamic
+from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.utils import counters
+from torch.fx.experimental import _config as sizes
+
+# What it brought: sizes from values, and what a mask selects (PyG, DeBERTa); recurrent layers; a
+# counter on a module that moves (two graphs, not eight); one graph under DistributedDataParallel;
+# logging that breaks no graph (GPT-2); a batch of one as a size like others.
+_LOGGING = {
+    getattr(logging.Logger, name) for name in ("debug", "info", "warning", "error", "critical")
+}
+SETTINGS: dict[str, Any] = {
+    "capture_scalar_outputs": True,
+    "capture_dynamic_output_shape_ops": True,
+    "allow_rnn": True,
+    "allow_unspec_int_on_nn_module": True,
+    "optimize_ddp": False,
+}
+SIZES: dict[str, Any] = {"backed_size_oblivious": True}
+
+# Graphs of one module, after which Dynamo makes no further one.
+MOST = 64
+
+ConversionFailed = TorchDynamoException
+
+
+class Hears(Protocol):
+    """Whoever has a call in which conversions may begin."""
+
+    def begins(self) -> None:
+        """Before a conversion."""
+        ...
+
+    def ends(self) -> None:
+        """Behind it."""
+        ...
+
+
+class _Here(threading.local):
+    hears: Hears | None = None
+    settings: contextlib.ExitStack | None = None
+
+
+_here = _Here()
+
+
+@contextlib.contextmanager
+def heard_by(hears: Hears) -> Iterator[None]:
+    """Conversions that begin inside have our settings, and are told to somebody."""
+    before, _here.hears = _here.hears, hears
+    try:
+        yield
+    finally:
+        _here.hears = before
+
+
+@callback.on_compile_start
+def _begin(_: Any) -> None:
+    if (hears := _here.hears) is None or _here.settings is not None:
+        return
+    _here.settings = stack = contextlib.ExitStack()
+    quiet = config.ignore_logging_functions | _LOGGING
+    stack.enter_context(config.patch(**SETTINGS, ignore_logging_functions=quiet))
+    stack.enter_context(sizes.patch(**SIZES))
+    hears.begins()
+
+
+@callback.on_compile_end
+def _end(_: Any) -> None:
+    if (stack := _here.settings) is None:
+        return
+    _here.settings = None
+    stack.close()
+    if (hears := _here.hears) is not None:
+        hears.ends()
+
+
+def converted(function: FunctionType, backend: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose graphs a backend runs: it has none in common with others of the same code.
+
+    Args:
+        function: of Python. Its code is copied, and what Dynamo keeps goes with the copy.
+        backend: takes Dynamo's graphs.
+    """
+    own = FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__,
+        function.__defaults__, function.__closure__,
+    )  # fmt: skip
+    made: Callable[..., Any] = torch.compile(
+        own, backend=backend, recompile_limit=MOST, isolate_recompiles=True
+    )
+    return made
+
+
+def with_open_sizes(values: Sequence[Any]) -> None:
+    """Has the sizes of tensors be symbols in the conversion that begins, where they can be."""
+    for value in values:
+        if isinstance(value, Tensor) and value.layout is torch.strided:
+            for axis in range(value.dim()):
+                maybe_mark_dynamic(value, axis)
+
+
+def breaks() -> dict[str, int]:
+    """How often Dynamo has ended a graph, by its reasons."""
+    return dict(counters["graph_break"])
