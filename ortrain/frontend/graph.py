@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,42 +13,25 @@ from torch import Tensor, fx, is_grad_enabled
 from ortrain.autodiff.engine import influences
 from ortrain.capture.origin import IN_PYTORCH
 from ortrain.config import Options
-from ortrain.errors import CheckFailed, ExecutionError, NotServed, OrtrainError
+from ortrain.errors import CheckFailed, ExecutionError, NotServed, ParityError, listing
+from ortrain.exclusive import EXCLUSIVE
 from ortrain.frontend.call import CALL
+from ortrain.frontend.form import Form
 from ortrain.frontend.layouts import orders_of
 from ortrain.frontend.original import in_pytorch
 from ortrain.frontend.program import translated
+from ortrain.graph.cost import Multiplications
 from ortrain.guards.layout import laid
-from ortrain.program import Role
+from ortrain.passes.linear_loss import in_blocks
+from ortrain.passes.tokens import Shown, packed
+from ortrain.passes.tokens.demand import is_loss
+from ortrain.program import Role, set_role
 from ortrain.pytorch.transforms import is_wrapped
 from ortrain.runtime import engines
+from ortrain.runtime.memory import Ceiling
 from ortrain.step.autograd import Step
-from ortrain.step.build import Plan, build, likely_upstream
-from ortrain.step.saved_forward import Received, matters
-
-# Backwards for the same outputs after which others are not reckoned with.
-_ENOUGH = 2
-
-
-@dataclass(frozen=True)
-class Way:
-    """A step for gradients of some outputs, and what it takes of a call.
-
-    Attributes:
-        step: the step.
-        places: of its inputs among the graph's.
-        numbers: which of these are numbers.
-        copied: of which it takes copies.
-        first: of which it does where other outputs may receive gradients than is thought.
-        held: places of its parameters and buffers among the graph's inputs.
-    """
-
-    step: Step
-    places: list[int]
-    numbers: list[int]
-    copied: list[int]
-    first: list[int]
-    held: list[int]
+from ortrain.step.places import axes_of
+from ortrain.step.tokens import TokenCounts, Tokens
 
 
 class Graph:
@@ -76,7 +58,7 @@ class Graph:
             )
         self.fallback = in_pytorch(module)
         self.alone = not isinstance(module.graph.output_node().args[0], tuple | list)
-        self.translated = found = translated(module, real)
+        self.translated = found = translated(module, real, options.opset)
         program = found.program
         if not len(program.graph):
             raise NotServed(
@@ -87,121 +69,111 @@ class Graph:
         given = [v.name or "" for v in program.graph.inputs if v.name in found.places]
         users = program.outputs(Role.USER_OUTPUT, Role.LOSS)
         influential = {v.name for v in influences(program.graph, users)}
-        wrt = [
+        self.wrt = [
             name
             for name in given
             if name in influential and is_grad_enabled() and _wants(real[found.places[name]])
         ]
-        device = next((t.device for t in real if isinstance(t, Tensor)), torch.device("cpu"))
-        self.executor = engines.executor(options.engine, device=device)
-        self.program, self.wrt, self.options = program, wrt, options
-        self.orders = orders_of(program, {name: real[found.places[name]] for name in wrt})
-        self.users = [v.name or "" for v in users]
+        self.options = options
+        tensors = [each for each in real if isinstance(each, Tensor)]
+        self.device = next((t.device for t in tensors), torch.device("cpu"))
+        self.orders = orders_of(program, {name: real[found.places[name]] for name in self.wrt})
         self.strided = {i for i, value in enumerate(real) if _is_copied(value)}
-        self.ways: dict[tuple[str, ...], Way] = {}
-        self.way, self.confirmed = self._way(tuple(likely_upstream(program, wrt))), 0
-        wanting = {found.places[name] for name in wrt}
+        # Such as those of an optimizer that steps in the backward, and frees each gradient.
+        self.early = any(t._post_accumulate_grad_hooks for t in tensors)
+        self.users = [found.places[v.name or ""] for v in program.inputs(Role.USER_INPUT)]
+        self.axes = axes_of(program, self.users)
+        self.example = self.sizes(real)
+        self.cost = Multiplications(program.graph)
+        self.executor = self._executor()
+        self.loss: int | None = None
+        self.forms: dict[tuple[Shown, bool], Form] = {}
+        self.tokens: dict[Shown, Tokens | None] = {}
+        self.form = self._form(real)
+        wanting = {found.places[name] for name in self.wrt}
         self.without = [
             i for i, t in enumerate(real) if not (guarded or i in wanting) and isinstance(t, Tensor)
         ]
         self.written = found.original.written
+        self.filled = [i for i in self.users if isinstance(real[i], Tensor)]
+        self.due: Callable[[Form, Sequence[Any]], bool] | None = None
+        self.seconds: dict[str, float] = {}
 
     @property
     def step(self) -> Step:
-        """The step that the next call runs."""
-        return self.way.step
+        """The step that the last call ran."""
+        return self.form.way.step
 
-    def _way(self, upstream: tuple[str, ...]) -> Way:
-        way = self.ways.get(upstream)
-        if way is None:
-            found = self.translated
-            numbers = [name for name, place in found.places.items() if place in found.numbers]
-            step = Step(self._plan(upstream), None, self._other, found.original, numbers)
-            step.orders, step.further = self.orders, lambda: self._further
-            places = [found.places[step.feeds.names[i]] for i in step.feeds.users]
-            first = [n for n, i in enumerate(places) if i in found.copied or i in self.strided]
-            way = self.ways[upstream] = Way(
-                step,
-                places,
-                [n for n, i in enumerate(places) if i in found.numbers],
-                [n for n in first if places[n] in found.copied or n in step.plan.reads_back],
-                first,
-                [found.places[name] for name in step.names],
-            )
-        return way
+    def sizes(self, args: Sequence[Any]) -> dict[str, int]:
+        """The value that each symbolic dimension has in a call."""
+        return {symbol: int(args[place].shape[axis]) for symbol, place, axis in self.axes}
 
-    def _other(self, received: Received) -> Step:
-        """The step where other outputs receive gradients than was thought, as they probably will.
-
-        The first time, the forward runs again for it.
-        """
-        upstream = tuple(n for n, given in zip(self.users, received, strict=True) if given)
-        self.way, self.confirmed = self._way(upstream), 0
-        return self.way.step
-
-    @cached_property
-    def _further(self) -> Collection[str]:
-        """Inputs that gradients of other outputs may need than those that are expected to."""
-        plan = self.way.step.plan
-        every = tuple(n for n, own in zip(self.users, plan.reachable, strict=True) if own)
-        if len(every) == 1:
-            return ()
-        try:
-            return matters(self._way(every).step.plan, saved_only=True)
-        except OrtrainError:  # which is about gradients that nobody may ask for
-            return self.translated.places
-
-    def _learn(self, outputs: Sequence[Tensor]) -> None:
-        """Counts the backwards through a call's outputs."""
-
-        def learned(*_: Any) -> None:
-            self.confirmed += 1
-
-        for node in {each.grad_fn for each in outputs if each.grad_fn is not None}:
-            node.register_prehook(learned)
-
-    def _plan(self, upstream: Sequence[str]) -> Plan:
-        return build(
-            self.program,
-            self.wrt,
-            upstream,
-            self.executor,
-            pieces=self.options.backward_pieces,
-            budget=self.options.memory_budget,
-        )
+    # -- a call ------------------------------------------------------------------------------
 
     def __call__(self, *args: Any) -> Any:
         """The graph's outputs for a call's inputs; one of a part may be no tuple."""
-        if (self.without and is_grad_enabled() and self._wants_more(args)) or (
-            self.written and self._shared(args)
-        ):
+        if self._is_pytorchs(args):
             return self.fallback(*args)
-        way = self.way
+        form = self._form(args)
+        if self.due is not None and self.due(form, args):
+            self._prove(form, args)
+        if form.refused is not None:
+            CALL.failed = form.refused
+            return self.fallback(*args)
+        try:
+            outputs = self.run(form, args)
+        except (CheckFailed, ExecutionError) as error:
+            CALL.failed = error
+            return self.fallback(*args)
+        CALL.ran += 1
+        CALL.given += ((self, outputs),)
+        return outputs
+
+    def _is_pytorchs(self, args: Sequence[Any]) -> bool:
+        """Whether a call is none for a step, by its arguments."""
+        if self.without and is_grad_enabled() and self._wants_more(args):
+            return True
+        if self.written and self._shared(args):
+            return True
+        # Each runtime has its own of statistics of nothing.
+        return not all([args[i].numel() for i in self.filled])
+
+    def run(self, form: Form, args: Sequence[Any]) -> Any:
+        """The outputs of one of the graph's programs."""
+        way = form.way
         users, held = [args[i] for i in way.places], [args[i] for i in way.held]
-        if any(isinstance(each, Tensor) and not each.numel() for each in users):
-            return self.fallback(*args)  # each runtime has its own of statistics of nothing
         for i in way.numbers:
             users[i] = torch.tensor(users[i])
-        call, certain = args, self.confirmed >= _ENOUGH
+        call, certain = tuple(args), form.certain
         if copied := way.copied if certain else way.first:
             given = list(args)
             for i in copied:
                 users[i] = given[way.places[i]] = users[i].clone()
             call = tuple(given)
-        try:
-            if self.wrt and is_grad_enabled():
-                outputs = [*way.step.train(users, call, held=held, certain=certain)]
-                if not certain:
-                    self._learn(outputs)
-            else:
-                outputs = way.step.infer(users, held)
-        except (CheckFailed, ExecutionError) as error:
-            CALL.failed = error
-            return self.fallback(*args)
-        CALL.ran += 1
+        if self.wrt and is_grad_enabled():
+            outputs = [*way.step.train(users, call, held=held, certain=certain)]
+            if not certain:
+                form.learn(outputs)
+        else:
+            outputs = way.step.infer(users, held)
         for i, source in self.translated.sources.items():
             outputs[i] = laid(outputs[i], source.axes, source.back)
         return self._handed_on(args, outputs)
+
+    def _prove(self, form: Form, args: Sequence[Any]) -> None:
+        """Compares a program with PyTorch on a call."""
+        from ortrain.frontend.proof import proven
+
+        start = time.perf_counter()
+        with EXCLUSIVE:
+            form.certificate = found = proven(self, form, args)
+        if found.faults:
+            form.refused = ParityError(
+                "a graph does not compute what PyTorch does",
+                because=listing(list(found.faults)),
+                help="it runs in PyTorch instead; please report it with the module's code",
+            )
+        self.seconds["parity"] = self.seconds.get("parity", 0.0) + time.perf_counter() - start
 
     def _wants_more(self, args: Sequence[Any]) -> bool:
         """Whether an input requires a gradient that did not when the graph was made."""
@@ -224,6 +196,77 @@ class Graph:
             for each in outside.results
         )
         return results[0] if self.alone else results
+
+    # -- what is computed ----------------------------------------------------------------------
+
+    def _form(self, args: Sequence[Any]) -> Form:
+        """The program for a call: without the tokens that nobody reads, where that saves enough."""
+        shown: Shown = "loss" if CALL.shown == "loss" and self.loss is not None else "all"
+        if shown == "all" and self.options.skip_padding:
+            shown = "tokens"
+        tokens, saving = self._tokens(shown), None
+        if tokens is not None:
+            saving = tokens.saving([_tensor(args[i]) for i in self.users], self.sizes(args))
+            CALL.note(saving)
+        key = shown, saving is not None and saving.share > 0
+        form = self.forms.get(key)
+        if form is None:
+            with EXCLUSIVE:
+                form = self.forms[key] = self._made(*key)
+        self.form = form
+        return form
+
+    def _tokens(self, shown: Shown) -> Tokens | None:
+        """What leaves tokens out; None where all are read."""
+        if shown not in self.tokens:
+            with EXCLUSIVE:
+                self.tokens[shown] = self._found(shown)
+        return self.tokens[shown]
+
+    def _found(self, shown: Shown) -> Tokens | None:
+        program = self.translated.program
+        # Of a GPU one would have to wait for the number of tokens.
+        if self.options.skip_padding is False or self.device.type != "cpu":
+            return None
+        found = packed(program, shown)
+        if found is None or not TokenCounts.serves(found):
+            return None
+        found.program, hidden = in_blocks(found.program, shown) or (found.program, ())
+        return Tokens(found, program, self.cost, self.executor, hidden)
+
+    def _made(self, shown: Shown, without: bool) -> Form:
+        if without:
+            tokens = self.tokens[shown]
+            assert tokens is not None
+            return Form(self, tokens.program, tokens.hidden, tokens.partial)
+        whole = self.translated.program
+        program, hidden = in_blocks(whole, shown) or (whole, ())
+        return Form(self, program, hidden)
+
+    def know_loss(self, place: int) -> None:
+        """Takes it that a result is the module's loss, where it is a floating scalar."""
+        result = self.translated.outside.results[place]
+        users = self.translated.program.outputs(Role.USER_OUTPUT, Role.LOSS)
+        if self.loss is None and result.kind == "root" and is_loss(users[result.index]):
+            self.loss = result.index
+            set_role(users[self.loss], Role.LOSS)
+
+    def _executor(self) -> Any:
+        options = self.options
+        bounded = options.memory_budget is not None and options.arena and Ceiling.serves()
+        return engines.executor(
+            options.engine,
+            device=self.device,
+            provider=options.provider,
+            threads=options.threads,
+            arena=options.arena,
+            cuda_graphs=options.cuda_graphs,
+            ceiling=Ceiling() if bounded else None,
+        )
+
+
+def _tensor(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.tensor(value)
 
 
 def _is_copied(value: Any) -> bool:

@@ -14,19 +14,21 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx, is_grad_enabled, nn
 from torch.utils import _pytree as pytree
 
+from ortrain.autodiff.held import peak, saved_bytes
 from ortrain.config import EXECUTORS, DebugOptions, LogLevel, Options
 from ortrain.errors import CaptureError, NotServed, OrtrainError, OrtrainWarning
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.frontend.backend import InPyTorch, Parts, Served, steps_of
 from ortrain.frontend.call import CALL
+from ortrain.frontend.form import Form
 from ortrain.frontend.graph import Graph
+from ortrain.passes.linear_loss import blocks_of
 from ortrain.pytorch.dynamo import ConversionFailed, breaks, converted, heard_by, with_open_sizes
 from ortrain.step import contest
 from ortrain.step.contest import Race
@@ -71,9 +73,7 @@ class Compiled:
         self._given: Any = ()
         self._breaks: dict[str, int] = {}
 
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module's call, as graphs where there are some."""
         self._given = args, kwargs
         try:
@@ -99,6 +99,10 @@ class Compiled:
     def _backend(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         made = steps_of(module, inputs, self.options)
         self.made.append(made)
+        for graph in graphs_in(made):
+            graph.due = (
+                None if self.options.certificate == "off" else _Due(self.options.certificate)
+            )
         return made
 
     @property
@@ -113,6 +117,35 @@ class Compiled:
             if isinstance(made, InPyTorch | Parts) and made.reason is not None:
                 return str(made.reason)
         return f"there is no graph of it: {self.why or 'its code computes nothing with tensors'}"
+
+
+class _Due:
+    """When a graph is compared with PyTorch.
+
+    Args:
+        asked: as of :class:`~ortrain.Options`.
+    """
+
+    def __init__(self, asked: str | int) -> None:
+        self.asked, self.calls = asked, 0
+        self.sizes: set[Any] = set()
+
+    def __call__(self, form: Form, args: Sequence[Any]) -> bool:
+        """Whether it is, before this call of one of its programs."""
+        if form.certificate is None:
+            self._note(args)
+            return True
+        if self.asked == "first":
+            return False
+        if self.asked == "each size":
+            before = len(self.sizes)
+            self._note(args)
+            return len(self.sizes) > before
+        self.calls += 1
+        return self.calls % int(self.asked) == 0
+
+    def _note(self, args: Sequence[Any]) -> None:
+        self.sizes.add(tuple(t.shape for t in args if isinstance(t, Tensor)))
 
 
 def graphs_in(made: Served) -> Iterator[Graph]:
@@ -212,21 +245,19 @@ class Machine:
         report.eager_calls += 1
         return call()
 
-    def _as_graphs(
-        self, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _as_graphs(self, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         compiled = self._compiled(policy.engine)
         report = self._described(is_grad_enabled())
-        before = CALL.ran, CALL.failed, CALL.shown
-        CALL.ran, CALL.failed = 0, None
-        CALL.shown = "loss" if self.only_loss else "all"
-        try:
-            output = compiled(self.module, args, kwargs)
-            ran, failed = CALL.ran, CALL.failed
-        except ConversionFailed as error:
-            return self._refused(policy, error, args, kwargs)
-        finally:
-            CALL.ran, CALL.failed, CALL.shown = before
+        with CALL.of("loss" if self.only_loss else "all"):
+            try:
+                output = compiled(self.module, args, kwargs)
+            except ConversionFailed as error:
+                return self._refused(policy, error, args, kwargs)
+            ran, failed, savings, given = CALL.ran, CALL.failed, CALL.savings, CALL.given
+        if self.only_loss:
+            _learn_loss(output, given)
+        for saving in savings:
+            report.note_tokens(saving)
         if compiled.fresh:
             compiled.fresh = False
             self._describe(compiled)
@@ -266,7 +297,9 @@ class Machine:
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         with alone(error):
             output = self._in_pytorch(reason, args, kwargs)
-        own = CaptureError(f"PyTorch's Dynamo fails to convert {type(self.module).__name__}", because=reason)
+        own = CaptureError(
+            f"PyTorch's Dynamo fails to convert {type(self.module).__name__}", because=reason
+        )
         if not self.options.falls_back(own):
             raise own from error
         self._warn(str(own))
@@ -291,9 +324,7 @@ class Machine:
             asked = "engine" if grad or self.options.inference is None else "inference"
             return Policy("torch", None, f'{asked}="torch"')
         if why := needs_its_own_forward(self.module):
-            error = NotServed(
-                f"{type(self.module).__name__} cannot run as a graph here: {why}"
-            )
+            error = NotServed(f"{type(self.module).__name__} cannot run as a graph here: {why}")
             if not self.options.falls_back(error):
                 raise error
             self._warn(why)
@@ -337,14 +368,20 @@ class Machine:
             policy.spell, policy.reason = min(race.rest, SPELL), TURN
             return self._in_pytorch(TURN, args, kwargs)
         if turn == "eager":
-            return self._timed(race, turn, start, args, kwargs, lambda: self._in_pytorch(TURN, args, kwargs))
+            return self._timed(
+                race, turn, start, args, kwargs, lambda: self._in_pytorch(TURN, args, kwargs)
+            )
         compiled = self._compiled(policy.engine)
         if not compiled.made or compiled.fresh:
             with race.preparing():
                 return self._as_graphs(policy, args, kwargs)
-        return self._timed(race, turn, start, args, kwargs, lambda: self._as_graphs(policy, args, kwargs))
+        return self._timed(
+            race, turn, start, args, kwargs, lambda: self._as_graphs(policy, args, kwargs)
+        )
 
-    def _timed(self, race: Race, turn: str, start: Any, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
+    def _timed(
+        self, race: Race, turn: str, start: Any, args: Any, kwargs: Any, run: Callable[[], Any]
+    ) -> Any:
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         size = max((t.numel() for t in tensors), default=1)
         sample = race.sample(turn, size, start)
@@ -377,9 +414,31 @@ class Machine:
     def _describe(self, compiled: Compiled) -> None:
         report = self._described(is_grad_enabled())
         graphs = compiled.graphs
-        report.captures = compiled.conversions
-        if graphs:
-            report.engine = str(graphs[-1].executor)
+        report.captures = len(compiled.made)
+        plans = [form.way.step.plan for graph in graphs for form in graph.forms.values()]
+        if not plans:
+            return
+        last, executor = plans[-1], graphs[-1].executor
+        report.engine, report.replays = str(executor), executor.replays
+        for seconds in (*(plan.seconds for plan in plans), *(graph.seconds for graph in graphs)):
+            for stage, took in seconds.items():
+                report.stages[stage] = report.stages.get(stage, 0.0) + took
+        names = ["forward", *(f"backward {i + 1}" for i in range(len(last.pieces)))]
+        report.nodes = {
+            name: (len(before.graph), len(after.graph))
+            for name, before, after in zip(names, last.programs, last.lowered, strict=True)
+        }
+        report.blocks = tuple(blocks_of(last.programs[0]))
+        shown = [graph.form for graph in graphs]
+        report.saved_bytes = sum(
+            saved_bytes(f.way.step.plan.programs, f.graph.example) for f in shown
+        )
+        trained = [f for f in shown if f.way.step.plan.pieces]
+        report.peak_bytes = sum(peak(f.way.step.plan.programs, f.graph.example) for f in trained)
+        certificates = [f.certificate for f in shown if f.certificate is not None]
+        report.certificate = "; ".join(map(str, certificates[:3]))
+        if self.debug_options.log_level <= LogLevel.INFO:
+            print(report, file=sys.stderr)
 
     def _warn(self, reason: str) -> None:
         """Warns once, at the line outside of ortrain and torch that called the module."""
@@ -394,6 +453,17 @@ class Machine:
             OrtrainWarning,
             stacklevel=level,
         )
+
+
+def _learn_loss(output: Any, given: Sequence[tuple[Graph, Any]]) -> None:
+    """Tells a graph which of its results the module returns in the first place."""
+    if all(graph.loss is not None for graph, _ in given):
+        return
+    first = next((t for t in pytree.tree_leaves(output) if isinstance(t, Tensor)), None)
+    for graph, results in given:
+        for place, result in enumerate([results] if graph.alone else results):
+            if result is first:
+                graph.know_loss(place)
 
 
 _INNER = ("ortrain.", "torch.nn.modules.module")

@@ -31,6 +31,7 @@ from ortrain.frontend.views import Outside, outside_of
 from ortrain.frontend.writes import written
 from ortrain.guards.autocast import active
 from ortrain.program import Program
+from ortrain.pytorch.conditions import decide_bounds
 from ortrain.pytorch.sources import is_buffer, name_of
 from ortrain.pytorch.tracing import apart, values_of
 
@@ -60,22 +61,24 @@ class Translated:
     original: Original
 
 
-def translated(module: fx.GraphModule, real: Sequence[Any]) -> Translated:
+def translated(module: fx.GraphModule, real: Sequence[Any], opset: int = 21) -> Translated:
     """The program of a graph, made while Dynamo waits for it.
 
     Args:
         module: Dynamo's graph.
         real: its inputs at the call that is being compiled.
+        opset: of the program.
 
     Raises:
         CaptureError: it has no translation.
     """
     with apart():
-        return _translated(module, real)
+        return _translated(module, real, opset)
 
 
-def _translated(module: fx.GraphModule, real: Sequence[Any]) -> Translated:
+def _translated(module: fx.GraphModule, real: Sequence[Any], opset: int) -> Translated:
     holders = module.graph.find_nodes(op="placeholder")
+    decide_bounds(node.meta.get("example_value") for node in module.graph.nodes)
     fakes = aliases_of([holder.meta["example_value"] for holder in holders], list(real))
     autocast = active()
     graph = aten_of(module, fakes)
@@ -121,7 +124,7 @@ def _translated(module: fx.GraphModule, real: Sequence[Any]) -> Translated:
         {name: name for name in held},
     )
     # Each operator is marked with its autocast by now: another one around all would replace that.
-    program = program_of(traced, registry_of(21), leaves, state, Watch(), False, (), {})
+    program = program_of(traced, registry_of(opset), leaves, state, Watch(), False, (), {})
     places_written = [i for i, node in enumerate(inputs) if node in changed]
     own = Original(original, places_written, autocast)
     copies = [i for i, node in enumerate(inputs) if node in copied]

@@ -32,7 +32,7 @@ from ortrain.graph.rewire import take_place
 from ortrain.graph.rounding import NARROW, WIDE, is_narrowing, is_widening
 from ortrain.ops.base import DOMAIN, attributes_of
 from ortrain.passes.clean import clean
-from ortrain.passes.tokens.demand import Shown, is_loss
+from ortrain.passes.tokens.demand import Shown, loss_of
 from ortrain.program import ROLE, TARGET, Program, Role, region_of, set_width
 
 # Below so many classes the logits are small beside all else.
@@ -118,7 +118,7 @@ def blocks_of(program: Program) -> Iterator[tuple[int, int]]:
 
 def _heads(program: Program, shown: Shown) -> list[_Head]:
     users = program.outputs(Role.USER_OUTPUT, Role.LOSS)
-    unread = set(users) if shown == "loss" and users and is_loss(users[0]) else set()
+    unread = set(users) if shown == "loss" and loss_of(program) is not None else set()
     found = (_head(node, unread) for node in program.graph)
     return [head for head in found if head is not None]
 

@@ -1,8 +1,8 @@
 """What a trace knows and asks of symbolic sizes.
 
 Private: ``torch.fx.experimental.symbolic_shapes.ShapeEnv``: its ``guards``, ``var_to_range``,
-``evaluate_expr``, and ``expr`` of a symbol's node. Without them graphs with symbolic sizes are made
-anew each time, instead of being found again.
+``evaluate_expr``, and ``expr`` of a symbol's node; ``Min`` and ``Max`` of ``torch.utils._sympy``.
+Without them graphs with symbolic sizes are made anew each time, instead of being found again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 
 import sympy
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._sympy.functions import Max, Min
 
 from ortrain.pytorch.tracing import fake_mode_of
 
@@ -60,3 +62,21 @@ class Symbols:
             return all(environment.evaluate_expr(each.xreplace(own)) for each in conditions)
         except Exception:
             return False  # of sizes that no call knows
+
+
+def decide_bounds(values: Iterable[Any]) -> None:
+    """Decides which of two sizes is the smaller one, where a size of some tensors is that.
+
+    ``positions[:, :length]`` is as long as the shorter of the two, and what it is added to has the
+    length alone. Which one that is becomes a condition of the graph.
+    """
+    for value in values:
+        for size in value.shape if isinstance(value, torch.Tensor) else ():
+            if not isinstance(size, torch.SymInt):
+                continue
+            environment: Any = size.node.shape_env
+            for bound in sympy.sympify(size.node.expr).atoms(Min, Max):
+                first, *others = bound.args
+                for other in others:
+                    if not free_unbacked_symbols(first) | free_unbacked_symbols(other):
+                        environment.evaluate_expr(sympy.Le(first, other))

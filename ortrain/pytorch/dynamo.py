@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any, Protocol
@@ -24,10 +25,7 @@ from torch.fx.experimental import _config as sizes
 
 # What it brought: sizes from values, and what a mask selects (PyG, DeBERTa); recurrent layers; a
 # counter on a module that moves (two graphs, not eight); one graph under DistributedDataParallel;
-# logging that breaks no graph (GPT-2); a batch of one as a size like others.
-_LOGGING = {
-    getattr(logging.Logger, name) for name in ("debug", "info", "warning", "error", "critical")
-}
+# a batch of one as a size like others.
 SETTINGS: dict[str, Any] = {
     "capture_scalar_outputs": True,
     "capture_dynamic_output_shape_ops": True,
@@ -78,9 +76,12 @@ def _begin(_: Any) -> None:
     if (hears := _here.hears) is None or _here.settings is not None:
         return
     _here.settings = stack = contextlib.ExitStack()
-    quiet = config.ignore_logging_functions | _LOGGING
+    quiet = config.ignore_logging_functions | _told_once()
     stack.enter_context(config.patch(**SETTINGS, ignore_logging_functions=quiet))
     stack.enter_context(sizes.patch(**SIZES))
+    # Dynamo looks at the gradient of each tensor that a graph is given.
+    stack.enter_context(warnings.catch_warnings())
+    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")
     hears.begins()
 
 
@@ -92,6 +93,11 @@ def _end(_: Any) -> None:
     stack.close()
     if (hears := _here.hears) is not None:
         hears.ends()
+
+
+def _told_once() -> set[Any]:
+    """What libraries have added to loggers that says each thing once; it need break no graph."""
+    return {f for name, f in vars(logging.Logger).items() if name.endswith("_once")}
 
 
 def converted(function: FunctionType, backend: Callable[..., Any]) -> Callable[..., Any]:

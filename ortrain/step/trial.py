@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import onnx_ir as ir
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -26,20 +25,17 @@ from ortrain.module_state.saving import unhooked
 from ortrain.module_state.stand_in import standing_in
 from ortrain.module_state.untouched import Effects, random_states, untouched, watched
 from ortrain.module_state.version import put_back, version_of
-from ortrain.program import Program, Role
+from ortrain.program import Role
 from ortrain.runtime.memory import HOLES, release_pools
 from ortrain.runtime.reduced import reduced_products
-from ortrain.step.agreement import NARROW, TOLERANCES
+from ortrain.step.agreement import TOLERANCES
 from ortrain.step.autograd import Step
 from ortrain.step.digest import Digest
 from ortrain.step.draws import replayed_draws, unreplayed
 from ortrain.step.evidence import Evidence
 from ortrain.step.feeds import draw_seed
+from ortrain.step.probe import cotangent, precision_of, rounded_like
 from ortrain.step.saved_forward import Received
-
-# By so many roundings of its terms two libraries' sums of some hundred products differ: with one, a
-# perceptron of 500 ReLUs over 784 inputs was refused for 2 calls of 3000 in which one has tipped.
-ACCUMULATED = 8
 
 
 @dataclass(frozen=True)
@@ -119,7 +115,7 @@ class Trial:
         hidden = frozenset(outputs[i] for i in step.hidden)
         draws = any(role is Role.SEED for role, _ in plan.feeds)
         reduced = bool(getattr(plan.forward, "reduced", False))
-        precision = torch.bfloat16 if reduced else _precision(plan.programs)
+        precision = torch.bfloat16 if reduced else precision_of(plan.programs)
         return cls(
             module, call, tuple(names), grad, upstream, seed, draws, precision, reduced,
             hidden, kept=plan.kept,
@@ -267,8 +263,8 @@ class Trial:
         if not rounding:
             return parameters, users
         generator = torch.Generator().manual_seed(rounding)
-        parameters = {n: _rounded(p, self.precision, generator) for n, p in parameters.items()}
-        return parameters, [_rounded(t, self.precision, generator) for t in users]
+        parameters = {n: rounded_like(p, self.precision, generator) for n, p in parameters.items()}
+        return parameters, [rounded_like(t, self.precision, generator) for t in users]
 
     def masked(self, step: Step, tensors: dict[str, torch.Tensor], served: Any) -> Trial:
         """The trial of a step that shows only some tokens of some outputs.
@@ -387,7 +383,7 @@ class Trial:
         evidence.gradients = dict.fromkeys(waiting)
         if not roots:
             return
-        cotangents = [_cotangent(root) for root in roots]
+        cotangents = [cotangent(root) for root in roots]
         outputs.clear()
 
         def digested(name: str) -> Any:
@@ -482,50 +478,6 @@ def _own_parameter(parameter: torch.Tensor, dtype: torch.dtype | None, grad: boo
         value = parameter.detach()
         value = value if dtype is None or not value.is_floating_point() else value.to(dtype)
         return nn.Parameter(value, requires_grad=grad)
-
-
-def _cotangent(root: torch.Tensor) -> torch.Tensor:
-    """The gradient that an output receives: 1 for a loss, else noise, the same in every dtype.
-
-    It lies in memory as what is computed of the output does, by which PyTorch's gradients go.
-    """
-    if root.ndim == 0:
-        return torch.ones_like(root)
-    generator = torch.Generator().manual_seed(root.ndim)
-    noise = torch.randn(root.shape, generator=generator, dtype=torch.float32)
-    computed = (root.detach() != 0).to(root.dtype)
-    return computed.copy_((noise * 16).round_().div_(16))
-
-
-def _precision(programs: Sequence[Program]) -> torch.dtype:
-    """The narrowest dtype in some programs; float32 where it is wider."""
-    graphs = [program.graph for program in programs]
-    made = {v.dtype for graph in graphs for node in graph.all_nodes() for v in node.outputs}
-    found = made | {v.dtype for graph in graphs for v in graph.inputs}
-    narrow = {ir.DataType.BFLOAT16: torch.bfloat16, ir.DataType.FLOAT16: torch.float16}
-    return next((own for dtype, own in narrow.items() if dtype in found), torch.float32)
-
-
-def _rounded(
-    tensor: torch.Tensor, precision: torch.dtype, generator: torch.Generator
-) -> torch.Tensor:
-    """A leaf like another, whose numbers another rounding might have made.
-
-    Args:
-        tensor: the leaf.
-        precision: that its module computes in, where it is narrower than the leaf.
-        generator: draws the roundings.
-    """
-    if not tensor.is_floating_point():
-        return tensor
-    own, narrow = (torch.finfo(dtype).eps for dtype in (tensor.dtype, precision))
-    step = max(own, narrow / 2) if precision in NARROW else ACCUMULATED * own
-    with torch.no_grad():
-        wide = torch.promote_types(tensor.dtype, torch.float32)
-        noise = torch.rand(tensor.shape, generator=generator, dtype=wide).to(tensor.device) * 2 - 1
-        other = (tensor * (1 + step * noise)).to(tensor.dtype)
-    other = nn.Parameter(other) if isinstance(tensor, nn.Parameter) else other
-    return other.requires_grad_(tensor.requires_grad)
 
 
 class _Nobody:

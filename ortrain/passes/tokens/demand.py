@@ -112,13 +112,12 @@ def demands(program: Program, shown: Shown = "all") -> Demands:
     Args:
         program: the program.
         shown: what is read of its outputs: ``all``, the ``tokens`` that attention lets be seen, or
-            nothing but a ``loss``, which is a floating scalar in the first place.
+            nothing but a ``loss`` (:func:`loss_of`).
     """
     seen = demands(program).seen if shown == "tokens" else {}
     frames = Frames(program)
-    found, users = Demands(frames, Masks(program, frames)), _users(program)
-    first = users[0] if users else None
-    only = shown == "loss" and first is not None and is_loss(first)
+    found = Demands(frames, Masks(program, frames))
+    only = shown == "loss" and loss_of(program) is not None
     for value in program.graph.outputs:
         frame = frames.get(value)
         if role_of(value) not in (Role.USER_OUTPUT, Role.LOSS) or frame is None:
@@ -130,8 +129,10 @@ def demands(program: Program, shown: Shown = "all") -> Demands:
     return found
 
 
-def _users(program: Program) -> list[ir.Value]:
-    return program.outputs(Role.USER_OUTPUT, Role.LOSS)
+def loss_of(program: Program) -> ir.Value | None:
+    """The output that is a loss: one that is marked so, or else a floating scalar in front."""
+    users = program.outputs(Role.LOSS) or program.outputs(Role.USER_OUTPUT)
+    return users[0] if users and is_loss(users[0]) else None
 
 
 def is_loss(value: ir.Value) -> bool:

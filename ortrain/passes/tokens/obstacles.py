@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ortrain.graph.cost import Multiplications
 from ortrain.graph.walk import reads
 from ortrain.passes.tokens import tokenwise
-from ortrain.passes.tokens.demand import Demands, Shown, demands, is_loss, through
+from ortrain.passes.tokens.demand import Demands, Shown, demands, loss_of, through
 from ortrain.program import Program, Role, origin_of, role_of
 
 Kind = Literal["output", "operator", "mask", "no mask"]
@@ -98,8 +98,7 @@ def _is_product(node: ir.Node) -> bool:
 
 def _shown_whole(program: Program, found: Demands, shown: Shown) -> Iterator[ir.Value]:
     """Outputs of which somebody sees all tokens."""
-    users = program.outputs(Role.USER_OUTPUT, Role.LOSS)
-    if shown == "loss" and users and is_loss(users[0]):
+    if shown == "loss" and loss_of(program) is not None:
         return
     for value in program.graph.outputs:
         frame = found.frames.get(value)

@@ -1,0 +1,155 @@
+"""A program of a graph, and its steps: one for each set of outputs that receive gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, distributed
+
+from ortrain.cache import Cache
+from ortrain.errors import OrtrainError
+from ortrain.program import Program, Role
+from ortrain.step.autograd import Step
+from ortrain.step.build import Plan, build, likely_upstream
+from ortrain.step.evidence import Certificate
+from ortrain.step.saved_forward import Received, matters
+
+if TYPE_CHECKING:
+    from ortrain.frontend.graph import Graph
+
+# Backwards for the same outputs after which others are not reckoned with.
+ENOUGH = 2
+
+
+@dataclass(frozen=True)
+class Way:
+    """A step for gradients of some outputs, and what it takes of a call.
+
+    Attributes:
+        step: the step.
+        places: of its inputs among the graph's.
+        numbers: which of these are numbers.
+        copied: of which it takes copies.
+        first: of which it does where other outputs may receive gradients than is thought.
+        held: places of its parameters and buffers among the graph's inputs.
+    """
+
+    step: Step
+    places: list[int]
+    numbers: list[int]
+    copied: list[int]
+    first: list[int]
+    held: list[int]
+
+
+class Form:
+    """A program of a graph: the whole, or one without the tokens that nobody reads.
+
+    Args:
+        graph: that it is of.
+        program: it.
+        hidden: places of outputs that are zeros, since nobody reads them.
+        partial: places of others that are zero at tokens which were left out.
+
+    Attributes:
+        way: that the next call takes.
+        confirmed: backwards that came for the outputs which it expects.
+        certificate: how it agrees with PyTorch; None where that was not looked at.
+        refused: why PyTorch runs its calls; None where it does not.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        program: Program,
+        hidden: Sequence[int] = (),
+        partial: Sequence[int] = (),
+    ) -> None:
+        self.graph, self.program, self.hidden, self.partial = graph, program, hidden, partial
+        self.users = [v.name or "" for v in program.outputs(Role.USER_OUTPUT, Role.LOSS)]
+        self.ways: dict[tuple[str, ...], Way] = {}
+        upstream = likely_upstream(program, graph.wrt)
+        if graph.loss is not None and (loss := self.users[graph.loss]) in self._reached():
+            upstream = [loss]
+        self.way, self.confirmed = self._way(tuple(upstream)), 0
+        self.certificate: Certificate | None = None
+        self.refused: OrtrainError | None = None
+
+    @property
+    def certain(self) -> bool:
+        """Whether gradients of other outputs than expected are not reckoned with."""
+        return self.confirmed >= ENOUGH
+
+    def learn(self, outputs: Sequence[Tensor]) -> None:
+        """Counts the backwards through a call's outputs."""
+
+        def learned(*_: Any) -> None:
+            self.confirmed += 1
+
+        for node in {each.grad_fn for each in outputs if each.grad_fn is not None}:
+            node.register_prehook(learned)
+
+    def _reached(self) -> Collection[str]:
+        """Outputs that depend on what requires a gradient."""
+        from ortrain.autodiff.engine import reachable
+
+        found = reachable(self.program.graph, self.program.named(self.graph.wrt))
+        return {v.name or "" for v in found}
+
+    def _way(self, upstream: tuple[str, ...]) -> Way:
+        way = self.ways.get(upstream)
+        if way is None:
+            graph, found = self.graph, self.graph.translated
+            numbers = [name for name, place in found.places.items() if place in found.numbers]
+            step = Step(self._plan(upstream), None, self._other, found.original, numbers)
+            step.orders, step.further = graph.orders, lambda: self._further
+            step.hidden, step.is_partial = tuple(self.hidden), bool(self.partial)
+            places = [found.places[step.feeds.names[i]] for i in step.feeds.users]
+            first = [n for n, i in enumerate(places) if i in found.copied or i in graph.strided]
+            way = self.ways[upstream] = Way(
+                step,
+                places,
+                [n for n, i in enumerate(places) if i in found.numbers],
+                [n for n in first if places[n] in found.copied or n in step.plan.reads_back],
+                first,
+                [found.places[name] for name in step.names],
+            )
+        return way
+
+    def _other(self, received: Received) -> Step:
+        """The step where other outputs receive gradients than was thought, as they probably will.
+
+        The first time, the forward runs again for it.
+        """
+        upstream = tuple(n for n, given in zip(self.users, received, strict=True) if given)
+        self.way, self.confirmed = self._way(upstream), 0
+        return self.way.step
+
+    @cached_property
+    def _further(self) -> Collection[str]:
+        """Inputs that gradients of other outputs may need than those that are expected to."""
+        plan = self.way.step.plan
+        every = tuple(n for n, own in zip(self.users, plan.reachable, strict=True) if own)
+        if len(every) == 1:
+            return ()
+        try:
+            return matters(self._way(every).step.plan, saved_only=True)
+        except OrtrainError:  # which is about gradients that nobody may ask for
+            return self.graph.translated.places
+
+    def _plan(self, upstream: Sequence[str]) -> Plan:
+        graph, options = self.graph, self.graph.options
+        return build(
+            self.program,
+            graph.wrt,
+            upstream,
+            graph.executor,
+            pieces=options.backward_pieces,
+            early=graph.early or (distributed.is_available() and distributed.is_initialized()),
+            sizes=graph.example,
+            budget=options.memory_budget,
+            cache=Cache(options.cache_dir, options.cache_bytes) if options.cache_dir else None,
+        )

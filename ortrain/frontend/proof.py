@@ -1,0 +1,172 @@
+"""A graph's step is compared with PyTorch on a call before it is used, outputs and gradients.
+
+What Dynamo hands over is trusted, and run by PyTorch on the call's own tensors beside the step:
+wrong translations, gradients and kernels show in the numbers. No gradient is kept, each leaves a
+:class:`~ortrain.step.digest.Digest` as it comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, is_grad_enabled, nn
+
+from ortrain.frontend.form import Form
+from ortrain.frontend.graph import Graph
+from ortrain.guards.autocast import without_autocast
+from ortrain.module_state.saving import unhooked
+from ortrain.module_state.untouched import random_states
+from ortrain.program import Role
+from ortrain.step.agreement import TOLERANCES, compare
+from ortrain.step.certificate import without_tf32
+from ortrain.step.digest import Digest
+from ortrain.step.draws import replayed_draws
+from ortrain.step.evidence import Certificate, Evidence
+from ortrain.step.feeds import draw_seed
+from ortrain.step.probe import cotangent, precision_of, rounded_like
+
+
+@without_tf32()
+def proven(graph: Graph, form: Form, args: Sequence[Any]) -> Certificate:
+    """How a program of a graph agrees with PyTorch on a call, which nobody notices.
+
+    Args:
+        graph: the graph.
+        form: its program.
+        args: of the call.
+    """
+    trial = _Trial(graph, form, args)
+    steps = trial.graph(0)  # first, since it tells which tokens it leaves out
+    return compare(trial.eager(), steps, trial, trial.graph)
+
+
+class _Given:
+    """Tensors of a trial, for what looks at their scale and dtype."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = tensors
+
+    def parameters(self) -> Sequence[Tensor]:
+        return ()
+
+
+class _Trial:
+    """A call of a graph on tensors of its own."""
+
+    def __init__(self, graph: Graph, form: Form, args: Sequence[Any]) -> None:
+        self.own, self.form, self.args = graph, form, args
+        self.call = self.module = _Given([a for a in args if isinstance(a, Tensor)])
+        self.seed = int(torch.initial_seed()) & 0x7FFFFFFF
+        plan = form.way.step.plan
+        self.draws = any(role is Role.SEED for role, _ in plan.feeds)
+        self.precision = precision_of(plan.programs)
+        self.reached = [i for i, given in enumerate(plan.upstream) if given]
+        self.shown: dict[int, Tensor] = {}
+
+    def typical(self) -> float:
+        """The median root mean square of what is given."""
+        scales = [
+            float(torch.linalg.vector_norm(t.detach().float())) / math.sqrt(t.numel())
+            for t in self.call.tensors
+            if t.is_floating_point() and t.numel()
+        ]
+        return statistics.median(scales) if scales else 0.0
+
+    def eager(self, dtype: torch.dtype | None = None, rounding: int = 0) -> Evidence:
+        """What PyTorch makes of it."""
+        with random_states(), unhooked():
+            torch.manual_seed(self.seed)
+            args = self._given(dtype, rounding)
+            draws: Any = contextlib.nullcontext()
+            if self.draws:
+                draws = replayed_draws(int(draw_seed()))
+            with draws:
+                return self._evidence(args, self.own.fallback(*args))
+
+    def graph(self, rounding: int) -> Evidence:
+        """What the step makes of it."""
+        with random_states(), unhooked():
+            torch.manual_seed(self.seed)
+            args = self._given(None, rounding)
+            results = self.own.run(self.form, args)
+            if not self.shown:
+                self._note_shown(results)
+            return self._evidence(args, results)
+
+    def _note_shown(self, results: Any) -> None:
+        """Where the step shows something of outputs that lack tokens."""
+        for i, each in enumerate(self.own.translated.outside.results):
+            if each.kind == "root" and each.index in self.form.partial:
+                self.shown[i] = (results[i].detach() != 0).any(-1, keepdim=True)
+
+    def _given(self, dtype: torch.dtype | None, rounding: int) -> list[Any]:
+        drawn = torch.Generator().manual_seed(rounding)
+        found: list[Any] = []
+        for i, value in enumerate(self.args):
+            if not isinstance(value, Tensor):
+                found.append(value)
+                continue
+            wants = value.requires_grad and is_grad_enabled()
+            with torch.no_grad():
+                own = value.detach()
+                own = own.clone() if i in self.own.written else own
+                if dtype is not None and own.is_floating_point():
+                    own = own.to(dtype)
+                if rounding:
+                    own = rounded_like(own, self.precision, drawn)
+                own = nn.Parameter(own, requires_grad=False) if type(value) is nn.Parameter else own
+            found.append(own.requires_grad_(wants))
+        return found
+
+    def _evidence(self, args: list[Any], results: Any) -> Evidence:
+        directions = TOLERANCES[self.precision].directions
+        evidence = Evidence()
+        results = [results] if isinstance(results, Tensor) else [*results]
+        roots = []
+        outside = self.own.translated.outside
+        for i, (result, each) in enumerate(zip(results, outside.results, strict=True)):
+            if not isinstance(result, Tensor) or each.kind == "input":
+                continue
+            if each.kind == "root" and each.index in self.form.hidden:
+                continue
+            if i in self.shown:
+                result = torch.where(self.shown[i], result, 0)
+            name = f"output {i}"
+            evidence.outputs[name] = Digest.of(result, directions), result.requires_grad
+            if not (result.is_floating_point() or result.is_complex()):
+                evidence.discrete[name] = result.detach()
+            if each.kind == "root" and each.index in self.reached and result.requires_grad:
+                roots.append(result)
+        for place in self.own.written:
+            evidence.buffers[f"argument {place}"] = Digest.of(args[place], directions)
+        names = {place: name for name, place in self.own.translated.places.items()}
+        waiting = {
+            names.get(i, f"argument {i}"): leaf
+            for i, leaf in enumerate(args)
+            if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.is_leaf
+        }
+        evidence.gradients = dict.fromkeys(waiting)
+        if not roots:
+            return evidence
+        cotangents = [cotangent(root) for root in roots]
+        del results
+
+        def digested(name: str) -> Any:
+            def take(leaf: Tensor) -> None:
+                if leaf.grad is not None:
+                    dense = leaf.grad.to_dense() if leaf.grad.is_sparse else leaf.grad
+                    evidence.gradients[name] = Digest.of(dense, directions)
+                    leaf.grad = None
+
+            return take
+
+        for name, leaf in waiting.items():
+            leaf.register_post_accumulate_grad_hook(digested(name))
+        with unhooked(), without_autocast():
+            torch.autograd.backward(roots, cotangents)
+        return evidence
