@@ -11,37 +11,42 @@ from ortrain.passes.tokens import Shown
 from ortrain.step.report import Saving
 
 
-class Call(threading.local):
-    """The call that this thread is in.
+class Heard:
+    """A call of a held module.
+
+    Args:
+        shown: what of its outputs somebody reads.
 
     Attributes:
-        shown: what of its outputs somebody reads.
-        ran: graphs that have run as steps in it.
+        ran: its graphs that have run as steps, each with what it has returned.
         failed: why the last one that PyTorch ran in its place is none.
-        savings: of its graphs that may leave tokens out; None of those that are too small.
-        given: its graphs, each with what it has returned.
+        savings: of those that may leave tokens out; None of those that are too small.
     """
 
-    shown: Shown = "all"
-    ran: int = 0
-    failed: Exception | None = None
-    savings: tuple[Saving | None, ...] = ()
-    given: tuple[tuple[Any, Any], ...] = ()
-
-    @contextmanager
-    def of(self, shown: Shown) -> Iterator[None]:
-        """A call begins, of whose outputs somebody reads so much."""
-        before = vars(self).copy()
-        self.shown, self.ran, self.failed, self.savings, self.given = shown, 0, None, (), ()
-        try:
-            yield
-        finally:
-            vars(self).clear()
-            vars(self).update(before)
-
-    def note(self, saving: Saving | None) -> None:
-        """Notes what one of its graphs leaves out."""
-        self.savings += (saving,)
+    def __init__(self, shown: Shown) -> None:
+        self.shown = shown
+        self.ran: list[tuple[Any, Any]] = []
+        self.failed: Exception | None = None
+        self.savings: list[Saving | None] = []
 
 
-CALL = Call()
+class _Here(threading.local):
+    call: Heard | None = None
+
+
+_here = _Here()
+
+
+def heard() -> Heard | None:
+    """The call of a held module that this thread is in; None where it is in none."""
+    return _here.call
+
+
+@contextmanager
+def hearing(shown: Shown) -> Iterator[Heard]:
+    """A call of a held module is inside."""
+    before, _here.call = _here.call, Heard(shown)
+    try:
+        yield _here.call
+    finally:
+        _here.call = before

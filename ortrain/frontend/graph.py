@@ -13,9 +13,16 @@ from torch import Tensor, fx, is_grad_enabled
 from ortrain.autodiff.engine import influences
 from ortrain.capture.origin import IN_PYTORCH
 from ortrain.config import Options
-from ortrain.errors import CheckFailed, ExecutionError, NotServed, ParityError, listing
+from ortrain.errors import (
+    CheckFailed,
+    ExecutionError,
+    NotServed,
+    OrtrainError,
+    ParityError,
+    listing,
+)
 from ortrain.exclusive import EXCLUSIVE
-from ortrain.frontend.call import CALL
+from ortrain.frontend.call import heard
 from ortrain.frontend.form import Form
 from ortrain.frontend.layouts import orders_of
 from ortrain.frontend.original import in_pytorch
@@ -25,7 +32,7 @@ from ortrain.guards.layout import laid
 from ortrain.passes.linear_loss import in_blocks
 from ortrain.passes.tokens import Shown, packed
 from ortrain.passes.tokens.demand import is_loss
-from ortrain.program import Role, set_role
+from ortrain.program import Program, Role, set_role
 from ortrain.pytorch.transforms import is_wrapped
 from ortrain.runtime import engines
 from ortrain.runtime.memory import Ceiling
@@ -100,6 +107,11 @@ class Graph:
         self.seconds: dict[str, float] = {}
 
     @property
+    def program(self) -> Program:
+        """The whole of it."""
+        return self.translated.program
+
+    @property
     def step(self) -> Step:
         """The step that the last call ran."""
         return self.form.way.step
@@ -117,16 +129,19 @@ class Graph:
         form = self._form(args)
         if self.due is not None and self.due(form, args):
             self._prove(form, args)
-        if form.refused is not None:
-            CALL.failed = form.refused
-            return self.fallback(*args)
-        try:
-            outputs = self.run(form, args)
-        except (CheckFailed, ExecutionError) as error:
-            CALL.failed = error
-            return self.fallback(*args)
-        CALL.ran += 1
-        CALL.given += ((self, outputs),)
+        failed: OrtrainError | None = form.refused
+        if failed is None:
+            try:
+                outputs = self.run(form, args)
+            except (CheckFailed, ExecutionError) as error:
+                failed = error
+        if failed is not None:
+            outputs = self.fallback(*args)
+        if (call := heard()) is not None:
+            if failed is None:
+                call.ran.append((self, outputs))
+            else:
+                call.failed = failed
         return outputs
 
     def _is_pytorchs(self, args: Sequence[Any]) -> bool:
@@ -136,7 +151,7 @@ class Graph:
         if self.written and self._shared(args):
             return True
         # Each runtime has its own of statistics of nothing.
-        return not all([args[i].numel() for i in self.filled])
+        return not all(args[i].numel() for i in self.filled)
 
     def run(self, form: Form, args: Sequence[Any]) -> Any:
         """The outputs of one of the graph's programs."""
@@ -201,13 +216,16 @@ class Graph:
 
     def _form(self, args: Sequence[Any]) -> Form:
         """The program for a call: without the tokens that nobody reads, where that saves enough."""
-        shown: Shown = "loss" if CALL.shown == "loss" and self.loss is not None else "all"
+        call, shown = heard(), _ALL
+        if call is not None and call.shown == "loss" and self.loss is not None:
+            shown = "loss"
         if shown == "all" and self.options.skip_padding:
             shown = "tokens"
         tokens, saving = self._tokens(shown), None
         if tokens is not None:
             saving = tokens.saving([_tensor(args[i]) for i in self.users], self.sizes(args))
-            CALL.note(saving)
+            if call is not None:
+                call.savings.append(saving)
         key = shown, saving is not None and saving.share > 0
         form = self.forms.get(key)
         if form is None:
@@ -263,6 +281,9 @@ class Graph:
             cuda_graphs=options.cuda_graphs,
             ceiling=Ceiling() if bounded else None,
         )
+
+
+_ALL: Shown = "all"
 
 
 def _tensor(value: Any) -> Tensor:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,9 +26,10 @@ from ortrain.config import EXECUTORS, DebugOptions, LogLevel, Options
 from ortrain.errors import CaptureError, NotServed, OrtrainError, OrtrainWarning
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.frontend.backend import InPyTorch, Parts, Served, steps_of
-from ortrain.frontend.call import CALL
+from ortrain.frontend.call import hearing
 from ortrain.frontend.form import Form
 from ortrain.frontend.graph import Graph
+from ortrain.frontend.watch import Watch
 from ortrain.passes.linear_loss import blocks_of
 from ortrain.pytorch.dynamo import ConversionFailed, breaks, converted, heard_by, with_open_sizes
 from ortrain.step import contest
@@ -41,6 +43,8 @@ from ortrain.step.wrappers import needs_its_own_forward
 
 # Calls that go to the module unseen once PyTorch has won; then one is looked at again.
 SPELL = 256
+# Of one module, with other hooks and functions each; those used first make way.
+MOST_CONVERTED = 8
 _CACHES = "transformers.cache_utils"
 WITH_CACHE = "a key-value cache is among its arguments: calls that generate run in PyTorch"
 TURN = "its turn in the contest with the graph"
@@ -54,8 +58,8 @@ class Compiled:
     """A module through Dynamo.
 
     Args:
-        module: the module.
         options: settings.
+        watch: what it was converted with.
 
     Attributes:
         made: what its graphs have become, in their order.
@@ -63,8 +67,8 @@ class Compiled:
         fresh: whether some have been made since it was last asked.
     """
 
-    def __init__(self, module: nn.Module, options: Options) -> None:
-        self.options = options
+    def __init__(self, options: Options, watch: Watch) -> None:
+        self.options, self.watch = options, watch
         self.made: list[Served] = []
         self.conversions = 0
         self.fresh = False
@@ -200,7 +204,8 @@ class Machine:
         """Takes other settings, under which everything is made anew."""
         self.options = options
         self.policies: dict[tuple[bool, bool], Policy] = {}
-        self.compiled: dict[str, Compiled] = {}
+        self.compiled: dict[tuple[Any, ...], Compiled] = {}
+        self.watch: Watch | None = None
 
     def expect(self, steps: int | None) -> None:
         """Takes it that so many calls with gradients are to come; None where nobody knows."""
@@ -248,24 +253,23 @@ class Machine:
     def _as_graphs(self, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         compiled = self._compiled(policy.engine)
         report = self._described(is_grad_enabled())
-        with CALL.of("loss" if self.only_loss else "all"):
+        with hearing("loss" if self.only_loss else "all") as call:
             try:
                 output = compiled(self.module, args, kwargs)
             except ConversionFailed as error:
                 return self._refused(policy, error, args, kwargs)
-            ran, failed, savings, given = CALL.ran, CALL.failed, CALL.savings, CALL.given
         if self.only_loss:
-            _learn_loss(output, given)
-        for saving in savings:
+            _learn_loss(output, call.ran)
+        for saving in call.savings:
             report.note_tokens(saving)
         if compiled.fresh:
             compiled.fresh = False
             self._describe(compiled)
-        if ran:
+        if call.ran:
             report.graph_calls += 1
             report.mode, report.reason = "graph", ""
         else:
-            self._without_graphs(policy, compiled, failed, report)
+            self._without_graphs(policy, compiled, call.failed, report)
         return output
 
     def _without_graphs(
@@ -393,12 +397,17 @@ class Machine:
         return output
 
     def _compiled(self, engine: str) -> Compiled:
-        known = self.compiled.get(engine)
+        """The module through Dynamo, as it was converted with the hooks and functions it has."""
+        watch = self.watch
+        if watch is None or not watch.holds():
+            watch = self.watch = Watch(self.module)
+        key = engine, watch.key
+        known = self.compiled.get(key)
         if known is None:
-            from dataclasses import replace
-
-            options = replace(self.options, engine=engine)
-            known = self.compiled[engine] = Compiled(self.module, options)
+            while len(self.compiled) >= MOST_CONVERTED:
+                self.compiled.pop(next(iter(self.compiled)))
+            known = Compiled(replace(self.options, engine=engine), watch)
+            self.compiled[key] = known
         return known
 
     # -- what is told -------------------------------------------------------------------------------

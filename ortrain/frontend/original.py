@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -80,8 +81,24 @@ def in_pytorch(module: fx.GraphModule) -> Callable[..., Any]:
         if isinstance(each, fx.GraphModule)
         for node in each.graph.nodes
     ):
-        return module.forward
+        return _Plain(module)
     return _InPyTorch(module).run
+
+
+class _Plain:
+    """A graph's code, and not its call as a module: hooks on all modules are none for it."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._module = module
+
+    def __call__(self, *args: Any) -> Any:
+        """The graph's outputs for a call's inputs."""
+        return self._code(*args)
+
+    @cached_property
+    def _code(self) -> Callable[..., Any]:
+        # Dynamo's own makes its code at its first call, which is one of a module.
+        return fx.GraphModule(self._module, self._module.graph).forward
 
 
 class _InPyTorch(fx.Interpreter):

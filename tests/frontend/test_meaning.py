@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ortrain.errors import UnsupportedGradient
+from ortrain.frontend.form import Form
 from ortrain.frontend.graph import Graph
 from ortrain.frontend.original import in_pytorch
 from tests.frontend.compiling import compiled, expect_equal, expect_equal_steps, left
@@ -446,14 +447,14 @@ def test_a_gradient_that_no_graph_gives_is_an_error_where_it_is_asked_for_alone(
 
     made: list[Any] = []
     call, _ = compiled(forward, into=made)
-    own = Graph._way
+    own = Form._way
 
-    def way(self: Graph, upstream: tuple[str, ...]) -> Any:
+    def way(self: Form, upstream: tuple[str, ...]) -> Any:
         if len(upstream) > 1:
             raise UnsupportedGradient("of both")
         return own(self, upstream)
 
-    monkeypatch.setattr(Graph, "_way", way)
+    monkeypatch.setattr(Form, "_way", way)
     found = []
     for run in (call, forward):
         WEIGHT.grad, x = None, torch.linspace(-1, 1, 12).view(3, 4)
@@ -624,7 +625,7 @@ def test_which_outputs_receive_gradients_is_learned() -> None:
             h.sum().backward()
             found.append(WEIGHT.grad)
         torch.testing.assert_close(*found)
-    assert len(made[0].ways) == 2
+    assert len(made[0].form.ways) == 2
 
 
 def test_arguments_that_share_memory_without_a_guard_are_pytorchs() -> None:
