@@ -106,6 +106,7 @@ class Form:
             numbers = [name for name, place in found.places.items() if place in found.numbers]
             step = Step(self._plan(upstream), None, self._other, found.original, numbers)
             step.orders, step.further = graph.orders, lambda: self._further
+            step.feeds.streams = graph.streams  # also where some are left out
             step.hidden, step.is_partial = tuple(self.hidden), bool(self.partial)
             places = [found.places[step.feeds.names[i]] for i in step.feeds.users]
             first = [n for n, i in enumerate(places) if i in found.copied or i in graph.strided]

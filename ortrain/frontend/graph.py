@@ -37,6 +37,7 @@ from ortrain.pytorch.transforms import is_wrapped
 from ortrain.runtime import engines
 from ortrain.runtime.memory import Ceiling
 from ortrain.step.autograd import Step
+from ortrain.step.feeds import streams_of
 from ortrain.step.places import axes_of
 from ortrain.step.tokens import TokenCounts, Tokens
 
@@ -92,6 +93,7 @@ class Graph:
         self.axes = axes_of(program, self.users)
         self.example = self.sizes(real)
         self.cost = Multiplications(program.graph)
+        self.streams = streams_of(program.graph)
         self.executor = self._executor()
         self.loss: int | None = None
         self.forms: dict[tuple[Shown, bool], Form] = {}

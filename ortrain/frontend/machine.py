@@ -34,10 +34,12 @@ from ortrain.passes.linear_loss import blocks_of
 from ortrain.pytorch.dynamo import ConversionFailed, breaks, converted, heard_by, with_open_sizes
 from ortrain.step import contest
 from ortrain.step.contest import Race
+from ortrain.step.eager_draws import AsGraphs
 from ortrain.step.eligibility import tried
 from ortrain.step.fallback import alone
 from ortrain.step.prospect import Prospect, gain_of
 from ortrain.step.report import Report
+from ortrain.step.seeds import Seeds, drawing
 from ortrain.step.verdict import Verdict
 from ortrain.step.wrappers import needs_its_own_forward
 
@@ -203,6 +205,8 @@ class Machine:
     def use(self, options: Options) -> None:
         """Takes other settings, under which everything is made anew."""
         self.options = options
+        # Whether eager calls draw what graphs do, of which there may be some in other calls.
+        self.draws = options.engine == "auto"
         self.policies: dict[tuple[bool, bool], Policy] = {}
         self.compiled: dict[tuple[Any, ...], Compiled] = {}
         self.watch: Watch | None = None
@@ -240,7 +244,10 @@ class Machine:
         report = self._described(is_grad_enabled())
         report.mode, report.reason = "eager", reason
         report.eager_calls += 1
-        return self.module(*args, **kwargs)
+        if not self.draws:
+            return self.module(*args, **kwargs)
+        with AsGraphs(Seeds()):
+            return self.module(*args, **kwargs)
 
     def aside(self, reason: str, call: Callable[[], Any]) -> Any:
         """Runs a call in PyTorch that nobody means to be a graph; the report has the reason."""
@@ -253,7 +260,7 @@ class Machine:
     def _as_graphs(self, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         compiled = self._compiled(policy.engine)
         report = self._described(is_grad_enabled())
-        with hearing("loss" if self.only_loss else "all") as call:
+        with hearing("loss" if self.only_loss else "all") as call, drawing(Seeds()):
             try:
                 output = compiled(self.module, args, kwargs)
             except ConversionFailed as error:

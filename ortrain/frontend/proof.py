@@ -27,8 +27,8 @@ from ortrain.step.certificate import without_tf32
 from ortrain.step.digest import Digest
 from ortrain.step.draws import replayed_draws
 from ortrain.step.evidence import Certificate, Evidence
-from ortrain.step.feeds import draw_seed
 from ortrain.step.probe import cotangent, precision_of, rounded_like
+from ortrain.step.seeds import draw_seed, drawing
 
 
 @without_tf32()
@@ -79,18 +79,18 @@ class _Trial:
 
     def eager(self, dtype: torch.dtype | None = None, rounding: int = 0) -> Evidence:
         """What PyTorch makes of it."""
-        with random_states(), unhooked():
+        with random_states(), unhooked(), drawing(None):
             torch.manual_seed(self.seed)
             args = self._given(dtype, rounding)
             draws: Any = contextlib.nullcontext()
             if self.draws:
-                draws = replayed_draws(int(draw_seed()))
+                draws = replayed_draws(int(draw_seed(1)))
             with draws:
                 return self._evidence(args, self.own.fallback(*args))
 
     def graph(self, rounding: int) -> Evidence:
         """What the step makes of it."""
-        with random_states(), unhooked():
+        with random_states(), unhooked(), drawing(None):
             torch.manual_seed(self.seed)
             args = self._given(None, rounding)
             results = self.own.run(self.form, args)

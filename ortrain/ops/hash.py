@@ -2,9 +2,11 @@
 
 An element has a logical position: its row (the index over all axes but the last, flattened) and its
 column. Rows and columns get a well mixed 32-bit number each, ``mix(i * W + a)`` and
-``mix(j * W + b)`` modulo 2^32, with two keys a, b that are a hash of the seed xor a constant of the
-stream. ``mix`` is the multiply-xorshift finalizer "lowbias32" of Chris Wellons. What an element
-draws is computed from these two, by an operator of its own: see ``Dropout`` and ``Random…``.
+``mix(j * W + b)`` modulo 2^32, with two keys a, b that are a hash of the seed plus the number of
+the stream times a constant. So stream 3 + i of a seed is stream i of another (:func:`advanced`),
+and graphs that follow one another in a call draw what one graph of both would. ``mix`` is the
+multiply-xorshift finalizer "lowbias32" of Chris Wellons. What an element draws is computed from
+these two numbers, by an operator of its own: see ``Dropout`` and ``Random…``.
 
 Integer arithmetic alone, so that every runtime has the same bits; int32 with wrap-around and a
 masked shift gives the same as uint32.
@@ -117,15 +119,49 @@ def keys(op: Builder, seed: ir.Value, stream: int) -> tuple[ir.Value, ir.Value]:
     The seed is mixed in the same way for every stream, so that a program does it once. Streams then
     differ by constants, and the mixing of rows and columns keeps their numbers apart.
     """
-    salt = salt_of(stream)
-    mask = np.int64(0xFFFFFFFF)
-    low = op.cast(op.BitwiseAnd(seed, mask), ir.DataType.UINT32)
-    high = op.cast(op.BitwiseAnd(op.Div(seed, np.int64(2**32)), mask), ir.DataType.UINT32)
+    bits = op.cast(seed, ir.DataType.UINT64)
+    low = op.cast(op.BitwiseAnd(bits, np.uint64(0xFFFFFFFF)), ir.DataType.UINT32)
+    high = op.cast(op.BitShift(bits, np.uint64(32), direction="RIGHT"), ir.DataType.UINT32)
     first = mix(op, low)
     second = mix(op, op.Add(high, first))
-    return op.BitwiseXor(first, U32(salt & 0xFFFFFFFF)), op.BitwiseXor(second, U32(salt >> 32))
+    row, column = salts_of(stream)
+    return op.Add(first, U32(row)), op.Add(second, U32(column))
 
 
-def salt_of(stream: int) -> int:
-    """The 64-bit constant of a stream."""
-    return (stream * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & (2**64 - 1)
+# By stream in the keys of rows and of columns, and those of stream 0: odd, and unlike W.
+_STREAM = (0x85EBCA6B, 0xC2B2AE35)
+_FIRST = (0x32D192ED, 0xD1B54A32)
+
+
+def salts_of(stream: int) -> tuple[int, int]:
+    """What a stream adds to the keys of rows and columns, modulo 2^32."""
+    row, column = ((stream * by + first) % 2**32 for by, first in zip(_STREAM, _FIRST, strict=True))
+    return row, column
+
+
+def halves_of(seed: int) -> tuple[int, int]:
+    """What all streams share of their keys, modulo 2^32."""
+    first = mixed(seed % 2**32)
+    return first, mixed(((seed >> 32) + first) % 2**32)
+
+
+def advanced(seed: int, streams: int) -> int:
+    """The seed whose stream i is stream ``streams + i`` of another one; int64 as that."""
+    keys = zip(halves_of(seed), _STREAM, strict=True)
+    first, second = ((half + streams * by) % 2**32 for half, by in keys)
+    found = (unmixed(second) - first) % 2**32 << 32 | unmixed(first)
+    return found - 2**64 if found >= 2**63 else found
+
+
+def mixed(h: int) -> int:
+    """``mix`` of a whole number below 2^32."""
+    h = (h ^ h >> 16) * 0x7FEB352D % 2**32
+    h = (h ^ h >> 15) * 0x846CA68B % 2**32
+    return h ^ h >> 16
+
+
+def unmixed(h: int) -> int:
+    """What :func:`mixed` makes a number of."""
+    h = (h ^ h >> 16) * pow(0x846CA68B, -1, 2**32) % 2**32
+    h = (h ^ h >> 15 ^ h >> 30) * pow(0x7FEB352D, -1, 2**32) % 2**32
+    return h ^ h >> 16

@@ -35,7 +35,7 @@ from ortrain.graph import shapes
 from ortrain.graph.build import Builder
 from ortrain.ops.base import operator
 from ortrain.ops.dropout import keep, threshold
-from ortrain.ops.hash import U32, WEYL, Sizes, keys, mix, salt_of, weyl
+from ortrain.ops.hash import U32, WEYL, Sizes, halves_of, keys, mix, salts_of, weyl
 
 HALF = {ir.DataType.FLOAT16: 11, ir.DataType.BFLOAT16: 8}
 DIGITS = 24
@@ -277,11 +277,8 @@ def drawn(
 
 def _places(shape: Sequence[int], seed: int, stream: int) -> tuple[np.ndarray, np.ndarray]:
     """The mixed numbers of rows, as a column, and of columns."""
-    salt = salt_of(stream)
-    high = abs(seed) // 2**32 * (1 if seed >= 0 else -1)  # ONNX divides towards zero
-    first = mixed(_wrapped(seed))
-    second = mixed(_wrapped(high) + first)
-    row_key, column_key = first ^ _wrapped(salt), second ^ _wrapped(salt >> 32)
+    keys = zip(halves_of(seed), salts_of(stream), strict=True)
+    row_key, column_key = (_wrapped(half + salt) for half, salt in keys)
     row_count, column_count = int(np.prod(shape[:-1])), shape[-1] if len(shape) else 1
     rows, columns = (
         mixed(np.arange(n, dtype=U32) * U32(WEYL) + key)

@@ -1,8 +1,8 @@
 """The hooks on modules.
 
 Private: the tables of hooks that each module has, and those of ``torch.nn.modules.module`` that are
-for all modules. ``torch.nn.Module`` lets add hooks, and lists none. Without these names no module is
-held: a hook that comes later would not be heard in a graph.
+for all modules. ``torch.nn.Module`` lets add hooks, and lists none. Without these names no module
+is held: a hook that comes later would not be heard in a graph.
 """
 
 from __future__ import annotations

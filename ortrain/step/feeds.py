@@ -7,10 +7,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from ortrain.program import Role
 from ortrain.step.build import Plan
+from ortrain.step.seeds import draw_seed
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,9 @@ class Feeds:
         written: buffers that the forward updates.
         several: whether there may be several sets, which others hold. What refers weakly to a
             tensor keeps PyTorch from swapping it, so one set that the step holds itself has none.
+
+    Attributes:
+        streams: that a forward draws of its seed.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class Feeds:
         self.copied = {i for i, name in enumerate(self.held) if name in copied}
         self.lasting = [i for i, name in enumerate(self.held) if name not in written]
         self.several = several
+        self.streams = streams_of(plan.programs[0].graph) if self.seeded else 0
         self.bound: dict[tuple[int, ...], Bound] = {}
 
     def __call__(self, users: Sequence[torch.Tensor], bound: Bound) -> list[Any]:
@@ -79,7 +85,7 @@ class Feeds:
         take = self.exchange.take
         feeds = [take(tensor) for tensor in users]
         if self.seeded:
-            feeds.append(take(draw_seed()))
+            feeds.append(take(draw_seed(self.streams)))
         feeds += bound.values
         return feeds
 
@@ -135,13 +141,14 @@ class Feeds:
         return [weakref.ref(tensor, forget) for tensor in held]
 
 
+def streams_of(graph: ir.Graph) -> int:
+    """How many streams the draws of a forward are numbered by."""
+    numbered = (node.attributes.get("stream") for node in graph.all_nodes())
+    return max((stream.as_int() + 1 for stream in numbered if stream is not None), default=0)
+
+
 # Sets of parameters whose values a step keeps: the layers of a model that share one.
 MOST_SETS = 256
 _address = torch.Tensor.data_ptr
 COPIED = -1  # the address of no tensor
 _ORDER = {Role.USER_INPUT: 0, Role.SEED: 1, Role.BUFFER: 2, Role.PARAMETER: 2}
-
-
-def draw_seed() -> torch.Tensor:
-    """A seed from torch's generator, so that ``torch.manual_seed`` repeats a run."""
-    return torch.empty((), dtype=torch.int64).random_()

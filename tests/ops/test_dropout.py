@@ -10,6 +10,7 @@ import pytest
 
 from ortrain.autodiff import differentiate
 from ortrain.ops import expand
+from ortrain.ops.hash import advanced
 from tests.programs import program, run
 
 WEYL = 0x9E3779B1
@@ -17,12 +18,11 @@ WEYL = 0x9E3779B1
 
 def mask(rows, columns, seed, stream=0, ratio=0.5, index=None):
     """The mask in int32 arithmetic with wrap-around, as a runtime without uint32 computes it."""
-    salt = (stream * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & (2**64 - 1)
-    high = abs(seed) // 2**32 * (1 if seed >= 0 else -1)  # ONNX divides towards zero
     with np.errstate(over="ignore"):
         first = mix(wrapped(seed))
-        second = mix(wrapped(high) + first)
-        row_key, column_key = first ^ wrapped(salt), second ^ wrapped(salt >> 32)
+        second = mix(wrapped(seed >> 32) + first)
+        row_key = first + wrapped(stream * 0x85EBCA6B + 0x32D192ED)
+        column_key = second + wrapped(stream * 0xC2B2AE35 + 0xD1B54A32)
         places = np.arange(rows) if index is None else np.asarray(index)
         row = mix(wrapped(places) * wrapped(WEYL) + row_key) | np.int32(1)
         column = mix(wrapped(np.arange(columns)) * wrapped(WEYL) + column_key) | np.int32(1)
@@ -47,6 +47,17 @@ def mix(h):
 def shifted(h, bits):
     """A logical shift to the right: what comes in at the top is masked away."""
     return (h >> np.int32(bits)) & np.int32((1 << (32 - bits)) - 1)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 12345678901234567, 2**63 - 1, -5, -(2**63)])
+@pytest.mark.parametrize("streams", [0, 1, 37, 2**20])
+def test_the_streams_of_a_seed_that_is_further_on_are_the_later_ones(seed, streams):
+    further = advanced(seed, streams)
+    assert -(2**63) <= further < 2**63
+    for stream in (0, 1, 5):
+        np.testing.assert_array_equal(
+            mask(7, 9, further, stream), mask(7, 9, seed, streams + stream)
+        )
 
 
 def dropout(shape, stream=0, ratio=0.5, index=None, symbolic=False):

@@ -17,7 +17,7 @@ from functools import cache, lru_cache
 import numpy as np
 import torch
 
-from ortrain.ops.hash import U32, WEYL, salt_of
+from ortrain.ops.hash import U32, WEYL, halves_of, salts_of
 from ortrain.ops.random import mixed
 
 _TOP = 2**31
@@ -87,14 +87,14 @@ def on_device(device: torch.device) -> bool:
 
 def spread(seed: torch.Tensor | int, streams: Iterable[int]) -> torch.Tensor:
     """The keys of streams, int32 [streams, 2] on the CPU."""
-    found = _salts(tuple(streams)) ^ np.array(_halves(int(seed)), U32)
+    found = _salts(tuple(streams)) + np.array(halves_of(int(seed)), U32)
     return torch.from_numpy(found.view(np.int32))
 
 
 @lru_cache(maxsize=256)
 def _salts(streams: tuple[int, ...]) -> np.ndarray:
     """In which the keys of streams differ, uint32 [streams, 2]."""
-    return np.array([(salt_of(s) % 2**32, salt_of(s) >> 32) for s in streams], U32).reshape(-1, 2)
+    return np.array([salts_of(stream) for stream in streams], U32).reshape(-1, 2)
 
 
 def streams(seed: torch.Tensor | int, numbers: Sequence[int], device: torch.device) -> Streams:
@@ -224,22 +224,8 @@ def _mix_(h: torch.Tensor) -> torch.Tensor:
 
 def keys(seed: int, stream: int) -> tuple[int, int]:
     """Those of rows and columns, 32 bits each."""
-    salt = salt_of(stream)
-    first, second = _halves(seed)
-    return first ^ (salt % 2**32), second ^ (salt >> 32)
-
-
-def _halves(seed: int) -> tuple[int, int]:
-    """What all streams share of their keys."""
-    high = abs(seed) // 2**32 * (1 if seed >= 0 else -1)  # ONNX divides towards zero
-    first = _mix(seed % 2**32)
-    return first, _mix((high + first) % 2**32)
-
-
-def _mix(h: int) -> int:
-    h = (h ^ (h >> 16)) * 0x7FEB352D % 2**32
-    h = (h ^ (h >> 15)) * 0x846CA68B % 2**32
-    return h ^ (h >> 16)
+    row, column = zip(halves_of(seed), salts_of(stream), strict=True)
+    return sum(row) % 2**32, sum(column) % 2**32
 
 
 def _signed(number: int) -> int:

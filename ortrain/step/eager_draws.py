@@ -1,0 +1,79 @@
+"""Eager steps that draw what a graph draws: a seeded run does not depend on when a graph runs.
+
+A ``TorchFunctionMode`` hears of PyTorch's functions. Those that draw give the numbers of the call's
+next streams. What PyTorch runs once more in a backward has no such mode around it, so inside of
+checkpoints, and where gradients are switched off within a call, PyTorch draws its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ortrain.capture.onnx.replay import replay
+from ortrain.module_state.saving import saving_hooks
+from ortrain.step.seeds import Seeds
+
+_NAMES = {
+    functional: "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout rrelu "
+    "rrelu_ gumbel_softmax multi_head_attention_forward scaled_dot_product_attention",
+    torch: "dropout dropout_ alpha_dropout alpha_dropout_ feature_dropout feature_dropout_ "
+    "feature_alpha_dropout feature_alpha_dropout_ native_dropout rrelu rrelu_ bernoulli normal "
+    "rand rand_like randn randn_like randint randint_like randperm lstm gru rnn_tanh rnn_relu",
+    Tensor: "bernoulli bernoulli_ normal_ uniform_ exponential_ geometric_ cauchy_ log_normal_ "
+    "random_",
+}
+_DRAW = {
+    getattr(owner, name)
+    for owner, names in _NAMES.items()
+    for name in names.split()
+    if hasattr(owner, name)
+}
+
+
+class AsGraphs(TorchFunctionMode):
+    """Around an eager call, whose draws are those of graphs.
+
+    Args:
+        seeds: of the call.
+    """
+
+    def __init__(self, seeds: Seeds) -> None:
+        super().__init__()
+        self._draws = _Draws(seeds)
+        self._grad = torch.is_grad_enabled()
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Calls the function, with the numbers of a graph where it draws."""
+        kwargs = kwargs or {}
+        if function not in _DRAW or torch.is_grad_enabled() != self._grad or saving_hooks(False):
+            return function(*args, **kwargs)
+        with self._draws:
+            return function(*args, **kwargs)
+
+
+class _Draws(TorchDispatchMode):
+    """Gives each operator that draws the numbers of the next stream."""
+
+    def __init__(self, seeds: Seeds) -> None:
+        super().__init__()
+        self._seeds = seeds
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in operator.tags:
+            seed, stream = self._seeds.next()
+            result = replay(operator, args, kwargs, seed=seed, stream=stream)
+            if result is not NotImplemented:
+                self._seeds.drawn += 1
+                return result
+        return operator(*args, **kwargs)
