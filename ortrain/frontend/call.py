@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ortrain.errors import OrtrainError
 from ortrain.passes.tokens import Shown
 from ortrain.step.report import Saving
 
@@ -26,7 +27,7 @@ class Heard:
     def __init__(self, shown: Shown) -> None:
         self.shown = shown
         self.ran: list[tuple[Any, Any]] = []
-        self.failed: Exception | None = None
+        self.failed: OrtrainError | None = None
         self.savings: list[Saving | None] = []
 
 

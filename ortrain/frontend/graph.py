@@ -126,17 +126,7 @@ class Graph:
 
     def __call__(self, *args: Any) -> Any:
         """The graph's outputs for a call's inputs; one of a part may be no tuple."""
-        if self._is_pytorchs(args):
-            return self.fallback(*args)
-        form = self._form(args)
-        if self.due is not None and self.due(form, args):
-            self._prove(form, args)
-        failed: OrtrainError | None = form.refused
-        if failed is None:
-            try:
-                outputs = self.run(form, args)
-            except (CheckFailed, ExecutionError) as error:
-                failed = error
+        outputs, failed = self._stepped(args)
         if failed is not None:
             outputs = self.fallback(*args)
         if (call := heard()) is not None:
@@ -146,14 +136,27 @@ class Graph:
                 call.failed = failed
         return outputs
 
-    def _is_pytorchs(self, args: Sequence[Any]) -> bool:
-        """Whether a call is none for a step, by its arguments."""
+    def _stepped(self, args: Sequence[Any]) -> tuple[Any, OrtrainError | None]:
+        """The outputs of a step, or why there are none."""
+        if (why := self._pytorchs(args)) is not None:
+            return None, why
+        form = self._form(args)
+        try:
+            if self.due is not None and self.due(form, args):
+                self._prove(form, args)
+            if form.refused is None:
+                return self.run(form, args), None
+        except (CheckFailed, ExecutionError) as error:
+            return None, error
+        return None, form.refused
+
+    def _pytorchs(self, args: Sequence[Any]) -> OrtrainError | None:
+        """Why a call is none for a step, by its arguments; None where it may be one."""
         if self.without and is_grad_enabled() and self._wants_more(args):
-            return True
+            return _WANTS
         if self.written and self._shared(args):
-            return True
-        # Each runtime has its own of statistics of nothing.
-        return not all(args[i].numel() for i in self.filled)
+            return _SHARED
+        return None if all(args[i].numel() for i in self.filled) else _EMPTY
 
     def run(self, form: Form, args: Sequence[Any]) -> Any:
         """The outputs of one of the graph's programs."""
@@ -286,6 +289,12 @@ class Graph:
 
 
 _ALL: Shown = "all"
+_HELP = "none is needed: such calls run in PyTorch"
+_WANTS = NotServed("an input requires a gradient that did not before", help=_HELP)
+_SHARED = NotServed("an input that is written to shares its memory with another", help=_HELP)
+_EMPTY = NotServed(
+    "an input is empty", because="each runtime has its own of statistics of nothing", help=_HELP
+)
 
 
 def _tensor(value: Any) -> Tensor:

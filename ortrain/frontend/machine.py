@@ -15,15 +15,15 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, is_grad_enabled, nn
 from torch.utils import _pytree as pytree
 
 from ortrain.autodiff.held import peak, saved_bytes
-from ortrain.config import EXECUTORS, DebugOptions, LogLevel, Options
-from ortrain.errors import CaptureError, NotServed, OrtrainError, OrtrainWarning
+from ortrain.config import EXECUTORS, DebugOptions, Engine, LogLevel, Options
+from ortrain.errors import CaptureError, CheckFailed, NotServed, OrtrainError, OrtrainWarning
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.frontend.backend import InPyTorch, Parts, Served, steps_of
 from ortrain.frontend.call import hearing
@@ -45,6 +45,8 @@ from ortrain.step.wrappers import needs_its_own_forward
 
 # Calls that go to the module unseen once PyTorch has won; then one is looked at again.
 SPELL = 256
+# Kinds of calls without a graph; then all run in PyTorch.
+MOST_REFUSED = 8
 # Of one module, with other hooks and functions each; those used first make way.
 MOST_CONVERTED = 8
 _CACHES = "transformers.cache_utils"
@@ -117,12 +119,16 @@ class Compiled:
         found = (graph for made in self.made for graph in graphs_in(made))
         return [*{id(graph): graph for graph in found}.values()]
 
-    def reason(self) -> str:
+    def refusal(self) -> OrtrainError:
         """Why a call has no graph."""
         for made in reversed(self.made):
             if isinstance(made, InPyTorch | Parts) and made.reason is not None:
-                return str(made.reason)
-        return f"there is no graph of it: {self.why or 'its code computes nothing with tensors'}"
+                return made.reason
+        return CaptureError(
+            "there is no graph of it",
+            because=self.why or "its code computes nothing with tensors",
+            help="none is needed: such calls run in PyTorch",
+        )
 
 
 class _Due:
@@ -171,11 +177,13 @@ class Policy:
         race: between them, until it is decided.
         reason: why calls run in PyTorch; empty where they do not.
         spell: calls that go to the module unseen.
+        refused: why calls of a form have no graph.
     """
 
     def __init__(self, engine: str, race: Race | None, reason: str = "") -> None:
         self.engine, self.race, self.reason = engine, race, reason
         self.spell = 0
+        self.refused: dict[Any, str] = {}
 
 
 class Machine:
@@ -234,6 +242,8 @@ class Machine:
             return self._in_pytorch(policy.reason, args, kwargs)
         if any(type(value).__module__ == _CACHES for value in (*args, *kwargs.values())):
             return self._in_pytorch(WITH_CACHE, args, kwargs)
+        if policy.refused and (why := policy.refused.get(_form_of(args, kwargs))):
+            return self._in_pytorch(why, args, kwargs)
         if policy.race is not None:
             return self._raced(policy, policy.race, args, kwargs)
         if policy.engine == "torch":
@@ -263,8 +273,8 @@ class Machine:
         with hearing("loss" if self.only_loss else "all") as call, drawing(Seeds()):
             try:
                 output = compiled(self.module, args, kwargs)
-            except ConversionFailed as error:
-                return self._refused(policy, error, args, kwargs)
+            except ConversionFailed as unknown:
+                return self._unconverted(policy, unknown, args, kwargs)
         if self.only_loss:
             _learn_loss(output, call.ran)
         for saving in call.savings:
@@ -275,53 +285,54 @@ class Machine:
         if call.ran:
             report.graph_calls += 1
             report.mode, report.reason = "graph", ""
-        else:
-            self._without_graphs(policy, compiled, call.failed, report)
-        return output
-
-    def _without_graphs(
-        self, policy: Policy, compiled: Compiled, failed: Exception | None, report: Report
-    ) -> None:
-        """Notes a call that went through Dynamo, and ran no step.
-
-        Raises:
-            OrtrainError: where no fallback is allowed.
-        """
+            return output
         report.eager_calls += 1
-        reason = str(failed) if failed is not None else compiled.reason()
-        error = failed if isinstance(failed, OrtrainError) else CaptureError(reason)
-        report.mode, report.reason = "eager", reason
+        failed = call.failed
+        if failed is None:
+            error = compiled.refusal()
+            self._refuse(policy, error, args, kwargs)
+        else:
+            error = failed.at(failed.where)
+        report.mode, report.reason = "eager", str(error)
         if not self.options.falls_back(error):
             raise error
-        self._warn(reason)
-        if failed is None:
-            self._settle_in_pytorch(policy, reason)
+        if not isinstance(error, CheckFailed):
+            self._warn(str(error))
+        return output
 
-    def _refused(
-        self,
-        policy: Policy,
-        error: Exception,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+    def _unconverted(
+        self, policy: Policy, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Runs a call that Dynamo has failed to convert; its own error is the one to see."""
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        with alone(error):
-            output = self._in_pytorch(reason, args, kwargs)
+        """Runs a call that Dynamo has failed to convert: if it is wrong, its own error is seen."""
         own = CaptureError(
-            f"PyTorch's Dynamo fails to convert {type(self.module).__name__}", because=reason
+            f"PyTorch's Dynamo fails to convert {type(self.module).__name__}",
+            because=f"{type(error).__name__}: {error}".partition("\n")[0],
+            help="none is needed: such calls run in PyTorch",
         )
+        with alone(error):
+            output = self._in_pytorch(str(own), args, kwargs)
         if not self.options.falls_back(own):
             raise own from error
         self._warn(str(own))
-        self._settle_in_pytorch(policy, str(own))
+        self._refuse(policy, own, args, kwargs)
         return output
 
-    def _settle_in_pytorch(self, policy: Policy, reason: str) -> None:
-        if not self.options.retry:
+    def _refuse(
+        self,
+        policy: Policy,
+        error: OrtrainError,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Has calls like one run in PyTorch, and all of them where there are too many kinds."""
+        if self.options.retry:
+            return
+        policy.refused[_form_of(args, kwargs)] = str(error)
+        if len(policy.refused) >= MOST_REFUSED:
             if policy.race is not None:
                 policy.race.close()
-            policy.engine, policy.race, policy.reason = "torch", None, reason
+            policy.engine, policy.race, policy.reason = "torch", None, str(error)
+            policy.refused.clear()
 
     # -- which engine -----------------------------------------------------------------------------
 
@@ -413,11 +424,11 @@ class Machine:
         if known is None:
             while len(self.compiled) >= MOST_CONVERTED:
                 self.compiled.pop(next(iter(self.compiled)))
-            known = Compiled(replace(self.options, engine=engine), watch)
+            known = Compiled(replace(self.options, engine=cast(Engine, engine)), watch)
             self.compiled[key] = known
         return known
 
-    # -- what is told -------------------------------------------------------------------------------
+    # -- what is told ----------------------------------------------------------------------------
 
     def _described(self, grad: bool) -> Report:
         """The report on calls with or without gradients; the latter have one beside the former."""
@@ -480,6 +491,18 @@ def _learn_loss(output: Any, given: Sequence[tuple[Graph, Any]]) -> None:
         for place, result in enumerate([results] if graph.alone else results):
             if result is first:
                 graph.know_loss(place)
+
+
+def _form_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What tells calls apart that Dynamo treats alike or not: types and sizes."""
+    leaves = pytree.tree_leaves((args, kwargs))
+    return (*kwargs, *(_kind_of(leaf) for leaf in leaves))
+
+
+def _kind_of(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return (leaf.dtype, leaf.shape, leaf.device, leaf.requires_grad, leaf.layout)
+    return type(leaf), leaf if isinstance(leaf, bool | int | float | str) else None
 
 
 _INNER = ("ortrain.", "torch.nn.modules.module")

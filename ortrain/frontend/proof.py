@@ -8,8 +8,6 @@ wrong translations, gradients and kernels show in the numbers. No gradient is ke
 from __future__ import annotations
 
 import contextlib
-import math
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +25,7 @@ from ortrain.step.certificate import without_tf32
 from ortrain.step.digest import Digest
 from ortrain.step.draws import replayed_draws
 from ortrain.step.evidence import Certificate, Evidence
-from ortrain.step.probe import cotangent, precision_of, rounded_like
+from ortrain.step.probe import cotangent, precision_of, rounded_like, typical
 from ortrain.step.seeds import draw_seed, drawing
 
 
@@ -45,22 +43,11 @@ def proven(graph: Graph, form: Form, args: Sequence[Any]) -> Certificate:
     return compare(trial.eager(), steps, trial, trial.graph)
 
 
-class _Given:
-    """Tensors of a trial, for what looks at their scale and dtype."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.tensors = tensors
-
-    def parameters(self) -> Sequence[Tensor]:
-        return ()
-
-
 class _Trial:
     """A call of a graph on tensors of its own."""
 
     def __init__(self, graph: Graph, form: Form, args: Sequence[Any]) -> None:
         self.own, self.form, self.args = graph, form, args
-        self.call = self.module = _Given([a for a in args if isinstance(a, Tensor)])
         self.seed = int(torch.initial_seed()) & 0x7FFFFFFF
         plan = form.way.step.plan
         self.draws = any(role is Role.SEED for role, _ in plan.feeds)
@@ -68,20 +55,19 @@ class _Trial:
         self.reached = [i for i, given in enumerate(plan.upstream) if given]
         self.shown: dict[int, Tensor] = {}
 
+    def given(self) -> list[Tensor]:
+        """The arguments, parameters among them."""
+        return [value for value in self.args if isinstance(value, Tensor)]
+
     def typical(self) -> float:
         """The median root mean square of what is given."""
-        scales = [
-            float(torch.linalg.vector_norm(t.detach().float())) / math.sqrt(t.numel())
-            for t in self.call.tensors
-            if t.is_floating_point() and t.numel()
-        ]
-        return statistics.median(scales) if scales else 0.0
+        return typical(self.given())
 
     def eager(self, dtype: torch.dtype | None = None, rounding: int = 0) -> Evidence:
         """What PyTorch makes of it."""
         with random_states(), unhooked(), drawing(None):
             torch.manual_seed(self.seed)
-            args = self._given(dtype, rounding)
+            args = self._copies(dtype, rounding)
             draws: Any = contextlib.nullcontext()
             if self.draws:
                 draws = replayed_draws(int(draw_seed(1)))
@@ -92,7 +78,7 @@ class _Trial:
         """What the step makes of it."""
         with random_states(), unhooked(), drawing(None):
             torch.manual_seed(self.seed)
-            args = self._given(None, rounding)
+            args = self._copies(None, rounding)
             results = self.own.run(self.form, args)
             if not self.shown:
                 self._note_shown(results)
@@ -104,7 +90,7 @@ class _Trial:
             if each.kind == "root" and each.index in self.form.partial:
                 self.shown[i] = (results[i].detach() != 0).any(-1, keepdim=True)
 
-    def _given(self, dtype: torch.dtype | None, rounding: int) -> list[Any]:
+    def _copies(self, dtype: torch.dtype | None, rounding: int) -> list[Any]:
         drawn = torch.Generator().manual_seed(rounding)
         found: list[Any] = []
         for i, value in enumerate(self.args):

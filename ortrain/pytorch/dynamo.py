@@ -79,9 +79,9 @@ def _begin(_: Any) -> None:
     quiet = config.ignore_logging_functions | _told_once()
     stack.enter_context(config.patch(**SETTINGS, ignore_logging_functions=quiet))
     stack.enter_context(sizes.patch(**SIZES))
-    # Dynamo looks at the gradient of each tensor that a graph is given.
+    # They are of Dynamo's own doing: it looks at the gradient of each tensor that a graph is given.
     stack.enter_context(warnings.catch_warnings())
-    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")
+    warnings.simplefilter("ignore")
     hears.begins()
 
 
@@ -100,13 +100,14 @@ def _told_once() -> set[Any]:
     return {f for name, f in vars(logging.Logger).items() if name.endswith("_once")}
 
 
-def converted(function: FunctionType, backend: Callable[..., Any]) -> Callable[..., Any]:
+def converted(function: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
     """A function whose graphs a backend runs: it has none in common with others of the same code.
 
     Args:
         function: of Python. Its code is copied, and what Dynamo keeps goes with the copy.
         backend: takes Dynamo's graphs.
     """
+    assert isinstance(function, FunctionType)
     own = FunctionType(
         function.__code__.replace(), function.__globals__, function.__name__,
         function.__defaults__, function.__closure__,
@@ -118,11 +119,15 @@ def converted(function: FunctionType, backend: Callable[..., Any]) -> Callable[.
 
 
 def with_open_sizes(values: Sequence[Any]) -> None:
-    """Has the sizes of tensors be symbols in the conversion that begins, where they can be."""
+    """Has the sizes of tensors be symbols in the conversion that begins, where they can be.
+
+    A size of one may be there to be broadcast, which no symbol that may be larger is.
+    """
     for value in values:
         if isinstance(value, Tensor) and value.layout is torch.strided:
-            for axis in range(value.dim()):
-                maybe_mark_dynamic(value, axis)
+            for axis, size in enumerate(value.shape):
+                if size != 1:
+                    maybe_mark_dynamic(value, axis)
 
 
 def breaks() -> dict[str, int]:

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,9 +28,6 @@ from ortrain.guards.autocast import without_autocast
 from ortrain.guards.layout import may_be_channels_last, nestings, order_of
 from ortrain.step.digest import Digest
 from ortrain.step.evidence import Certificate, Evidence
-
-if TYPE_CHECKING:
-    from ortrain.step.trial import Trial
 
 
 @dataclass(frozen=True)
@@ -54,6 +51,27 @@ class Tolerance:
     loose: float
     directions: int = 4
     roundings: int = 0
+
+
+class Compared(Protocol):
+    """A call that both engines run aside."""
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The narrowest dtype that is computed in; float32 where it is wider."""
+        ...
+
+    def given(self) -> Iterable[torch.Tensor]:
+        """Parameters and arguments."""
+        ...
+
+    def typical(self) -> float:
+        """The median root mean square of what is given."""
+        ...
+
+    def eager(self, dtype: torch.dtype | None = None, rounding: int = 0) -> Evidence:
+        """What PyTorch makes of it, in another dtype, or with what is given rounded otherwise."""
+        ...
 
 
 NARROW = (torch.float16, torch.bfloat16)
@@ -91,7 +109,7 @@ def tolerance_of(dtype: torch.dtype, precision: torch.dtype) -> Tolerance:
 
 
 def compare(
-    eager: Evidence, graph: Evidence, trial: Trial, rounded: Callable[[int], Evidence]
+    eager: Evidence, graph: Evidence, trial: Compared, rounded: Callable[[int], Evidence]
 ) -> Certificate:
     """The certificate of two engines' evidence, with what does not agree.
 
@@ -157,7 +175,7 @@ def _not_by_rounding(
     truth: Evidence | None,
     eager: Evidence,
     graph: Evidence,
-    trial: Trial,
+    trial: Compared,
     rounded: Callable[[int], Evidence],
 ) -> list[_Row]:
     """Those of some rows that are further away than PyTorch is however its tensors are rounded.
@@ -338,13 +356,13 @@ def _deviation(name: str, buffers: Mapping[str, Digest]) -> float:
     return 0.0 if beside is None else math.sqrt(beside.scale)
 
 
-def _in_truth(trial: Trial) -> Evidence | None:
+def _in_truth(trial: Compared) -> Evidence | None:
     """What the module makes of it in a wider dtype; None where it cannot compute in that.
 
     Where it computes in 16 bits on the CPU that is float32, whose roundings are none beside theirs;
     but not where autocast is on inside of it, which leaves nothing alone but float64.
     """
-    tensors = [*trial.module.parameters(), *trial.call.tensors]
+    tensors = [*trial.given()]
     plain = all(t.device.type == "cpu" and t.dtype != torch.float64 for t in tensors)
     if plain and trial.precision in NARROW:
         with _Narrow() as narrow:
@@ -354,7 +372,7 @@ def _in_truth(trial: Trial) -> Evidence | None:
     return _wider(trial, torch.float64)
 
 
-def _wider(trial: Trial, dtype: torch.dtype) -> Evidence | None:
+def _wider(trial: Compared, dtype: torch.dtype) -> Evidence | None:
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

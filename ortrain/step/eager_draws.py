@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ortrain.capture.onnx.replay import replay
+from ortrain.capture.onnx.replay import is_replayed, replay
 from ortrain.module_state.saving import saving_hooks
 from ortrain.step.seeds import Seeds
 
@@ -70,7 +70,7 @@ class _Draws(TorchDispatchMode):
         self, operator: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in operator.tags:
+        if is_replayed(operator):
             seed, stream = self._seeds.next()
             result = replay(operator, args, kwargs, seed=seed, stream=stream)
             if result is not NotImplemented:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ortrain.capture.origin import is_own, own_failure
-from ortrain.errors import ExecutionError, OrtrainError
+from ortrain.errors import ExecutionError
 
 
 @contextmanager
-def alone(error: OrtrainError) -> Iterator[None]:
+def alone(error: BaseException) -> Iterator[None]:
     """Errors raised inside are shown without ``error``, which is being handled around them."""
     try:
         yield

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -58,3 +60,14 @@ def rounded_like(
         other = (tensor * (1 + step * noise)).to(tensor.dtype)
     other = nn.Parameter(other) if isinstance(tensor, nn.Parameter) else other
     return other.requires_grad_(tensor.requires_grad)
+
+
+def typical(tensors: Sequence[torch.Tensor]) -> float:
+    """The median root mean square of some tensors."""
+    with torch.no_grad():
+        scales = [
+            float(torch.linalg.vector_norm(t)) / math.sqrt(t.numel())
+            for t in tensors
+            if t.is_floating_point() and t.numel()
+        ]
+    return statistics.median(scales) if scales else 0.0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,7 +31,7 @@ from ortrain.step.autograd import Step
 from ortrain.step.digest import Digest
 from ortrain.step.draws import replayed_draws, unreplayed
 from ortrain.step.evidence import Evidence
-from ortrain.step.probe import cotangent, precision_of, rounded_like
+from ortrain.step.probe import cotangent, precision_of, rounded_like, typical
 from ortrain.step.saved_forward import Received
 from ortrain.step.seeds import draw_seed
 
@@ -129,16 +127,13 @@ class Trial:
         """The call's tensors anew, in another floating dtype where one is asked for."""
         return [_own(t, dtype, t.requires_grad) for t in self.call.tensors]
 
+    def given(self) -> list[torch.Tensor]:
+        """The parameters and the inputs."""
+        return [*self.module.parameters(), *self.call.tensors]
+
     def typical(self) -> float:
         """The median root mean square of the parameters and of the inputs."""
-        with torch.no_grad():
-            given = [*self.module.parameters(), *self.call.tensors]
-            scales = [
-                float(torch.linalg.vector_norm(t)) / math.sqrt(t.numel())
-                for t in given
-                if t.is_floating_point() and t.numel()
-            ]
-        return statistics.median(scales) if scales else 0.0
+        return typical(self.given())
 
     def eager(self, dtype: torch.dtype | None = None, rounding: int = 0) -> Evidence:
         """What the module makes of it.

@@ -60,6 +60,11 @@ def replay(
     return function(numbers, *args, **kwargs)
 
 
+def is_replayed(operator: Any) -> bool:
+    """Whether :func:`replay` knows an operator."""
+    return operator in _REPLAYED
+
+
 def _replays(*operators: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:
         _REPLAYED.update(dict.fromkeys(operators, function))
