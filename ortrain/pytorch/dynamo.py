@@ -13,6 +13,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from inspect import signature
 from types import FunctionType
 from typing import Any, Protocol
 
@@ -34,6 +35,7 @@ SETTINGS: dict[str, Any] = {
     "optimize_ddp": False,
 }
 SIZES: dict[str, Any] = {"backed_size_oblivious": True}
+_sizes: Any = sizes
 
 # Graphs of one module, after which Dynamo makes no further one.
 MOST = 64
@@ -78,7 +80,7 @@ def _begin(_: Any) -> None:
     _here.settings = stack = contextlib.ExitStack()
     quiet = config.ignore_logging_functions | _told_once()
     stack.enter_context(config.patch(**SETTINGS, ignore_logging_functions=quiet))
-    stack.enter_context(sizes.patch(**SIZES))
+    stack.enter_context(_sizes.patch(**SIZES))
     # They are of Dynamo's own doing: it looks at the gradient of each tensor that a graph is given.
     stack.enter_context(warnings.catch_warnings())
     warnings.simplefilter("ignore")
@@ -112,9 +114,10 @@ def converted(function: Callable[..., Any], backend: Callable[..., Any]) -> Call
         function.__code__.replace(), function.__globals__, function.__name__,
         function.__defaults__, function.__closure__,
     )  # fmt: skip
-    made: Callable[..., Any] = torch.compile(
-        own, backend=backend, recompile_limit=MOST, isolate_recompiles=True
-    )
+    known = signature(torch.compile).parameters  # torch 2.11 has neither
+    apart = {"recompile_limit": MOST, "isolate_recompiles": True}
+    options: Any = {name: value for name, value in apart.items() if name in known}
+    made: Callable[..., Any] = torch.compile(own, backend=backend, **options)
     return made
 
 
