@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ortrain.errors import OrtrainError
 from ortrain.passes.tokens import Shown
 from ortrain.step.report import Saving
+from ortrain.step.seeds import Seeds, draw_of
 
-
-class Heard:
-    """A call of a held module.
-
-    Args:
-        shown: what of its outputs somebody reads.
-
-    Attributes:
-        ran: its graphs that have run as steps, each with what it has returned.
-        failed: why the last one that PyTorch ran in its place is none.
-        savings: of those that may leave tokens out; None of those that are too small.
-    """
-
-    def __init__(self, shown: Shown) -> None:
-        self.shown = shown
-        self.ran: list[tuple[Any, Any]] = []
-        self.failed: OrtrainError | None = None
-        self.savings: list[Saving | None] = []
+if TYPE_CHECKING:
+    from ortrain.frontend.compiled import Compiled
 
 
 class _Here(threading.local):
@@ -38,16 +21,39 @@ class _Here(threading.local):
 _here = _Here()
 
 
+class Heard:
+    """A call of a held module, which a ``with`` statement has around it.
+
+    Args:
+        compiled: the module through Dynamo.
+        given: the arguments.
+        shown: what of its outputs somebody reads.
+
+    Attributes:
+        ran: its graphs that have run as steps, each with what it has returned.
+        failed: why the last one that PyTorch ran in its place is none.
+        savings: of those that may leave tokens out; None of those that are too small.
+        seeds: of its draws.
+    """
+
+    def __init__(self, compiled: Compiled, given: Any, shown: Shown) -> None:
+        self.compiled, self.given, self.shown = compiled, given, shown
+        self.ran: list[tuple[Any, Any]] = []
+        self.failed: OrtrainError | None = None
+        self.savings: list[Saving | None] = []
+        self.seeds = Seeds()
+        self._before: tuple[Heard | None, Seeds | None] = (None, None)
+
+    def __enter__(self) -> Self:
+        self._before = _here.call, draw_of(self.seeds)
+        _here.call = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _here.call, seeds = self._before
+        draw_of(seeds)
+
+
 def heard() -> Heard | None:
     """The call of a held module that this thread is in; None where it is in none."""
     return _here.call
-
-
-@contextmanager
-def hearing(shown: Shown) -> Iterator[Heard]:
-    """A call of a held module is inside."""
-    before, _here.call = _here.call, Heard(shown)
-    try:
-        yield _here.call
-    finally:
-        _here.call = before

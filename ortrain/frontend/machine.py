@@ -13,25 +13,24 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor, fx, is_grad_enabled, nn
+from torch import Tensor, is_grad_enabled, nn
 from torch.utils import _pytree as pytree
 
 from ortrain.autodiff.held import peak, saved_bytes
 from ortrain.config import EXECUTORS, DebugOptions, Engine, LogLevel, Options
 from ortrain.errors import CaptureError, CheckFailed, NotServed, OrtrainError, OrtrainWarning
 from ortrain.exclusive import EXCLUSIVE
-from ortrain.frontend.backend import InPyTorch, Parts, Served, steps_of
-from ortrain.frontend.call import hearing
-from ortrain.frontend.form import Form
+from ortrain.frontend.call import Heard
+from ortrain.frontend.compiled import Compiled
 from ortrain.frontend.graph import Graph
 from ortrain.frontend.watch import Watch
 from ortrain.passes.linear_loss import blocks_of
-from ortrain.pytorch.dynamo import ConversionFailed, breaks, converted, heard_by, with_open_sizes
+from ortrain.pytorch.dynamo import ConversionFailed
 from ortrain.step import contest
 from ortrain.step.contest import Race
 from ortrain.step.eager_draws import AsGraphs
@@ -39,7 +38,7 @@ from ortrain.step.eligibility import tried
 from ortrain.step.fallback import alone
 from ortrain.step.prospect import Prospect, gain_of
 from ortrain.step.report import Report
-from ortrain.step.seeds import Seeds, drawing
+from ortrain.step.seeds import Seeds
 from ortrain.step.verdict import Verdict
 from ortrain.step.wrappers import needs_its_own_forward
 
@@ -52,121 +51,6 @@ MOST_CONVERTED = 8
 _CACHES = "transformers.cache_utils"
 WITH_CACHE = "a key-value cache is among its arguments: calls that generate run in PyTorch"
 TURN = "its turn in the contest with the graph"
-
-
-def _run(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return module(*args, **kwargs)
-
-
-class Compiled:
-    """A module through Dynamo.
-
-    Args:
-        options: settings.
-        watch: what it was converted with.
-
-    Attributes:
-        made: what its graphs have become, in their order.
-        conversions: of code of the module.
-        fresh: whether some have been made since it was last asked.
-    """
-
-    def __init__(self, options: Options, watch: Watch) -> None:
-        self.options, self.watch = options, watch
-        self.made: list[Served] = []
-        self.conversions = 0
-        self.fresh = False
-        self.why = ""
-        self._run = converted(_run, self._backend)
-        self._given: Any = ()
-        self._breaks: dict[str, int] = {}
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The module's call, as graphs where there are some."""
-        self._given = args, kwargs
-        try:
-            with heard_by(self):
-                return self._run(module, args, kwargs)
-        finally:
-            self._given = ()
-
-    def begins(self) -> None:
-        """Before a conversion."""
-        self.conversions += 1
-        with_open_sizes(pytree.tree_leaves(self._given))
-        self._breaks = breaks()
-
-    def ends(self) -> None:
-        """Behind it."""
-        self.fresh = True
-        now = breaks()
-        for reason, count in now.items():
-            if count != self._breaks.get(reason):
-                self.why = reason.partition("\n")[0]
-
-    def _backend(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        made = steps_of(module, inputs, self.options)
-        self.made.append(made)
-        for graph in graphs_in(made):
-            graph.due = (
-                None if self.options.certificate == "off" else _Due(self.options.certificate)
-            )
-        return made
-
-    @property
-    def graphs(self) -> list[Graph]:
-        """Those that are steps, once each."""
-        found = (graph for made in self.made for graph in graphs_in(made))
-        return [*{id(graph): graph for graph in found}.values()]
-
-    def refusal(self) -> OrtrainError:
-        """Why a call has no graph."""
-        for made in reversed(self.made):
-            if isinstance(made, InPyTorch | Parts) and made.reason is not None:
-                return made.reason
-        return CaptureError(
-            "there is no graph of it",
-            because=self.why or "its code computes nothing with tensors",
-            help="none is needed: such calls run in PyTorch",
-        )
-
-
-class _Due:
-    """When a graph is compared with PyTorch.
-
-    Args:
-        asked: as of :class:`~ortrain.Options`.
-    """
-
-    def __init__(self, asked: str | int) -> None:
-        self.asked, self.calls = asked, 0
-        self.sizes: set[Any] = set()
-
-    def __call__(self, form: Form, args: Sequence[Any]) -> bool:
-        """Whether it is, before this call of one of its programs."""
-        if form.certificate is None:
-            self._note(args)
-            return True
-        if self.asked == "first":
-            return False
-        if self.asked == "each size":
-            before = len(self.sizes)
-            self._note(args)
-            return len(self.sizes) > before
-        self.calls += 1
-        return self.calls % int(self.asked) == 0
-
-    def _note(self, args: Sequence[Any]) -> None:
-        self.sizes.add(tuple(t.shape for t in args if isinstance(t, Tensor)))
-
-
-def graphs_in(made: Served) -> Iterator[Graph]:
-    """The steps of a graph."""
-    if isinstance(made, Graph):
-        yield made
-    elif isinstance(made, Parts):
-        for part in made.parts:
-            yield from graphs_in(part)
 
 
 class Policy:
@@ -270,9 +154,9 @@ class Machine:
     def _as_graphs(self, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         compiled = self._compiled(policy.engine)
         report = self._described(is_grad_enabled())
-        with hearing("loss" if self.only_loss else "all") as call, drawing(Seeds()):
+        with Heard(compiled, (args, kwargs), "loss" if self.only_loss else "all") as call:
             try:
-                output = compiled(self.module, args, kwargs)
+                output = compiled.run(self.module, args, kwargs)
             except ConversionFailed as unknown:
                 return self._unconverted(policy, unknown, args, kwargs)
         if self.only_loss:

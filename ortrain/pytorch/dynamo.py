@@ -12,7 +12,7 @@ import contextlib
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from inspect import signature
 from types import FunctionType
 from typing import Any, Protocol
@@ -63,38 +63,34 @@ class _Here(threading.local):
 _here = _Here()
 
 
-@contextlib.contextmanager
-def heard_by(hears: Hears) -> Iterator[None]:
-    """Conversions that begin inside have our settings, and are told to somebody."""
-    before, _here.hears = _here.hears, hears
-    try:
-        yield
-    finally:
-        _here.hears = before
+def tell_of_conversions(whose: Callable[[], Hears | None]) -> None:
+    """Has conversions run with our settings where they are somebody's, and be told to them.
 
+    Args:
+        whose: the conversion that this thread begins is; None for nobody of ours.
+    """
 
-@callback.on_compile_start
-def _begin(_: Any) -> None:
-    if (hears := _here.hears) is None or _here.settings is not None:
-        return
-    _here.settings = stack = contextlib.ExitStack()
-    quiet = config.ignore_logging_functions | _told_once()
-    stack.enter_context(config.patch(**SETTINGS, ignore_logging_functions=quiet))
-    stack.enter_context(_sizes.patch(**SIZES))
-    # They are of Dynamo's own doing: it looks at the gradient of each tensor that a graph is given.
-    stack.enter_context(warnings.catch_warnings())
-    warnings.simplefilter("ignore")
-    hears.begins()
+    def begin(_: Any) -> None:
+        if _here.settings is not None or (hears := whose()) is None:
+            return
+        _here.hears, _here.settings = hears, (stack := contextlib.ExitStack())
+        quiet = config.ignore_logging_functions | _told_once()
+        stack.enter_context(config.patch(**SETTINGS, ignore_logging_functions=quiet))
+        stack.enter_context(_sizes.patch(**SIZES))
+        # They are of Dynamo's own doing: it looks at the gradient of each tensor that is given.
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        hears.begins()
 
+    def end(_: Any) -> None:
+        stack, hears = _here.settings, _here.hears
+        _here.settings = _here.hears = None
+        if stack is not None and hears is not None:
+            stack.close()
+            hears.ends()
 
-@callback.on_compile_end
-def _end(_: Any) -> None:
-    if (stack := _here.settings) is None:
-        return
-    _here.settings = None
-    stack.close()
-    if (hears := _here.hears) is not None:
-        hears.ends()
+    callback.on_compile_start(begin)
+    callback.on_compile_end(end)
 
 
 def _told_once() -> set[Any]:

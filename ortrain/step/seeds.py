@@ -40,14 +40,24 @@ class _Here(threading.local):
 _here = _Here()
 
 
+def draw_of(seeds: Seeds | None) -> Seeds | None:
+    """What this thread draws is for a call from now on; None draws a seed for each graph.
+
+    Returns:
+        For what it was before.
+    """
+    before, _here.seeds = _here.seeds, seeds
+    return before
+
+
 @contextmanager
 def drawing(seeds: Seeds | None) -> Iterator[None]:
-    """What is drawn inside is drawn for a call; None draws a seed for each graph."""
-    before, _here.seeds = _here.seeds, seeds
+    """As :func:`draw_of`, for what is inside."""
+    before = draw_of(seeds)
     try:
         yield
     finally:
-        _here.seeds = before
+        draw_of(before)
 
 
 def draw_seed(streams: int) -> torch.Tensor:

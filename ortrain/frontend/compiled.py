@@ -1,0 +1,133 @@
+"""``Compiled``: a held module through Dynamo, and what its graphs have become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from ortrain.config import Options
+from ortrain.errors import CaptureError, OrtrainError
+from ortrain.frontend.backend import InPyTorch, Parts, Served, steps_of
+from ortrain.frontend.call import heard
+from ortrain.frontend.form import Form
+from ortrain.frontend.graph import Graph
+from ortrain.frontend.watch import Watch
+from ortrain.pytorch.dynamo import breaks, converted, tell_of_conversions, with_open_sizes
+
+
+def _run(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return module(*args, **kwargs)
+
+
+class Compiled:
+    """A module through Dynamo.
+
+    Args:
+        options: settings.
+        watch: what it was converted with.
+
+    Attributes:
+        run: ``run(module, args, kwargs)`` is the module's call, as graphs where there are some.
+        made: what its graphs have become, in their order.
+        conversions: of code of the module.
+        fresh: whether some have been made since it was last asked.
+    """
+
+    def __init__(self, options: Options, watch: Watch) -> None:
+        self.options, self.watch = options, watch
+        self.made: list[Served] = []
+        self.conversions = 0
+        self.fresh = False
+        self.why = ""
+        self.run = converted(_run, self._backend)
+        self._breaks: dict[str, int] = {}
+
+    def begins(self) -> None:
+        """Before a conversion."""
+        self.conversions += 1
+        if (call := heard()) is not None:
+            with_open_sizes(pytree.tree_leaves(call.given))
+        self._breaks = breaks()
+
+    def ends(self) -> None:
+        """Behind it."""
+        self.fresh = True
+        now = breaks()
+        for reason, count in now.items():
+            if count != self._breaks.get(reason):
+                self.why = reason.partition("\n")[0]
+
+    def _backend(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        made = steps_of(module, inputs, self.options)
+        self.made.append(made)
+        for graph in graphs_in(made):
+            graph.due = (
+                None if self.options.certificate == "off" else _Due(self.options.certificate)
+            )
+        return made
+
+    @property
+    def graphs(self) -> list[Graph]:
+        """Those that are steps, once each."""
+        found = (graph for made in self.made for graph in graphs_in(made))
+        return [*{id(graph): graph for graph in found}.values()]
+
+    def refusal(self) -> OrtrainError:
+        """Why a call has no graph."""
+        for made in reversed(self.made):
+            if isinstance(made, InPyTorch | Parts) and made.reason is not None:
+                return made.reason
+        return CaptureError(
+            "there is no graph of it",
+            because=self.why or "its code computes nothing with tensors",
+            help="none is needed: such calls run in PyTorch",
+        )
+
+
+class _Due:
+    """When a graph is compared with PyTorch.
+
+    Args:
+        asked: as of :class:`~ortrain.Options`.
+    """
+
+    def __init__(self, asked: str | int) -> None:
+        self.asked, self.calls = asked, 0
+        self.sizes: set[Any] = set()
+
+    def __call__(self, form: Form, args: Sequence[Any]) -> bool:
+        """Whether it is, before this call of one of its programs."""
+        if form.certificate is None:
+            self._note(args)
+            return True
+        if self.asked == "first":
+            return False
+        if self.asked == "each size":
+            before = len(self.sizes)
+            self._note(args)
+            return len(self.sizes) > before
+        self.calls += 1
+        return self.calls % int(self.asked) == 0
+
+    def _note(self, args: Sequence[Any]) -> None:
+        self.sizes.add(tuple(t.shape for t in args if isinstance(t, Tensor)))
+
+
+def graphs_in(made: Served) -> Iterator[Graph]:
+    """The steps of a graph."""
+    if isinstance(made, Graph):
+        yield made
+    elif isinstance(made, Parts):
+        for part in made.parts:
+            yield from graphs_in(part)
+
+
+def _whose() -> Compiled | None:
+    call = heard()
+    return None if call is None else call.compiled
+
+
+tell_of_conversions(_whose)
