@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ class Compiled:
         self.conversions = 0
         self.fresh = False
         self.why = ""
-        self.run = converted(_run, self._backend)
+        self.run = converted(_run, _backend_of(self))
         self._breaks: dict[str, int] = {}
 
     def begins(self) -> None:
@@ -60,14 +61,15 @@ class Compiled:
             if count != self._breaks.get(reason):
                 self.why = reason.partition("\n")[0]
 
-    def _backend(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def take(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """What runs a graph of Dynamo's."""
         made = steps_of(module, inputs, self.options)
         self.made.append(made)
         for graph in graphs_in(made):
             graph.due = (
                 None if self.options.certificate == "off" else _Due(self.options.certificate)
             )
-        return made
+        return _Shell(made)
 
     @property
     def graphs(self) -> list[Graph]:
@@ -85,6 +87,31 @@ class Compiled:
             because=self.why or "its code computes nothing with tensors",
             help="none is needed: such calls run in PyTorch",
         )
+
+
+class _Shell:
+    """What Dynamo calls, and keeps when the module has gone: it holds no graph."""
+
+    def __init__(self, made: Served) -> None:
+        self._made = weakref.ref(made)
+
+    def __call__(self, *args: Any) -> Any:
+        """The graph's outputs."""
+        made = self._made()
+        assert made is not None, "its code is gone with it"
+        return made(*args)
+
+
+def _backend_of(compiled: Compiled) -> Callable[..., Any]:
+    """What Dynamo holds for ever, which holds nothing itself."""
+    owner = weakref.ref(compiled)
+
+    def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        found = owner()
+        assert found is not None, "its code is gone with it"
+        return found.take(module, inputs)
+
+    return backend
 
 
 class _Due:

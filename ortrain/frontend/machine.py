@@ -209,7 +209,7 @@ class Machine:
         kwargs: dict[str, Any],
     ) -> None:
         """Has calls like one run in PyTorch, and all of them where there are too many kinds."""
-        if self.options.retry:
+        if self.options.retry or not self.options.falls_back(error):
             return
         policy.refused[_form_of(args, kwargs)] = str(error)
         if len(policy.refused) >= MOST_REFUSED:

@@ -40,7 +40,7 @@ class Watch:
         self._parts = self._parts_now()
         kinds = dict.fromkeys(kind for part in parts for kind in type(part).__mro__[:-1])
         self._members = [
-            (vars(kind).get, [n for n, f in vars(kind).items() if isinstance(f, _KINDS)])
+            (vars(kind).get, [n for n, f in vars(kind).items() if _is_code(n, f)])
             for kind in kinds
         ]
         self._functions = self._functions_now()
@@ -65,6 +65,11 @@ class Watch:
 
     def _functions_now(self) -> list[Any]:
         return [*chain.from_iterable(map(get, names) for get, names in self._members)]
+
+
+def _is_code(name: str, value: Any) -> bool:
+    """Whether calls run it. PyTorch itself replaces those two, at its first conversion."""
+    return isinstance(value, _KINDS) and name not in ("__init__", "__setstate__")
 
 
 def _same(one: list[Any], other: list[Any]) -> bool:

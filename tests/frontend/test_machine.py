@@ -1,0 +1,427 @@
+"""A held module's machine: whatever changes, its calls give what the module gives."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as of_all
+from torch.utils.checkpoint import checkpoint
+
+import ortrain
+from ortrain import Options, ORTModule
+from ortrain.errors import NotServed, OrtrainWarning, ParityError
+
+PACKAGE = Path(ortrain.__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def new_front_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTRAIN_FRONT_END", "new")
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.changed(self.linear(x))
+
+    def changed(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = Inner(), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.inner(x))
+        return result
+
+
+def held(module: nn.Module, **options: Any) -> ORTModule:
+    return ORTModule(module, options=Options(**{"engine": "aten", **options}))
+
+
+def agree(model: ORTModule, *args: Any) -> None:
+    """Outputs and gradients are those of the module."""
+    found = []
+    for call in (model, model.module):
+        model.module.zero_grad()
+        output = call(*args)
+        output.sum().backward()
+        found.append([output.detach(), *(p.grad for p in model.module.parameters())])
+    torch.testing.assert_close(*found)
+
+
+# -- what Dynamo does not look at ----------------------------------------------------------------
+
+
+def _added(module: Any, args: Any, output: Tensor) -> Tensor:
+    return output + 1
+
+
+def _forward_hook(outer: Outer) -> Callable[[], None]:
+    return outer.inner.register_forward_hook(_added).remove
+
+
+def _pre_hook(outer: Outer) -> Callable[[], None]:
+    hook = lambda module, args: (args[0] * 3,)  # noqa: E731
+    return outer.inner.linear.register_forward_pre_hook(hook).remove
+
+
+def _backward_hook(outer: Outer) -> Callable[[], None]:
+    hook = lambda module, given, received: (given[0] * 2,)  # noqa: E731
+    return outer.inner.register_full_backward_hook(hook).remove
+
+
+def _of_all(outer: Outer) -> Callable[[], None]:
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        return output - 1 if isinstance(module, nn.Linear) else None
+
+    return of_all.register_module_forward_hook(hook).remove
+
+
+def _method_of_the_class(outer: Outer) -> Callable[[], None]:
+    before = Inner.changed
+    Inner.changed = lambda self, x: x * 5  # type: ignore[method-assign,assignment]
+
+    def back() -> None:
+        Inner.changed = before  # type: ignore[method-assign]
+
+    return back
+
+
+def _method_of_the_part(outer: Outer) -> Callable[[], None]:
+    outer.inner.changed = types.MethodType(lambda self, x: x * 7, outer.inner)  # type: ignore[method-assign]
+    return lambda: delattr(outer.inner, "changed")
+
+
+def _forward_of_the_part(outer: Outer) -> Callable[[], None]:
+    outer.inner.forward = lambda x: x * 9  # type: ignore[method-assign]
+    return lambda: delattr(outer.inner, "forward")
+
+
+def _another_part(outer: Outer) -> Callable[[], None]:
+    before, outer.head = outer.head, nn.Linear(4, 4, bias=False)
+    outer.head.register_forward_hook(_added)
+    return lambda: setattr(outer, "head", before)
+
+
+CHANGES = [
+    _forward_hook,
+    _pre_hook,
+    _backward_hook,
+    _of_all,
+    _method_of_the_class,
+    _method_of_the_part,
+    _forward_of_the_part,
+    _another_part,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__.strip("_"))
+def test_a_change_is_seen_and_so_is_its_end(change: Callable[[Outer], Callable[[], None]]) -> None:
+    outer, x = Outer(), torch.randn(3, 4, requires_grad=True)
+    model = held(outer)
+    agree(model, x)
+    before = outer(x)
+    back = change(outer)
+    try:
+        agree(model, x)
+        agree(model, x)
+    finally:
+        back()
+    agree(model, x)
+    torch.testing.assert_close(model(x), before)
+    assert model.report.eager_calls == 0
+
+
+def test_a_change_that_comes_and_goes_is_converted_once() -> None:
+    outer, x = Outer(), torch.randn(3, 4)
+    model = held(outer)
+    for _ in range(3):
+        agree(model, x)
+        back = _forward_hook(outer)
+        agree(model, x)
+        back()
+    conversions = [each.conversions for each in model._runner.compiled.values()]
+    assert len(conversions) == 2
+    agree(model, x)
+    assert conversions == [each.conversions for each in model._runner.compiled.values()]
+
+
+# -- sizes ---------------------------------------------------------------------------------------
+
+
+def test_all_sizes_are_one_conversion() -> None:
+    model = held(Outer())
+    for rows in (5, 3, 1, 7):
+        agree(model, torch.randn(rows, 4))
+    assert model.report.captures == 1
+
+
+def test_a_size_of_one_in_the_first_call_may_be_broadcast() -> None:
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+            return self.linear(x) * weights
+
+    model = held(Weighted())
+    agree(model, torch.randn(3, 5, 4), torch.rand(3, 1, 4))
+    agree(model, torch.randn(2, 7, 4), torch.rand(2, 1, 4))
+    agree(model, torch.randn(2, 7, 4), torch.rand(2, 7, 4))
+    assert model.report.eager_calls == 0
+
+
+def test_the_smaller_of_two_sizes_is_a_condition() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(9, 4)
+            self.register_buffer("places", torch.arange(9)[None])
+
+        def forward(self, x: Tensor) -> Tensor:
+            places: Any = self.places
+            result: Tensor = x + self.embedding(places[:, : x.shape[1]])
+            return result
+
+    model = held(Positions())
+    for length in (5, 8, 3):
+        agree(model, torch.randn(2, length, 4))
+    with pytest.raises(RuntimeError, match="must match the size of tensor b"):
+        model(torch.randn(2, 12, 4))
+    agree(model, torch.randn(2, 4, 4))
+    assert model.report.captures == 1
+
+
+# -- what is drawn -------------------------------------------------------------------------------
+
+
+class Drawing(nn.Module):
+    """Draws in two graphs and a checkpoint."""
+
+    def __init__(self, broken: bool = True) -> None:
+        super().__init__()
+        self.linear, self.broken = nn.Linear(8, 8), broken
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.dropout(self.linear(x), 0.5)
+        x = x + torch.rand(x.shape) + torch.empty(x.shape).normal_()
+        if self.broken:
+            torch._dynamo.graph_break()
+        return nn.functional.dropout(x, 0.25).cumsum(1)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_eager_and_graph_steps_draw_the_same(broken: bool) -> None:
+    found = []
+    for engine, steps in (("aten", None), ("auto", None), ("auto", 0), ("onnxruntime", None)):
+        torch.manual_seed(0)
+        model = held(Drawing(broken), engine=engine)
+        if steps is not None:
+            model.steps_to_come = steps
+        torch.manual_seed(1)
+        outputs = []
+        for _ in range(3):
+            output = model(torch.ones(4, 8))
+            output.sum().backward()
+            outputs.append(output.detach())
+        found.append([*outputs, model.module.linear.weight.grad, torch.randint(0, 1000, (5,))])
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-5)
+
+
+def test_what_draws_nothing_leaves_the_generator_alone() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+    model, before = ORTModule(layer), torch.get_rng_state()
+    x = torch.ones(2, 3, 8)
+    before = torch.get_rng_state()
+    for _ in range(3):
+        model(x).sum().backward()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_checkpoint_repeats_what_an_eager_step_has_drawn(reentrant: bool, outside: bool) -> None:
+    """The gradient of a mask's sum is the mask, if it is drawn alike."""
+
+    class Masked(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if outside:
+                return nn.functional.dropout(x, 0.5)
+            kept: Tensor = checkpoint(
+                lambda x: nn.functional.dropout(x * x, 0.5), x, use_reentrant=reentrant
+            )
+            return kept
+
+    model = ORTModule(nn.Sequential(Masked()))
+    model.steps_to_come = 0
+    x = torch.ones(64, requires_grad=True)
+    run = (lambda x: checkpoint(model, x, use_reentrant=reentrant)) if outside else model
+    output = run(x)
+    output.sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, output.detach() * (1 if outside else 2))
+    assert model.report.eager_calls >= 1
+
+
+# -- calls that are none for a graph --------------------------------------------------------------
+
+
+def test_a_wrong_call_is_the_modules_own_error_and_nothing_is_noted() -> None:
+    outer, x = Outer(), torch.randn(3, 4)
+    model = held(outer, fallback="raise")
+    for _ in range(2):
+        with pytest.raises(RuntimeError) as ours:
+            model(torch.randn(3, 5))
+        with pytest.raises(RuntimeError) as theirs:
+            outer(torch.randn(3, 5))
+        assert type(ours.value) is type(theirs.value)
+        assert str(ours.value) == str(theirs.value)
+        agree(model, x)
+    assert model.report.mode == "graph"
+
+
+class Spectral(nn.Module):
+    def forward(self, x: Tensor, whole: bool = True) -> Tensor:
+        return torch.fft.fft(x).abs() if whole else torch.tanh(x) * x
+
+
+def test_kinds_of_calls_without_a_graph_run_in_pytorch_and_others_as_graphs() -> None:
+    model, x = held(Spectral()), torch.randn(3, 4, requires_grad=True)
+    with pytest.warns(OrtrainWarning, match="fft"):
+        model(x)
+    assert model.report.mode == "eager"
+    assert "fft" in model.report.reason
+    model(x, whole=False).sum().backward()
+    assert model.report.mode == "graph"
+    model(x)
+    assert (model.report.graph_calls, model.report.eager_calls) == (1, 2)
+
+
+def test_without_a_fallback_a_call_without_a_graph_raises() -> None:
+    model = held(Spectral(), fallback="raise")
+    for _ in range(2):
+        with pytest.raises(Exception, match="fft"):
+            model(torch.randn(3, 4))
+    model = held(Outer(), fallback="raise")
+    with pytest.raises(NotServed, match="empty"):
+        model(torch.randn(0, 4))
+
+
+def test_a_graph_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ortrain.frontend.graph import Graph
+
+    own = Graph.run
+
+    def wrong(self: Graph, form: Any, args: Any) -> Any:
+        return tuple(each * 1.01 for each in own(self, form, args))
+
+    monkeypatch.setattr(Graph, "run", wrong)
+    layer, x = nn.Linear(5, 7), torch.randn(3, 5)  # of which no other test has a graph
+    with pytest.warns(OrtrainWarning, match="does not compute what PyTorch does"):
+        agree(held(layer), x)
+    with pytest.raises(ParityError):
+        held(layer, fallback="raise")(x)
+    model = held(layer, certificate="off")
+    torch.testing.assert_close(model(x), layer(x) * 1.01)
+    assert model.report.certificate == ""
+
+
+# -- which output is the loss --------------------------------------------------------------------
+
+
+class Scored(nn.Module):
+    """A loss that its graph returns last, beside another scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 8192)
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        h = torch.tanh(self.body(x))
+        spread = h.var()
+        logits = self.head(h)
+        loss = nn.functional.cross_entropy(logits, labels)
+        return {"loss": loss, "logits": logits, "spread": spread}
+
+
+def test_the_loss_is_found_among_the_outputs_and_logits_that_nobody_reads_are_not_made() -> None:
+    module = Scored()
+    model, x, labels = held(module), torch.randn(6, 8), torch.randint(0, 8192, (6,))
+    labels[:4] = -100
+    model.only_loss_is_read = True
+    for call in range(3):
+        module.zero_grad()
+        output = model(x, labels)
+        output["loss"].backward()
+        if call:  # the first one has told which it is
+            assert not output["logits"].any()
+        found = [p.grad for p in module.parameters()]
+        module.zero_grad()
+        module(x, labels)["loss"].backward()
+        torch.testing.assert_close(found, [p.grad for p in module.parameters()])
+    model.only_loss_is_read = False
+    torch.testing.assert_close(model(x, labels), module(x, labels))
+
+
+# -- what a call costs, and leaves ---------------------------------------------------------------
+
+
+def _folders(call: Callable[[], Any]) -> set[str]:
+    found: set[str] = set()
+
+    def note(frame: types.FrameType, event: str, _: Any) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(PACKAGE):
+            found.add(os.fspath(path.parent.relative_to(PACKAGE)))
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def test_a_settled_call_passes_at_most_five_folders() -> None:
+    model, x = held(Drawing(broken=False)), torch.ones(4, 8)
+    for _ in range(4):
+        model(x).sum().backward()
+    assert len(_folders(lambda: model(x).sum().backward())) <= 5
+
+
+@pytest.fixture
+def collected() -> Iterator[None]:
+    gc.collect()
+    yield
+    gc.collect()
+
+
+@pytest.mark.usefixtures("collected")
+def test_a_module_goes_with_its_wrapper() -> None:
+    outer, x = Outer(), torch.randn(3, 4)
+    model = held(outer)
+    agree(model, x)
+    graph = weakref.ref(next(iter(model._runner.compiled.values())).graphs[0])
+    references = [weakref.ref(outer), weakref.ref(outer.head.weight), weakref.ref(x), graph]
+    del model, outer, x
+    gc.collect()
+    assert [each() for each in references] == [None] * 4
