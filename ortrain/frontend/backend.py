@@ -13,7 +13,7 @@ from ortrain.errors import CaptureError, OrtrainError
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.frontend.graph import Graph
 from ortrain.frontend.key import Key, NoKey, Table
-from ortrain.frontend.original import in_pytorch
+from ortrain.frontend.original import Code, in_pytorch
 from ortrain.frontend.parts import divided, is_pytorchs, responsible
 from ortrain.module_state.saving import unhooked
 from ortrain.uncollected import lasting
@@ -65,7 +65,7 @@ class Parts:
             self.parts.append(served)
             delattr(module, str(node.target))
             setattr(module, str(node.target), served)
-        self._run = module.forward
+        self._run = Code(module)
 
     def __call__(self, *args: Any) -> Any:
         """The graph's outputs for a call's inputs."""

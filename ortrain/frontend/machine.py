@@ -50,6 +50,8 @@ MOST_REFUSED = 8
 MOST_CONVERTED = 8
 _CACHES = "transformers.cache_utils"
 WITH_CACHE = "a key-value cache is among its arguments: calls that generate run in PyTorch"
+BORROWED = "some parameters are no parameters, as torch.func.functional_call sets them"
+_HELP = "none is needed: such calls run in PyTorch"
 TURN = "its turn in the contest with the graph"
 
 
@@ -153,6 +155,8 @@ class Machine:
 
     def _as_graphs(self, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         compiled = self._compiled(policy.engine)
+        if not compiled.watch.has_its_parameters():
+            return self._eager_because(NotServed(BORROWED, help=_HELP), args, kwargs)
         report = self._described(is_grad_enabled())
         with Heard(compiled, (args, kwargs), "loss" if self.only_loss else "all") as call:
             try:
@@ -184,6 +188,19 @@ class Machine:
             self._warn(str(error))
         return output
 
+    def _eager_because(
+        self, error: OrtrainError, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Runs a call in PyTorch, and says why.
+
+        Raises:
+            OrtrainError: where no fallback is allowed.
+        """
+        if not self.options.falls_back(error):
+            raise error
+        self._warn(str(error))
+        return self._in_pytorch(str(error), args, kwargs)
+
     def _unconverted(
         self, policy: Policy, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -191,7 +208,7 @@ class Machine:
         own = CaptureError(
             f"PyTorch's Dynamo fails to convert {type(self.module).__name__}",
             because=f"{type(error).__name__}: {error}".partition("\n")[0],
-            help="none is needed: such calls run in PyTorch",
+            help=_HELP,
         )
         with alone(error):
             output = self._in_pytorch(str(own), args, kwargs)

@@ -81,11 +81,11 @@ def in_pytorch(module: fx.GraphModule) -> Callable[..., Any]:
         if isinstance(each, fx.GraphModule)
         for node in each.graph.nodes
     ):
-        return _Plain(module)
+        return Code(module)
     return _InPyTorch(module).run
 
 
-class _Plain:
+class Code:
     """A graph's code, and not its call as a module: hooks on all modules are none for it."""
 
     def __init__(self, module: fx.GraphModule) -> None:

@@ -13,7 +13,7 @@ from itertools import chain
 from types import FunctionType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ortrain.pytorch.hooks import tables_of
 
@@ -38,10 +38,10 @@ class Watch:
         self._hooks = self._hooks_now()
         self._children = [part._modules for part in parts if part._modules]
         self._parts = self._parts_now()
+        self._held = [part._parameters for part in parts if part._parameters]
         kinds = dict.fromkeys(kind for part in parts for kind in type(part).__mro__[:-1])
         self._members = [
-            (vars(kind).get, [n for n, f in vars(kind).items() if _is_code(n, f)])
-            for kind in kinds
+            (vars(kind).get, [n for n, f in vars(kind).items() if _is_code(n, f)]) for kind in kinds
         ]
         self._functions = self._functions_now()
         self.found = [*self._hooks, *self._functions]
@@ -56,6 +56,14 @@ class Watch:
         return _same(self._parts, self._parts_now()) and _same(
             self._functions, self._functions_now()
         )
+
+    def has_its_parameters(self) -> bool:
+        """Whether none is a plain tensor, as ``torch.func.functional_call`` sets them.
+
+        They are the module's own for that call alone: what a checkpoint runs once more in the
+        backward finds others.
+        """
+        return Tensor not in {*map(type, chain.from_iterable(map(dict.values, self._held)))}
 
     def _hooks_now(self) -> list[Any]:
         return [hook for table in self._tables for hook in table.values()]
