@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from ortrain.errors import OrtrainError
@@ -34,6 +36,7 @@ class Heard:
         failed: why the last one that PyTorch ran in its place is none.
         savings: of those that may leave tokens out; None of those that are too small.
         seeds: of its draws.
+        mode: around it, where what PyTorch runs draws as graphs do.
     """
 
     def __init__(self, compiled: Compiled, given: Any, shown: Shown) -> None:
@@ -42,6 +45,7 @@ class Heard:
         self.failed: OrtrainError | None = None
         self.savings: list[Saving | None] = []
         self.seeds = Seeds()
+        self.mode: Any = None
         self._before: tuple[Heard | None, Seeds | None] = (None, None)
 
     def __enter__(self) -> Self:
@@ -57,3 +61,14 @@ class Heard:
 def heard() -> Heard | None:
     """The call of a held module that this thread is in; None where it is in none."""
     return _here.call
+
+
+@contextmanager
+def spent(kind: str) -> Iterator[None]:
+    """What is inside is overhead of the call that this thread is in, where it is in one."""
+    call = _here.call
+    if call is None:
+        yield
+        return
+    with call.compiled.overhead.of(kind):
+        yield

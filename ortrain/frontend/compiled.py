@@ -17,9 +17,11 @@ from ortrain.frontend.form import Form
 from ortrain.frontend.graph import Graph
 from ortrain.frontend.watch import Watch
 from ortrain.pytorch.dynamo import breaks, converted, tell_of_conversions, with_open_sizes
+from ortrain.step.overhead import Overhead
 
 
-def _run(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A module's call."""
     return module(*args, **kwargs)
 
 
@@ -29,6 +31,8 @@ class Compiled:
     Args:
         options: settings.
         watch: what it was converted with.
+        overhead: of its calls.
+        call: what is converted.
 
     Attributes:
         run: ``run(module, args, kwargs)`` is the module's call, as graphs where there are some.
@@ -37,24 +41,32 @@ class Compiled:
         fresh: whether some have been made since it was last asked.
     """
 
-    def __init__(self, options: Options, watch: Watch) -> None:
-        self.options, self.watch = options, watch
+    def __init__(
+        self,
+        options: Options,
+        watch: Watch,
+        overhead: Overhead,
+        call: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any] = called,
+    ) -> None:
+        self.options, self.watch, self.overhead = options, watch, overhead
         self.made: list[Served] = []
         self.conversions = 0
         self.fresh = False
         self.why = ""
-        self.run = converted(_run, _backend_of(self))
+        self.run = converted(call, _backend_of(self))
         self._breaks: dict[str, int] = {}
 
     def begins(self) -> None:
         """Before a conversion."""
         self.conversions += 1
+        self.overhead.begin("trace")
         if (call := heard()) is not None:
             with_open_sizes(pytree.tree_leaves(call.given))
         self._breaks = breaks()
 
     def ends(self) -> None:
         """Behind it."""
+        self.overhead.end()
         self.fresh = True
         now = breaks()
         for reason, count in now.items():
@@ -63,7 +75,8 @@ class Compiled:
 
     def take(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """What runs a graph of Dynamo's."""
-        made = steps_of(module, inputs, self.options)
+        with self.overhead.of("build"):
+            made = steps_of(module, inputs, self.options)
         self.made.append(made)
         for graph in graphs_in(made):
             graph.due = (

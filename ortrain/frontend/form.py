@@ -11,6 +11,7 @@ from torch import Tensor, distributed
 
 from ortrain.cache import Cache
 from ortrain.errors import OrtrainError
+from ortrain.frontend.call import spent
 from ortrain.program import Program, Role
 from ortrain.step.autograd import Step
 from ortrain.step.build import Plan, build, likely_upstream
@@ -126,7 +127,8 @@ class Form:
         The first time, the forward runs again for it.
         """
         upstream = tuple(n for n, given in zip(self.users, received, strict=True) if given)
-        self.way, self.confirmed = self._way(upstream), 0
+        with spent("build"):
+            self.way, self.confirmed = self._way(upstream), 0
         return self.way.step
 
     @cached_property

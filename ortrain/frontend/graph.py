@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from ortrain.errors import (
     listing,
 )
 from ortrain.exclusive import EXCLUSIVE
-from ortrain.frontend.call import heard
+from ortrain.frontend.call import heard, spent
 from ortrain.frontend.form import Form
 from ortrain.frontend.layouts import orders_of
 from ortrain.frontend.original import in_pytorch
@@ -106,7 +105,6 @@ class Graph:
         self.written = found.original.written
         self.filled = [i for i in self.users if isinstance(real[i], Tensor)]
         self.due: Callable[[Form, Sequence[Any]], bool] | None = None
-        self.seconds: dict[str, float] = {}
 
     @property
     def program(self) -> Program:
@@ -184,8 +182,7 @@ class Graph:
         """Compares a program with PyTorch on a call."""
         from ortrain.frontend.proof import proven
 
-        start = time.perf_counter()
-        with EXCLUSIVE:
+        with EXCLUSIVE, spent("parity"):
             form.certificate = found = proven(self, form, args)
         if found.faults:
             form.refused = ParityError(
@@ -193,7 +190,6 @@ class Graph:
                 because=listing(list(found.faults)),
                 help="it runs in PyTorch instead; please report it with the module's code",
             )
-        self.seconds["parity"] = self.seconds.get("parity", 0.0) + time.perf_counter() - start
 
     def _wants_more(self, args: Sequence[Any]) -> bool:
         """Whether an input requires a gradient that did not when the graph was made."""
@@ -234,7 +230,7 @@ class Graph:
         key = shown, saving is not None and saving.share > 0
         form = self.forms.get(key)
         if form is None:
-            with EXCLUSIVE:
+            with EXCLUSIVE, spent("build"):
                 form = self.forms[key] = self._made(*key)
         self.form = form
         return form

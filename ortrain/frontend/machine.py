@@ -25,17 +25,20 @@ from ortrain.autodiff.held import peak, saved_bytes
 from ortrain.config import EXECUTORS, DebugOptions, Engine, LogLevel, Options
 from ortrain.errors import CaptureError, CheckFailed, NotServed, OrtrainError, OrtrainWarning
 from ortrain.exclusive import EXCLUSIVE
+from ortrain.frontend.blocks import Blocks, equal_blocks
 from ortrain.frontend.call import Heard
-from ortrain.frontend.compiled import Compiled
+from ortrain.frontend.compiled import Compiled, called
 from ortrain.frontend.graph import Graph
+from ortrain.frontend.policy import BLOCKS, MODULE, TORCH, Policy, challengers_of
 from ortrain.frontend.watch import Watch
 from ortrain.passes.linear_loss import blocks_of
 from ortrain.pytorch.dynamo import ConversionFailed
+from ortrain.pytorch.routes import plainly
 from ortrain.step import contest
-from ortrain.step.contest import Race
 from ortrain.step.eager_draws import AsGraphs
 from ortrain.step.eligibility import tried
 from ortrain.step.fallback import alone
+from ortrain.step.overhead import Overhead
 from ortrain.step.prospect import Prospect, gain_of
 from ortrain.step.report import Report
 from ortrain.step.seeds import Seeds
@@ -53,23 +56,6 @@ WITH_CACHE = "a key-value cache is among its arguments: calls that generate run 
 BORROWED = "some parameters are no parameters, as torch.func.functional_call sets them"
 _HELP = "none is needed: such calls run in PyTorch"
 TURN = "its turn in the contest with the graph"
-
-
-class Policy:
-    """Of calls with gradients or without, in training or in evaluation.
-
-    Attributes:
-        engine: whose turn it is: ``"torch"`` or one that runs graphs.
-        race: between them, until it is decided.
-        reason: why calls run in PyTorch; empty where they do not.
-        spell: calls that go to the module unseen.
-        refused: why calls of a form have no graph.
-    """
-
-    def __init__(self, engine: str, race: Race | None, reason: str = "") -> None:
-        self.engine, self.race, self.reason = engine, race, reason
-        self.spell = 0
-        self.refused: dict[Any, str] = {}
 
 
 class Machine:
@@ -92,7 +78,8 @@ class Machine:
         self.report = Report()
         self.prospect = Prospect.of(module)
         self.only_loss = self.trains = self.warned = False
-        self.calls = self.contests = 0
+        self.calls = self.duels = 0
+        self.overhead = Overhead()
         self.device: torch.device | None = None
         self.use(options)
 
@@ -104,6 +91,7 @@ class Machine:
         self.policies: dict[tuple[bool, bool], Policy] = {}
         self.compiled: dict[tuple[Any, ...], Compiled] = {}
         self.watch: Watch | None = None
+        self.blocks: Blocks | None = None
 
     def expect(self, steps: int | None) -> None:
         """Takes it that so many calls with gradients are to come; None where nobody knows."""
@@ -130,11 +118,34 @@ class Machine:
             return self._in_pytorch(WITH_CACHE, args, kwargs)
         if policy.refused and (why := policy.refused.get(_form_of(args, kwargs))):
             return self._in_pytorch(why, args, kwargs)
-        if policy.race is not None:
-            return self._raced(policy, policy.race, args, kwargs)
-        if policy.engine == "torch":
+        if not policy.settled:
+            return self._tuned(policy, args, kwargs)
+        return self._by(policy.way, policy, args, kwargs)
+
+    def _by(self, way: str, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a call by one of its ways."""
+        if way == TORCH:
             return self._in_pytorch(policy.reason, args, kwargs)
+        if way == BLOCKS:
+            return self._by_blocks(policy, args, kwargs)
         return self._as_graphs(policy, args, kwargs)
+
+    def _tuned(self, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a call by the way whose turn it is, and measures it where that is asked for."""
+        start = contest.now(self.device)
+        way = policy.next()
+        self._described(is_grad_enabled()).contest = policy.contest
+        if not policy.measures:
+            return self._by(way, policy, args, kwargs)
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        size = max((t.numel() for t in tensors), default=1)
+        sample = policy.sample(way, max(size, 1), start)
+        output = self._by(way, policy, args, kwargs)
+        sample.forward_ends()
+        leaves = [t for t in (*self.module.parameters(), *tensors) if t.requires_grad]
+        found = [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor)]
+        sample.forward_done(found, leaves, is_grad_enabled() and bool(leaves))
+        return output
 
     def _in_pytorch(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         report = self._described(is_grad_enabled())
@@ -153,8 +164,35 @@ class Machine:
         report.eager_calls += 1
         return call()
 
+    def _by_blocks(self, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a call whose equal blocks are graphs."""
+        blocks, report = self._blocks_of(policy), self._described(is_grad_enabled())
+        if not self.watch_holds.has_its_parameters():
+            return self._in_pytorch(BORROWED, args, kwargs)
+        compiled = blocks.compiled
+        with Heard(compiled, (args, kwargs), "all") as call:
+            blocks.switch(True)
+            call.mode = mode = AsGraphs(call.seeds)
+            with mode:
+                output = self.module(*args, **kwargs)
+        if compiled.fresh:
+            compiled.fresh = False
+            self._describe(compiled)
+        if call.ran:
+            report.graph_calls += 1
+            report.mode, report.reason = "graph", ""
+            return output
+        report.eager_calls += 1
+        why = str(call.failed or compiled.refusal())
+        report.mode, report.reason = "eager", why
+        policy.forfeit(BLOCKS, why)
+        blocks.switch(False)
+        return output
+
     def _as_graphs(self, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        compiled = self._compiled(policy.engine)
+        compiled = self._compiled(policy)
+        if self.blocks is not None:
+            self.blocks.switch(False)
         if not compiled.watch.has_its_parameters():
             return self._eager_because(NotServed(BORROWED, help=_HELP), args, kwargs)
         report = self._described(is_grad_enabled())
@@ -230,9 +268,7 @@ class Machine:
             return
         policy.refused[_form_of(args, kwargs)] = str(error)
         if len(policy.refused) >= MOST_REFUSED:
-            if policy.race is not None:
-                policy.race.close()
-            policy.engine, policy.race, policy.reason = "torch", None, str(error)
+            policy.forfeit(MODULE, str(error))
             policy.refused.clear()
 
     # -- which engine -----------------------------------------------------------------------------
@@ -245,89 +281,64 @@ class Machine:
         engine = self.options.engine_for(grad)
         if engine == "torch":
             asked = "engine" if grad or self.options.inference is None else "inference"
-            return Policy("torch", None, f'{asked}="torch"')
+            return Policy(TORCH, self.overhead, reason=f'{asked}="torch"')
         if why := needs_its_own_forward(self.module):
             error = NotServed(f"{type(self.module).__name__} cannot run as a graph here: {why}")
             if not self.options.falls_back(error):
                 raise error
             self._warn(why)
-            return Policy("torch", None, why)
+            return Policy(TORCH, self.overhead, reason=why)
         if engine in EXECUTORS:
-            return Policy(engine, None)
+            return Policy(MODULE, self.overhead, engine=engine)
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         held = [*self.module.parameters(), *self.module.buffers(), *tensors]
         device = next((t.device for t in held), torch.device("cpu"))
         dtypes = {t.dtype for t in held}
         able = tried(self.options, device, dtypes)
-        able = ("aten",) if "aten" in able else able[:1]
         if not able:
-            return Policy("torch", None, f"there is no engine for tensors on {device}")
-        self.device = device
+            why = f"there is no engine for tensors on {device}"
+            return Policy(TORCH, self.overhead, reason=why)
+        chosen, self.device = "aten" if "aten" in able else able[0], device
+        if torch.are_deterministic_algorithms_enabled():
+            return Policy(MODULE, self.overhead, engine=chosen)  # which no clock decides
+        ways = challengers_of(self.module, gain_of(dtypes, device), trains=grad)
         prospect = self.prospect if grad else None
-        race = Race(able, prospect, gain_of(dtypes, device), self._verdict())
-        return Policy(able[0], race)
-
-    def _verdict(self) -> Verdict | None:
-        self.contests += 1
-        size = sum(1 for _ in self.module.parameters())
-        return Verdict.of(f"{type(self.module).__name__}/{size}/{self.contests}")
-
-    def _raced(
-        self, policy: Policy, race: Race, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        start = contest.now(self.device)
-        turn = race.next()
-        report = self._described(is_grad_enabled())
-        report.contest = race.contest
-        if race.winner:
-            policy.race = None
-            if turn == "eager":
-                policy.engine, policy.reason = "torch", str(race.contest)
-                self.compiled.clear()
-                policy.spell = SPELL
-                return self._in_pytorch(policy.reason, args, kwargs)
-            return self._as_graphs(policy, args, kwargs)
-        if turn == "eager" and race.rest:
-            policy.spell, policy.reason = min(race.rest, SPELL), TURN
-            return self._in_pytorch(TURN, args, kwargs)
-        if turn == "eager":
-            return self._timed(
-                race, turn, start, args, kwargs, lambda: self._in_pytorch(TURN, args, kwargs)
-            )
-        compiled = self._compiled(policy.engine)
-        if not compiled.made or compiled.fresh:
-            with race.preparing():
-                return self._as_graphs(policy, args, kwargs)
-        return self._timed(
-            race, turn, start, args, kwargs, lambda: self._as_graphs(policy, args, kwargs)
+        return Policy(
+            TORCH, self.overhead, ways, prospect, self._verdict, reason=TURN, engine=chosen
         )
 
-    def _timed(
-        self, race: Race, turn: str, start: Any, args: Any, kwargs: Any, run: Callable[[], Any]
-    ) -> Any:
-        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        size = max((t.numel() for t in tensors), default=1)
-        sample = race.sample(turn, size, start)
-        output = run()
-        sample.forward_ends()
-        leaves = [t for t in (*self.module.parameters(), *tensors) if t.requires_grad]
-        found = [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor)]
-        sample.forward_done(found, leaves, is_grad_enabled() and bool(leaves))
-        return output
+    def _verdict(self) -> Verdict | None:
+        self.duels += 1
+        size = sum(1 for _ in self.module.parameters())
+        return Verdict.of(f"{type(self.module).__name__}/{size}/{self.duels}")
 
-    def _compiled(self, engine: str) -> Compiled:
+    def _compiled(self, policy: Policy, way: str = MODULE) -> Compiled:
         """The module through Dynamo, as it was converted with the hooks and functions it has."""
-        watch = self.watch
-        if watch is None or not watch.holds():
-            watch = self.watch = Watch(self.module)
-        key = engine, watch.key
+        watch = self.watch_holds
+        key = way, policy.engine, watch.key
         known = self.compiled.get(key)
         if known is None:
             while len(self.compiled) >= MOST_CONVERTED:
                 self.compiled.pop(next(iter(self.compiled)))
-            known = Compiled(replace(self.options, engine=cast(Engine, engine)), watch)
-            self.compiled[key] = known
+            options = replace(self.options, engine=cast(Engine, policy.engine))
+            call = called if way == MODULE else plainly
+            known = self.compiled[key] = Compiled(options, watch, self.overhead, call)
         return known
+
+    @property
+    def watch_holds(self) -> Watch:
+        """What there is of the module beside its values, now."""
+        if self.watch is None or not self.watch.holds():
+            self.watch = Watch(self.module)
+        return self.watch
+
+    def _blocks_of(self, policy: Policy) -> Blocks:
+        compiled = self._compiled(policy, BLOCKS)
+        if self.blocks is None or self.blocks.compiled is not compiled:
+            if self.blocks is not None:
+                self.blocks.switch(False)
+            self.blocks = Blocks(equal_blocks(self.module), compiled)
+        return self.blocks
 
     # -- what is told ----------------------------------------------------------------------------
 
@@ -343,13 +354,15 @@ class Machine:
         report = self._described(is_grad_enabled())
         graphs = compiled.graphs
         report.captures = len(compiled.made)
+        report.overhead = self.overhead
         plans = [form.way.step.plan for graph in graphs for form in graph.forms.values()]
         if not plans:
             return
         last, executor = plans[-1], graphs[-1].executor
         report.engine, report.replays = str(executor), executor.replays
-        for seconds in (*(plan.seconds for plan in plans), *(graph.seconds for graph in graphs)):
-            for stage, took in seconds.items():
+        report.stages = {}
+        for plan in plans:
+            for stage, took in plan.seconds.items():
                 report.stages[stage] = report.stages.get(stage, 0.0) + took
         names = ["forward", *(f"backward {i + 1}" for i in range(len(last.pieces)))]
         report.nodes = {

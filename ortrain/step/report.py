@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ortrain.autodiff.held import megabytes
 from ortrain.kept.call import Kept
 from ortrain.runtime.replays import Replays
+from ortrain.step.overhead import Overhead
 
 # So many parts with the same fate are named.
 MOST_NAMES = 6
@@ -207,6 +208,7 @@ class Report:
         contest: the measurement behind ``engine="auto"``.
         certificate: how closely the graph agreed with PyTorch before it was used, for example
             ``"loss 1e-07, gradients 4e-07 of 67 tensors"``.
+        overhead: seconds that were no steps; None where they are not counted.
         inference: the same for calls without gradients, where the module also trains.
         parts: name → the same of each part that has a graph of its own, or is to have one, where
             the module itself cannot be one.
@@ -235,6 +237,7 @@ class Report:
     peak_bytes: int = 0
     contest: Contest | None = None
     certificate: str = ""
+    overhead: Overhead | None = None
     inference: Report | None = None
     parts: Mapping[str, Report] = field(default_factory=dict)
     _calls: Counter[str] = field(default_factory=Counter, repr=False)
@@ -308,6 +311,8 @@ class Report:
             rows.append(f"  certificate  {self.certificate}")
         if self.contest is not None:
             rows.append(f"  contest   {self.contest}")
+        if self.overhead is not None:
+            rows.append(f"  overhead  {self.overhead}")
         return rows
 
     def _kept(self) -> list[str]:

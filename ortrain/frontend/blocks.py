@@ -1,0 +1,88 @@
+"""A model's equal blocks, each compiled for itself: one graph serves them all.
+
+The layers of a transformer are of one class. Their graph is there in the time of one layer, however
+many there are; what is around them runs in PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+from ortrain.frontend.call import heard
+from ortrain.frontend.compiled import Compiled
+from ortrain.module_state.saving import saving_hooks
+from ortrain.pytorch.routes import is_routed, plainly, route, without
+
+
+def equal_blocks(module: nn.Module) -> list[nn.Module]:
+    """The blocks of a model: all members of a list that are of one class, and have parts."""
+    return [*_found(module, set())]
+
+
+def _found(module: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Module]:
+    if module in seen:
+        return
+    seen.add(module)
+    members = [*module._modules.values()]
+    if isinstance(module, nn.ModuleList | nn.Sequential) and _are_alike(members):
+        yield from (member for member in members if member is not None)
+        return
+    for member in members:
+        if member is not None:
+            yield from _found(member, seen)
+
+
+def _are_alike(members: Sequence[nn.Module | None]) -> bool:
+    kinds = {type(member) for member in members}
+    return (
+        len(members) > 1
+        and len(kinds) == 1
+        and all(m is not None and m._modules and any(True for _ in m.parameters()) for m in members)
+    )
+
+
+class Blocks:
+    """The blocks of a model on their way to a graph, or not.
+
+    Args:
+        blocks: of the model.
+        compiled: what makes their graphs.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module], compiled: Compiled) -> None:
+        self.blocks, self.compiled = blocks, compiled
+        self._ways = [_Way(block, compiled) for block in blocks]
+        self._on = False
+
+    def switch(self, on: bool) -> None:
+        """Has the blocks run as graphs from now on, or in PyTorch."""
+        if on is self._on:
+            return
+        for block, way in zip(self.blocks, self._ways, strict=True):
+            if on and not is_routed(block):
+                route(block, way)
+            elif not on and block._compiled_call_impl is way:
+                route(block, None)
+        self._on = on
+
+
+class _Way:
+    """A block's call."""
+
+    def __init__(self, block: nn.Module, compiled: Compiled) -> None:
+        self.block, self.compiled = block, compiled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As a graph, within a call of the model; a checkpoint's repetition is in none."""
+        call = heard()
+        if call is None or call.compiled is not self.compiled or saving_hooks(False) is not None:
+            return plainly(self.block, args, kwargs)
+        before, call.given = call.given, (args, kwargs)
+        try:
+            with without(call.mode):
+                return self.compiled.run(self.block, args, kwargs)
+        finally:
+            call.given = before

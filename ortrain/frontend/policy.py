@@ -1,0 +1,273 @@
+"""``Policy``: who runs a held module's calls, and when that changes.
+
+::
+
+    watching ── a challenger pays ──▶ trying ── the clock decides ──▶ watching, with the winner
+                                                       └ none is left ▶ settled
+
+The ways are the plain module (``torch``), its equal blocks as graphs (``blocks``) and the whole
+(``module``).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ortrain.frontend.autotune import Duel, Times
+from ortrain.frontend.blocks import equal_blocks
+from ortrain.step.contest import Sample
+from ortrain.step.overhead import Overhead, clock
+from ortrain.step.prospect import CERTIFICATE, FIRST, LAYER, LONG, Prospect
+from ortrain.step.report import Contest
+from ortrain.step.verdict import Verdict
+
+TORCH, BLOCKS, MODULE = "torch", "blocks", "module"
+
+# Seconds of processor time in which there is to be a first graph.
+SOON = 3.0
+# What everything behind the first graph may take, as a share of the run so far.
+SHARE = 0.1
+# The share of the whole's gain that blocks have: of padded BERT, which they do not shorten, 0.6.
+OF_BLOCKS = 0.6
+
+
+@dataclass(frozen=True)
+class Challenger:
+    """A way that is to be tried.
+
+    Attributes:
+        way: its name.
+        cost: seconds that it takes to make, about.
+        gain: the share of eager's time that it is likely to save.
+    """
+
+    way: str
+    cost: float
+    gain: float
+
+
+def challengers_of(module: nn.Module, gain: float, *, trains: bool) -> list[Challenger]:
+    """The ways of a module to graphs, those that are tried first in front.
+
+    Args:
+        module: the module.
+        gain: the share of eager's time that a graph of the whole is likely to save.
+        trains: whether the calls have gradients.
+    """
+    whole = Challenger(MODULE, Prospect.of(module).cost, gain)
+    if not trains or whole.cost <= SOON or not (blocks := equal_blocks(module)):
+        return [whole]
+    kinds = {type(block): block for block in blocks}.values()
+    layers = sum(not [*part.children()] for block in kinds for part in block.modules())
+    return [Challenger(BLOCKS, FIRST + 2 * LAYER * layers, gain * OF_BLOCKS), whole]
+
+
+class Policy:
+    """Of calls with gradients or without, in training or in evaluation.
+
+    Args:
+        way: that runs the first calls.
+        overhead: of the module.
+        challengers: ways that are to be tried, in order.
+        prospect: who knows how many steps are to come; None where a graph pays in any case.
+        verdicts: gives that of all processes that train together on the next duel; None alone.
+        reason: why the first calls run in PyTorch.
+        engine: that runs graphs.
+
+    Attributes:
+        way: that has won so far.
+        reason: why calls run in PyTorch.
+        spell: calls that go to the module unseen.
+        refused: why calls of a form have no graph.
+        contest: what was measured.
+    """
+
+    def __init__(
+        self,
+        way: str,
+        overhead: Overhead,
+        challengers: Sequence[Challenger] = (),
+        prospect: Prospect | None = None,
+        verdicts: Any = None,
+        *,
+        reason: str = "",
+        engine: str = "",
+    ) -> None:
+        self.way, self.overhead, self.reason, self.engine = way, overhead, reason, engine
+        self.challengers, self.prospect, self._verdicts = [*challengers], prospect, verdicts
+        self.spell = 0
+        self.refused: dict[Any, str] = {}
+        self.contest: Contest | None = Contest() if challengers else None
+        self._began = clock()
+        self._known = Times()
+        self._duel: Duel | None = None
+        self._verdict: Verdict | None = None
+        self._samples: list[tuple[Sample, float]] = []
+        self._look_at = 0.0
+        self._first = 0.0  # what the first graph has taken
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing changes any more."""
+        return self._duel is None and not self.challengers
+
+    def next(self) -> str:
+        """The way of the next call."""
+        self._samples = [each for each in self._samples if not self._is_over(*each)]
+        duel = self._duel
+        if duel is not None:
+            if not duel.winner:
+                return duel.turn
+            return self._decide(duel)
+        if self.challengers and clock() >= self._look_at and self._known.enough(1):
+            if (chosen := self._paying()) is not None:
+                self._duel = Duel(self.way, chosen.way, self._known)
+                return chosen.way
+        return self.way
+
+    @property
+    def measures(self) -> bool:
+        """Whether the next call's time is asked for."""
+        return self._duel is not None or bool(self.challengers and not self._known.enough(1))
+
+    def sample(self, way: str, size: int, start: Any) -> Sample:
+        """The time of a step that begins; nothing is noted where it has overhead in it."""
+        into: Any = _Into(self, way, size)
+        sample = Sample(into, size, start, _ignored)
+        self._samples.append((sample, self.overhead.total))
+        return sample
+
+    def forfeit(self, way: str, reason: str) -> None:
+        """A way cannot run these calls."""
+        self.challengers = [each for each in self.challengers if each.way != way]
+        if self.contest is not None:
+            self.contest.refused[way] = reason
+        if self._duel is not None and way == self._duel.challenger:
+            self._duel = None
+        if self.way == way:
+            self.way = TORCH
+        if self.settled:
+            self.reason = reason
+            self._close()
+
+    def note(self, way: str, seconds: float, size: int) -> None:
+        """Notes the seconds of a step, for each unit of its size."""
+        duel = self._duel
+        if duel is None:
+            if way == self.way:
+                self._known.add(seconds, size)
+        elif way == duel.turn:
+            duel.add(seconds, size)
+            self._tell(duel, size)
+
+    def _is_over(self, sample: Sample, before: float) -> bool:
+        if self.overhead.total != before:
+            sample.close()
+            return True
+        return sample.settle()
+
+    def _paying(self) -> Challenger | None:
+        """A challenger whose time has come; None says when to ask again."""
+        elapsed, step = clock() - self._began, self._known.step
+        if self.prospect is None:
+            return self.challengers[-1]
+        paying = [each for each in self.challengers if self._pays(each, elapsed, step)]
+        if self.contest is not None:
+            self.contest.waits = not paying
+        if paying:
+            left = self.prospect.steps
+            horizon = elapsed if left is None else left * step
+            return max(paying, key=lambda each: each.gain * horizon - each.cost)
+        self._look_at = clock() + max(step, elapsed / 8)
+        if self.way == TORCH:  # by what it takes then, a graph will be judged
+            self._known = Times()
+        return None
+
+    def _pays(self, each: Challenger, elapsed: float, step: float) -> bool:
+        """Whether a way will save more than it costs, as far as anybody knows."""
+        assert self.prospect is not None
+        left, is_first = self.prospect.steps, not self._first
+        if not is_first and self.overhead.total - self._first + each.cost > SHARE * elapsed:
+            return False
+        if left is not None:
+            return (left * each.gain - CERTIFICATE) * step > each.cost
+        is_long = is_first and step > each.cost * LONG
+        return is_long or elapsed > (each.cost + CERTIFICATE * step) / each.gain
+
+    def _decide(self, duel: Duel) -> str:
+        """Takes the verdict; until there is one in all processes, PyTorch runs."""
+        if self._verdicts is not None:
+            self._verdict = self._verdict or self._verdicts()
+        told = duel.winner
+        if self._verdict is not None and not (told := self._verdict.settled(told)):
+            return TORCH
+        if told not in (duel.champion, duel.challenger):
+            told = TORCH
+        self._verdict = self._duel = None
+        names = [each.way for each in self.challengers]
+        self.challengers = self.challengers[names.index(duel.challenger) + 1 :]
+        self._first = self._first or self.overhead.total
+        self.way, self._known = told, Times()
+        self._conclude(duel)
+        if self.settled:
+            self._close()
+        return self.way
+
+    def _conclude(self, duel: Duel) -> None:
+        contest = self.contest
+        if contest is None:
+            return
+        contest.left, contest.winner = 0, "eager" if self.way == TORCH else "graph"
+        contest.engine = "" if self.way == TORCH else self.way
+        losers = [name for name in duel.times if name != self.way]
+        best = _mean(duel.times.get(self.way, []))
+        size = self._size
+        lost = sum((t - best) * size for name in losers for t in duel.times[name] if t > best)
+        self.overhead.add("autotuning", lost)
+        contest.cost = self.overhead.total
+        if self.way == TORCH:
+            self.reason = str(contest)
+
+    def _tell(self, duel: Duel, size: int) -> None:
+        contest, self._size = self.contest, size
+        if contest is None:
+            return
+        for name, times in duel.times.items():
+            seconds = [t * size for t in times]
+            if name == TORCH:
+                contest.eager = seconds or contest.eager
+            elif seconds:
+                contest.engines[name] = seconds
+        contest.left = 1
+
+    _size = 1
+
+    def _close(self) -> None:
+        for sample, _ in self._samples:
+            sample.close()
+        self._samples.clear()
+        if self.settled and self.way == TORCH:
+            self.spell = sys.maxsize
+
+
+class _Into:
+    """Where a sample puts its time."""
+
+    def __init__(self, policy: Policy, way: str, size: int) -> None:
+        self.policy, self.way, self.size = policy, way, size
+
+    def append(self, seconds: float) -> None:
+        self.policy.note(self.way, seconds, self.size)
+
+
+def _mean(times: Sequence[float]) -> float:
+    return sorted(times)[len(times) // 2] if times else 0.0
+
+
+def _ignored() -> None:
+    """Nobody asks."""
