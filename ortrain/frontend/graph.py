@@ -91,6 +91,11 @@ class Graph:
         self.users = [found.places[v.name or ""] for v in program.inputs(Role.USER_INPUT)]
         self.axes = axes_of(program, self.users)
         self.example = self.sizes(real)
+        holders = module.graph.find_nodes(op="placeholder")
+        values = [holder.meta["example_value"] for holder in holders]
+        self.numbers = {
+            i: str(v.node.expr) for i, v in enumerate(values) if isinstance(v, torch.SymInt)
+        }
         self.cost = Multiplications(program.graph)
         self.streams = streams_of(program.graph)
         self.executor = self._executor()
@@ -119,6 +124,29 @@ class Graph:
     def sizes(self, args: Sequence[Any]) -> dict[str, int]:
         """The value that each symbolic dimension has in a call."""
         return {symbol: int(args[place].shape[axis]) for symbol, place, axis in self.axes}
+
+    def rows(self, args: Sequence[Any], most: int) -> list[Any] | None:
+        """The first rows of a batch, of so many multiplications at most but two rows at least.
+
+        None where the whole is not more, or it cannot be told what a row is.
+        """
+        sizes = self.sizes(args)
+        cost = self.cost(sizes)
+        dims = [v.shape for v in self.program.inputs(Role.USER_INPUT)]
+        names = [[str(dim) for dim in shape or ()] for shape in dims]
+        batch = next((shape[0] for shape in names if shape and shape[0] in sizes), "")
+        if cost <= most or not batch or any(batch in dim for s in names for dim in s[1:]):
+            return None
+        if any(batch in name and batch != name for name in self.numbers.values()):
+            return None
+        rows = max(2, sizes[batch] * most // cost)
+        found = list(args)
+        for place, shape in zip(self.users, names, strict=True):
+            if shape and shape[0] == batch:
+                found[place] = args[place].detach()[:rows].requires_grad_(args[place].requires_grad)
+        for place, name in self.numbers.items():
+            found[place] = rows if name == batch else found[place]
+        return found
 
     # -- a call ------------------------------------------------------------------------------
 

@@ -124,10 +124,10 @@ class Policy:
             if not duel.winner:
                 return duel.turn
             return self._decide(duel)
-        if self.challengers and clock() >= self._look_at and self._known.enough(1):
-            if (chosen := self._paying()) is not None:
-                self._duel = Duel(self.way, chosen.way, self._known)
-                return chosen.way
+        asks = self.challengers and clock() >= self._look_at and self._known.enough(1)
+        if asks and (chosen := self._paying()) is not None:
+            self._duel = Duel(self.way, chosen.way, self._known)
+            return chosen.way
         return self.way
 
     @property
