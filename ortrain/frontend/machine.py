@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -29,10 +30,10 @@ from ortrain.frontend.blocks import Blocks, equal_blocks
 from ortrain.frontend.call import Heard
 from ortrain.frontend.compiled import Compiled, called
 from ortrain.frontend.graph import Graph
-from ortrain.frontend.policy import BLOCKS, MODULE, TORCH, Policy, challengers_of
+from ortrain.frontend.policy import BLOCKS, CHANGES, MODULE, TORCH, Policy, challengers_of
 from ortrain.frontend.watch import Watch
 from ortrain.passes.linear_loss import blocks_of
-from ortrain.pytorch.dynamo import ConversionFailed
+from ortrain.pytorch.dynamo import ConversionFailed, without_conversions
 from ortrain.pytorch.routes import plainly
 from ortrain.step import contest
 from ortrain.step.eager_draws import AsGraphs
@@ -195,10 +196,14 @@ class Machine:
             self.blocks.switch(False)
         if not compiled.watch.has_its_parameters():
             return self._eager_because(NotServed(BORROWED, help=_HELP), args, kwargs)
-        report = self._described(is_grad_enabled())
+        report, may = self._described(is_grad_enabled()), policy.may_convert
+        if not may and not compiled.made:
+            policy.missed()
+            return self._in_pytorch(CHANGES, args, kwargs)
         with Heard(compiled, (args, kwargs), "loss" if self.only_loss else "all") as call:
             try:
-                output = compiled.run(self.module, args, kwargs)
+                with nullcontext() if may else without_conversions():
+                    output = compiled.run(self.module, args, kwargs)
             except ConversionFailed as unknown:
                 return self._unconverted(policy, unknown, args, kwargs)
         if self.only_loss:
@@ -214,6 +219,10 @@ class Machine:
             return output
         report.eager_calls += 1
         failed = call.failed
+        if failed is None and not may:
+            policy.missed()
+            report.mode, report.reason = "eager", CHANGES
+            return output
         if failed is None:
             error = compiled.refusal()
             self._refuse(policy, error, args, kwargs)

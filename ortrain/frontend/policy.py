@@ -32,6 +32,9 @@ TORCH, BLOCKS, MODULE = "torch", "blocks", "module"
 SOON = 3.0
 # What everything behind the first graph may take, as a share of the run so far.
 SHARE = 0.1
+# Calls that need a further graph each, after which a way is not tried any more.
+MISSES = 8
+CHANGES = "what its code depends on changes from call to call: a graph for each takes too long"
 # The share of the whole's gain that blocks have: of padded BERT, which they do not shorten, 0.6.
 OF_BLOCKS = 0.6
 
@@ -110,6 +113,8 @@ class Policy:
         self._samples: list[tuple[Sample, float]] = []
         self._look_at = 0.0
         self._first = 0.0  # what the first graph has taken
+        self._spent = self._allowed = 0.0  # before the duel that is under way, and in it
+        self._missed = 0
 
     @property
     def settled(self) -> bool:
@@ -127,6 +132,7 @@ class Policy:
         asks = self.challengers and clock() >= self._look_at and self._known.enough(1)
         if asks and (chosen := self._paying()) is not None:
             self._duel = Duel(self.way, chosen.way, self._known)
+            self._spent, self._allowed = self.overhead.total, 2 * chosen.cost
             return chosen.way
         return self.way
 
@@ -134,6 +140,22 @@ class Policy:
     def measures(self) -> bool:
         """Whether the next call's time is asked for."""
         return self._duel is not None or bool(self.challengers and not self._known.enough(1))
+
+    @property
+    def may_convert(self) -> bool:
+        """Whether there may be a further graph: not where that has taken too much of the run."""
+        if self.contest is None:
+            return True
+        total = self.overhead.total
+        if self._duel is not None and not self._first:
+            return total - self._spent <= self._allowed
+        return total - self._first <= SHARE * (clock() - self._began)
+
+    def missed(self) -> None:
+        """Notes a call that would have needed a further graph, and was allowed none."""
+        self._missed += 1
+        if self._duel is not None and self._missed >= MISSES:
+            self.forfeit(self._duel.challenger, CHANGES)
 
     def sample(self, way: str, size: int, start: Any) -> Sample:
         """The time of a step that begins; nothing is noted where it has overhead in it."""

@@ -129,6 +129,12 @@ def with_open_sizes(values: Sequence[Any]) -> None:
                     maybe_mark_dynamic(value, axis)
 
 
+def without_conversions() -> contextlib.AbstractContextManager[Any]:
+    """Code that has no graph for its values runs as it is inside."""
+    stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("eager_on_recompile")
+    return stance
+
+
 def breaks() -> dict[str, int]:
     """How often Dynamo has ended a graph, by its reasons."""
     return dict(counters["graph_break"])
