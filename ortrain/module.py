@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from itertools import chain
 from types import FunctionType, MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -31,8 +31,10 @@ from ortrain.methods import Methods
 from ortrain.runtime.reduced import reduced_products_asked_for
 from ortrain.step.ranges import marked, profiled
 from ortrain.step.report import Report
-from ortrain.step.runner import Runner
 from ortrain.variables import warn_of_variables
+
+if TYPE_CHECKING:
+    from ortrain.step.runner import Runner
 
 # The module's own dictionaries, not copies: whatever walks, moves, casts or replaces parameters
 # does so in the module itself, under its own names.
@@ -347,6 +349,8 @@ def _runner_of(module: nn.Module, options: Options, debug_options: DebugOptions)
         from ortrain.frontend.machine import Machine
 
         return Machine(module, options, debug_options)
+    from ortrain.step.runner import Runner
+
     return Runner(module, options, debug_options)
 
 

@@ -66,7 +66,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def graph_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Contests last a number of steps that no machine decides, and the graph wins them."""
     ticks = itertools.count()  # so all steps take as long
-    monkeypatch.setattr("ortrain.step.contest.clock", lambda: float(next(ticks)))
+    monkeypatch.setattr("ortrain.step.marks.clock", lambda: float(next(ticks)))
     monkeypatch.setattr("ortrain.step.contest.MOST_ROUNDS", 1)
     monkeypatch.setattr("ortrain.step.contest.MARGIN", 1e9)
 

@@ -6,7 +6,7 @@ many there are; what is around them runs in PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -15,33 +15,6 @@ from ortrain.frontend.call import heard
 from ortrain.frontend.compiled import Compiled
 from ortrain.module_state.saving import saving_hooks
 from ortrain.pytorch.routes import is_routed, plainly, route, without
-
-
-def equal_blocks(module: nn.Module) -> list[nn.Module]:
-    """The blocks of a model: all members of a list that are of one class, and have parts."""
-    return [*_found(module, set())]
-
-
-def _found(module: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Module]:
-    if module in seen:
-        return
-    seen.add(module)
-    members = [*module._modules.values()]
-    if isinstance(module, nn.ModuleList | nn.Sequential) and _are_alike(members):
-        yield from (member for member in members if member is not None)
-        return
-    for member in members:
-        if member is not None:
-            yield from _found(member, seen)
-
-
-def _are_alike(members: Sequence[nn.Module | None]) -> bool:
-    kinds = {type(member) for member in members}
-    return (
-        len(members) > 1
-        and len(kinds) == 1
-        and all(m is not None and m._modules and any(True for _ in m.parameters()) for m in members)
-    )
 
 
 class Blocks:

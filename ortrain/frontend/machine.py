@@ -13,32 +13,21 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
-from typing import Any, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.utils import _pytree as pytree
 
-from ortrain.autodiff.held import peak, saved_bytes
 from ortrain.config import EXECUTORS, DebugOptions, Engine, LogLevel, Options
-from ortrain.errors import CaptureError, CheckFailed, NotServed, OrtrainError, OrtrainWarning
+from ortrain.errors import CheckFailed, NotServed, OrtrainError, OrtrainWarning
 from ortrain.exclusive import EXCLUSIVE
-from ortrain.frontend.blocks import Blocks, equal_blocks
-from ortrain.frontend.call import Heard
-from ortrain.frontend.compiled import Compiled, called
-from ortrain.frontend.graph import Graph
-from ortrain.frontend.policy import BLOCKS, CHANGES, MODULE, TORCH, Policy, challengers_of
-from ortrain.frontend.watch import Watch
-from ortrain.passes.linear_loss import blocks_of
-from ortrain.pytorch.dynamo import ConversionFailed, without_conversions
-from ortrain.pytorch.routes import plainly
-from ortrain.step import contest
+from ortrain.frontend.policy import BLOCKS, MODULE, TORCH, Policy, challengers_of
+from ortrain.runtime.engines import candidates
 from ortrain.step.eager_draws import AsGraphs
-from ortrain.step.eligibility import tried
 from ortrain.step.fallback import alone
+from ortrain.step.marks import now
 from ortrain.step.overhead import Overhead
 from ortrain.step.prospect import Prospect, gain_of
 from ortrain.step.report import Report
@@ -46,16 +35,14 @@ from ortrain.step.seeds import Seeds
 from ortrain.step.verdict import Verdict
 from ortrain.step.wrappers import needs_its_own_forward
 
-# Calls that go to the module unseen once PyTorch has won; then one is looked at again.
-SPELL = 256
+if TYPE_CHECKING:
+    from ortrain.frontend.graphs import Graphs, Outcome
+    from ortrain.passes.tokens import Shown
+
 # Kinds of calls without a graph; then all run in PyTorch.
 MOST_REFUSED = 8
-# Of one module, with other hooks and functions each; those used first make way.
-MOST_CONVERTED = 8
 _CACHES = "transformers.cache_utils"
 WITH_CACHE = "a key-value cache is among its arguments: calls that generate run in PyTorch"
-BORROWED = "some parameters are no parameters, as torch.func.functional_call sets them"
-_HELP = "none is needed: such calls run in PyTorch"
 TURN = "its turn in the contest with the graph"
 
 
@@ -90,9 +77,7 @@ class Machine:
         # Whether eager calls draw what graphs do, of which there may be some in other calls.
         self.draws = options.engine == "auto"
         self.policies: dict[tuple[bool, bool], Policy] = {}
-        self.compiled: dict[tuple[Any, ...], Compiled] = {}
-        self.watch: Watch | None = None
-        self.blocks: Blocks | None = None
+        self.graphs: Graphs | None = None
 
     def expect(self, steps: int | None) -> None:
         """Takes it that so many calls with gradients are to come; None where nobody knows."""
@@ -127,13 +112,63 @@ class Machine:
         """Runs a call by one of its ways."""
         if way == TORCH:
             return self._in_pytorch(policy.reason, args, kwargs)
+        grad, may = is_grad_enabled(), policy.may_convert
+        graphs, report = self._graphs(), self._described(grad)
         if way == BLOCKS:
-            return self._by_blocks(policy, args, kwargs)
-        return self._as_graphs(policy, args, kwargs)
+            outcome = graphs.by_blocks(policy.engine, args, kwargs, may_convert=may)
+        else:
+            shown: Shown = "loss" if self.only_loss else "all"
+            outcome = graphs.whole(policy.engine, args, kwargs, shown, may_convert=may)
+        for saving in outcome.savings:
+            report.note_tokens(saving)
+        if graphs.describe(report):
+            report.overhead = self.overhead
+            if self.debug_options.log_level <= LogLevel.INFO:
+                print(report, file=sys.stderr)
+        if outcome.why is None:
+            report.graph_calls += 1
+            report.mode, report.reason = "graph", ""
+            return outcome.output
+        return self._without_graph(way, policy, outcome, outcome.why, args, kwargs)
+
+    def _without_graph(
+        self,
+        way: str,
+        policy: Policy,
+        outcome: Outcome,
+        why: OrtrainError,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """The output of a call none of whose graphs ran.
+
+        Raises:
+            OrtrainError: where no fallback is allowed. A call that is wrong raises its own error.
+        """
+        may = policy.may_convert
+        if outcome.done:
+            self._note_eager(str(why))
+        else:
+            with alone(why):
+                outcome.output = self._in_pytorch(str(why), args, kwargs)
+        if not self.options.falls_back(why):
+            raise why
+        if not may:
+            policy.missed()
+        elif way == BLOCKS and outcome.lasting:
+            policy.forfeit(BLOCKS, str(why))
+        elif outcome.lasting and not self.options.retry:
+            policy.refused[_form_of(args, kwargs)] = str(why)
+            if len(policy.refused) >= MOST_REFUSED:
+                policy.forfeit(MODULE, str(why))
+                policy.refused.clear()
+        if may and not isinstance(why, CheckFailed):
+            self._warn(str(why))
+        return outcome.output
 
     def _tuned(self, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a call by the way whose turn it is, and measures it where that is asked for."""
-        start = contest.now(self.device)
+        start = now(self.device)
         way = policy.next()
         self._described(is_grad_enabled()).contest = policy.contest
         if not policy.measures:
@@ -149,9 +184,7 @@ class Machine:
         return output
 
     def _in_pytorch(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        report = self._described(is_grad_enabled())
-        report.mode, report.reason = "eager", reason
-        report.eager_calls += 1
+        self._note_eager(reason)
         if not self.draws:
             return self.module(*args, **kwargs)
         with AsGraphs(Seeds()):
@@ -160,125 +193,13 @@ class Machine:
     def aside(self, reason: str, call: Callable[[], Any]) -> Any:
         """Runs a call in PyTorch that nobody means to be a graph; the report has the reason."""
         self.calls += 1
+        self._note_eager(reason)
+        return call()
+
+    def _note_eager(self, reason: str) -> None:
         report = self._described(is_grad_enabled())
         report.mode, report.reason = "eager", reason
         report.eager_calls += 1
-        return call()
-
-    def _by_blocks(self, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a call whose equal blocks are graphs."""
-        blocks, report = self._blocks_of(policy), self._described(is_grad_enabled())
-        if not self.watch_holds.has_its_parameters():
-            return self._in_pytorch(BORROWED, args, kwargs)
-        compiled = blocks.compiled
-        with Heard(compiled, (args, kwargs), "all") as call:
-            blocks.switch(True)
-            call.mode = mode = AsGraphs(call.seeds)
-            with mode:
-                output = self.module(*args, **kwargs)
-        if compiled.fresh:
-            compiled.fresh = False
-            self._describe(compiled)
-        if call.ran:
-            report.graph_calls += 1
-            report.mode, report.reason = "graph", ""
-            return output
-        report.eager_calls += 1
-        why = str(call.failed or compiled.refusal())
-        report.mode, report.reason = "eager", why
-        policy.forfeit(BLOCKS, why)
-        blocks.switch(False)
-        return output
-
-    def _as_graphs(self, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        compiled = self._compiled(policy)
-        if self.blocks is not None:
-            self.blocks.switch(False)
-        if not compiled.watch.has_its_parameters():
-            return self._eager_because(NotServed(BORROWED, help=_HELP), args, kwargs)
-        report, may = self._described(is_grad_enabled()), policy.may_convert
-        if not may and not compiled.made:
-            policy.missed()
-            return self._in_pytorch(CHANGES, args, kwargs)
-        with Heard(compiled, (args, kwargs), "loss" if self.only_loss else "all") as call:
-            try:
-                with nullcontext() if may else without_conversions():
-                    output = compiled.run(self.module, args, kwargs)
-            except ConversionFailed as unknown:
-                return self._unconverted(policy, unknown, args, kwargs)
-        if self.only_loss:
-            _learn_loss(output, call.ran)
-        for saving in call.savings:
-            report.note_tokens(saving)
-        if compiled.fresh:
-            compiled.fresh = False
-            self._describe(compiled)
-        if call.ran:
-            report.graph_calls += 1
-            report.mode, report.reason = "graph", ""
-            return output
-        report.eager_calls += 1
-        failed = call.failed
-        if failed is None and not may:
-            policy.missed()
-            report.mode, report.reason = "eager", CHANGES
-            return output
-        if failed is None:
-            error = compiled.refusal()
-            self._refuse(policy, error, args, kwargs)
-        else:
-            error = failed.at(failed.where)
-        report.mode, report.reason = "eager", str(error)
-        if not self.options.falls_back(error):
-            raise error
-        if not isinstance(error, CheckFailed):
-            self._warn(str(error))
-        return output
-
-    def _eager_because(
-        self, error: OrtrainError, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Runs a call in PyTorch, and says why.
-
-        Raises:
-            OrtrainError: where no fallback is allowed.
-        """
-        if not self.options.falls_back(error):
-            raise error
-        self._warn(str(error))
-        return self._in_pytorch(str(error), args, kwargs)
-
-    def _unconverted(
-        self, policy: Policy, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Runs a call that Dynamo has failed to convert: if it is wrong, its own error is seen."""
-        own = CaptureError(
-            f"PyTorch's Dynamo fails to convert {type(self.module).__name__}",
-            because=f"{type(error).__name__}: {error}".partition("\n")[0],
-            help=_HELP,
-        )
-        with alone(error):
-            output = self._in_pytorch(str(own), args, kwargs)
-        if not self.options.falls_back(own):
-            raise own from error
-        self._warn(str(own))
-        self._refuse(policy, own, args, kwargs)
-        return output
-
-    def _refuse(
-        self,
-        policy: Policy,
-        error: OrtrainError,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        """Has calls like one run in PyTorch, and all of them where there are too many kinds."""
-        if self.options.retry or not self.options.falls_back(error):
-            return
-        policy.refused[_form_of(args, kwargs)] = str(error)
-        if len(policy.refused) >= MOST_REFUSED:
-            policy.forfeit(MODULE, str(error))
-            policy.refused.clear()
 
     # -- which engine -----------------------------------------------------------------------------
 
@@ -303,11 +224,14 @@ class Machine:
         held = [*self.module.parameters(), *self.module.buffers(), *tensors]
         device = next((t.device for t in held), torch.device("cpu"))
         dtypes = {t.dtype for t in held}
-        able = tried(self.options, device, dtypes)
+        able = candidates(
+            device, dtypes, self.options.provider, cuda_graphs=self.options.cuda_graphs
+        )
         if not able:
             why = f"there is no engine for tensors on {device}"
             return Policy(TORCH, self.overhead, reason=why)
-        chosen, self.device = "aten" if "aten" in able else able[0], device
+        self.device = device
+        chosen = cast(Engine, "aten" if "aten" in able else able[0])
         if torch.are_deterministic_algorithms_enabled():
             return Policy(MODULE, self.overhead, engine=chosen)  # which no clock decides
         ways = challengers_of(self.module, gain_of(dtypes, device), trains=grad)
@@ -321,33 +245,12 @@ class Machine:
         size = sum(1 for _ in self.module.parameters())
         return Verdict.of(f"{type(self.module).__name__}/{size}/{self.duels}")
 
-    def _compiled(self, policy: Policy, way: str = MODULE) -> Compiled:
-        """The module through Dynamo, as it was converted with the hooks and functions it has."""
-        watch = self.watch_holds
-        key = way, policy.engine, watch.key
-        known = self.compiled.get(key)
-        if known is None:
-            while len(self.compiled) >= MOST_CONVERTED:
-                self.compiled.pop(next(iter(self.compiled)))
-            options = replace(self.options, engine=cast(Engine, policy.engine))
-            call = called if way == MODULE else plainly
-            known = self.compiled[key] = Compiled(options, watch, self.overhead, call)
-        return known
-
-    @property
-    def watch_holds(self) -> Watch:
-        """What there is of the module beside its values, now."""
-        if self.watch is None or not self.watch.holds():
-            self.watch = Watch(self.module)
-        return self.watch
-
-    def _blocks_of(self, policy: Policy) -> Blocks:
-        compiled = self._compiled(policy, BLOCKS)
-        if self.blocks is None or self.blocks.compiled is not compiled:
-            if self.blocks is not None:
-                self.blocks.switch(False)
-            self.blocks = Blocks(equal_blocks(self.module), compiled)
-        return self.blocks
+    def _graphs(self) -> Graphs:
+        if self.graphs is None:
+            with EXCLUSIVE, self.overhead.of("imports"):
+                from ortrain.frontend.graphs import Graphs
+            self.graphs = Graphs(self.module, self.options, self.overhead)
+        return self.graphs
 
     # -- what is told ----------------------------------------------------------------------------
 
@@ -358,37 +261,6 @@ class Machine:
         if self.report.inference is None:
             self.report.inference = Report()
         return self.report.inference
-
-    def _describe(self, compiled: Compiled) -> None:
-        report = self._described(is_grad_enabled())
-        graphs = compiled.graphs
-        report.captures = len(compiled.made)
-        report.overhead = self.overhead
-        plans = [form.way.step.plan for graph in graphs for form in graph.forms.values()]
-        if not plans:
-            return
-        last, executor = plans[-1], graphs[-1].executor
-        report.engine, report.replays = str(executor), executor.replays
-        report.stages = {}
-        for plan in plans:
-            for stage, took in plan.seconds.items():
-                report.stages[stage] = report.stages.get(stage, 0.0) + took
-        names = ["forward", *(f"backward {i + 1}" for i in range(len(last.pieces)))]
-        report.nodes = {
-            name: (len(before.graph), len(after.graph))
-            for name, before, after in zip(names, last.programs, last.lowered, strict=True)
-        }
-        report.blocks = tuple(blocks_of(last.programs[0]))
-        shown = [graph.form for graph in graphs]
-        report.saved_bytes = sum(
-            saved_bytes(f.way.step.plan.programs, f.graph.example) for f in shown
-        )
-        trained = [f for f in shown if f.way.step.plan.pieces]
-        report.peak_bytes = sum(peak(f.way.step.plan.programs, f.graph.example) for f in trained)
-        certificates = [f.certificate for f in shown if f.certificate is not None]
-        report.certificate = "; ".join(map(str, certificates[:3]))
-        if self.debug_options.log_level <= LogLevel.INFO:
-            print(report, file=sys.stderr)
 
     def _warn(self, reason: str) -> None:
         """Warns once, at the line outside of ortrain and torch that called the module."""
@@ -403,17 +275,6 @@ class Machine:
             OrtrainWarning,
             stacklevel=level,
         )
-
-
-def _learn_loss(output: Any, given: Sequence[tuple[Graph, Any]]) -> None:
-    """Tells a graph which of its results the module returns in the first place."""
-    if all(graph.loss is not None for graph, _ in given):
-        return
-    first = next((t for t in pytree.tree_leaves(output) if isinstance(t, Tensor)), None)
-    for graph, results in given:
-        for place, result in enumerate([results] if graph.alone else results):
-            if result is first:
-                graph.know_loss(place)
 
 
 def _form_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -18,12 +18,14 @@ from typing import Any
 
 from torch import nn
 
+from ortrain.config import Engine
 from ortrain.frontend.autotune import Duel, Times
-from ortrain.frontend.blocks import equal_blocks
-from ortrain.step.contest import Sample
-from ortrain.step.overhead import Overhead, clock
+from ortrain.frontend.equal import equal_blocks
+from ortrain.step import marks
+from ortrain.step.overhead import Overhead
 from ortrain.step.prospect import CERTIFICATE, FIRST, LAYER, LONG, Prospect
 from ortrain.step.report import Contest
+from ortrain.step.sample import Sample
 from ortrain.step.verdict import Verdict
 
 TORCH, BLOCKS, MODULE = "torch", "blocks", "module"
@@ -99,14 +101,14 @@ class Policy:
         verdicts: Any = None,
         *,
         reason: str = "",
-        engine: str = "",
+        engine: Engine = "torch",
     ) -> None:
         self.way, self.overhead, self.reason, self.engine = way, overhead, reason, engine
         self.challengers, self.prospect, self._verdicts = [*challengers], prospect, verdicts
         self.spell = 0
         self.refused: dict[Any, str] = {}
         self.contest: Contest | None = Contest() if challengers else None
-        self._began = clock()
+        self._began = marks.clock()
         self._known = Times()
         self._duel: Duel | None = None
         self._verdict: Verdict | None = None
@@ -129,7 +131,7 @@ class Policy:
             if not duel.winner:
                 return duel.turn
             return self._decide(duel)
-        asks = self.challengers and clock() >= self._look_at and self._known.enough(1)
+        asks = self.challengers and marks.clock() >= self._look_at and self._known.enough(1)
         if asks and (chosen := self._paying()) is not None:
             self._duel = Duel(self.way, chosen.way, self._known)
             self._spent, self._allowed = self.overhead.total, 2 * chosen.cost
@@ -149,7 +151,7 @@ class Policy:
         total = self.overhead.total
         if self._duel is not None and not self._first:
             return total - self._spent <= self._allowed
-        return total - self._first <= SHARE * (clock() - self._began)
+        return total - self._first <= SHARE * (marks.clock() - self._began)
 
     def missed(self) -> None:
         """Notes a call that would have needed a further graph, and was allowed none."""
@@ -195,7 +197,7 @@ class Policy:
 
     def _paying(self) -> Challenger | None:
         """A challenger whose time has come; None says when to ask again."""
-        elapsed, step = clock() - self._began, self._known.step
+        elapsed, step = marks.clock() - self._began, self._known.step
         if self.prospect is None:
             return self.challengers[-1]
         paying = [each for each in self.challengers if self._pays(each, elapsed, step)]
@@ -205,7 +207,7 @@ class Policy:
             left = self.prospect.steps
             horizon = elapsed if left is None else left * step
             return max(paying, key=lambda each: each.gain * horizon - each.cost)
-        self._look_at = clock() + max(step, elapsed / 8)
+        self._look_at = marks.clock() + max(step, elapsed / 8)
         if self.way == TORCH:  # by what it takes then, a graph will be judged
             self._known = Times()
         return None

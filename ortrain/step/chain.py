@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from ortrain.errors import OrtrainError
-from ortrain.step.contest import Sample
 from ortrain.step.links import ordered
 from ortrain.step.replay import PROBE, Gradients
+from ortrain.step.sample import Sample
 
 if TYPE_CHECKING:
     from ortrain.step.saved_forward import SavedForward

@@ -20,19 +20,18 @@ real training step: nothing is computed only to be measured.
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import torch
-
 from ortrain.runtime.engines import LineUp
 from ortrain.runtime.memory import release_pools
-from ortrain.step.marks import Event, Mark, is_reached, seconds
+from ortrain.step import marks
+from ortrain.step.marks import Mark
 from ortrain.step.prospect import GAIN, LEAD, Prospect
 from ortrain.step.recalled import Note
 from ortrain.step.report import Contest, median
+from ortrain.step.sample import Sample
 from ortrain.step.verdict import Verdict
 
 # A turn lasts until so many of its steps are timed, and either this time or this number is reached.
@@ -55,107 +54,9 @@ ALIKE = 2.0
 # time in every step to come, a wrong one for eager only what little there was to win.
 MARGIN = 0.98
 
-clock: Callable[[], float] = time.perf_counter
-
-
-def now(device: torch.device | None) -> Mark:
-    """A mark on a device: an event among a GPU's work, by `clock` elsewhere."""
-    return Event() if device is not None and device.type == "cuda" else clock()
-
 
 def _ignored() -> None:
     """Nobody asks."""
-
-
-class Sample:
-    """The time of one step, normalized by its size, because batches differ in length.
-
-    Args:
-        seconds: where the time goes once it is complete.
-        size: of the step.
-        start: when the forward began.
-        again: called where a backward makes gradients that can be differentiated again.
-    """
-
-    def __init__(
-        self, seconds: list[float], size: int, start: Mark, again: Callable[[], None]
-    ) -> None:
-        self.seconds, self.size, self.again = seconds, max(size, 1), again
-        self.marks = [start]  # then the forward's end, and the backward's start and end
-        self.expected, self.is_over = 4, False
-        self.hooks: list[torch.utils.hooks.RemovableHandle] = []
-        self.leaves: Sequence[torch.Tensor] = ()
-
-    def forward_ends(self) -> None:
-        """Takes the time: what follows is done for the contest."""
-        self.marks.append(self._now())
-
-    def forward_done(
-        self, outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], trains: bool
-    ) -> None:
-        """Ends the forward, where it has not; the backward is awaited where the step trains.
-
-        Args:
-            outputs: of the module.
-            leaves: parameters and inputs that the backward gives a gradient.
-            trains: whether there will be a backward.
-        """
-        if len(self.marks) < 2:
-            self.forward_ends()
-        if not trains:
-            self.expected = 2
-            self.settle()
-            return
-        differentiable = [t for t in outputs if t.requires_grad]
-        if not differentiable or not leaves:
-            self.is_over = True
-            return
-        self.leaves = leaves
-        self.hooks = [t.register_hook(self._backward_starts) for t in differentiable]
-        # Not one hook for all of them: it would hold every gradient until the last has come, and
-        # autograd copies a gradient that something else holds.
-        self.hooks += [t.register_hook(self._backward_goes_on) for t in leaves]
-
-    def settle(self, *, wait: bool = False) -> bool:
-        """Whether the step is over; then its time has been noted and its hooks are gone.
-
-        So is one whose forward has failed. To be asked when no backward runs.
-
-        Args:
-            wait: for a GPU that is still at work on it.
-        """
-        marks = self.marks
-        if len(marks) == self.expected and not self.is_over:
-            self.close()  # the next step's gradients are not this one's
-            self.is_over = is_reached(marks[-1], wait=wait)
-            if self.is_over:
-                pairs = zip(marks[::2], marks[1::2], strict=True)
-                self.seconds.append(sum(seconds(start, end) for start, end in pairs) / self.size)
-        return self.is_over or len(marks) == 1
-
-    def close(self) -> None:
-        """Takes the hooks off outputs and leaves."""
-        for hook in self.hooks:
-            hook.remove()
-        self.hooks = []
-        for leaf in self.leaves:
-            # An empty dictionary of hooks is still looked at: 0.5 us a parameter and backward.
-            if not leaf._backward_hooks:
-                leaf._backward_hooks = None
-
-    def _now(self) -> Mark:
-        """A mark of the kind of the first."""
-        return Event() if isinstance(self.marks[0], Event) else clock()
-
-    def _backward_starts(self, gradient: torch.Tensor) -> None:
-        if torch.is_grad_enabled():  # create_graph=True
-            self.again()
-        if len(self.marks) == 2:
-            self.marks.append(self._now())
-
-    def _backward_goes_on(self, gradient: torch.Tensor) -> None:
-        if len(self.marks) > 2:
-            self.marks[3:] = [self._now()]
 
 
 class Race:
@@ -183,7 +84,7 @@ class Race:
         note: Note | None = None,
     ) -> None:
         self.contest, self.verdict, self.note = Contest(), verdict, note
-        self.prospect, self.gain, self._began = prospect, gain, clock()
+        self.prospect, self.gain, self._began = prospect, gain, marks.clock()
         self.winner, self.rest = "", 0
         self.contestants = [*engines, "eager"]
         self._champion = "eager"  # who stays unless another is faster by more than the noise
@@ -216,9 +117,9 @@ class Race:
             self._meet_rivals()
         if self._own:
             return self._settle()
-        asked = clock()
+        asked = marks.clock()
         turn = self._next(asked)
-        self._asking = clock() - asked
+        self._asking = marks.clock() - asked
         return turn
 
     def _next(self, asked: float) -> str:
@@ -316,7 +217,7 @@ class Race:
         """Whether it is time to make the graph; eager goes on until it is."""
         if not self._is_cold() or self.prospect is None:
             return True
-        now, times = clock(), self._times["eager"]
+        now, times = marks.clock(), self._times["eager"]
         elapsed, self._step = now - self._began, median(times[WARM_UP:]) * self._size()
         pays = self.prospect.pays(elapsed, self._step, self.gain)
         self.contest.waits = not pays
@@ -339,7 +240,7 @@ class Race:
         """Whether the run is long enough for the winner to meet its rivals."""
         if self.prospect is None:
             return True
-        now = clock()
+        now = marks.clock()
         if self._rests(now):
             return False
         prospect = self.prospect.of_rival()
@@ -398,11 +299,11 @@ class Race:
     @contextmanager
     def preparing(self) -> Iterator[None]:
         """What is done inside is done for the contest, and part of its cost."""
-        start = clock()
+        start = marks.clock()
         try:
             yield
         finally:
-            self.contest.cost += clock() - start
+            self.contest.cost += marks.clock() - start
 
     def _lost(self) -> float:
         """Seconds that the steps of the others took longer than the winner's."""

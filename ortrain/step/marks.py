@@ -7,7 +7,12 @@ to wait for it, the time until it came.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import torch
+
+clock: Callable[[], float] = time.perf_counter
 
 
 class Event:
@@ -53,4 +58,14 @@ def is_reached(mark: Mark, *, wait: bool = False) -> bool:
     return mark.is_reached()
 
 
-__all__ = ["Event", "Mark", "is_reached", "seconds"]
+def now(device: torch.device | None) -> Mark:
+    """A mark on a device: an event among a GPU's work, by `clock` elsewhere."""
+    return Event() if device is not None and device.type == "cuda" else clock()
+
+
+def like(mark: Mark) -> Mark:
+    """A mark of the kind of another."""
+    return Event() if isinstance(mark, Event) else clock()
+
+
+__all__ = ["Event", "Mark", "clock", "is_reached", "like", "now", "seconds"]

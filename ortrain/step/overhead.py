@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-clock: Callable[[], float] = time.perf_counter
+from ortrain.step import marks
 
 
 class Overhead:
@@ -19,7 +18,7 @@ class Overhead:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self.began = clock()
+        self.began = marks.clock()
         self._open: list[tuple[str, float]] = []
 
     @property
@@ -30,7 +29,7 @@ class Overhead:
     @property
     def elapsed(self) -> float:
         """Seconds since the first call."""
-        return clock() - self.began
+        return marks.clock() - self.began
 
     def add(self, kind: str, seconds: float) -> None:
         """Notes seconds."""
@@ -39,14 +38,14 @@ class Overhead:
     def begin(self, kind: str) -> None:
         """From now on; what was under way before is not, until :meth:`end`."""
         self._pause()
-        self._open.append((kind, clock()))
+        self._open.append((kind, marks.clock()))
 
     def end(self) -> None:
         """What was begun last is over."""
         self._pause()
         self._open.pop()
         if self._open:
-            self._open[-1] = (self._open[-1][0], clock())
+            self._open[-1] = (self._open[-1][0], marks.clock())
 
     @contextmanager
     def of(self, kind: str) -> Iterator[None]:
@@ -60,7 +59,7 @@ class Overhead:
     def _pause(self) -> None:
         if self._open:
             kind, since = self._open[-1]
-            self.add(kind, clock() - since)
+            self.add(kind, marks.clock() - since)
 
     def __str__(self) -> str:
         parts = [f"{kind} {each:.1f}" for kind, each in self.seconds.items() if each >= 0.05]

@@ -44,7 +44,6 @@ from ortrain.guards.structure import FlatCall, OutputStructure, flatten_call
 from ortrain.module_state.saving import saving_hooks
 from ortrain.module_state.untouched import call_aside
 from ortrain.passes.tokens import Shown
-from ortrain.step import contest
 from ortrain.step.compiler import MOST_SHAPES, StepCompiler
 from ortrain.step.contest import Race
 from ortrain.step.density import print_density
@@ -65,6 +64,7 @@ from ortrain.step.fakes import expect_own_fakes, holds_fakes
 from ortrain.step.fallback import alone, unforeseen
 from ortrain.step.forms import CallForm, CompiledCapture, ModuleState, Sizes, too_many_ways
 from ortrain.step.kept import named_modules
+from ortrain.step.marks import now
 from ortrain.step.memory_stats import print_memory
 from ortrain.step.parts import Parts
 from ortrain.step.places import device_of
@@ -166,7 +166,7 @@ class Runner:
                 self.compiler.described(grad).eager_calls += 1
                 return self._in_pytorch(self.spell_reason, args, kwargs)
             self.spell = 0
-        start = contest.now(self.device)
+        start = now(self.device)
         self.calls += 1
         state = self.states.current
         if state is None or state.guard.changed() is not None:
@@ -616,7 +616,7 @@ class Runner:
         if race.rest:
             self._begin_spell(race.rest)
             return self._eager(TURN, flat.args, flat.kwargs)
-        start, again = contest.now(self.device), form.differentiated_again
+        start, again = now(self.device), form.differentiated_again
         sample = race.sample("eager", _size(flat), start, again)
         output = self._eager(TURN, flat.args, flat.kwargs)
         sample.forward_ends()

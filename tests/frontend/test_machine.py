@@ -157,10 +157,10 @@ def test_a_change_that_comes_and_goes_is_converted_once() -> None:
         back = _forward_hook(outer)
         agree(model, x)
         back()
-    conversions = [each.conversions for each in model._runner.compiled.values()]
+    conversions = [each.conversions for each in model._runner.graphs.compiled.values()]
     assert len(conversions) == 2
     agree(model, x)
-    assert conversions == [each.conversions for each in model._runner.compiled.values()]
+    assert conversions == [each.conversions for each in model._runner.graphs.compiled.values()]
 
 
 # -- sizes ---------------------------------------------------------------------------------------
@@ -420,7 +420,7 @@ def test_a_module_goes_with_its_wrapper() -> None:
     outer, x = Outer(), torch.randn(3, 4)
     model = held(outer)
     agree(model, x)
-    graph = weakref.ref(next(iter(model._runner.compiled.values())).graphs[0])
+    graph = weakref.ref(next(iter(model._runner.graphs.compiled.values())).graphs[0])
     references = [weakref.ref(outer), weakref.ref(outer.head.weight), weakref.ref(x), graph]
     del model, outer, x
     gc.collect()

@@ -56,7 +56,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     fake = Clock()
-    monkeypatch.setattr(contest, "clock", fake)
+    monkeypatch.setattr(marks, "clock", fake)
     return fake
 
 
@@ -287,7 +287,7 @@ class Work(marks.Event):
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    monkeypatch.setattr(contest, "Event", Work)
+    monkeypatch.setattr(marks, "Event", Work)
     monkeypatch.setattr(Work, "asked", 0.0)
     monkeypatch.setattr(Work, "done", 0.0)
     return torch.device("cuda")
@@ -308,7 +308,7 @@ def test_a_gpu_that_lags_behind_is_timed_by_its_own_work(
             break
         clock.now += 0.001
         took = graph if contestant == "graph" else 0.2
-        sample = race.sample(contestant, 1, contest.now(gpu))
+        sample = race.sample(contestant, 1, marks.now(gpu))
         y = weight * 1
         Work.asked += took * (0.25 if trains else 1)
         sample.forward_done([y], [weight], trains)
@@ -328,7 +328,7 @@ def test_a_gpu_that_lags_behind_is_timed_by_its_own_work(
 
 def test_the_time_of_a_cpu_is_a_number(clock: Clock) -> None:
     clock.now = 3.0
-    assert contest.now(torch.device("cpu")) == contest.now(None) == 3.0
+    assert marks.now(torch.device("cpu")) == marks.now(None) == 3.0
     assert marks.seconds(3.0, 3.5) == 0.5
     assert marks.is_reached(3.0)
 

@@ -167,9 +167,9 @@ def test_a_recorded_model_trains_as_it_does_unrecorded(
 
 
 def test_a_contest_on_a_gpu_counts_its_own_work() -> None:
-    start = contest.now(torch.device("cuda"))
+    start = marks.now(torch.device("cuda"))
     torch.cuda._sleep(2_000_000)
-    end = contest.now(torch.device("cuda"))
+    end = marks.now(torch.device("cuda"))
     assert isinstance(start, marks.Event)
     assert marks.is_reached(end, wait=True)
     assert 1e-4 < marks.seconds(start, end) < 1.0
@@ -201,7 +201,7 @@ def test_the_step_of_a_contest_is_timed_by_events() -> None:
     race, model = contest.Race(["aten"]), network().cuda()
     for _ in range(5):
         race.next()
-        sample = race.sample("eager", 1, contest.now(torch.device("cuda")))
+        sample = race.sample("eager", 1, marks.now(torch.device("cuda")))
         y = model(torch.randn(5, 4, device="cuda"))
         sample.forward_done([y], [*model.parameters()], trains=True)
         y.sum().backward()

@@ -12,7 +12,7 @@ from torch import nn
 
 from ortrain import Options, ORTModule
 from ortrain.runtime.engines import LineUp
-from ortrain.step import contest
+from ortrain.step import marks
 from ortrain.step.contest import LEAST_STEPS, MOST_STEPS, WARM_UP, Race
 from ortrain.step.prospect import (
     CERTIFICATE,
@@ -58,7 +58,7 @@ class Hand:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Hand:
     hand = Hand()
-    monkeypatch.setattr(contest, "clock", hand)
+    monkeypatch.setattr(marks, "clock", hand)
     return hand
 
 
@@ -170,7 +170,7 @@ def test_more_layers_cost_more() -> None:
 
 def test_a_short_run_is_never_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ORTModule(nn.Linear(3, 2))
-    monkeypatch.setattr(contest, "clock", Clock(1e-6))
+    monkeypatch.setattr(marks, "clock", Clock(1e-6))
     steps(model, 400)
     assert model.report.captures == 0
     assert model.report.contest is not None
@@ -180,14 +180,14 @@ def test_a_short_run_is_never_captured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_long_run_is(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ORTModule(nn.Linear(3, 2))
-    monkeypatch.setattr(contest, "clock", Clock(0.01))
+    monkeypatch.setattr(marks, "clock", Clock(0.01))
     for _ in itertools.takewhile(lambda _: not model.report.captures, range(1000)):
         steps(model, 1)
     assert model.report.captures == 1
 
 
 def test_steps_to_come_decide_for_a_loop_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contest, "clock", Clock(0.001))
+    monkeypatch.setattr(marks, "clock", Clock(0.001))
     for left, captures in ((10, 0), (1_000_000, 1)):
         model = ORTModule(nn.Linear(3, 2))
         model.steps_to_come = left

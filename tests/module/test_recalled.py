@@ -18,7 +18,7 @@ from ortrain.runtime import engines
 from ortrain.runtime.aten.executor import AtenCompiled
 from ortrain.runtime.engines import LineUp
 from ortrain.runtime.onnxruntime import Compiled
-from ortrain.step import contest
+from ortrain.step import contest, marks
 from ortrain.step.contest import COLD_STEPS, WARM_UP
 from ortrain.step.runner import Runner
 
@@ -56,7 +56,7 @@ class Paces:
 @pytest.fixture
 def paces(monkeypatch: pytest.MonkeyPatch) -> Paces:
     paces = Paces()
-    monkeypatch.setattr(contest, "clock", paces)
+    monkeypatch.setattr(marks, "clock", paces)
     monkeypatch.setattr(engines, "line_up", lambda known, graph, cost: BOTH)
     for name, kind, run in (
         ("onnxruntime", Compiled, "run_values"),

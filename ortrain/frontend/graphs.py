@@ -1,0 +1,207 @@
+"""``Graphs``: a held module's calls as graphs, the whole or its equal blocks.
+
+It is loaded with the first graph: Dynamo alone takes half a second to load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ortrain.autodiff.held import peak, saved_bytes
+from ortrain.config import Engine, Options
+from ortrain.errors import CaptureError, NotServed, OrtrainError
+from ortrain.frontend.blocks import Blocks
+from ortrain.frontend.call import Heard
+from ortrain.frontend.compiled import Compiled, called
+from ortrain.frontend.equal import equal_blocks
+from ortrain.frontend.graph import Graph
+from ortrain.frontend.watch import Watch
+from ortrain.passes.linear_loss import blocks_of
+from ortrain.passes.tokens import Shown
+from ortrain.pytorch.dynamo import ConversionFailed, without_conversions
+from ortrain.pytorch.routes import plainly
+from ortrain.step.eager_draws import AsGraphs
+from ortrain.step.overhead import Overhead
+from ortrain.step.report import Report, Saving
+
+# Of one module, with other hooks and functions each; those used first make way.
+MOST = 8
+
+HELP = "none is needed: such calls run in PyTorch"
+_BORROWED = NotServed(
+    "some parameters are no parameters, as torch.func.functional_call sets them", help=HELP
+)
+_OVER_BUDGET = CaptureError(
+    "what its code depends on changes from call to call",
+    because="a graph for each change would take too much of the run",
+    help=HELP,
+)
+
+
+@dataclass
+class Outcome:
+    """What became of a call.
+
+    Attributes:
+        output: of the module.
+        done: whether the module was called at all.
+        why: why none of its graphs ran as a step; None where one did.
+        lasting: whether calls like it will have no graph either.
+        savings: of its graphs, by tokens that they leave out.
+    """
+
+    output: Any = None
+    done: bool = True
+    why: OrtrainError | None = None
+    lasting: bool = False
+    savings: Sequence[Saving | None] = field(default_factory=list)
+
+
+class Graphs:
+    """Of one module.
+
+    Args:
+        module: the module.
+        options: settings.
+        overhead: of its calls.
+    """
+
+    def __init__(self, module: nn.Module, options: Options, overhead: Overhead) -> None:
+        self.module, self.options, self.overhead = module, options, overhead
+        self.compiled: dict[tuple[Any, ...], Compiled] = {}
+        self.last: Compiled | None = None
+        self._watch = Watch(module)
+        self._blocks: Blocks | None = None
+
+    def whole(
+        self,
+        engine: Engine,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        shown: Shown,
+        *,
+        may_convert: bool,
+    ) -> Outcome:
+        """Runs a call through Dynamo.
+
+        Args:
+            engine: runs the graphs.
+            args: of the call.
+            kwargs: of the call.
+            shown: what of its outputs somebody reads.
+            may_convert: whether graphs may be made for it.
+        """
+        compiled = self.last = self._made(engine, called)
+        if self._blocks is not None:
+            self._blocks.switch(False)
+        if (why := self._refused(compiled, may_convert)) is not None:
+            return Outcome(done=False, why=why)
+        with Heard(compiled, (args, kwargs), shown) as call:
+            try:
+                with nullcontext() if may_convert else without_conversions():
+                    output = compiled.run(self.module, args, kwargs)
+            except ConversionFailed as error:
+                why = CaptureError(
+                    f"PyTorch's Dynamo fails to convert {type(self.module).__name__}",
+                    because=f"{type(error).__name__}: {error}".partition("\n")[0],
+                    help=HELP,
+                )
+                why.__cause__ = error
+                return Outcome(done=False, why=why, lasting=True)
+        if shown == "loss":
+            _learn_loss(output, call.ran)
+        return self._outcome(output, call, compiled, may_convert)
+
+    def by_blocks(
+        self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], *, may_convert: bool
+    ) -> Outcome:
+        """Runs a call whose equal blocks are graphs; arguments as of :meth:`whole`."""
+        compiled = self.last = self._made(engine, plainly)
+        if self._blocks is None or self._blocks.compiled is not compiled:
+            if self._blocks is not None:
+                self._blocks.switch(False)
+            self._blocks = Blocks(equal_blocks(self.module), compiled)
+        if (why := self._refused(compiled, may_convert)) is not None:
+            return Outcome(done=False, why=why)
+        self._blocks.switch(True)
+        with Heard(compiled, (args, kwargs), "all") as call:
+            call.mode = AsGraphs(call.seeds)
+            with call.mode, nullcontext() if may_convert else without_conversions():
+                output = self.module(*args, **kwargs)
+        return self._outcome(output, call, compiled, may_convert)
+
+    def _refused(self, compiled: Compiled, may_convert: bool) -> OrtrainError | None:
+        if not compiled.watch.has_its_parameters():
+            return _BORROWED.at("")
+        return None if may_convert or compiled.made else _OVER_BUDGET.at("")
+
+    def _outcome(self, output: Any, call: Heard, compiled: Compiled, may_convert: bool) -> Outcome:
+        if call.ran:
+            return Outcome(output, savings=call.savings)
+        if call.failed is not None:
+            return Outcome(output, why=call.failed.at(call.failed.where))
+        if not may_convert:
+            return Outcome(output, why=_OVER_BUDGET.at(""))
+        return Outcome(output, why=compiled.refusal(), lasting=True)
+
+    def _made(self, engine: Engine, call: Any) -> Compiled:
+        """The module through Dynamo, as it was converted with the hooks and functions it has."""
+        if not self._watch.holds():
+            self._watch = Watch(self.module)
+        key = call, engine, self._watch.key
+        known = self.compiled.get(key)
+        if known is None:
+            while len(self.compiled) >= MOST:
+                self.compiled.pop(next(iter(self.compiled)))
+            options = replace(self.options, engine=engine)
+            known = Compiled(options, self._watch, self.overhead, call)
+            self.compiled[key] = known
+        return known
+
+    # -- what is told -------------------------------------------------------------------------
+
+    def describe(self, report: Report) -> bool:
+        """Fills in a report on what the last call ran, where that is new."""
+        compiled = self.last
+        if compiled is None or not compiled.fresh:
+            return False
+        compiled.fresh = False
+        graphs = compiled.graphs
+        report.captures = len(compiled.made)
+        plans = [form.way.step.plan for graph in graphs for form in graph.forms.values()]
+        if not plans:
+            return True
+        last, executor = plans[-1], graphs[-1].executor
+        report.engine, report.replays, report.stages = str(executor), executor.replays, {}
+        for plan in plans:
+            for stage, took in plan.seconds.items():
+                report.stages[stage] = report.stages.get(stage, 0.0) + took
+        names = ["forward", *(f"backward {i + 1}" for i in range(len(last.pieces)))]
+        report.nodes = {
+            name: (len(before.graph), len(after.graph))
+            for name, before, after in zip(names, last.programs, last.lowered, strict=True)
+        }
+        report.blocks = tuple(blocks_of(last.programs[0]))
+        shown = [(graph.form.way.step.plan, graph.example) for graph in graphs]
+        report.saved_bytes = sum(saved_bytes(plan.programs, sizes) for plan, sizes in shown)
+        report.peak_bytes = sum(peak(p.programs, sizes) for p, sizes in shown if p.pieces)
+        found = [graph.form.certificate for graph in graphs]
+        report.certificate = "; ".join(str(each) for each in found if each is not None)
+        return True
+
+
+def _learn_loss(output: Any, ran: Sequence[tuple[Graph, Any]]) -> None:
+    """Tells a graph which of its results the module returns in the first place."""
+    if all(graph.loss is not None for graph, _ in ran):
+        return
+    first = next((t for t in pytree.tree_leaves(output) if isinstance(t, Tensor)), None)
+    for graph, results in ran:
+        for place, result in enumerate([results] if graph.alone else results):
+            if result is first:
+                graph.know_loss(place)
