@@ -79,6 +79,10 @@ class Explanation:
         return "\n".join(rows)
 
 
+class _Whole(ORTModule):
+    _dynamo = False
+
+
 def explain(
     model: nn.Module, *args: Any, options: Options | None = None, **kwargs: Any
 ) -> Explanation:
@@ -110,7 +114,7 @@ def explain(
     chosen = replace(asked, engine=engine, fallback="raise", certificate="first")
     result = Explanation(type(module).__name__)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        wrapped = ORTModule(copy.deepcopy(module), options=chosen)
+        wrapped = _Whole(copy.deepcopy(module), options=chosen)
         compiler = wrapped._runner.compiler
         try:
             wrapped(*args, **kwargs)

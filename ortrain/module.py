@@ -89,6 +89,9 @@ class ORTModule(nn.Module):
         TypeError: ``module`` is not an ``nn.Module``, or the settings are none.
     """
 
+    # Whether Dynamo may find the graphs; an explanation is of one graph of the whole.
+    _dynamo = True
+
     def __init__(
         self,
         module: nn.Module,
@@ -110,7 +113,7 @@ class ORTModule(nn.Module):
         own["_options"], own["_debug_options"] = options, debug_options
         if debug_options.log_level <= LogLevel.WARNING:
             warn_of_variables()
-        own["_runner"] = _runner_of(module, own["_options"], own["_debug_options"])
+        own["_runner"] = _runner_of(module, own["_options"], own["_debug_options"], self._dynamo)
         own["_methods"] = Methods(self, module, own["_runner"].aside)
         for name in _SHARED:
             own[name] = module.__dict__[name]
@@ -344,8 +347,10 @@ class ORTModule(nn.Module):
         return {name: value for name in _OWN if (value := self.__dict__[name])}
 
 
-def _runner_of(module: nn.Module, options: Options, debug_options: DebugOptions) -> Any:
-    if new_front_end():
+def _runner_of(
+    module: nn.Module, options: Options, debug_options: DebugOptions, dynamo: bool
+) -> Any:
+    if dynamo and new_front_end():
         from ortrain.frontend.machine import Machine
 
         return Machine(module, options, debug_options)

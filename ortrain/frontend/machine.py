@@ -83,6 +83,10 @@ class Machine:
         """Takes it that so many calls with gradients are to come; None where nobody knows."""
         self.prospect.steps = steps
 
+    def expect_training(self) -> None:
+        """Takes it that calls with gradients will come."""
+        self.trains = True
+
     def show(self, debug_options: DebugOptions) -> None:
         """Takes other settings of what is shown."""
         self.debug_options = debug_options

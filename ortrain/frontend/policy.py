@@ -247,7 +247,7 @@ class Policy:
         if contest is None:
             return
         contest.left, contest.winner = 0, "eager" if self.way == TORCH else "graph"
-        contest.engine = "" if self.way == TORCH else self.way
+        contest.engine = "" if self.way == TORCH else self._label(self.way)
         losers = [name for name in duel.times if name != self.way]
         best = _mean(duel.times.get(self.way, []))
         size = self._size
@@ -266,8 +266,11 @@ class Policy:
             if name == TORCH:
                 contest.eager = seconds or contest.eager
             elif seconds:
-                contest.engines[name] = seconds
+                contest.engines[self._label(name)] = seconds
         contest.left = 1
+
+    def _label(self, way: str) -> str:
+        return self.engine if way == MODULE else way
 
     _size = 1
 

@@ -151,6 +151,10 @@ class Runner:
         for part in () if self.parts is None else self.parts.runners.values():
             part.expect(steps)
 
+    def expect_training(self) -> None:
+        """Takes it that calls with gradients will come."""
+        self.compiler.trains = True
+
     def show(self, debug_options: DebugOptions) -> None:
         """Takes other settings of what is shown."""
         self.debug_options = self.compiler.debug_options = debug_options

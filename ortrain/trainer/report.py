@@ -54,6 +54,8 @@ class TrainerReport:
             parts.append(f"the contest with PyTorch had {contest.left} calls or more to go")
         elif report.mode == "eager":
             parts.append(f"the rest in PyTorch: {report.reason.partition(chr(10))[0]}")
+        if report.overhead is not None:
+            parts.append(f"overhead {report.overhead}")
         if report.certificate:
             parts.append(f"certificate: {report.certificate}")
         return f"ORTTrainer: {'; '.join(parts)}"

@@ -191,7 +191,7 @@ class ORTTrainerMixin(ChecksInput):
         options = self.ort_options or options_of(self.args)
         options = replace(options, inference=options.inference or "torch")
         wrapped = ORTModule(module, debug_options_of(self.args), options=options)
-        wrapped._runner.compiler.trains = True  # an evaluation that comes first is none
+        wrapped._runner.expect_training()  # an evaluation that comes first is none
         self._engine_note.decide(wrapped)
         self.ort_report.trainings.append(wrapped.report)
         return wrapped
