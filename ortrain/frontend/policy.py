@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -112,7 +112,8 @@ class Policy:
         self._known = Times()
         self._duel: Duel | None = None
         self._verdict: Verdict | None = None
-        self._samples: list[tuple[Sample, float]] = []
+        self._samples: list[Sample] = []
+        self._last: _Into | None = None
         self._look_at = 0.0
         self._first = 0.0  # what the first graph has taken
         self._spent = self._allowed = 0.0  # before the duel that is under way, and in it
@@ -125,7 +126,7 @@ class Policy:
 
     def next(self) -> str:
         """The way of the next call."""
-        self._samples = [each for each in self._samples if not self._is_over(*each)]
+        self._samples = [each for each in self._samples if not each.settle()]
         duel = self._duel
         if duel is not None:
             if not duel.winner:
@@ -156,14 +157,16 @@ class Policy:
     def missed(self) -> None:
         """Notes a call that would have needed a further graph, and was allowed none."""
         self._missed += 1
+        if self._last is not None:  # its time is not that of a graph
+            self._last.counts = False
         if self._duel is not None and self._missed >= MISSES:
             self.forfeit(self._duel.challenger, CHANGES)
 
     def sample(self, way: str, size: int, start: Any) -> Sample:
         """The time of a step that begins; nothing is noted where it has overhead in it."""
-        into: Any = _Into(self, way, size)
-        sample = Sample(into, size, start, _ignored)
-        self._samples.append((sample, self.overhead.total))
+        self._last = into = _Into(self, way, size)
+        sample = Sample(cast(Any, into), size, start, _ignored)
+        self._samples.append(sample)
         return sample
 
     def forfeit(self, way: str, reason: str) -> None:
@@ -188,12 +191,6 @@ class Policy:
         elif way == duel.turn:
             duel.add(seconds, size)
             self._tell(duel, size)
-
-    def _is_over(self, sample: Sample, before: float) -> bool:
-        if self.overhead.total != before:
-            sample.close()
-            return True
-        return sample.settle()
 
     def _paying(self) -> Challenger | None:
         """A challenger whose time has come; None says when to ask again."""
@@ -275,7 +272,7 @@ class Policy:
     _size = 1
 
     def _close(self) -> None:
-        for sample, _ in self._samples:
+        for sample in self._samples:
             sample.close()
         self._samples.clear()
         if self.settled and self.way == TORCH:
@@ -287,9 +284,12 @@ class _Into:
 
     def __init__(self, policy: Policy, way: str, size: int) -> None:
         self.policy, self.way, self.size = policy, way, size
+        self.counts, self._before = True, policy.overhead.total
 
     def append(self, seconds: float) -> None:
-        self.policy.note(self.way, seconds, self.size)
+        """Takes a time, where it is that of a step alone."""
+        if self.counts and self.policy.overhead.total == self._before:
+            self.policy.note(self.way, seconds, self.size)
 
 
 def _mean(times: Sequence[float]) -> float:

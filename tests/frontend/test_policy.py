@@ -1,0 +1,236 @@
+"""Who runs a module's calls, by a clock of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from ortrain.frontend.equal import equal_blocks
+from ortrain.frontend.policy import (
+    BLOCKS,
+    CHANGES,
+    MISSES,
+    MODULE,
+    SHARE,
+    TORCH,
+    Challenger,
+    Policy,
+    challengers_of,
+)
+from ortrain.step import marks
+from ortrain.step.overhead import Overhead
+from ortrain.step.prospect import Prospect
+
+
+class Clock:
+    """Seconds, which a test moves on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(marks, "clock", found)
+    return found
+
+
+def policy_of(
+    challengers: list[Challenger], steps: int | None = None, known: bool = True
+) -> Policy:
+    prospect = Prospect(challengers[-1].cost, steps) if known else None
+    return Policy(TORCH, Overhead(), challengers, prospect, engine="aten")
+
+
+def run(
+    policy: Policy,
+    clock: Clock,
+    seconds: dict[str, float],
+    steps: int,
+    costs: dict[str, float] | None = None,
+    sizes: Callable[[int], int] = lambda _: 1,
+) -> list[str]:
+    """Steps that take each way so long, and the first of each so much more."""
+    costs, ways = dict(costs or {}), []
+    for step in range(steps):
+        way = policy.next()
+        ways.append(way)
+        if policy.prospect is not None and policy.prospect.steps is not None:
+            policy.prospect.steps -= 1
+        start, size = clock.now, sizes(step)
+        sample = policy.sample(way, size, start) if policy.measures else None
+        if cost := costs.pop(way, 0.0):
+            clock.now += cost
+            policy.overhead.add("trace", cost)
+        clock.now += seconds[way] * size
+        if sample is not None:
+            sample.forward_ends()
+            sample.forward_done([], [], trains=False)
+    return ways
+
+
+WHOLE = Challenger(MODULE, cost=2.0, gain=0.25)
+PART = Challenger(BLOCKS, cost=0.5, gain=0.15)
+
+
+@pytest.mark.parametrize(
+    ("graph", "winner"), [(0.03, MODULE), (0.08, MODULE), (0.1, TORCH), (0.3, TORCH)]
+)
+def test_the_faster_one_stays(clock: Clock, graph: float, winner: str) -> None:
+    policy = policy_of([WHOLE], steps=1000)
+    ways = run(policy, clock, {TORCH: 0.1, MODULE: graph}, 200, {MODULE: 2.0})
+    assert policy.way == winner
+    assert policy.settled
+    assert ways[-100:] == [winner] * 100
+    assert policy.contest is not None
+    assert policy.contest.winner == ("graph" if winner == MODULE else "eager")
+
+
+def test_a_clear_result_takes_few_steps_of_the_slower_one(clock: Clock) -> None:
+    policy = policy_of([WHOLE], steps=1000)
+    ways = run(policy, clock, {TORCH: 1.0, MODULE: 0.3}, 100, {MODULE: 2.0})
+    assert ways.count(TORCH) <= 3
+    policy = policy_of([WHOLE], steps=1000)
+    ways = run(policy, clock, {TORCH: 1.0, MODULE: 1.5}, 100, {MODULE: 2.0})
+    assert ways.count(MODULE) <= 5
+
+
+def test_a_short_run_has_no_graph(clock: Clock) -> None:
+    policy = policy_of([WHOLE], steps=50)
+    assert {*run(policy, clock, {TORCH: 0.01, MODULE: 0.001}, 50)} == {TORCH}
+    assert policy.contest is not None
+    assert policy.contest.waits
+
+
+def test_a_run_of_unknown_length_has_one_once_it_has_lasted(clock: Clock) -> None:
+    policy = policy_of([WHOLE])
+    ways = run(policy, clock, {TORCH: 0.01, MODULE: 0.005}, 3000, {MODULE: 2.0})
+    first = ways.index(MODULE)
+    assert 2.0 / 0.25 <= first * 0.01 <= 1.3 * 2.0 / 0.25
+    assert ways[-1] == MODULE
+
+
+def test_two_hundred_known_steps_of_a_tenth_of_a_second_are_graphs_from_the_twentieth_on(
+    clock: Clock,
+) -> None:
+    policy = policy_of([WHOLE], steps=200)
+    ways = run(policy, clock, {TORCH: 0.1, MODULE: 0.05}, 200, {MODULE: 2.0})
+    assert {*ways[20:]} == {MODULE}
+
+
+def test_blocks_come_first_where_the_whole_does_not_pay_yet(clock: Clock) -> None:
+    policy = policy_of([PART, WHOLE])
+    seconds = {TORCH: 0.01, BLOCKS: 0.007, MODULE: 0.004}
+    ways = run(policy, clock, seconds, 8000, {BLOCKS: 0.5, MODULE: 2.0})
+    assert ways.index(BLOCKS) < ways.index(MODULE)
+    assert ways[-1] == MODULE
+    before = ways.index(MODULE)
+    elapsed = sum(seconds[way] for way in ways[:before]) + 0.5
+    assert SHARE * elapsed * 1.05 >= 2.0  # what is behind the first graph stays in its budget
+
+
+def test_the_whole_comes_at_once_where_steps_are_many(clock: Clock) -> None:
+    policy = policy_of([PART, WHOLE], steps=1000)
+    ways = run(policy, clock, {TORCH: 0.1, BLOCKS: 0.07, MODULE: 0.04}, 300, {MODULE: 2.0})
+    assert BLOCKS not in ways
+    assert ways[-1] == MODULE
+
+
+def test_batches_of_different_sizes_are_compared_by_size(clock: Clock) -> None:
+    policy = policy_of([WHOLE], steps=1000)
+    seconds = {TORCH: 0.001, MODULE: 0.0009}
+    run(policy, clock, seconds, 600, {MODULE: 2.0}, sizes=lambda step: 50 + step % 100)
+    assert policy.way == MODULE
+
+
+def test_a_step_with_overhead_in_it_is_not_counted(clock: Clock) -> None:
+    policy = policy_of([WHOLE], steps=1000)
+    run(policy, clock, {TORCH: 0.1, MODULE: 0.05}, 100, {MODULE: 5.0})
+    assert policy.contest is not None
+    assert max(policy.contest.graph) < 0.06
+    assert policy.overhead.seconds["trace"] == 5.0
+    assert "trace 5.0" in str(policy.overhead)
+
+
+def test_code_that_changes_at_each_call_is_given_up(clock: Clock) -> None:
+    policy = policy_of([WHOLE], steps=1000)
+    ways = []
+    for _ in range(200):
+        way = policy.next()
+        ways.append(way)
+        sample = policy.sample(way, 1, clock.now) if policy.measures else None
+        may = policy.may_convert
+        if way == MODULE and may:
+            clock.now += 1.5
+            policy.overhead.add("trace", 1.5)
+        clock.now += 0.1
+        if way == MODULE and not may:
+            policy.missed()
+        if sample is not None:
+            sample.forward_ends()
+            sample.forward_done([], [], trains=False)
+    assert policy.overhead.total <= 2 * 2.0 + 1.5
+    assert ways.count(MODULE) <= MISSES + 4
+    assert ways[-1] == TORCH
+    assert policy.reason == CHANGES
+
+
+def test_a_settled_graph_has_a_budget_for_further_ones(clock: Clock) -> None:
+    policy = policy_of([WHOLE], steps=1000)
+    run(policy, clock, {TORCH: 0.1, MODULE: 0.05}, 100, {MODULE: 2.0})
+    assert policy.may_convert
+    policy.overhead.add("trace", 3.0)
+    assert not policy.may_convert
+    clock.now += 100
+    assert policy.may_convert
+
+
+def test_a_way_that_cannot_run_leaves_the_others(clock: Clock) -> None:
+    policy = policy_of([PART, WHOLE], steps=1000)
+    seconds = {TORCH: 0.1, BLOCKS: 0.05, MODULE: 0.02}
+    run(policy, clock, seconds, 3)
+    policy.forfeit(MODULE, "there is none")
+    ways = run(policy, clock, seconds, 100, {BLOCKS: 0.5})
+    assert policy.way == ways[-1] == BLOCKS
+    policy.forfeit(BLOCKS, "nor here")
+    assert policy.next() == TORCH
+    assert policy.reason == "nor here"
+
+
+def test_overhead_counts_what_is_inside_once(clock: Clock) -> None:
+    overhead = Overhead()
+    with overhead.of("trace"):
+        clock.now += 1
+        with overhead.of("build"):
+            clock.now += 2
+        clock.now += 4
+    assert overhead.seconds == {"trace": 5.0, "build": 2.0}
+    clock.now = 100.0
+    assert str(overhead) == "7.0 s of 100 s: trace 5.0, build 2.0"
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+
+
+def test_equal_blocks_are_the_members_of_a_list() -> None:
+    layers = [Block() for _ in range(12)]
+    model = nn.ModuleDict({"body": nn.ModuleList(layers), "head": nn.Linear(4, 4)})
+    assert equal_blocks(model) == layers
+    assert equal_blocks(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))) == []
+    assert equal_blocks(nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)])) == []
+    with torch.no_grad():
+        ways = [each.way for each in challengers_of(model, 0.25, trains=True)]
+    assert ways == [MODULE]  # small enough to be made at once
+    deep = nn.ModuleList([Block() for _ in range(60)])
+    assert [each.way for each in challengers_of(deep, 0.25, trains=True)] == [BLOCKS, MODULE]
+    assert [each.way for each in challengers_of(deep, 0.25, trains=False)] == [MODULE]
