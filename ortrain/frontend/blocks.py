@@ -11,10 +11,17 @@ from typing import Any
 
 from torch import nn
 
+from ortrain.errors import NotServed
 from ortrain.frontend.call import heard
 from ortrain.frontend.compiled import Compiled
 from ortrain.module_state.saving import saving_hooks
 from ortrain.pytorch.routes import is_routed, plainly, route, without
+
+_CHECKPOINTED = NotServed(
+    "its blocks are within checkpoints, or hooks on saved tensors",
+    because="a repetition of a block is in no call of the model, and has to be what it repeats",
+    help="none is needed: blocks run in PyTorch, and the whole may be a graph",
+)
 
 
 class Blocks:
@@ -51,11 +58,16 @@ class _Way:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As a graph, within a call of the model; a checkpoint's repetition is in none."""
         call = heard()
-        if call is None or call.compiled is not self.compiled or saving_hooks(False) is not None:
+        if call is None or call.compiled is not self.compiled:
+            return plainly(self.block, args, kwargs)
+        if saving_hooks(False) is not None:
+            call.failed = _CHECKPOINTED
             return plainly(self.block, args, kwargs)
         before, call.given = call.given, (args, kwargs)
+        route(self.block, None)  # what Dynamo converts is the block's call
         try:
             with without(call.mode):
                 return self.compiled.run(self.block, args, kwargs)
         finally:
+            route(self.block, self)
             call.given = before

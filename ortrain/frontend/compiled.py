@@ -20,8 +20,7 @@ from ortrain.pytorch.dynamo import breaks, converted, tell_of_conversions, with_
 from ortrain.step.overhead import Overhead
 
 
-def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A module's call."""
+def _called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return module(*args, **kwargs)
 
 
@@ -32,7 +31,7 @@ class Compiled:
         options: settings.
         watch: what it was converted with.
         overhead: of its calls.
-        call: what is converted.
+        several: whether it is several modules, which have hooks of their own.
 
     Attributes:
         run: ``run(module, args, kwargs)`` is the module's call, as graphs where there are some.
@@ -46,14 +45,16 @@ class Compiled:
         options: Options,
         watch: Watch,
         overhead: Overhead,
-        call: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any] = called,
+        *,
+        several: bool = False,
     ) -> None:
         self.options, self.watch, self.overhead = options, watch, overhead
+        self.guards_hooks = several and watch.hooked
         self.made: list[Served] = []
         self.conversions = 0
         self.fresh = False
         self.why = ""
-        self.run = converted(call, _backend_of(self))
+        self.run = converted(_called, _backend_of(self))
         self._breaks: dict[str, int] = {}
 
     def begins(self) -> None:

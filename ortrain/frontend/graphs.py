@@ -18,14 +18,14 @@ from ortrain.config import Engine, Options
 from ortrain.errors import CaptureError, NotServed, OrtrainError
 from ortrain.frontend.blocks import Blocks
 from ortrain.frontend.call import Heard
-from ortrain.frontend.compiled import Compiled, called
+from ortrain.frontend.compiled import Compiled
 from ortrain.frontend.equal import equal_blocks
 from ortrain.frontend.graph import Graph
+from ortrain.frontend.policy import BLOCKS, MODULE
 from ortrain.frontend.watch import Watch
 from ortrain.passes.linear_loss import blocks_of
 from ortrain.passes.tokens import Shown
 from ortrain.pytorch.dynamo import ConversionFailed, without_conversions
-from ortrain.pytorch.routes import plainly
 from ortrain.step.eager_draws import AsGraphs
 from ortrain.step.overhead import Overhead
 from ortrain.step.report import Report, Saving
@@ -97,7 +97,7 @@ class Graphs:
             shown: what of its outputs somebody reads.
             may_convert: whether graphs may be made for it.
         """
-        compiled = self.last = self._made(engine, called)
+        compiled = self.last = self._made(engine, MODULE)
         if self._blocks is not None:
             self._blocks.switch(False)
         if (why := self._refused(compiled, may_convert)) is not None:
@@ -122,7 +122,7 @@ class Graphs:
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], *, may_convert: bool
     ) -> Outcome:
         """Runs a call whose equal blocks are graphs; arguments as of :meth:`whole`."""
-        compiled = self.last = self._made(engine, plainly)
+        compiled = self.last = self._made(engine, BLOCKS)
         if self._blocks is None or self._blocks.compiled is not compiled:
             if self._blocks is not None:
                 self._blocks.switch(False)
@@ -150,17 +150,18 @@ class Graphs:
             return Outcome(output, why=_OVER_BUDGET.at(""))
         return Outcome(output, why=compiled.refusal(), lasting=True)
 
-    def _made(self, engine: Engine, call: Any) -> Compiled:
+    def _made(self, engine: Engine, way: str) -> Compiled:
         """The module through Dynamo, as it was converted with the hooks and functions it has."""
         if not self._watch.holds():
             self._watch = Watch(self.module)
-        key = call, engine, self._watch.key
+        key = way, engine, self._watch.key
         known = self.compiled.get(key)
         if known is None:
             while len(self.compiled) >= MOST:
                 self.compiled.pop(next(iter(self.compiled)))
             options = replace(self.options, engine=engine)
-            known = Compiled(options, self._watch, self.overhead, call)
+            several = way == BLOCKS
+            known = Compiled(options, self._watch, self.overhead, several=several)
             self.compiled[key] = known
         return known
 

@@ -20,6 +20,7 @@ from ortrain.config import Options
 from ortrain.guards.autocast import active
 from ortrain.pytorch.conditions import Symbols
 from ortrain.pytorch.sources import is_buffer
+from ortrain.pytorch.tracing import number_in
 
 # Of a tensor in a graph, its values tell it; of a larger one, which it is.
 _VALUES = 1024
@@ -74,7 +75,9 @@ class Key:
         if not isinstance(fake, Tensor):
             return (type(fake).__name__, self.symbols.plain(fake))
         sizes = (*fake.shape, "strides", *fake.stride(), "at", fake.storage_offset())
-        return (fake.dtype, fake.device, fake.layout, *map(self.symbols.plain, sizes))
+        number = number_in(fake)  # on which the trace may have conditions as well
+        known = () if number is None else ("number", self.symbols.plain(number))
+        return (fake.dtype, fake.device, fake.layout, *map(self.symbols.plain, sizes), *known)
 
     def _graph(self, module: fx.GraphModule) -> tuple[Any, ...]:
         numbers: dict[fx.Node, int] = {}

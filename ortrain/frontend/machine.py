@@ -24,6 +24,7 @@ from ortrain.config import EXECUTORS, DebugOptions, Engine, LogLevel, Options
 from ortrain.errors import CheckFailed, NotServed, OrtrainError, OrtrainWarning
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.frontend.policy import BLOCKS, MODULE, TORCH, Policy, challengers_of
+from ortrain.pytorch.routes import is_routed
 from ortrain.runtime.engines import candidates
 from ortrain.step.eager_draws import AsGraphs
 from ortrain.step.fallback import alone
@@ -74,8 +75,10 @@ class Machine:
     def use(self, options: Options) -> None:
         """Takes other settings, under which everything is made anew."""
         self.options = options
-        # Whether eager calls draw what graphs do, of which there may be some in other calls.
-        self.draws = options.engine == "auto"
+        # Whether eager calls draw what graphs do, of which there may be some in other calls. What
+        # the user has compiled is traced with whatever mode is around it.
+        parts = self.module.modules()
+        self.draws = options.engine == "auto" and not any(map(is_routed, parts))
         self.policies: dict[tuple[bool, bool], Policy] = {}
         self.graphs: Graphs | None = None
 
@@ -159,8 +162,9 @@ class Machine:
             raise why
         if not may:
             policy.missed()
-        elif way == BLOCKS and outcome.lasting:
+        elif way == BLOCKS:
             policy.forfeit(BLOCKS, str(why))
+            may = policy.settled  # nobody need hear of it where the whole will be tried
         elif outcome.lasting and not self.options.retry:
             policy.refused[_form_of(args, kwargs)] = str(why)
             if len(policy.refused) >= MOST_REFUSED:

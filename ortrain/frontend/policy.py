@@ -34,6 +34,8 @@ TORCH, BLOCKS, MODULE = "torch", "blocks", "module"
 SOON = 3.0
 # What everything behind the first graph may take, as a share of the run so far.
 SHARE = 0.1
+# What a challenger's graphs may take at least, in seconds, and twice what they are thought to.
+LEAST = 2.0
 # Calls that need a further graph each, after which a way is not tried any more.
 MISSES = 8
 CHANGES = "what its code depends on changes from call to call: a graph for each takes too long"
@@ -135,7 +137,7 @@ class Policy:
         asks = self.challengers and marks.clock() >= self._look_at and self._known.enough(1)
         if asks and (chosen := self._paying()) is not None:
             self._duel = Duel(self.way, chosen.way, self._known)
-            self._spent, self._allowed = self.overhead.total, 2 * chosen.cost
+            self._spent, self._allowed = self.overhead.total, max(2 * chosen.cost, LEAST)
             return chosen.way
         return self.way
 

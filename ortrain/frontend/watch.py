@@ -29,6 +29,7 @@ class Watch:
     Attributes:
         found: these hooks and functions, in order.
         key: equal where they are the same, as long as ``found`` is there.
+        hooked: whether there are hooks.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -44,6 +45,7 @@ class Watch:
             (vars(kind).get, [n for n, f in vars(kind).items() if _is_code(n, f)]) for kind in kinds
         ]
         self._functions = self._functions_now()
+        self.hooked = bool(self._hooks)
         self.found = [*self._hooks, *self._functions]
         self.key = (len(self._hooks), *map(id, self.found))
 

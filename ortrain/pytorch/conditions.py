@@ -40,7 +40,8 @@ class Symbols:
             return repr(size)
         expression = sympy.sympify(size.node.expr)
         for symbol in sorted(expression.free_symbols, key=str):
-            self.names.setdefault(symbol, sympy.Symbol(f"size_{len(self.names)}", integer=True))
+            kind = {"integer": True} if symbol.is_integer else {"real": True}
+            self.names.setdefault(symbol, sympy.Symbol(f"size_{len(self.names)}", **kind))
         return str(expression.xreplace(self.names))
 
     def ranges(self) -> list[str]:

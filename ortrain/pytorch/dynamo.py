@@ -9,6 +9,7 @@ graph; without the rest, nothing is converted.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 import warnings
@@ -40,11 +41,19 @@ _sizes: Any = sizes
 # Graphs of one module, after which Dynamo makes no further one.
 MOST = 64
 
+_numbers = itertools.count()
+
 ConversionFailed = TorchDynamoException
 
 
 class Hears(Protocol):
-    """Whoever has a call in which conversions may begin."""
+    """Whoever has a call in which conversions may begin.
+
+    Attributes:
+        guards_hooks: whether graphs are for modules with these hooks alone.
+    """
+
+    guards_hooks: bool
 
     def begins(self) -> None:
         """Before a conversion."""
@@ -75,7 +84,8 @@ def tell_of_conversions(whose: Callable[[], Hears | None]) -> None:
             return
         _here.hears, _here.settings = hears, (stack := contextlib.ExitStack())
         quiet = config.ignore_logging_functions | _told_once()
-        stack.enter_context(config.patch(**SETTINGS, ignore_logging_functions=quiet))
+        own: dict[str, Any] = {"skip_nnmodule_hook_guards": not hears.guards_hooks}
+        stack.enter_context(config.patch(**SETTINGS, **own, ignore_logging_functions=quiet))
         stack.enter_context(_sizes.patch(**SIZES))
         # They are of Dynamo's own doing: it looks at the gradient of each tensor that is given.
         stack.enter_context(warnings.catch_warnings())
@@ -102,12 +112,14 @@ def converted(function: Callable[..., Any], backend: Callable[..., Any]) -> Call
     """A function whose graphs a backend runs: it has none in common with others of the same code.
 
     Args:
-        function: of Python. Its code is copied, and what Dynamo keeps goes with the copy.
+        function: of Python. Its code is copied under a name of its own, by which Dynamo remembers
+            what has changed from call to call, and what it keeps goes with the copy.
         backend: takes Dynamo's graphs.
     """
     assert isinstance(function, FunctionType)
+    name = f"{function.__name__}_{next(_numbers)}"
     own = FunctionType(
-        function.__code__.replace(), function.__globals__, function.__name__,
+        function.__code__.replace(co_name=name), function.__globals__, function.__name__,
         function.__defaults__, function.__closure__,
     )  # fmt: skip
     known = signature(torch.compile).parameters  # torch 2.11 has neither

@@ -57,9 +57,14 @@ def traced(function: Callable[..., Any], fakes: Sequence[Any]) -> fx.GraphModule
         return trace(*fakes)
 
 
+def number_in(tensor: Tensor) -> Any:
+    """The number that a fake tensor holds, one that Dynamo has made of a float; None without."""
+    return getattr(tensor, "item_memo", None)
+
+
 def with_number(value: Any, known: Any) -> Any:
     """A fake tensor that holds the number of another: one that Dynamo has made of a float."""
-    number = getattr(known, "item_memo", None)
+    number = number_in(known)
     if number is not None:
         value.item_memo = number
     return value

@@ -157,3 +157,30 @@ def test_what_nobody_uses_is_gone() -> None:
     torch._dynamo.reset()
     gc.collect()
     assert made() is None
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.rate, self.slope = nn.Linear(4, 4), 0.3, 0.1
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.leaky_relu(self.linear(x), self.slope)
+        return nn.functional.dropout(x, self.rate, self.training)
+
+
+@pytest.mark.parametrize("name", ["rate", "slope"])
+def test_a_number_that_moves_is_that_of_each_graph(name: str) -> None:
+    """Dynamo makes a float that moves an input: of 0.0 a graph may have no dropout at all."""
+    torch._dynamo.reset()
+    module, x = Dropping(), torch.randn(64, 4)
+    module.rate = 0.0 if name == "slope" else module.rate
+    call, made = compiled(module)
+    for value in (0.3, 0.0, 0.5, 0.0, 0.1, 0.0, 1.0):
+        setattr(module, name, value)
+        output, plain = call(x), nn.functional.leaky_relu(module.linear(x), module.slope)
+        kept = output != 0
+        scale = 1 - module.rate
+        torch.testing.assert_close(output[kept] * scale, plain[kept])
+        assert abs(float(kept.float().mean()) - float((plain != 0).float().mean()) * scale) < 0.2
+    assert all(made)

@@ -1,0 +1,157 @@
+"""Equal blocks, each compiled for itself: one graph, and the model's own results."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ortrain import ORTModule
+from ortrain.frontend import autotune, machine
+from ortrain.frontend.policy import BLOCKS, Challenger
+
+
+@pytest.fixture(autouse=True)
+def blocks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are tried as soon as a step has been seen, and nothing else is."""
+    monkeypatch.setenv("ORTRAIN_FRONT_END", "new")
+    ways = [Challenger(BLOCKS, cost=0.0, gain=0.9)]
+    monkeypatch.setattr(machine, "challengers_of", lambda *_, **__: ways)
+    monkeypatch.setattr(autotune, "SECONDS", 0.0)
+    monkeypatch.setattr(autotune, "MARGIN", 100.0)  # blocks win whatever the clock says
+    monkeypatch.setattr(autotune.Duel, "_look_early", lambda *_: None)
+
+
+class Block(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        h = nn.functional.dropout(torch.tanh(self.first(x)), self.dropout, self.training)
+        return x + self.second(h) if mask is None else x + self.second(h) * mask
+
+
+class Deep(nn.Module):
+    def __init__(self, dropout: float = 0.0, checkpoints: bool = False, layers: int = 4) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.layers = nn.ModuleList(Block(dropout) for _ in range(layers))
+        self.dropout, self.checkpoints = dropout, checkpoints
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = nn.functional.dropout(self.embedding(ids), self.dropout, self.training)
+        mask = (ids > 2)[..., None].float()
+        for layer in self.layers:
+            if self.checkpoints:
+                x = checkpoint(layer, x, mask, use_reentrant=False)
+            else:
+                x = layer(x, mask)
+        return x.square().mean()
+
+
+def trained(model: Any, steps: int = 16) -> list[Tensor]:
+    torch.manual_seed(3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(steps):
+        loss = model(torch.randint(0, 20, (3 + step % 2, 5 + step)))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return losses
+
+
+def made(model: ORTModule) -> Any:
+    (compiled,) = model._runner.graphs.compiled.values()
+    return compiled
+
+
+def test_a_model_trains_as_without_and_its_layers_have_one_graph() -> None:
+    module = Deep(layers=12)
+    plain = copy.deepcopy(module)
+    model = ORTModule(module)
+    torch.testing.assert_close(trained(model), trained(plain))
+    torch.testing.assert_close([*module.parameters()], [*plain.parameters()])
+    assert model.report.graph_calls >= 3
+    assert len(made(model).graphs) == 1
+    assert made(model).conversions == 1
+
+
+def test_what_is_drawn_does_not_depend_on_when_they_are_graphs() -> None:
+    module = Deep(dropout=0.3)
+    early, late = ORTModule(module), ORTModule(copy.deepcopy(module))
+    late.steps_to_come = 0
+    torch.testing.assert_close(trained(early), trained(late))
+    assert early.report.graph_calls
+    assert not late.report.graph_calls
+    assert not torch.allclose(trained(early)[0], trained(copy.deepcopy(module))[0])
+
+
+def test_within_a_checkpoint_a_block_is_pytorchs_both_times() -> None:
+    module = Deep(dropout=0.3, checkpoints=True)
+    model, twin = ORTModule(module), ORTModule(copy.deepcopy(module))
+    twin.steps_to_come = 0
+    with pytest.warns(Warning, match="within checkpoints"):
+        found = trained(model)
+    torch.testing.assert_close(found, trained(twin))
+
+
+def test_a_hook_on_a_block_that_comes_later_is_heard() -> None:
+    module = Deep()
+    model, ids = ORTModule(module), torch.randint(0, 20, (3, 5))
+    trained(model)
+    expected = module.layers[1].register_forward_hook(lambda *given: given[-1] * 2)
+    torch.testing.assert_close(model(ids), copy.deepcopy(module)(ids))
+    expected.remove()
+    torch.testing.assert_close(model(ids), copy.deepcopy(module)(ids))
+
+
+def test_blocks_that_somebody_calls_and_copies_are_the_modules_own() -> None:
+    module = Deep()
+    model, x = ORTModule(module), torch.randn(2, 5, 8)
+    trained(model)
+    assert model.report.mode == "graph"
+    copied, again = copy.deepcopy(module), pickle.loads(pickle.dumps(module))
+    for each in (copied, again):
+        assert all(layer._compiled_call_impl is None for layer in each.layers)
+        torch.testing.assert_close(each.layers[0](x), module.layers[0](x))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_blocks_that_the_user_has_compiled_stay_so() -> None:
+    module = Deep()
+    ran: list[int] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        return lambda *args: (ran.append(1), graph.forward(*args))[1]
+
+    module.layers[0].compile(backend=backend)
+    own = module.layers[0]._compiled_call_impl
+    model = ORTModule(module)
+    trained(model)
+    assert module.layers[0]._compiled_call_impl is own
+    assert len(ran) >= 16
+
+
+def test_blocks_without_a_graph_are_given_up_with_the_reason() -> None:
+    class Spectral(Block):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            return torch.fft.fft(x).abs()
+
+    module = Deep()
+    module.layers = nn.ModuleList(Spectral() for _ in range(3))
+    plain = copy.deepcopy(module)
+    model = ORTModule(module)
+    with pytest.warns(Warning, match="fft"):
+        found = trained(model)
+    torch.testing.assert_close(found, trained(plain))
+    assert model.report.mode == "eager"
+    assert "fft" in model.report.reason
