@@ -25,7 +25,7 @@ from ortrain.frontend.policy import BLOCKS, MODULE
 from ortrain.frontend.watch import Watch
 from ortrain.passes.linear_loss import blocks_of
 from ortrain.passes.tokens import Shown
-from ortrain.pytorch.dynamo import ConversionFailed, without_conversions
+from ortrain.pytorch.dynamo import is_of_conversion, without_conversions
 from ortrain.step.eager_draws import AsGraphs
 from ortrain.step.overhead import Overhead
 from ortrain.step.report import Report, Saving
@@ -106,7 +106,9 @@ class Graphs:
             try:
                 with nullcontext() if may_convert else without_conversions():
                     output = compiled.run(self.module, args, kwargs)
-            except ConversionFailed as error:
+            except Exception as error:
+                if not is_of_conversion(error):
+                    raise
                 why = CaptureError(
                     f"PyTorch's Dynamo fails to convert {type(self.module).__name__}",
                     because=f"{type(error).__name__}: {error}".partition("\n")[0],

@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from inspect import signature
@@ -43,7 +45,7 @@ MOST = 64
 
 _numbers = itertools.count()
 
-ConversionFailed = TorchDynamoException
+_FOLDER = os.path.dirname(config.__file__ or "")
 
 
 class Hears(Protocol):
@@ -145,6 +147,14 @@ def without_conversions() -> contextlib.AbstractContextManager[Any]:
     """Code that has no graph for its values runs as it is inside."""
     stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("eager_on_recompile")
     return stance
+
+
+def is_of_conversion(error: Exception) -> bool:
+    """Whether Dynamo has raised an error, and none of the code that it converts."""
+    if isinstance(error, TorchDynamoException):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith(_FOLDER)
 
 
 def breaks() -> dict[str, int]:
