@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ortrain.config import DebugOptions, LogLevel, Options
     from ortrain.errors import OrtrainError, OrtrainWarning
     from ortrain.explanation import explain
+    from ortrain.frontend.in_place import compile, report_of
     from ortrain.module import ORTModule
     from ortrain.program import Program, Role
     from ortrain.step.report import Report
@@ -43,10 +44,12 @@ _HOME = {
     "Program": "ortrain.program",
     "Report": "ortrain.step.report",
     "Role": "ortrain.program",
+    "compile": "ortrain.frontend.in_place",
     "differentiate": "ortrain.autodiff",
     "explain": "ortrain.explanation",
     "gradient": "ortrain.autodiff",
     "no_gradient": "ortrain.autodiff",
+    "report_of": "ortrain.frontend.in_place",
 }
 
 __all__ = [
@@ -65,10 +68,12 @@ __all__ = [
     "Report",
     "Role",
     "__version__",
+    "compile",
     "differentiate",
     "explain",
     "gradient",
     "no_gradient",
+    "report_of",
 ]
 
 

@@ -24,6 +24,7 @@ from ortrain.config import EXECUTORS, DebugOptions, Engine, LogLevel, Options
 from ortrain.errors import CheckFailed, NotServed, OrtrainError, OrtrainWarning
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.frontend.policy import BLOCKS, MODULE, TORCH, Policy, challengers_of
+from ortrain.pytorch.backwards import may_repeat
 from ortrain.pytorch.routes import is_routed
 from ortrain.runtime.engines import candidates
 from ortrain.step.eager_draws import AsGraphs
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 MOST_REFUSED = 8
 _CACHES = "transformers.cache_utils"
 WITH_CACHE = "a key-value cache is among its arguments: calls that generate run in PyTorch"
+REPEATED = "a checkpoint around it runs it twice, and both times must be alike"
 TURN = "its turn in the contest with the graph"
 
 
@@ -109,6 +111,8 @@ class Machine:
             return self._in_pytorch(policy.reason, args, kwargs)
         if any(type(value).__module__ == _CACHES for value in (*args, *kwargs.values())):
             return self._in_pytorch(WITH_CACHE, args, kwargs)
+        if policy.contest is not None and may_repeat():
+            return self._in_pytorch(REPEATED, args, kwargs)
         if policy.refused and (why := policy.refused.get(_form_of(args, kwargs))):
             return self._in_pytorch(why, args, kwargs)
         if not policy.settled:
