@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from ortrain.extras import require
-
-require("torch", __name__)
-
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +17,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def compile(model: Model, **options: Any) -> Model:
-    """Has a model's calls run as graphs wherever that is faster; in place, as ``nn.Module.compile``.
+    """Has a model's calls run as graphs where that is faster; in place, as ``nn.Module.compile``.
 
     ::
 

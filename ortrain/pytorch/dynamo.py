@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 import threading
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from inspect import signature
+from pathlib import Path
 from types import FunctionType
 from typing import Any, Protocol
 
@@ -45,7 +45,7 @@ MOST = 64
 
 _numbers = itertools.count()
 
-_FOLDER = os.path.dirname(config.__file__ or "")
+_FOLDER = str(Path(config.__file__ or "").parent)
 
 
 class Hears(Protocol):
