@@ -46,7 +46,7 @@ _TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
     ("inference provider precision", (str, type(None)), "a string or None"),
     ("opset threads backward_pieces", (int,), "a whole number"),
     ("cache_bytes", (int, type(None)), "a number of bytes, or None"),
-    ("arena retry cuda_graphs custom_autograd parts", (bool,), "True or False"),
+    ("arena retry cuda_graphs custom_autograd parts deterministic", (bool,), "True or False"),
     ("skip_padding", (bool, type(None)), "True, False or None"),
     ("memory_budget", (int, float, str, type(None)), "bytes, a share up to 1.0, 'least' or None"),
     ("cache_dir", (str, os.PathLike, type(None)), "the path of a folder, or None"),
@@ -114,6 +114,9 @@ class Options:
             node too; otherwise its module runs in PyTorch.
         parts: whether, where the module as a whole cannot be a graph and runs in PyTorch, the
             modules below it that can be run as graphs in training steps.
+        deterministic: whether no clock decides what runs a step, so that equal runs are equal to
+            the bit: ``"auto"`` runs the graph from the first step on. So it is under
+            ``torch.use_deterministic_algorithms(True)``.
 
     Raises:
         TypeError: a value of another type.
@@ -142,6 +145,7 @@ class Options:
     keep_in_torch: Sequence[str] = ()
     custom_autograd: bool = field(default_factory=lambda: custom_autograd_from_environment())
     parts: bool = True
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         self._check_types()

@@ -90,6 +90,7 @@ TABLE: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[str]]]]
             "keep_in_torch": {"names"},
             "custom_autograd": FLAG,
             "parts": FLAG,
+            "deterministic": FLAG,
         },
     ),
     "DebugOptions": (

@@ -38,6 +38,8 @@ class Compiled:
         made: what its graphs have become, in their order.
         conversions: of code of the module.
         fresh: whether some have been made since it was last asked.
+        ones_are_sizes: whether a size of one is like others. What is broadcast may be one in one
+            call and many in the next, which a symbol cannot be.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Compiled:
     ) -> None:
         self.options, self.watch, self.overhead = options, watch, overhead
         self.guards_hooks = several and watch.hooked
+        self.ones_are_sizes = True
         self.made: list[Served] = []
         self.conversions = 0
         self.fresh = False

@@ -109,6 +109,11 @@ class Graphs:
             except Exception as error:
                 if not is_of_conversion(error):
                     raise
+                if compiled.ones_are_sizes and not call.ran:
+                    compiled.ones_are_sizes = False
+                    again = self.whole(engine, args, kwargs, shown, may_convert=may_convert)
+                    compiled.ones_are_sizes = again.why is not None
+                    return again
                 why = CaptureError(
                     f"PyTorch's Dynamo fails to convert {type(self.module).__name__}",
                     because=f"{type(error).__name__}: {error}".partition("\n")[0],

@@ -244,7 +244,7 @@ class Machine:
             return Policy(TORCH, self.overhead, reason=why)
         self.device = device
         chosen = cast(Engine, "aten" if "aten" in able else able[0])
-        if torch.are_deterministic_algorithms_enabled():
+        if self.options.deterministic or torch.are_deterministic_algorithms_enabled():
             return Policy(MODULE, self.overhead, engine=chosen)  # which no clock decides
         ways = challengers_of(self.module, gain_of(dtypes, device), trains=grad)
         prospect = self.prospect if grad else None

@@ -28,8 +28,7 @@ from torch._dynamo.utils import counters
 from torch.fx.experimental import _config as sizes
 
 # What it brought: sizes from values, and what a mask selects (PyG, DeBERTa); recurrent layers; a
-# counter on a module that moves (two graphs, not eight); one graph under DistributedDataParallel;
-# a batch of one as a size like others.
+# counter on a module that moves (two graphs, not eight); one graph under DistributedDataParallel.
 SETTINGS: dict[str, Any] = {
     "capture_scalar_outputs": True,
     "capture_dynamic_output_shape_ops": True,
@@ -37,7 +36,6 @@ SETTINGS: dict[str, Any] = {
     "allow_unspec_int_on_nn_module": True,
     "optimize_ddp": False,
 }
-SIZES: dict[str, Any] = {"backed_size_oblivious": True}
 _sizes: Any = sizes
 
 # Graphs of one module, after which Dynamo makes no further one.
@@ -53,9 +51,11 @@ class Hears(Protocol):
 
     Attributes:
         guards_hooks: whether graphs are for modules with these hooks alone.
+        ones_are_sizes: whether a size of one is like others, and no reason for another graph.
     """
 
     guards_hooks: bool
+    ones_are_sizes: bool
 
     def begins(self) -> None:
         """Before a conversion."""
@@ -88,7 +88,8 @@ def tell_of_conversions(whose: Callable[[], Hears | None]) -> None:
         quiet = config.ignore_logging_functions | _told_once()
         own: dict[str, Any] = {"skip_nnmodule_hook_guards": not hears.guards_hooks}
         stack.enter_context(config.patch(**SETTINGS, **own, ignore_logging_functions=quiet))
-        stack.enter_context(_sizes.patch(**SIZES))
+        if hears.ones_are_sizes:
+            stack.enter_context(_sizes.patch(backed_size_oblivious=True))
         # They are of Dynamo's own doing: it looks at the gradient of each tensor that is given.
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")

@@ -186,6 +186,8 @@ def test_a_size_of_one_in_the_first_call_may_be_broadcast() -> None:
     agree(model, torch.randn(3, 5, 4), torch.rand(3, 1, 4))
     agree(model, torch.randn(2, 7, 4), torch.rand(2, 1, 4))
     agree(model, torch.randn(2, 7, 4), torch.rand(2, 7, 4))
+    agree(model, torch.randn(2, 6, 4), torch.rand(2, 1, 4))
+    agree(model, torch.randn(2, 6, 4), torch.rand(1, 6, 4))
     assert model.report.eager_calls == 0
 
 
@@ -425,3 +427,20 @@ def test_a_module_goes_with_its_wrapper() -> None:
     del model, outer, x
     gc.collect()
     assert [each() for each in references] == [None] * 4
+
+
+@pytest.mark.parametrize("by_option", [True, False])
+def test_where_runs_have_to_repeat_no_clock_decides(by_option: bool) -> None:
+    found = []
+    torch.use_deterministic_algorithms(not by_option)
+    try:
+        for _ in range(2):
+            torch.manual_seed(0)
+            model = held(Drawing(broken=False), engine="auto", deterministic=by_option)
+            for _ in range(3):
+                model(torch.ones(4, 8)).sum().backward()
+            assert (model.report.graph_calls, model.report.contest) == (3, None)
+            found.append(model.module.linear.weight.grad)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(*found)
