@@ -25,7 +25,7 @@ from ortrain.frontend.policy import BLOCKS, MODULE
 from ortrain.frontend.watch import Watch
 from ortrain.passes.linear_loss import blocks_of
 from ortrain.passes.tokens import Shown
-from ortrain.pytorch.dynamo import is_of_conversion, without_conversions
+from ortrain.pytorch.dynamo import is_of_conversion, not_followed, without_conversions
 from ortrain.step.eager_draws import AsGraphs
 from ortrain.step.overhead import Overhead
 from ortrain.step.report import Report, Saving
@@ -53,6 +53,7 @@ class Outcome:
         done: whether the module was called at all.
         why: why none of its graphs ran as a step; None where one did.
         lasting: whether calls like it will have no graph either.
+        always: whether no call will.
         savings: of its graphs, by tokens that they leave out.
     """
 
@@ -60,6 +61,7 @@ class Outcome:
     done: bool = True
     why: OrtrainError | None = None
     lasting: bool = False
+    always: bool = False
     savings: Sequence[Saving | None] = field(default_factory=list)
 
 
@@ -101,7 +103,7 @@ class Graphs:
         if self._blocks is not None:
             self._blocks.switch(False)
         if (why := self._refused(compiled, may_convert)) is not None:
-            return Outcome(done=False, why=why)
+            return Outcome(done=False, why=why, always=bool(compiled.watch.not_followed))
         with Heard(compiled, (args, kwargs), shown) as call:
             try:
                 with nullcontext() if may_convert else without_conversions():
@@ -109,6 +111,9 @@ class Graphs:
             except Exception as error:
                 if not is_of_conversion(error):
                     raise
+                if what := not_followed(error):
+                    found = NotServed(f"a graph would be wrong about it: {what}", help=HELP)
+                    return Outcome(done=False, why=found, always=True)
                 if compiled.ones_are_sizes and not call.ran:
                     compiled.ones_are_sizes = False
                     again = self.whole(engine, args, kwargs, shown, may_convert=may_convert)
@@ -144,6 +149,8 @@ class Graphs:
         return self._outcome(output, call, compiled, may_convert)
 
     def _refused(self, compiled: Compiled, may_convert: bool) -> OrtrainError | None:
+        if name := compiled.watch.not_followed:
+            return NotServed(f"{name} keeps its results, which a graph does not", help=HELP)
         if not compiled.watch.has_its_parameters():
             return _BORROWED.at("")
         return None if may_convert or compiled.made else _OVER_BUDGET.at("")

@@ -169,6 +169,8 @@ class Machine:
         elif way == BLOCKS:
             policy.forfeit(BLOCKS, str(why))
             may = policy.settled  # nobody need hear of it where the whole will be tried
+        elif outcome.always:
+            policy.forfeit(MODULE, str(why))
         elif outcome.lasting and not self.options.retry:
             policy.refused[_form_of(args, kwargs)] = str(why)
             if len(policy.refused) >= MOST_REFUSED:

@@ -8,6 +8,7 @@ take 600.
 
 from __future__ import annotations
 
+import functools
 import operator
 from itertools import chain
 from types import FunctionType
@@ -30,6 +31,8 @@ class Watch:
         found: these hooks and functions, in order.
         key: equal where they are the same, as long as ``found`` is there.
         hooked: whether there are hooks.
+        not_followed: a method whose results are kept by ``functools.lru_cache``, which Dynamo runs
+            anew and tells nobody of; empty without one.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -44,6 +47,8 @@ class Watch:
         self._members = [
             (vars(kind).get, [n for n, f in vars(kind).items() if _is_code(n, f)]) for kind in kinds
         ]
+        cached = [f"{k.__name__}.{n}" for k in kinds for n, f in vars(k).items() if _keeps(f)]
+        self.not_followed = next(iter(cached), "")
         self._functions = self._functions_now()
         self.hooked = bool(self._hooks)
         self.found = [*self._hooks, *self._functions]
@@ -80,6 +85,10 @@ class Watch:
 def _is_code(name: str, value: Any) -> bool:
     """Whether calls run it. PyTorch itself replaces those two, at its first conversion."""
     return isinstance(value, _KINDS) and name not in ("__init__", "__setstate__")
+
+
+def _keeps(value: Any) -> bool:
+    return type(value) is type(functools.lru_cache(len))
 
 
 def _same(one: list[Any], other: list[Any]) -> bool:

@@ -8,9 +8,12 @@ graph; without the rest, nothing is converted.
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import functools
 import itertools
 import logging
+import random
 import threading
 import traceback
 import warnings
@@ -111,6 +114,31 @@ def _told_once() -> set[Any]:
     return {f for name, f in vars(logging.Logger).items() if name.endswith("_once")}
 
 
+class NotFollowed(Exception):
+    """Code depends on something that Dynamo does not follow: a graph would be wrong."""
+
+
+# What Dynamo has read of a call's arguments, of which it does not see what becomes of it.
+_NOT_FOLLOWED = {
+    random.Random: "a generator of Python's of its own, whose state a graph does not move",
+    collections.deque: "a deque of a bounded length, from which a graph drops nothing",
+    type(functools.lru_cache(len)): "a function with a cache, which a graph does not look into",
+}
+
+
+def _expect_followed(entries: Sequence[Any]) -> list[bool]:
+    """Looks at all that a conversion has read, as a filter of its guards, and keeps them all.
+
+    Raises:
+        NotFollowed: there is something among it that a graph would be wrong about.
+    """
+    for entry in entries:
+        bounded = getattr(entry.value, "maxlen", 0) is not None
+        if type(entry.value) in _NOT_FOLLOWED and bounded and not entry.is_global:
+            raise NotFollowed(f"{entry.name} is {_NOT_FOLLOWED[type(entry.value)]}")
+    return [True] * len(entries)
+
+
 def converted(function: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
     """A function whose graphs a backend runs: it has none in common with others of the same code.
 
@@ -128,7 +156,8 @@ def converted(function: Callable[..., Any], backend: Callable[..., Any]) -> Call
     known = signature(torch.compile).parameters  # torch 2.11 has neither
     apart = {"recompile_limit": MOST, "isolate_recompiles": True}
     options: Any = {name: value for name, value in apart.items() if name in known}
-    made: Callable[..., Any] = torch.compile(own, backend=backend, **options)
+    looks: Any = {"guard_filter_fn": _expect_followed}
+    made: Callable[..., Any] = torch.compile(own, backend=backend, options=looks, **options)
     return made
 
 
@@ -152,10 +181,16 @@ def without_conversions() -> contextlib.AbstractContextManager[Any]:
 
 def is_of_conversion(error: Exception) -> bool:
     """Whether Dynamo has raised an error, and none of the code that it converts."""
-    if isinstance(error, TorchDynamoException):
+    if isinstance(error, TorchDynamoException | NotFollowed):
         return True
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and frames[-1].filename.startswith(_FOLDER)
+
+
+def not_followed(error: Exception) -> str:
+    """What a conversion was given up for that Dynamo does not follow; empty where it was not."""
+    _, name, what = str(error).partition(f"{NotFollowed.__name__}: ")
+    return what.partition("\n")[0] if name else ""
 
 
 def breaks() -> dict[str, int]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import copy
+import functools
 import gc
 import os
+import random
 import sys
 import types
 import weakref
@@ -161,6 +166,76 @@ def test_a_change_that_comes_and_goes_is_converted_once() -> None:
     assert len(conversions) == 2
     agree(model, x)
     assert conversions == [each.conversions for each in model._runner.graphs.compiled.values()]
+
+
+class Drawn(Outer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = random.Random(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.generator.random()
+
+
+class Bounded(Outer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: Any = collections.deque([1.0, 2.0], maxlen=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last.append(self.last[0] + 1)
+        return super().forward(x) * sum(self.last)
+
+
+class Remembered(Outer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 2.0
+        self.table = functools.lru_cache(lambda count: torch.full((count,), self.scale))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale += 1
+        return super().forward(x) * self.table(4)
+
+
+class RememberedByClass(Outer):
+    scale = 2.0
+
+    @functools.lru_cache  # noqa: B019
+    def table(self, count: int) -> Tensor:
+        return torch.full((count,), self.scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale += 1
+        return super().forward(x) * self.table(4)
+
+
+class Nearby(Outer):
+    """Has one of each, of which its forward reads none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.losses = random.Random(0), collections.deque([1.0], maxlen=2)
+        self.table = functools.lru_cache(lambda count: torch.ones(count))
+        self.seen = collections.deque([1.0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.seen[0]
+
+
+@pytest.mark.parametrize("kind", [Drawn, Bounded, Remembered, RememberedByClass, Nearby])
+def test_what_dynamo_does_not_follow_is_pytorchs(kind: type[Outer]) -> None:
+    module = kind()
+    model, plain = held(module), copy.deepcopy(module)
+    if isinstance(plain, Remembered):
+        plain.table = functools.lru_cache(lambda count: torch.full((count,), plain.scale))
+    told = contextlib.nullcontext() if kind is Nearby else pytest.warns(OrtrainWarning)
+    for call in range(4):
+        x = torch.randn(3 + call % 2, 4)
+        with told if not call else contextlib.nullcontext():
+            torch.testing.assert_close(model(x), plain(x))
+    assert model.report.graph_calls == (4 if kind is Nearby else 0)
+    assert model._runner.graphs.last.conversions <= 2
 
 
 # -- sizes ---------------------------------------------------------------------------------------
