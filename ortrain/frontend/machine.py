@@ -27,6 +27,7 @@ from ortrain.frontend.policy import BLOCKS, MODULE, TORCH, Policy, challengers_o
 from ortrain.pytorch.backwards import may_repeat
 from ortrain.pytorch.routes import is_routed
 from ortrain.runtime.engines import candidates
+from ortrain.runtime.memory import release_pools
 from ortrain.step.eager_draws import AsGraphs
 from ortrain.step.fallback import alone
 from ortrain.step.marks import now
@@ -70,6 +71,7 @@ class Machine:
         self.prospect = Prospect.of(module)
         self.only_loss = self.trains = self.warned = False
         self.calls = self.duels = 0
+        self.last = TORCH
         self.overhead = Overhead()
         self.device: torch.device | None = None
         self.use(options)
@@ -184,6 +186,9 @@ class Machine:
         """Runs a call by the way whose turn it is, and measures it where that is asked for."""
         start = now(self.device)
         way = policy.next()
+        if way != self.last:
+            self.last = way
+            release_pools()  # no two hold their memory at the same time
         self._described(is_grad_enabled()).contest = policy.contest
         if not policy.measures:
             return self._by(way, policy, args, kwargs)
