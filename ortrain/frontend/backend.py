@@ -29,7 +29,7 @@ class InPyTorch:
     """
 
     def __init__(self, module: fx.GraphModule, reason: OrtrainError | None) -> None:
-        self.reason = reason
+        self.reason, self.has_failed = reason, False
         self._run = in_pytorch(module)
 
     def __call__(self, *args: Any) -> Any:
@@ -66,6 +66,11 @@ class Parts:
             delattr(module, str(node.target))
             setattr(module, str(node.target), served)
         self._run = Code(module)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a part has."""
+        return any(part.has_failed for part in self.parts)
 
     def __call__(self, *args: Any) -> Any:
         """The graph's outputs for a call's inputs."""

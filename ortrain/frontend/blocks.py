@@ -67,7 +67,7 @@ class _Way:
         route(self.block, None)  # what Dynamo converts is the block's call
         try:
             with without(call.mode):
-                return self.compiled.run(self.block, args, kwargs)
+                return self.compiled(self.block, args, kwargs)
         finally:
             route(self.block, self)
             call.given = before

@@ -16,7 +16,7 @@ from ortrain.frontend.call import heard
 from ortrain.frontend.form import Form
 from ortrain.frontend.graph import Graph
 from ortrain.frontend.watch import Watch
-from ortrain.pytorch.dynamo import breaks, converted, tell_of_conversions, with_open_sizes
+from ortrain.pytorch.dynamo import Teller, breaks, converted, with_open_sizes
 from ortrain.step.overhead import Overhead
 
 
@@ -31,10 +31,10 @@ class Compiled:
         options: settings.
         watch: what it was converted with.
         overhead: of its calls.
+        tell: hears of backwards that PyTorch has answered, since a graph's failed.
         several: whether it is several modules, which have hooks of their own.
 
     Attributes:
-        run: ``run(module, args, kwargs)`` is the module's call, as graphs where there are some.
         made: what its graphs have become, in their order.
         conversions: of code of the module.
         fresh: whether some have been made since it was last asked.
@@ -47,18 +47,26 @@ class Compiled:
         options: Options,
         watch: Watch,
         overhead: Overhead,
+        tell: Callable[[OrtrainError], None],
         *,
         several: bool = False,
     ) -> None:
         self.options, self.watch, self.overhead = options, watch, overhead
         self.guards_hooks = several and watch.hooked
         self.ones_are_sizes = True
+        self._tell = weakref.WeakMethod(tell)  # which graphs hold that others use as well
         self.made: list[Served] = []
         self.conversions = 0
         self.fresh = False
         self.why = ""
-        self.run = converted(_called, _backend_of(self))
+        self._run = converted(_called, _backend_of(self))
         self._breaks: dict[str, int] = {}
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The module's call, as graphs where there are some."""
+        if _TELLER.begin not in _TELLER.known:
+            _TELLER.tell()
+        return self._run(module, args, kwargs)
 
     def begins(self) -> None:
         """Before a conversion."""
@@ -86,7 +94,17 @@ class Compiled:
             graph.due = (
                 None if self.options.certificate == "off" else _Due(self.options.certificate)
             )
+            graph.tell = self._told_of()
         return _Shell(made)
+
+    def _told_of(self) -> Callable[[OrtrainError], None]:
+        found = self._tell
+
+        def tell(error: OrtrainError) -> None:
+            if (listener := found()) is not None:
+                listener(error)
+
+        return tell
 
     @property
     def graphs(self) -> list[Graph]:
@@ -174,4 +192,4 @@ def _whose() -> Compiled | None:
     return None if call is None else call.compiled
 
 
-tell_of_conversions(_whose)
+_TELLER = Teller(_whose)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, distributed
 
 from ortrain.cache import Cache
-from ortrain.errors import OrtrainError
+from ortrain.errors import NotServed, OrtrainError
 from ortrain.frontend.call import spent
 from ortrain.program import Program, Role
 from ortrain.step.autograd import Step
@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 
 # Backwards for the same outputs after which others are not reckoned with.
 ENOUGH = 2
+
+
+# Sizes of calls at which a program has failed; then all of them run in PyTorch.
+MOST_FAILED = 8
+
+
+def sizes_of(args: Sequence[Any]) -> Any:
+    """The sizes of all tensors of a call."""
+    return tuple([each.shape for each in args if isinstance(each, Tensor)])
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,7 @@ class Form:
         confirmed: backwards that came for the outputs which it expects.
         certificate: how it agrees with PyTorch; None where that was not looked at.
         refused: why PyTorch runs its calls; None where it does not.
+        failed: by the sizes of a call, why PyTorch runs others of these.
     """
 
     def __init__(
@@ -78,6 +88,30 @@ class Form:
         self.way, self.confirmed = self._way(tuple(upstream)), 0
         self.certificate: Certificate | None = None
         self.refused: OrtrainError | None = None
+        self.failed: dict[Any, OrtrainError] = {}
+
+    def differentiated_again(self) -> None:
+        """Its next calls run in PyTorch: a graph has first derivatives only."""
+        self.refused = self.refused or NotServed(
+            "its gradients are differentiated again", because="a graph has first derivatives only",
+            help="none is needed: such calls run in PyTorch",
+        )  # fmt: skip
+
+    def recovers(self, error: OrtrainError, call: Any) -> bool:
+        """Whether PyTorch may answer a backward that failed."""
+        if not self.graph.options.falls_back(error):
+            return False
+        self.fails(error, call)
+        if self.graph.tell is not None:
+            self.graph.tell(error)
+        return True
+
+    def fails(self, error: OrtrainError, args: Sequence[Any]) -> None:
+        """Has calls of these sizes run in PyTorch: memory may be enough for others."""
+        if not self.graph.options.retry:
+            self.failed[sizes_of(args)] = error
+            if len(self.failed) > MOST_FAILED:
+                self.refused = error
 
     @property
     def certain(self) -> bool:

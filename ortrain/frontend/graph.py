@@ -22,12 +22,13 @@ from ortrain.errors import (
 )
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.frontend.call import heard, spent
-from ortrain.frontend.form import Form
+from ortrain.frontend.form import Form, sizes_of
 from ortrain.frontend.layouts import orders_of
 from ortrain.frontend.original import in_pytorch
 from ortrain.frontend.program import translated
 from ortrain.graph.cost import Multiplications
 from ortrain.guards.layout import laid
+from ortrain.module_state.saving import saving_hooks
 from ortrain.passes.linear_loss import in_blocks
 from ortrain.passes.tokens import Shown, packed
 from ortrain.passes.tokens.demand import is_loss
@@ -36,8 +37,10 @@ from ortrain.pytorch.transforms import is_wrapped
 from ortrain.runtime import engines
 from ortrain.runtime.memory import Ceiling
 from ortrain.step.autograd import Step
+from ortrain.step.fallback import unforeseen
 from ortrain.step.feeds import streams_of
 from ortrain.step.places import axes_of
+from ortrain.step.replay import Caller
 from ortrain.step.tokens import TokenCounts, Tokens
 
 
@@ -110,11 +113,17 @@ class Graph:
         self.written = found.original.written
         self.filled = [i for i in self.users if isinstance(real[i], Tensor)]
         self.due: Callable[[Form, Sequence[Any]], bool] | None = None
+        self.tell: Callable[[OrtrainError], None] | None = None  # of a backward that has failed
 
     @property
     def program(self) -> Program:
         """The whole of it."""
         return self.translated.program
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether some of its calls run in PyTorch for what has happened: others get one anew."""
+        return any(form.failed or form.refused is not None for form in self.forms.values())
 
     @property
     def step(self) -> Step:
@@ -167,13 +176,26 @@ class Graph:
         if (why := self._pytorchs(args)) is not None:
             return None, why
         form = self._form(args)
+        if form.failed and (why := form.failed.get(sizes_of(args))) is not None:
+            return None, why
         try:
             if self.due is not None and self.due(form, args):
                 self._prove(form, args)
             if form.refused is None:
-                return self.run(form, args), None
-        except (CheckFailed, ExecutionError) as error:
+                return self.run(form, args, form), None
+        except CheckFailed as error:
             return None, error
+        except ExecutionError as error:
+            form.fails(error, args)
+            return None, error
+        except OrtrainError:
+            raise
+        except Exception as error:
+            if saving_hooks(False) is not None:
+                raise  # a hook's own: checkpointing ends what it computes again so
+            failure = unforeseen(error)
+            form.fails(failure, args)
+            return None, failure
         return None, form.refused
 
     def _pytorchs(self, args: Sequence[Any]) -> OrtrainError | None:
@@ -184,8 +206,14 @@ class Graph:
             return _SHARED
         return None if all(args[i].numel() for i in self.filled) else _EMPTY
 
-    def run(self, form: Form, args: Sequence[Any]) -> Any:
-        """The outputs of one of the graph's programs."""
+    def run(self, form: Form, args: Sequence[Any], caller: Caller | None = None) -> Any:
+        """The outputs of one of the graph's programs.
+
+        Args:
+            form: the program.
+            args: of the call.
+            caller: hears of its backwards; None where one that fails shall fail.
+        """
         way = form.way
         users, held = [args[i] for i in way.places], [args[i] for i in way.held]
         for i in way.numbers:
@@ -197,7 +225,7 @@ class Graph:
                 users[i] = given[way.places[i]] = users[i].clone()
             call = tuple(given)
         if self.wrt and is_grad_enabled():
-            outputs = [*way.step.train(users, call, held=held, certain=certain)]
+            outputs = [*way.step.train(users, call, caller, held, certain=certain)]
             if not certain:
                 form.learn(outputs)
         else:

@@ -5,7 +5,7 @@ It is loaded with the first graph: Dynamo alone takes half a second to load.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -72,10 +72,18 @@ class Graphs:
         module: the module.
         options: settings.
         overhead: of its calls.
+        tell: hears of backwards that PyTorch has answered, since a graph's failed.
     """
 
-    def __init__(self, module: nn.Module, options: Options, overhead: Overhead) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        options: Options,
+        overhead: Overhead,
+        tell: Callable[[OrtrainError], None],
+    ) -> None:
         self.module, self.options, self.overhead = module, options, overhead
+        self._tell = tell
         self.compiled: dict[tuple[Any, ...], Compiled] = {}
         self.last: Compiled | None = None
         self._watch = Watch(module)
@@ -107,7 +115,7 @@ class Graphs:
         with Heard(compiled, (args, kwargs), shown) as call:
             try:
                 with nullcontext() if may_convert else without_conversions():
-                    output = compiled.run(self.module, args, kwargs)
+                    output = compiled(self.module, args, kwargs)
             except Exception as error:
                 if not is_of_conversion(error):
                     raise
@@ -175,7 +183,7 @@ class Graphs:
                 self.compiled.pop(next(iter(self.compiled)))
             options = replace(self.options, engine=engine)
             several = way == BLOCKS
-            known = Compiled(options, self._watch, self.overhead, several=several)
+            known = Compiled(options, self._watch, self.overhead, self._tell, several=several)
             self.compiled[key] = known
         return known
 

@@ -162,9 +162,9 @@ class Table:
         self._conditions: WeakKeyDictionary[Any, Sequence[Any]] = WeakKeyDictionary()
 
     def find(self, key: Key) -> Any:
-        """What serves an equal graph; None where nothing does."""
+        """What serves an equal graph; None where nothing does, or that has failed."""
         found = self._known.get(key.parts)
-        if found is None or not key.symbols.hold(self._conditions[found]):
+        if found is None or found.has_failed or not key.symbols.hold(self._conditions[found]):
             return None
         return found
 

@@ -215,6 +215,11 @@ class Machine:
         self._note_eager(reason)
         return call()
 
+    def _recovered(self, error: OrtrainError) -> None:
+        """Hears of a backward that PyTorch has answered."""
+        self.report.recovered += 1
+        self._warn(str(error))
+
     def _note_eager(self, reason: str) -> None:
         report = self._described(is_grad_enabled())
         report.mode, report.reason = "eager", reason
@@ -268,7 +273,7 @@ class Machine:
         if self.graphs is None:
             with EXCLUSIVE, self.overhead.of("imports"):
                 from ortrain.frontend.graphs import Graphs
-            self.graphs = Graphs(self.module, self.options, self.overhead)
+            self.graphs = Graphs(self.module, self.options, self.overhead, self._recovered)
         return self.graphs
 
     # -- what is told ----------------------------------------------------------------------------

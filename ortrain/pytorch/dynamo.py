@@ -77,15 +77,28 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def tell_of_conversions(whose: Callable[[], Hears | None]) -> None:
+class Teller:
     """Has conversions run with our settings where they are somebody's, and be told to them.
 
     Args:
         whose: the conversion that this thread begins is; None for nobody of ours.
+
+    Attributes:
+        begin: what Dynamo calls before a conversion.
+        known: all that it calls then, which ``torch.compiler.reset`` forgets.
     """
 
-    def begin(_: Any) -> None:
-        if _here.settings is not None or (hears := whose()) is None:
+    def __init__(self, whose: Callable[[], Hears | None]) -> None:
+        self._whose, self.begin = whose, self._begin
+        self.known = callback.callback_handler.start_callbacks
+
+    def tell(self) -> None:
+        """Tells Dynamo."""
+        callback.on_compile_start(self.begin)
+        callback.on_compile_end(self._end)
+
+    def _begin(self, _: Any) -> None:
+        if _here.settings is not None or (hears := self._whose()) is None:
             return
         _here.hears, _here.settings = hears, (stack := contextlib.ExitStack())
         quiet = config.ignore_logging_functions | _told_once()
@@ -98,15 +111,12 @@ def tell_of_conversions(whose: Callable[[], Hears | None]) -> None:
         warnings.simplefilter("ignore")
         hears.begins()
 
-    def end(_: Any) -> None:
+    def _end(self, _: Any) -> None:
         stack, hears = _here.settings, _here.hears
         _here.settings = _here.hears = None
         if stack is not None and hears is not None:
             stack.close()
             hears.ends()
-
-    callback.on_compile_start(begin)
-    callback.on_compile_end(end)
 
 
 def _told_once() -> set[Any]:

@@ -287,6 +287,19 @@ def test_the_smaller_of_two_sizes_is_a_condition() -> None:
     assert model.report.captures == 1
 
 
+def test_what_forgets_all_of_dynamo_leaves_the_next_calls_graphs() -> None:
+    class Pooled(Outer):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)[x[:, 0] > 0].sum() * float(x.sum() > 0)
+
+    model, x = held(Pooled()), torch.rand(3, 4)
+    agree(model, x)
+    torch.compiler.reset()
+    agree(model, x)
+    assert model.report.graph_calls == 2
+    assert model._runner.graphs.last.conversions == 2
+
+
 # -- what is drawn -------------------------------------------------------------------------------
 
 
@@ -408,8 +421,8 @@ def test_a_graph_that_computes_something_else_is_not_used(monkeypatch: pytest.Mo
 
     own = Graph.run
 
-    def wrong(self: Graph, form: Any, args: Any) -> Any:
-        return tuple(each * 1.01 for each in own(self, form, args))
+    def wrong(self: Graph, *given: Any) -> Any:
+        return tuple(each * 1.01 for each in own(self, *given))
 
     monkeypatch.setattr(Graph, "run", wrong)
     layer, x = nn.Linear(5, 7), torch.randn(3, 5)  # of which no other test has a graph
