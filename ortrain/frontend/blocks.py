@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
+from torch import is_grad_enabled, nn
 
 from ortrain.errors import NotServed
 from ortrain.frontend.call import heard
@@ -60,7 +60,8 @@ class _Way:
         call = heard()
         if call is None or call.compiled is not self.compiled:
             return plainly(self.block, args, kwargs)
-        if saving_hooks(False) is not None:
+        # A checkpoint with reentrance has none at its first run.
+        if saving_hooks(False) is not None or is_grad_enabled() is not call.grad:
             call.failed = _CHECKPOINTED
             return plainly(self.block, args, kwargs)
         before, call.given = call.given, (args, kwargs)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
+from torch import is_grad_enabled
+
 from ortrain.errors import OrtrainError
 from ortrain.passes.tokens import Shown
 from ortrain.step.report import Saving
@@ -36,6 +38,7 @@ class Heard:
         failed: why the last one that PyTorch ran in its place is none.
         savings: of those that may leave tokens out; None of those that are too small.
         seeds: of its draws.
+        grad: whether it has gradients.
         mode: around it, where what PyTorch runs draws as graphs do.
     """
 
@@ -44,7 +47,7 @@ class Heard:
         self.ran: list[tuple[Any, Any]] = []
         self.failed: OrtrainError | None = None
         self.savings: list[Saving | None] = []
-        self.seeds = Seeds()
+        self.seeds, self.grad = Seeds(), is_grad_enabled()
         self.mode: Any = None
         self._before: tuple[Heard | None, Seeds | None] = (None, None)
 

@@ -33,6 +33,8 @@ from ortrain.passes.linear_loss import in_blocks
 from ortrain.passes.tokens import Shown, packed
 from ortrain.passes.tokens.demand import is_loss
 from ortrain.program import Program, Role, set_role
+from ortrain.pytorch.conditions import example_of
+from ortrain.pytorch.tracing import has_numbers
 from ortrain.pytorch.transforms import is_wrapped
 from ortrain.runtime import engines
 from ortrain.runtime.memory import Ceiling
@@ -93,7 +95,7 @@ class Graph:
         self.early = any(t._post_accumulate_grad_hooks for t in tensors)
         self.users = [found.places[v.name or ""] for v in program.inputs(Role.USER_INPUT)]
         self.axes = axes_of(program, self.users)
-        self.example = self.sizes(real)
+        self.example = {s: example_of(real[place].shape[axis]) for s, place, axis in self.axes}
         holders = module.graph.find_nodes(op="placeholder")
         values = [holder.meta["example_value"] for holder in holders]
         self.numbers = {
@@ -105,7 +107,7 @@ class Graph:
         self.loss: int | None = None
         self.forms: dict[tuple[Shown, bool], Form] = {}
         self.tokens: dict[Shown, Tokens | None] = {}
-        self.form = self._form(real)
+        self.form = self._first_form(real)
         wanting = {found.places[name] for name in self.wrt}
         self.without = [
             i for i, t in enumerate(real) if not (guarded or i in wanting) and isinstance(t, Tensor)
@@ -132,7 +134,7 @@ class Graph:
 
     def sizes(self, args: Sequence[Any]) -> dict[str, int]:
         """The value that each symbolic dimension has in a call."""
-        return {symbol: int(args[place].shape[axis]) for symbol, place, axis in self.axes}
+        return {symbol: args[place].shape[axis] for symbol, place, axis in self.axes}
 
     def rows(self, args: Sequence[Any], most: int) -> list[Any] | None:
         """The first rows of a batch, of so many multiplications at most but two rows at least.
@@ -289,6 +291,13 @@ class Graph:
             with EXCLUSIVE, spent("build"):
                 form = self.forms[key] = self._made(*key)
         self.form = form
+        return form
+
+    def _first_form(self, real: Sequence[Any]) -> Form:
+        """The program that the call which is being compiled will need."""
+        if all(not isinstance(t, Tensor) or has_numbers(t) for t in real):
+            return self._form(real)
+        form = self.forms[_ALL, False] = self._made(_ALL, False)
         return form
 
     def _tokens(self, shown: Shown) -> Tokens | None:

@@ -24,7 +24,7 @@ from ortrain.config import EXECUTORS, DebugOptions, Engine, LogLevel, Options
 from ortrain.errors import CheckFailed, NotServed, OrtrainError, OrtrainWarning
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.frontend.policy import BLOCKS, MODULE, TORCH, Policy, challengers_of
-from ortrain.pytorch.backwards import may_repeat
+from ortrain.pytorch.backwards import is_checkpointed
 from ortrain.pytorch.routes import is_routed
 from ortrain.runtime.engines import candidates
 from ortrain.runtime.memory import release_pools
@@ -113,7 +113,7 @@ class Machine:
             return self._in_pytorch(policy.reason, args, kwargs)
         if any(type(value).__module__ == _CACHES for value in (*args, *kwargs.values())):
             return self._in_pytorch(WITH_CACHE, args, kwargs)
-        if policy.contest is not None and may_repeat():
+        if policy.contest is not None and is_checkpointed():
             return self._in_pytorch(REPEATED, args, kwargs)
         if policy.refused and (why := policy.refused.get(_form_of(args, kwargs))):
             return self._in_pytorch(why, args, kwargs)
@@ -259,6 +259,8 @@ class Machine:
         if self.options.deterministic or torch.are_deterministic_algorithms_enabled():
             return Policy(MODULE, self.overhead, engine=chosen)  # which no clock decides
         ways = challengers_of(self.module, gain_of(dtypes, device), trains=grad)
+        if not self.draws:
+            ways = [each for each in ways if each.way != BLOCKS]
         prospect = self.prospect if grad else None
         return Policy(
             TORCH, self.overhead, ways, prospect, self._verdict, reason=TURN, engine=chosen

@@ -1,19 +1,16 @@
-"""Whether what runs is a repetition: within a backward, or under hooks on what is saved for one.
+"""Whether what runs is in a checkpoint, whose repetition has to save what its first run has saved.
 
-Private: ``torch._C._current_graph_task_id``; the hooks are those of
-:mod:`ortrain.module_state.saving`. Without the name a checkpoint around a model could find another
-way in its repetition than before, which PyTorch notices.
+Public, but for how hooks on saved tensors are read, which is :mod:`ortrain.module_state.saving`'s.
 """
 
 from __future__ import annotations
 
-import torch
+from torch.utils import checkpoint
 
 from ortrain.module_state.saving import saving_hooks
 
-_task = torch._C._current_graph_task_id
 
-
-def may_repeat() -> bool:
-    """Whether a call runs once more in a backward, or is such a repetition."""
-    return saving_hooks(False) is not None or _task() != -1
+def is_checkpointed() -> bool:
+    """Whether a checkpoint without reentrance is around, at its first run or its repetition."""
+    hooks = saving_hooks(False)
+    return hooks is not None and getattr(hooks[0], "__module__", "") == checkpoint.__name__

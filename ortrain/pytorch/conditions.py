@@ -1,8 +1,8 @@
 """What a trace knows and asks of symbolic sizes.
 
 Private: ``torch.fx.experimental.symbolic_shapes.ShapeEnv``: its ``guards``, ``var_to_range``,
-``evaluate_expr``, and ``expr`` of a symbol's node; ``Min`` and ``Max`` of ``torch.utils._sympy``.
-Without them graphs with symbolic sizes are made anew each time, instead of being found again.
+``evaluate_expr``, and ``expr`` and ``hint`` of a symbol's node; ``Min`` and ``Max`` of
+``torch.utils._sympy``. Without them graphs with symbolic sizes are made anew each time, instead of being found again.
 """
 
 from __future__ import annotations
@@ -63,6 +63,13 @@ class Symbols:
             return all(environment.evaluate_expr(each.xreplace(own)) for each in conditions)
         except Exception:
             return False  # of sizes that no call knows
+
+
+def example_of(size: Any) -> int:
+    """The value that a size had when it was traced, without a condition on it; 1 without one."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    return size.node.hint if size.node.has_hint() else 1
 
 
 def decide_bounds(values: Iterable[Any]) -> None:

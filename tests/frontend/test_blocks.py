@@ -39,7 +39,9 @@ class Block(nn.Module):
 
 
 class Deep(nn.Module):
-    def __init__(self, dropout: float = 0.0, checkpoints: bool = False, layers: int = 4) -> None:
+    def __init__(
+        self, dropout: float = 0.0, checkpoints: bool | None = None, layers: int = 4
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(20, 8)
         self.layers = nn.ModuleList(Block(dropout) for _ in range(layers))
@@ -49,8 +51,8 @@ class Deep(nn.Module):
         x = nn.functional.dropout(self.embedding(ids), self.dropout, self.training)
         mask = (ids > 2)[..., None].float()
         for layer in self.layers:
-            if self.checkpoints:
-                x = checkpoint(layer, x, mask, use_reentrant=False)
+            if self.checkpoints is not None:
+                x = checkpoint(layer, x, mask, use_reentrant=self.checkpoints)
             else:
                 x = layer(x, mask)
         return x.square().mean()
@@ -95,8 +97,9 @@ def test_what_is_drawn_does_not_depend_on_when_they_are_graphs() -> None:
     assert not torch.allclose(trained(early)[0], trained(copy.deepcopy(module))[0])
 
 
-def test_within_a_checkpoint_a_block_is_pytorchs_both_times() -> None:
-    module = Deep(dropout=0.3, checkpoints=True)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_within_a_checkpoint_a_block_is_pytorchs_both_times(reentrant: bool) -> None:
+    module = Deep(dropout=0.3, checkpoints=reentrant)
     model, twin = ORTModule(module), ORTModule(copy.deepcopy(module))
     twin.steps_to_come = 0
     with pytest.warns(Warning, match="within checkpoints"):
@@ -139,6 +142,7 @@ def test_blocks_that_the_user_has_compiled_stay_so() -> None:
     trained(model)
     assert module.layers[0]._compiled_call_impl is own
     assert len(ran) >= 16
+    assert model.report.graph_calls == 0  # and no other block is compiled beside it
 
 
 def test_blocks_without_a_graph_are_given_up_with_the_reason() -> None:

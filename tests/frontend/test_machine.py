@@ -266,6 +266,18 @@ def test_a_size_of_one_in_the_first_call_may_be_broadcast() -> None:
     assert model.report.eager_calls == 0
 
 
+def test_sizes_of_parts_stay_open_as_those_of_the_whole() -> None:
+    class Parted(Outer):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(torch.fft.fft(super().forward(x)).abs())
+
+    model = held(Parted())
+    for rows in (5, 3, 7, 4):
+        agree(model, torch.randn(rows, 4))
+    assert model.report.captures == 1
+    assert len(model._runner.graphs.last.graphs) == 2
+
+
 def test_the_smaller_of_two_sizes_is_a_condition() -> None:
     class Positions(nn.Module):
         def __init__(self) -> None:
