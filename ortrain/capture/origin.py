@@ -90,13 +90,20 @@ def operator_name(target: Any) -> str:
     return f"math.{name[5:]} of a size" if name.startswith("_sym_") else name
 
 
+_STEP = re.compile(r"""\[(?:'([^']*)'|"([^"]*)"|(\d+))\]|\.(\w+)""")
+
+
 def module_path(node: fx.Node) -> str:
     """Path of the innermost sub-module, empty for the module itself."""
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return ""
     path, _ = list(stack.values())[-1]
-    return str(path)
+    if not str(path).startswith("L["):
+        return str(path)
+    # As Dynamo names it, from a variable of its caller's on: L['module']._modules['encoder'][0].
+    steps = [next(filter(None, found), "") for found in _STEP.findall(str(path))[1:]]
+    return ".".join(step for step in steps if step != "_modules")
 
 
 def source_line(node: fx.Node, *, full: bool = False) -> str:

@@ -2,7 +2,8 @@
 
 Private: ``torch.fx.experimental.symbolic_shapes.ShapeEnv``: its ``guards``, ``var_to_range``,
 ``evaluate_expr``, and ``expr`` and ``hint`` of a symbol's node; ``Min`` and ``Max`` of
-``torch.utils._sympy``. Without them graphs with symbolic sizes are made anew each time, instead of being found again.
+``torch.utils._sympy``. Without them graphs with symbolic sizes are made anew each time, instead of
+being found again.
 """
 
 from __future__ import annotations
