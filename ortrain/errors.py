@@ -84,6 +84,10 @@ class NotServed(CaptureError):
     """A device, dtype or mode for which there is no graph yet. Remedy: run it eagerly."""
 
 
+class OfThisCall(NotServed):
+    """A call is none for a graph, for what is around it or in it; others are. Remedy: none."""
+
+
 class UnsupportedData(CaptureError, TypeError):
     """A value that goes in or comes out, of a type that a graph does not have."""
 

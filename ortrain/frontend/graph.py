@@ -16,6 +16,7 @@ from ortrain.errors import (
     CheckFailed,
     ExecutionError,
     NotServed,
+    OfThisCall,
     OrtrainError,
     ParityError,
     listing,
@@ -35,7 +36,7 @@ from ortrain.passes.tokens.demand import is_loss
 from ortrain.program import Program, Role, set_role
 from ortrain.pytorch.conditions import example_of
 from ortrain.pytorch.tracing import has_numbers
-from ortrain.pytorch.transforms import is_wrapped
+from ortrain.pytorch.transforms import is_wrapped, tangents, transform_around
 from ortrain.runtime import engines
 from ortrain.runtime.memory import Ceiling
 from ortrain.step.autograd import Step
@@ -202,6 +203,8 @@ class Graph:
 
     def _pytorchs(self, args: Sequence[Any]) -> OrtrainError | None:
         """Why a call is none for a step, by its arguments; None where it may be one."""
+        if transform_around() is not None or tangents._current_level >= 0:
+            return _TRANSFORMED
         if self.without and is_grad_enabled() and self._wants_more(args):
             return _WANTS
         if self.written and self._shared(args):
@@ -351,9 +354,12 @@ class Graph:
 
 _ALL: Shown = "all"
 _HELP = "none is needed: such calls run in PyTorch"
-_WANTS = NotServed("an input requires a gradient that did not before", help=_HELP)
-_SHARED = NotServed("an input that is written to shares its memory with another", help=_HELP)
-_EMPTY = NotServed(
+_TRANSFORMED = OfThisCall(
+    "derivatives are taken around it by a transform of torch.func, or in forward mode", help=_HELP
+)
+_WANTS = OfThisCall("an input requires a gradient that did not before", help=_HELP)
+_SHARED = OfThisCall("an input that is written to shares its memory with another", help=_HELP)
+_EMPTY = OfThisCall(
     "an input is empty", because="each runtime has its own of statistics of nothing", help=_HELP
 )
 

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ortrain.autodiff.held import peak, saved_bytes
 from ortrain.config import Engine, Options
-from ortrain.errors import CaptureError, NotServed, OrtrainError
+from ortrain.errors import CaptureError, NotServed, OfThisCall, OrtrainError
 from ortrain.frontend.blocks import Blocks
 from ortrain.frontend.call import Heard
 from ortrain.frontend.compiled import Compiled
@@ -34,7 +34,7 @@ from ortrain.step.report import Report, Saving
 MOST = 8
 
 HELP = "none is needed: such calls run in PyTorch"
-_BORROWED = NotServed(
+_BORROWED = OfThisCall(
     "some parameters are no parameters, as torch.func.functional_call sets them", help=HELP
 )
 _OVER_BUDGET = CaptureError(

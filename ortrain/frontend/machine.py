@@ -21,11 +21,12 @@ from torch import Tensor, is_grad_enabled, nn
 from torch.utils import _pytree as pytree
 
 from ortrain.config import EXECUTORS, DebugOptions, Engine, LogLevel, Options
-from ortrain.errors import CheckFailed, NotServed, OrtrainError, OrtrainWarning
+from ortrain.errors import CheckFailed, NotServed, OfThisCall, OrtrainError, OrtrainWarning
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.frontend.policy import BLOCKS, MODULE, TORCH, Policy, challengers_of
 from ortrain.pytorch.backwards import is_checkpointed
 from ortrain.pytorch.routes import is_routed
+from ortrain.pytorch.transforms import tangents, transform_around
 from ortrain.runtime.engines import candidates
 from ortrain.runtime.memory import release_pools
 from ortrain.step.eager_draws import AsGraphs
@@ -47,6 +48,7 @@ MOST_REFUSED = 8
 _CACHES = "transformers.cache_utils"
 WITH_CACHE = "a key-value cache is among its arguments: calls that generate run in PyTorch"
 REPEATED = "a checkpoint around it runs it twice, and both times must be alike"
+TRANSFORMED = "a transform of torch.func, or forward-mode derivatives, are taken around it"
 TURN = "its turn in the contest with the graph"
 
 
@@ -108,6 +110,8 @@ class Machine:
         if policy is None:
             with EXCLUSIVE:
                 policy = self.policies[modes] = self._policy(modes, args, kwargs)
+        if transform_around() is not None or tangents._current_level >= 0:
+            return self._in_pytorch(TRANSFORMED, args, kwargs)
         if policy.spell:
             policy.spell -= 1
             return self._in_pytorch(policy.reason, args, kwargs)
@@ -164,7 +168,7 @@ class Machine:
         else:
             with alone(why):
                 outcome.output = self._in_pytorch(str(why), args, kwargs)
-        if not self.options.falls_back(why):
+        if not isinstance(why, CheckFailed) and not self.options.falls_back(why):
             raise why
         if not may:
             policy.missed()
@@ -178,7 +182,7 @@ class Machine:
             if len(policy.refused) >= MOST_REFUSED:
                 policy.forfeit(MODULE, str(why))
                 policy.refused.clear()
-        if may and not isinstance(why, CheckFailed):
+        if may and not isinstance(why, CheckFailed | OfThisCall):
             self._warn(str(why))
         return outcome.output
 

@@ -1,10 +1,11 @@
 """Tensors of ``torch.func`` transforms, and which transforms are under way.
 
-Private: ``is_functorch_wrapped_tensor``, ``get_dynamic_layer_stack_depth`` and
-``pop_dynamic_layer_stack_and_undo_to_depth`` of ``torch._C._functorch``. Without the first name the
-import fails: a tensor of a transform that has ended says that it requires a gradient, and gives
-none. Without the others it fails, too: a call of ``vmap`` that a failed trace has left under way
-would change all that the process computes after it.
+Private: ``is_functorch_wrapped_tensor``, ``peek_interpreter_stack``,
+``get_dynamic_layer_stack_depth`` and ``pop_dynamic_layer_stack_and_undo_to_depth`` of
+``torch._C._functorch``, and ``_current_level`` of ``torch.autograd.forward_ad``. Without the first
+name the import fails: a tensor of a transform that has ended says that it requires a gradient, and
+gives none. Without the others it fails, too: a call of ``vmap`` that a failed trace has left under
+way would change all that the process computes after it, and tangents would be lost without a word.
 """
 
 import contextlib
@@ -12,9 +13,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch._C import _functorch
+from torch.autograd import forward_ad
 
 is_wrapped: Any = _functorch.is_functorch_wrapped_tensor
 """Whether a tensor belongs to a transform, such as ``torch.func.grad``, be it over or not."""
+
+transform_around: Any = _functorch.peek_interpreter_stack
+"""The innermost transform that is under way; None without one."""
+
+tangents: Any = forward_ad
+"""Where forward-mode derivatives are taken, its ``_current_level`` is not negative."""
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.modules import module as of_all
 from torch.utils.checkpoint import checkpoint
 
@@ -403,6 +404,24 @@ def test_a_wrong_call_is_the_modules_own_error_and_nothing_is_noted() -> None:
         assert type(ours.value) is type(theirs.value)
         assert str(ours.value) == str(theirs.value)
         agree(model, x)
+    assert model.report.mode == "graph"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_derivatives_of_another_kind_are_pytorchs() -> None:
+    outer, x = Outer(), torch.randn(3, 4)
+    model = held(outer)
+    agree(model, x)
+    found = []
+    for call in (model, outer):
+        _, tangent = torch.func.jvp(call, (x,), (torch.ones(3, 4),))
+        with forward_ad.dual_level():
+            dual = call(forward_ad.make_dual(x, torch.ones(3, 4)))
+            again = forward_ad.unpack_dual(dual).tangent
+        rows = torch.func.vmap(torch.func.grad(lambda row, call=call: call(row[None]).sum()))(x)
+        found.append([tangent, again, rows])
+    torch.testing.assert_close(*found)
+    agree(model, x)
     assert model.report.mode == "graph"
 
 
