@@ -28,7 +28,6 @@ from torch import nn
 from transformers import PreTrainedModel, Seq2SeqTrainer, Trainer, TrainingArguments
 
 from ortrain.config import DebugOptions, Engine, Options
-from ortrain.deploy import export_onnx
 from ortrain.deploy.generation import ORTGenerator
 from ortrain.errors import OrtrainWarning, StateError
 from ortrain.guards.key_value_cache import caching_configs
@@ -383,6 +382,8 @@ class ORTTrainerMixin(ChecksInput):
             start: Any = getattr(config, "decoder_start_token_id", 0)
             inputs.setdefault("decoder_input_ids", torch.full_like(inputs["input_ids"], start))
         one_row = {name: value[:1] for name, value in inputs.items()}
+        from ortrain.deploy import export_onnx  # which loads all that captures
+
         path = Path(output_dir) / "model.onnx"
         export_onnx(model, [inputs, one_row], path, opset=opset)
         return path
