@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortrain.capture.onnx.replay import is_replayed, replay
 from ortrain.module_state.saving import saving_hooks
+from ortrain.pytorch.modes import EagerMode
 from ortrain.step.seeds import Seeds
 
 _NAMES = {
@@ -34,6 +34,32 @@ _DRAW = {
     for name in names.split()
     if hasattr(owner, name)
 }
+
+# Of functions that draw with a chance: its place and name, and those of whether they do at all.
+_CHANCES: dict[Any, tuple[int, str, int, str]] = {
+    **{
+        getattr(functional, name): (1, "p", 2, "training")
+        for name in "dropout dropout1d dropout2d dropout3d alpha_dropout "
+        "feature_alpha_dropout".split()
+    },
+    functional.scaled_dot_product_attention: (4, "dropout_p", -1, ""),
+    functional.multi_head_attention_forward: (10, "dropout_p", 13, "training"),
+    torch.dropout: (1, "p", 2, "train"),
+    torch.lstm: (5, "dropout", 6, "train"),
+    torch.gru: (5, "dropout", 6, "train"),
+}
+
+
+def _draws_nothing(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a function is known to draw nothing, as a dropout in evaluation."""
+    found = _CHANCES.get(function)
+    if found is None:
+        return False
+    place, name, switch, training = found
+    if training and not (args[switch] if len(args) > switch else kwargs.get(training, True)):
+        return True
+    default = 0.0 if function is functional.scaled_dot_product_attention else 0.5
+    return not (args[place] if len(args) > place else kwargs.get(name, default))
 
 
 class AsGraphs(TorchFunctionMode):
@@ -53,13 +79,18 @@ class AsGraphs(TorchFunctionMode):
     ) -> Any:
         """Calls the function, with the numbers of a graph where it draws."""
         kwargs = kwargs or {}
-        if function not in _DRAW or torch.is_grad_enabled() != self._grad or saving_hooks(False):
+        if (
+            function not in _DRAW
+            or torch.is_grad_enabled() != self._grad
+            or saving_hooks(False)
+            or _draws_nothing(function, args, kwargs)
+        ):
             return function(*args, **kwargs)
         with self._draws:
             return function(*args, **kwargs)
 
 
-class _Draws(TorchDispatchMode):
+class _Draws(EagerMode):
     """Gives each operator that draws the numbers of the next stream."""
 
     def __init__(self, seeds: Seeds) -> None:
