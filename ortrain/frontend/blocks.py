@@ -64,11 +64,12 @@ class _Way:
         if saving_hooks(False) is not None or is_grad_enabled() is not call.grad:
             call.failed = _CHECKPOINTED
             return plainly(self.block, args, kwargs)
-        before, call.given = call.given, (args, kwargs)
+        before = call.module, call.given
+        call.module, call.given = self.block, (args, kwargs)
         route(self.block, None)  # what Dynamo converts is the block's call
         try:
             with without(call.mode):
                 return self.compiled(self.block, args, kwargs)
         finally:
             route(self.block, self)
-            call.given = before
+            call.module, call.given = before

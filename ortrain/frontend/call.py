@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from torch import is_grad_enabled
+from torch import is_grad_enabled, nn
 
 from ortrain.errors import OrtrainError
 from ortrain.passes.tokens import Shown
@@ -29,7 +29,8 @@ class Heard:
     """A call of a held module, which a ``with`` statement has around it.
 
     Args:
-        compiled: the module through Dynamo.
+        module: it.
+        compiled: it through Dynamo.
         given: the arguments.
         shown: what of its outputs somebody reads.
 
@@ -42,8 +43,8 @@ class Heard:
         mode: around it, where what PyTorch runs draws as graphs do.
     """
 
-    def __init__(self, compiled: Compiled, given: Any, shown: Shown) -> None:
-        self.compiled, self.given, self.shown = compiled, given, shown
+    def __init__(self, module: nn.Module, compiled: Compiled, given: Any, shown: Shown) -> None:
+        self.module, self.compiled, self.given, self.shown = module, compiled, given, shown
         self.ran: list[tuple[Any, Any]] = []
         self.failed: OrtrainError | None = None
         self.savings: list[Saving | None] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,11 +14,12 @@ from torch.utils import _pytree as pytree
 from ortrain.config import Options
 from ortrain.errors import CaptureError, OrtrainError
 from ortrain.frontend.backend import InPyTorch, Parts, Served, steps_of
-from ortrain.frontend.call import heard
+from ortrain.frontend.call import Heard, heard
 from ortrain.frontend.form import Form
 from ortrain.frontend.graph import Graph
 from ortrain.frontend.watch import Watch
 from ortrain.pytorch.dynamo import Teller, breaks, converted, with_open_sizes
+from ortrain.pytorch.sources import rename
 from ortrain.step.overhead import Overhead
 
 
@@ -87,6 +90,10 @@ class Compiled:
 
     def take(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """What runs a graph of Dynamo's."""
+        if (call := heard()) is not None:
+            names = _names_of(call)
+            for holder in module.graph.find_nodes(op="placeholder"):
+                rename(holder, names)
         with self.overhead.of("build"):
             made = steps_of(module, inputs, self.options)
         self.made.append(made)
@@ -147,6 +154,17 @@ def _backend_of(compiled: Compiled) -> Callable[..., Any]:
         return found.take(module, inputs)
 
     return backend
+
+
+def _names_of(call: Heard) -> dict[str, str]:
+    """The names by which a user knows what :func:`_called` is given."""
+    found = {"module": "", "kwargs": ""}
+    with contextlib.suppress(TypeError, ValueError):  # some callables written in C have no names
+        named = inspect.signature(call.module.forward).parameters
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        positional = [name for name, each in named.items() if each.kind in kinds]
+        found |= {f"args.{i}": name for i, name in enumerate(positional)}
+    return found
 
 
 class _Due:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ortrain.autodiff.held import peak, saved_bytes
-from ortrain.config import Engine, Options
+from ortrain.config import DebugOptions, Engine, Options
 from ortrain.errors import CaptureError, NotServed, OfThisCall, OrtrainError
 from ortrain.frontend.blocks import Blocks
 from ortrain.frontend.call import Heard
@@ -29,6 +29,7 @@ from ortrain.pytorch.dynamo import is_of_conversion, not_followed, without_conve
 from ortrain.step.eager_draws import AsGraphs
 from ortrain.step.overhead import Overhead
 from ortrain.step.report import Report, Saving
+from ortrain.step.saved_graphs import save_pieces, save_stages
 
 # Of one module, with other hooks and functions each; those used first make way.
 MOST = 8
@@ -112,7 +113,7 @@ class Graphs:
             self._blocks.switch(False)
         if (why := self._refused(compiled, may_convert)) is not None:
             return Outcome(done=False, why=why, always=bool(compiled.watch.not_followed))
-        with Heard(compiled, (args, kwargs), shown) as call:
+        with Heard(self.module, compiled, (args, kwargs), shown) as call:
             try:
                 with nullcontext() if may_convert else without_conversions():
                     output = compiled(self.module, args, kwargs)
@@ -150,7 +151,7 @@ class Graphs:
         if (why := self._refused(compiled, may_convert)) is not None:
             return Outcome(done=False, why=why)
         self._blocks.switch(True)
-        with Heard(compiled, (args, kwargs), "all") as call:
+        with Heard(self.module, compiled, (args, kwargs), "all") as call:
             call.mode = AsGraphs(call.seeds)
             with call.mode, nullcontext() if may_convert else without_conversions():
                 output = self.module(*args, **kwargs)
@@ -188,6 +189,21 @@ class Graphs:
         return known
 
     # -- what is told -------------------------------------------------------------------------
+
+    def save(self, debug_options: DebugOptions) -> None:
+        """Writes the graphs of the last call as ONNX files, numbered where there are several."""
+        graphs = [] if self.last is None else self.last.graphs
+        for number, graph in enumerate(graphs, 1):
+            prefix = debug_options.onnx_prefix + (f"_{number}" if len(graphs) > 1 else "")
+            debug = replace(debug_options, onnx_prefix=prefix)
+            form, step = graph.form, graph.step
+            upstream = next(names for names, way in form.ways.items() if way is form.way)
+            trains = self.module.training and bool(step.plan.pieces)
+            save_stages(
+                debug, trains, graph.program, form.program, graph.wrt, upstream, graph.executor,
+                graph.example,
+            )  # fmt: skip
+            save_pieces(debug, step.plan)
 
     def describe(self, report: Report) -> bool:
         """Fills in a report on what the last call ran, where that is new."""

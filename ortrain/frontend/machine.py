@@ -142,6 +142,9 @@ class Machine:
             report.overhead = self.overhead
             if self.debug_options.log_level <= LogLevel.INFO:
                 print(report, file=sys.stderr)
+            if self.debug_options.save_onnx and outcome.why is None:
+                policy.saved = True
+                graphs.save(self.debug_options)
         if outcome.why is None:
             report.graph_calls += 1
             report.mode, report.reason = "graph", ""
@@ -190,6 +193,8 @@ class Machine:
         """Runs a call by the way whose turn it is, and measures it where that is asked for."""
         start = now(self.device)
         way = policy.next()
+        if self.debug_options.save_onnx and not policy.saved and not policy.refused:
+            way = MODULE  # for its files, whatever runs the next calls
         if way != self.last:
             self.last = way
             release_pools()  # no two hold their memory at the same time
@@ -277,7 +282,11 @@ class Machine:
 
     def _graphs(self) -> Graphs:
         if self.graphs is None:
-            with EXCLUSIVE, self.overhead.of("imports"):
+            # What is made as files are loaded is not made for this call's modes.
+            with (
+                EXCLUSIVE, self.overhead.of("imports"), torch.inference_mode(False),
+                torch.enable_grad(),
+            ):  # fmt: skip
                 from ortrain.frontend.graphs import Graphs
             self.graphs = Graphs(self.module, self.options, self.overhead, self._recovered)
         return self.graphs

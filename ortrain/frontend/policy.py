@@ -92,6 +92,7 @@ class Policy:
         spell: calls that go to the module unseen.
         refused: why calls of a form have no graph.
         contest: what was measured.
+        saved: whether its graphs are written, where files are asked for.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Policy:
         self.challengers, self.prospect, self._verdicts = [*challengers], prospect, verdicts
         self.spell = 0
         self.refused: dict[Any, str] = {}
+        self.saved = False
         self.contest: Contest | None = Contest() if challengers else None
         self._began = marks.clock()
         self._known = Times()

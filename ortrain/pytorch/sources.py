@@ -7,6 +7,7 @@ placeholder's own name serves: ``l_self_modules_head_parameters_weight_``.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from torch import fx
 
@@ -14,8 +15,28 @@ _STEP = re.compile(r"""\[(?:'([^']*)'|"([^"]*)"|(\d+))\]|\.(\w+)""")
 _TABLES = {"_modules", "_parameters", "_buffers", "__dict__", "self"}
 
 
+_NAME = "ortrain.name"
+
+
+def rename(placeholder: fx.Node, names: Mapping[str, str]) -> None:
+    """Has the first step of the way to an input be another one, or none.
+
+    Args:
+        placeholder: of the input.
+        names: by what the way begins with.
+    """
+    name = name_of(placeholder)
+    for begin, other in names.items():
+        if name == begin or name.startswith(f"{begin}."):
+            rest = name.removeprefix(begin).removeprefix(".")
+            placeholder.meta[_NAME] = ".".join(filter(None, (other, rest))) or begin
+            return
+
+
 def name_of(placeholder: fx.Node) -> str:
     """The way to an input: ``encoder.0.weight`` of a module, ``batch.input_ids`` of a call."""
+    if (known := placeholder.meta.get(_NAME)) is not None:
+        return str(known)
     path = _path(placeholder)
     if path is None:
         return placeholder.name.removeprefix("l_").strip("_")

@@ -9,6 +9,7 @@ import functools
 import gc
 import os
 import random
+import subprocess
 import sys
 import types
 import weakref
@@ -506,6 +507,19 @@ def test_the_loss_is_found_among_the_outputs_and_logits_that_nobody_reads_are_no
         torch.testing.assert_close(found, [p.grad for p in module.parameters()])
     model.only_loss_is_read = False
     torch.testing.assert_close(model(x, labels), module(x, labels))
+
+
+@pytest.mark.parametrize("mode", ["torch.no_grad()", "torch.inference_mode()"])
+def test_what_is_loaded_in_the_first_call_is_not_made_for_its_mode(mode: str) -> None:
+    script = (
+        "import torch, ortrain; m = ortrain.compile(torch.nn.Linear(4, 2), engine='aten')\n"
+        f"with {mode}: m(torch.ones(3, 4))\n"
+        "m(torch.ones(3, 4)).sum().backward(); print(ortrain.report_of(m).graph_calls)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.split() == ["1"]
 
 
 # -- what a call costs, and leaves ---------------------------------------------------------------
