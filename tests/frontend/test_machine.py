@@ -519,7 +519,7 @@ def test_what_is_loaded_in_the_first_call_is_not_made_for_its_mode(mode: str) ->
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
     )
-    assert done.stdout.split() == ["1"]
+    assert done.stdout.split() == ["2"]
 
 
 # -- what a call costs, and leaves ---------------------------------------------------------------
