@@ -166,6 +166,7 @@ class Machine:
             OrtrainError: where no fallback is allowed. A call that is wrong raises its own error.
         """
         may = policy.may_convert
+        policy.void()
         if outcome.done:
             self._note_eager(str(why))
         else:

@@ -158,11 +158,14 @@ class Policy:
             return total - self._spent <= self._allowed
         return total - self._first <= SHARE * (marks.clock() - self._began)
 
+    def void(self) -> None:
+        """The call that is under way has run otherwise than was meant: its time is not counted."""
+        if self._last is not None:
+            self._last.counts = False
+
     def missed(self) -> None:
         """Notes a call that would have needed a further graph, and was allowed none."""
         self._missed += 1
-        if self._last is not None:  # its time is not that of a graph
-            self._last.counts = False
         if self._duel is not None and self._missed >= MISSES:
             self.forfeit(self._duel.challenger, CHANGES)
 

@@ -172,6 +172,7 @@ def test_code_that_changes_at_each_call_is_given_up(clock: Clock) -> None:
             policy.overhead.add("trace", 1.5)
         clock.now += 0.1
         if way == MODULE and not may:
+            policy.void()
             policy.missed()
         if sample is not None:
             sample.forward_ends()
