@@ -98,11 +98,19 @@ def module_path(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return ""
-    path, _ = list(stack.values())[-1]
-    if not str(path).startswith("L["):
-        return str(path)
+    return module_paths(node)[-1]
+
+
+def module_paths(node: fx.Node) -> list[str]:
+    """Paths of the sub-modules that it is in, the innermost last."""
+    return [_plain(str(path)) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+
+
+def _plain(path: str) -> str:
+    if not path.startswith("L["):
+        return path
     # As Dynamo names it, from a variable of its caller's on: L['module']._modules['encoder'][0].
-    steps = [next(filter(None, found), "") for found in _STEP.findall(str(path))[1:]]
+    steps = [next(filter(None, found), "") for found in _STEP.findall(path)[1:]]
     return ".".join(step for step in steps if step != "_modules")
 
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, fx
 
 from ortrain.capture.origin import own_failure
 from ortrain.config import Options
-from ortrain.errors import CaptureError, OrtrainError
+from ortrain.errors import CaptureError, NotServed, OrtrainError
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.frontend.graph import Graph
 from ortrain.frontend.key import Key, NoKey, Table
 from ortrain.frontend.original import Code, in_pytorch
-from ortrain.frontend.parts import divided, is_pytorchs, responsible
+from ortrain.frontend.parts import asked_for, divided, is_pytorchs, responsible
 from ortrain.module_state.saving import unhooked
 from ortrain.uncollected import lasting
 
 _KNOWN = Table()
+_ASKED = NotServed("keep_in_torch names it", help="none is needed")
 
 
 class InPyTorch:
@@ -61,7 +63,8 @@ class Parts:
                     _known(holder.meta["example_value"], given.get(arg))
                     for arg, holder in zip(node.args, holders, strict=True)
                 ]
-                served = _served(part, inputs, options, guarded=False)
+                rest = replace(options, keep_in_torch=())
+                served = _served(part, inputs, rest, guarded=False)
             self.parts.append(served)
             delattr(module, str(node.target))
             setattr(module, str(node.target), served)
@@ -134,14 +137,17 @@ def _served(
 def _made(
     module: fx.GraphModule, real: Sequence[Any], options: Options, *, guarded: bool
 ) -> Served:
+    kept = asked_for(module, options.keep_in_torch)
+    reason: OrtrainError = _ASKED
+    if not kept:
+        try:
+            return Graph(module, real, options, guarded=guarded)
+        except OrtrainError as error:
+            reason = error
+        except Exception as error:
+            reason = CaptureError(**own_failure(error, "making the graph"))
     try:
-        return Graph(module, real, options, guarded=guarded)
-    except OrtrainError as error:
-        reason = error
-    except Exception as error:
-        reason = CaptureError(**own_failure(error, "making the graph"))
-    try:
-        parts = divided(module, responsible(module, reason))
+        parts = divided(module, kept or responsible(module, reason))
         if parts is not None:
             served = Parts(parts, real, options, reason)
             if any(not isinstance(part, InPyTorch) for part in served.parts):

@@ -289,6 +289,10 @@ class Machine:
                 torch.enable_grad(),
             ):  # fmt: skip
                 from ortrain.frontend.graphs import Graphs
+            if self.options.keep_in_torch:
+                from ortrain.step.kept import named_modules
+
+                named_modules(self.module, self.options.keep_in_torch)  # an error without one
             self.graphs = Graphs(self.module, self.options, self.overhead, self._recovered)
         return self.graphs
 

@@ -11,13 +11,14 @@ Each part is a graph of its own, and autograd goes through them all.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from fnmatch import fnmatch
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
 
-from ortrain.capture.origin import origin, source_lines
+from ortrain.capture.origin import module_paths, origin, source_lines
 from ortrain.errors import CaptureError, OrtrainError
 from ortrain.pytorch.operators import OpOverload
 from ortrain.pytorch.switches import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRADIENTS
@@ -46,6 +47,21 @@ def responsible(module: fx.GraphModule, reason: OrtrainError) -> set[fx.Node]:
         node
         for node in calls
         if reason.where in (origin(node, full=True), origin(node, full=False))
+    }
+
+
+def asked_for(module: fx.GraphModule, patterns: Collection[str]) -> set[fx.Node]:
+    """The nodes of sub-modules that ``Options(keep_in_torch=…)`` names.
+
+    Args:
+        module: the graph.
+        patterns: names as of ``named_modules()``, with ``*``, ``?`` and ``[…]`` for others.
+    """
+    return {
+        node
+        for node in module.graph.nodes
+        if node.op.startswith("call")
+        and any(fnmatch(path, each) for path in module_paths(node) for each in patterns)
     }
 
 

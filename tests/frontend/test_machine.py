@@ -26,7 +26,8 @@ from torch.utils.checkpoint import checkpoint
 
 import ortrain
 from ortrain import Options, ORTModule
-from ortrain.errors import NotServed, OrtrainWarning, ParityError
+from ortrain.errors import InputError, NotServed, OrtrainWarning, ParityError
+from ortrain.frontend.graph import Graph
 
 PACKAGE = Path(ortrain.__file__).parent
 
@@ -426,6 +427,19 @@ def test_derivatives_of_another_kind_are_pytorchs() -> None:
     assert model.report.mode == "graph"
 
 
+def test_what_is_kept_in_pytorch_runs_there_between_steps() -> None:
+    layers = [nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)) for _ in range(5)]
+    module = nn.Sequential(*layers)
+    model = held(module, keep_in_torch=["2.*", "2"])
+    agree(model, torch.randn(3, 4))
+    assert model.report.mode == "graph"
+    (parts,) = model._runner.graphs.last.made
+    kept = [not isinstance(part, Graph) for part in parts.parts]
+    assert kept == [False, True, False]
+    with pytest.raises(InputError, match="layer"):
+        held(module, keep_in_torch=["layer"])(torch.randn(3, 4))
+
+
 class Spectral(nn.Module):
     def forward(self, x: Tensor, whole: bool = True) -> Tensor:
         return torch.fft.fft(x).abs() if whole else torch.tanh(x) * x
@@ -454,8 +468,6 @@ def test_without_a_fallback_a_call_without_a_graph_raises() -> None:
 
 
 def test_a_graph_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ortrain.frontend.graph import Graph
-
     own = Graph.run
 
     def wrong(self: Graph, *given: Any) -> Any:
