@@ -8,15 +8,15 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ortrain.config import Options
 from ortrain.errors import CaptureError, OrtrainError
 from ortrain.frontend.backend import InPyTorch, Parts, Served, steps_of
 from ortrain.frontend.call import Heard, heard
-from ortrain.frontend.form import Form
 from ortrain.frontend.graph import Graph
+from ortrain.frontend.proof import Prover
 from ortrain.frontend.watch import Watch
 from ortrain.pytorch.dynamo import Teller, breaks, converted, with_open_sizes
 from ortrain.pytorch.sources import rename
@@ -98,9 +98,8 @@ class Compiled:
             made = steps_of(module, inputs, self.options)
         self.made.append(made)
         for graph in graphs_in(made):
-            graph.due = (
-                None if self.options.certificate == "off" else _Due(self.options.certificate)
-            )
+            asked = self.options.certificate
+            graph.prove = None if asked == "off" else Prover(graph, asked)
             graph.tell = self._told_of()
         return _Shell(made)
 
@@ -165,35 +164,6 @@ def _names_of(call: Heard) -> dict[str, str]:
         positional = [name for name, each in named.items() if each.kind in kinds]
         found |= {f"args.{i}": name for i, name in enumerate(positional)}
     return found
-
-
-class _Due:
-    """When a graph is compared with PyTorch.
-
-    Args:
-        asked: as of :class:`~ortrain.Options`.
-    """
-
-    def __init__(self, asked: str | int) -> None:
-        self.asked, self.calls = asked, 0
-        self.sizes: set[Any] = set()
-
-    def __call__(self, form: Form, args: Sequence[Any]) -> bool:
-        """Whether it is, before this call of one of its programs."""
-        if form.certificate is None:
-            self._note(args)
-            return True
-        if self.asked == "first":
-            return False
-        if self.asked == "each size":
-            before = len(self.sizes)
-            self._note(args)
-            return len(self.sizes) > before
-        self.calls += 1
-        return self.calls % int(self.asked) == 0
-
-    def _note(self, args: Sequence[Any]) -> None:
-        self.sizes.add(tuple(t.shape for t in args if isinstance(t, Tensor)))
 
 
 def graphs_in(made: Served) -> Iterator[Graph]:

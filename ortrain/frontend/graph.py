@@ -18,8 +18,6 @@ from ortrain.errors import (
     NotServed,
     OfThisCall,
     OrtrainError,
-    ParityError,
-    listing,
 )
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.frontend.call import heard, spent
@@ -115,7 +113,8 @@ class Graph:
         ]
         self.written = found.original.written
         self.filled = [i for i in self.users if isinstance(real[i], Tensor)]
-        self.due: Callable[[Form, Sequence[Any]], bool] | None = None
+        # Compares a program with PyTorch before a call, where that is due.
+        self.prove: Callable[[Form, Sequence[Any]], None] | None = None
         self.tell: Callable[[OrtrainError], None] | None = None  # of a backward that has failed
 
     @property
@@ -182,8 +181,8 @@ class Graph:
         if form.failed and (why := form.failed.get(sizes_of(args))) is not None:
             return None, why
         try:
-            if self.due is not None and self.due(form, args):
-                self._prove(form, args)
+            if self.prove is not None:
+                self.prove(form, args)
             if form.refused is None:
                 return self.run(form, args, form), None
         except CheckFailed as error:
@@ -238,19 +237,6 @@ class Graph:
         for i, source in self.translated.sources.items():
             outputs[i] = laid(outputs[i], source.axes, source.back)
         return self._handed_on(args, outputs)
-
-    def _prove(self, form: Form, args: Sequence[Any]) -> None:
-        """Compares a program with PyTorch on a call."""
-        from ortrain.frontend.proof import proven
-
-        with EXCLUSIVE, spent("parity"):
-            form.certificate = found = proven(self, form, args)
-        if found.faults:
-            form.refused = ParityError(
-                "a graph does not compute what PyTorch does",
-                because=listing(list(found.faults)),
-                help="it runs in PyTorch instead; please report it with the module's code",
-            )
 
     def _wants_more(self, args: Sequence[Any]) -> bool:
         """Whether an input requires a gradient that did not when the graph was made."""

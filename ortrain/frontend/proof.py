@@ -8,13 +8,17 @@ wrong translations, gradients and kernels show in the numbers. No gradient is ke
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
 
-from ortrain.frontend.form import Form
+from ortrain.errors import ParityError, listing
+from ortrain.exclusive import EXCLUSIVE
+from ortrain.frontend.call import spent
+from ortrain.frontend.form import Form, sizes_of
 from ortrain.frontend.graph import Graph
 from ortrain.guards.autocast import without_autocast
 from ortrain.module_state.saving import unhooked
@@ -27,6 +31,46 @@ from ortrain.step.draws import replayed_draws
 from ortrain.step.evidence import Certificate, Evidence
 from ortrain.step.probe import cotangent, precision_of, rounded_like, typical
 from ortrain.step.seeds import draw_seed, drawing
+
+
+class Prover:
+    """Compares the programs of a graph with PyTorch before calls of them, when it is due.
+
+    Args:
+        graph: the graph.
+        asked: as ``certificate`` of :class:`~ortrain.Options`.
+    """
+
+    def __init__(self, graph: Graph, asked: str | int) -> None:
+        self._graph, self._asked, self._calls = weakref.ref(graph), asked, 0
+        self._sizes: set[Any] = set()
+
+    def __call__(self, form: Form, args: Sequence[Any]) -> None:
+        """Before a call of one of the graph's programs."""
+        graph = self._graph()
+        if graph is None or not self._is_due(form, args):
+            return
+        with EXCLUSIVE, spent("parity"):
+            form.certificate = found = proven(graph, form, args)
+        if found.faults:
+            form.refused = ParityError(
+                "a graph does not compute what PyTorch does",
+                because=listing(list(found.faults)),
+                help="it runs in PyTorch instead; please report it with the module's code",
+            )
+
+    def _is_due(self, form: Form, args: Sequence[Any]) -> bool:
+        if form.certificate is None:
+            self._sizes.add(sizes_of(args))
+            return True
+        if self._asked == "first":
+            return False
+        if self._asked == "each size":
+            before = len(self._sizes)
+            self._sizes.add(sizes_of(args))
+            return len(self._sizes) > before
+        self._calls += 1
+        return self._calls % int(self._asked) == 0
 
 
 @without_tf32()
