@@ -78,8 +78,10 @@ class Form:
         program: Program,
         hidden: Sequence[int] = (),
         partial: Sequence[int] = (),
+        sizes: dict[str, int] | None = None,
     ) -> None:
         self.graph, self.program, self.hidden, self.partial = graph, program, hidden, partial
+        self.sizes = graph.example if sizes is None else sizes
         self.users = [v.name or "" for v in program.outputs(Role.USER_OUTPUT, Role.LOSS)]
         self.ways: dict[tuple[str, ...], Way] = {}
         upstream = likely_upstream(program, graph.wrt)
@@ -186,7 +188,7 @@ class Form:
             graph.executor,
             pieces=options.backward_pieces,
             early=graph.early or (distributed.is_available() and distributed.is_initialized()),
-            sizes=graph.example,
+            sizes=self.sizes,
             budget=options.memory_budget,
             cache=Cache(options.cache_dir, options.cache_bytes) if options.cache_dir else None,
         )

@@ -311,7 +311,8 @@ class Graph:
         if without:
             tokens = self.tokens[shown]
             assert tokens is not None
-            return Form(self, tokens.program, tokens.hidden, tokens.partial)
+            most = {**self.example, **tokens.most(self.example)}
+            return Form(self, tokens.program, tokens.hidden, tokens.partial, most)
         whole = self.translated.program
         program, hidden = in_blocks(whole, shown) or (whole, ())
         return Form(self, program, hidden)

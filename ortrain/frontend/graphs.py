@@ -201,7 +201,7 @@ class Graphs:
             trains = self.module.training and bool(step.plan.pieces)
             save_stages(
                 debug, trains, graph.program, form.program, graph.wrt, upstream, graph.executor,
-                graph.example,
+                form.sizes,
             )  # fmt: skip
             save_pieces(debug, step.plan)
 
@@ -227,7 +227,7 @@ class Graphs:
             for name, before, after in zip(names, last.programs, last.lowered, strict=True)
         }
         report.blocks = tuple(blocks_of(last.programs[0]))
-        shown = [(graph.form.way.step.plan, graph.example) for graph in graphs]
+        shown = [(graph.form.way.step.plan, graph.form.sizes) for graph in graphs]
         report.saved_bytes = sum(saved_bytes(plan.programs, sizes) for plan, sizes in shown)
         report.peak_bytes = sum(peak(p.programs, sizes) for p, sizes in shown if p.pieces)
         found = [graph.form.certificate for graph in graphs]
