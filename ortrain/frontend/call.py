@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from torch import is_grad_enabled, nn
+import torch
+from torch import Tensor, is_grad_enabled, nn
 
 from ortrain.errors import OrtrainError
 from ortrain.passes.tokens import Shown
@@ -38,6 +39,7 @@ class Heard:
         ran: its graphs that have run as steps, each with what it has returned.
         failed: why the last one that PyTorch ran in its place is none.
         savings: of those that may leave tokens out; None of those that are too small.
+        begun: whether a graph of it has run, as a step or in PyTorch.
         seeds: of its draws.
         grad: whether it has gradients.
         mode: around it, where what PyTorch runs draws as graphs do.
@@ -48,6 +50,7 @@ class Heard:
         self.ran: list[tuple[Any, Any]] = []
         self.failed: OrtrainError | None = None
         self.savings: list[Saving | None] = []
+        self.begun = False
         self.seeds, self.grad = Seeds(), is_grad_enabled()
         self.mode: Any = None
         self._before: tuple[Heard | None, Seeds | None] = (None, None)
@@ -76,3 +79,34 @@ def spent(kind: str) -> Iterator[None]:
         return
     with call.compiled.overhead.of(kind):
         yield
+
+
+class NothingDone(Exception):
+    """The first graph of a call raises, and has written to nothing: the module can run the call."""
+
+
+def in_its_place(run: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """What PyTorch gives for a graph.
+
+    Args:
+        run: the graph in PyTorch.
+        args: its inputs.
+
+    Raises:
+        NothingDone: it raises, as the module would, which then raises it itself: what the module's
+            code assigns before is done by its code alone.
+    """
+    call = _here.call
+    if call is None or call.begun:
+        return run(*args)
+    tensors = [each for each in args if isinstance(each, Tensor) and not each.is_inference()]
+    before, state = [each._version for each in tensors], torch.get_rng_state()
+    try:
+        found = run(*args)
+    except Exception as error:
+        if [each._version for each in tensors] != before:
+            raise
+        torch.set_rng_state(state)
+        raise NothingDone from error
+    call.begun = True
+    return found

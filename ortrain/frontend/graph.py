@@ -20,7 +20,7 @@ from ortrain.errors import (
     OrtrainError,
 )
 from ortrain.exclusive import EXCLUSIVE
-from ortrain.frontend.call import heard, spent
+from ortrain.frontend.call import heard, in_its_place, spent
 from ortrain.frontend.form import Form, sizes_of
 from ortrain.frontend.layouts import orders_of
 from ortrain.frontend.original import in_pytorch
@@ -165,8 +165,9 @@ class Graph:
         """The graph's outputs for a call's inputs; one of a part may be no tuple."""
         outputs, failed = self._stepped(args)
         if failed is not None:
-            outputs = self.fallback(*args)
+            outputs = in_its_place(self.fallback, args)
         if (call := heard()) is not None:
+            call.begun = True
             if failed is None:
                 call.ran.append((self, outputs))
             else:

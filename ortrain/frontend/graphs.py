@@ -17,7 +17,7 @@ from ortrain.autodiff.held import peak, saved_bytes
 from ortrain.config import DebugOptions, Engine, Options
 from ortrain.errors import CaptureError, NotServed, OfThisCall, OrtrainError
 from ortrain.frontend.blocks import Blocks
-from ortrain.frontend.call import Heard
+from ortrain.frontend.call import Heard, NothingDone
 from ortrain.frontend.compiled import Compiled
 from ortrain.frontend.equal import equal_blocks
 from ortrain.frontend.graph import Graph
@@ -38,6 +38,7 @@ HELP = "none is needed: such calls run in PyTorch"
 _BORROWED = OfThisCall(
     "some parameters are no parameters, as torch.func.functional_call sets them", help=HELP
 )
+_RAISES = OfThisCall("the call raises an error", help=HELP)
 _OVER_BUDGET = CaptureError(
     "what its code depends on changes from call to call",
     because="a graph for each change would take too much of the run",
@@ -117,6 +118,8 @@ class Graphs:
             try:
                 with nullcontext() if may_convert else without_conversions():
                     output = compiled(self.module, args, kwargs)
+            except NothingDone:
+                return Outcome(done=False, why=_RAISES.at(""))
             except Exception as error:
                 if not is_of_conversion(error):
                     raise

@@ -440,6 +440,28 @@ def test_what_is_kept_in_pytorch_runs_there_between_steps() -> None:
         held(module, keep_in_torch=["layer"])(torch.randn(3, 4))
 
 
+def test_what_a_wrong_call_assigns_before_it_raises_is_assigned_once() -> None:
+    class Counted(Outer):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(x * self.calls)
+
+    module = Counted()
+    model, plain = held(module), copy.deepcopy(module)
+    for x in (torch.ones(3, 4), torch.ones(3, 4).double(), torch.ones(3, 5), torch.ones(3, 4)):
+        found = []
+        for call in (model, plain):
+            try:
+                found.append(call(x).detach())
+            except RuntimeError as error:
+                found.append(torch.tensor(len(str(error))))
+        torch.testing.assert_close(*found)
+        assert module.calls == plain.calls
+    assert model.report.mode == "graph"
+
+
 class Spectral(nn.Module):
     def forward(self, x: Tensor, whole: bool = True) -> Tensor:
         return torch.fft.fft(x).abs() if whole else torch.tanh(x) * x
