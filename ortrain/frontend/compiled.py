@@ -35,7 +35,6 @@ class Compiled:
         watch: what it was converted with.
         overhead: of its calls.
         tell: hears of backwards that PyTorch has answered, since a graph's failed.
-        several: whether it is several modules, which have hooks of their own.
 
     Attributes:
         made: what its graphs have become, in their order.
@@ -51,11 +50,9 @@ class Compiled:
         watch: Watch,
         overhead: Overhead,
         tell: Callable[[OrtrainError], None],
-        *,
-        several: bool = False,
     ) -> None:
         self.options, self.watch, self.overhead = options, watch, overhead
-        self.guards_hooks = several and watch.hooked
+        self.guards_hooks = watch.hooked  # a break has layers share code, and not all have hooks
         self.ones_are_sizes = True
         self._tell = weakref.WeakMethod(tell)  # which graphs hold that others use as well
         self.made: list[Served] = []

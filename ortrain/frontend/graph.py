@@ -37,12 +37,16 @@ from ortrain.pytorch.tracing import has_numbers
 from ortrain.pytorch.transforms import is_wrapped, tangents, transform_around
 from ortrain.runtime import engines
 from ortrain.runtime.memory import Ceiling
-from ortrain.step.autograd import Step
+from ortrain.step.autograd import NODES, Step
 from ortrain.step.fallback import unforeseen
 from ortrain.step.feeds import streams_of
 from ortrain.step.places import axes_of
 from ortrain.step.replay import Caller
 from ortrain.step.tokens import TokenCounts, Tokens
+
+# A forward may differentiate what it has computed: what then runs is no code of the user's.
+for node in NODES:
+    node.backward = staticmethod(torch.compiler.disable(node.backward))
 
 
 class Graph:

@@ -186,8 +186,7 @@ class Graphs:
             while len(self.compiled) >= MOST:
                 self.compiled.pop(next(iter(self.compiled)))
             options = replace(self.options, engine=engine)
-            several = way == BLOCKS
-            known = Compiled(options, self._watch, self.overhead, self._tell, several=several)
+            known = Compiled(options, self._watch, self.overhead, self._tell)
             self.compiled[key] = known
         return known
 

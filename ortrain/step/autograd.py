@@ -21,9 +21,9 @@ from ortrain.guards.structure import FlatCall
 from ortrain.module_state.saving import saving_hooks
 from ortrain.step.backward import Backward, Group, groups_of
 from ortrain.step.build import Plan
-from ortrain.step.chain import Chain
+from ortrain.step.chain import Chain, Follower
 from ortrain.step.feeds import Bound, Feeds
-from ortrain.step.replay import PROBE, Caller, Repeats
+from ortrain.step.replay import PROBE, Caller, Repeats, Sealed
 from ortrain.step.saved_forward import Received, SavedForward, matters, stash_of
 
 # Whether the backward that is running leaves the graph for another one, retain_graph=True.
@@ -282,6 +282,10 @@ class _Later(torch.autograd.Function):
         if token is None:
             kept.way = None
         return (None, None, token, *way.take(ctx.group))
+
+
+# What autograd calls.
+NODES: tuple[type[Any], ...] = (_Function, _Later, Follower, Sealed)
 
 
 def _expanded(outputs: list[torch.Tensor], plan: Plan) -> list[torch.Tensor]:
