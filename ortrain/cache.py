@@ -23,14 +23,12 @@ import os
 import shutil
 import stat
 import struct
-import sys
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from ortrain.errors import GraphError, OrtrainWarning, SaveError
+from ortrain.errors import GraphError, SaveError, warn_caller
 from ortrain.files.replacing import remove_abandoned, replace_file
 from ortrain.program import Program
 
@@ -41,7 +39,6 @@ _ENTRY = r"[0-9a-f]{64}\.(programs|note)"
 
 _LIBRARIES = ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 _SEAL = hashlib.sha256().digest_size
-_INNER = ("ortrain.", "torch.nn.modules.module")
 
 T = TypeVar("T")
 
@@ -225,10 +222,7 @@ class Cache:
         if kind in self._told:
             return
         self._told.add(kind)
-        frame, level = sys._getframe(1), 2
-        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INNER):
-            frame, level = frame.f_back, level + 1
-        warnings.warn(f"{what}; {instead}", OrtrainWarning, stacklevel=level)
+        warn_caller(f"{what}; {instead}")
 
 
 def _said(error: Exception) -> str:

@@ -30,6 +30,8 @@ Each message says what, where, why it matters and the way out.
 from __future__ import annotations
 
 import copy
+import sys
+import warnings
 from collections.abc import Sequence
 from types import CodeType
 from typing import Self
@@ -170,6 +172,19 @@ class ParityError(OrtrainError, AssertionError):
 
 class OrtrainWarning(UserWarning):
     """ortrain does something else than was asked for, and says why."""
+
+
+def warn_caller(message: str) -> None:
+    """Gives an ``OrtrainWarning`` at the line outside of ortrain and torch that has called."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and _is_inner(frame.f_globals.get("__name__", "")):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, OrtrainWarning, stacklevel=level)
+
+
+def _is_inner(module: str) -> bool:
+    inner = ("ortrain.", "torch.nn.modules.module", "torch._dynamo.", "torch._utils_internal")
+    return module == "torch" or module.startswith(inner)
 
 
 def listing(names: Sequence[str], limit: int = 5) -> str:

@@ -49,7 +49,7 @@ class Compiled:
         options: Options,
         watch: Watch,
         overhead: Overhead,
-        tell: Callable[[OrtrainError], None],
+        tell: Callable[[OrtrainError | None], None],
     ) -> None:
         self.options, self.watch, self.overhead = options, watch, overhead
         self.guards_hooks = watch.hooked  # a break has layers share code, and not all have hooks
@@ -100,10 +100,10 @@ class Compiled:
             graph.tell = self._told_of()
         return _Shell(made)
 
-    def _told_of(self) -> Callable[[OrtrainError], None]:
+    def _told_of(self) -> Callable[[OrtrainError | None], None]:
         found = self._tell
 
-        def tell(error: OrtrainError) -> None:
+        def tell(error: OrtrainError | None) -> None:
             if (listener := found()) is not None:
                 listener(error)
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, distributed
 
-from ortrain.cache import Cache
-from ortrain.errors import NotServed, OrtrainError
+from ortrain.errors import CheckFailed, NotServed, OrtrainError
 from ortrain.frontend.call import spent
 from ortrain.program import Program, Role
 from ortrain.step.autograd import Step
@@ -103,9 +102,12 @@ class Form:
         """Whether PyTorch may answer a backward that failed."""
         if not self.graph.options.falls_back(error):
             return False
-        self.fails(error, call)
+        if kept := self.distrusts(error):
+            self.graph.cache.remade()
+        else:
+            self.fails(error, call)
         if self.graph.tell is not None:
-            self.graph.tell(error)
+            self.graph.tell(None if kept else error)
         return True
 
     def fails(self, error: OrtrainError, args: Sequence[Any]) -> None:
@@ -114,6 +116,13 @@ class Form:
             self.failed[sizes_of(args)] = error
             if len(self.failed) > MOST_FAILED:
                 self.refused = error
+
+    def distrusts(self, error: OrtrainError) -> bool:
+        """Whether a failure may be that of a kept graph, so that the next call has a new one."""
+        if isinstance(error, CheckFailed) or not self.graph.cache.distrust():
+            return False
+        self.graph.forms.clear()
+        return True
 
     @property
     def certain(self) -> bool:
@@ -190,5 +199,5 @@ class Form:
             early=graph.early or (distributed.is_available() and distributed.is_initialized()),
             sizes=self.sizes,
             budget=options.memory_budget,
-            cache=Cache(options.cache_dir, options.cache_bytes) if options.cache_dir else None,
+            cache=graph.cache,
         )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, is_grad_enabled
 
 from ortrain.autodiff.engine import influences
+from ortrain.cache import Cache
 from ortrain.capture.origin import IN_PYTORCH
 from ortrain.config import Options
 from ortrain.errors import (
@@ -107,6 +108,7 @@ class Graph:
         self.cost = Multiplications(program.graph)
         self.streams = streams_of(program.graph)
         self.executor = self._executor()
+        self.cache = Cache(options.cache_dir, options.cache_bytes)
         self.loss: int | None = None
         self.forms: dict[tuple[Shown, bool], Form] = {}
         self.tokens: dict[Shown, Tokens | None] = {}
@@ -119,7 +121,9 @@ class Graph:
         self.filled = [i for i in self.users if isinstance(real[i], Tensor)]
         # Compares a program with PyTorch before a call, where that is due.
         self.prove: Callable[[Form, Sequence[Any]], None] | None = None
-        self.tell: Callable[[OrtrainError], None] | None = None  # of a backward that has failed
+        self.tell: Callable[[OrtrainError | None], None] | None = (
+            None  # of a backward that has failed
+        )
 
     @property
     def program(self) -> Program:
@@ -169,7 +173,9 @@ class Graph:
         """The graph's outputs for a call's inputs; one of a part may be no tuple."""
         outputs, failed = self._stepped(args)
         if failed is not None:
-            outputs = in_its_place(self.fallback, args)
+            outputs = in_its_place(self.fallback, args)  # where it raises, the call was wrong
+            if isinstance(failed, ExecutionError) and not isinstance(failed, CheckFailed):
+                self.form.fails(failed, args)
         if (call := heard()) is not None:
             call.begun = True
             if failed is None:
@@ -182,6 +188,14 @@ class Graph:
         """The outputs of a step, or why there are none."""
         if (why := self._pytorchs(args)) is not None:
             return None, why
+        outputs, failed = self._tried(args)
+        if failed is not None and self.form.distrusts(failed):
+            outputs, failed = self._tried(args)
+            if failed is None:
+                self.cache.remade()
+        return outputs, failed
+
+    def _tried(self, args: Sequence[Any]) -> tuple[Any, OrtrainError | None]:
         form = self._form(args)
         if form.failed and (why := form.failed.get(sizes_of(args))) is not None:
             return None, why
@@ -190,19 +204,14 @@ class Graph:
                 self.prove(form, args)
             if form.refused is None:
                 return self.run(form, args, form), None
-        except CheckFailed as error:
-            return None, error
         except ExecutionError as error:
-            form.fails(error, args)
             return None, error
         except OrtrainError:
             raise
         except Exception as error:
             if saving_hooks(False) is not None:
                 raise  # a hook's own: checkpointing ends what it computes again so
-            failure = unforeseen(error)
-            form.fails(failure, args)
-            return None, failure
+            return None, unforeseen(error)
         return None, form.refused
 
     def _pytorchs(self, args: Sequence[Any]) -> OrtrainError | None:

@@ -82,7 +82,7 @@ class Graphs:
         module: nn.Module,
         options: Options,
         overhead: Overhead,
-        tell: Callable[[OrtrainError], None],
+        tell: Callable[[OrtrainError | None], None],
     ) -> None:
         self.module, self.options, self.overhead = module, options, overhead
         self._tell = tell

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from ortrain.autodiff.registry import foreign_rules, registered
 from ortrain.capture.fx.memory import memory_of
 from ortrain.config import Options
 from ortrain.guards.autocast import active
@@ -67,6 +68,7 @@ class Key:
             tuple(self.symbols.ranges()),
             self._graph(module),
             _mode(),
+            _rules(),
             repr(options),
             guarded,
         )
@@ -154,6 +156,11 @@ def _mode() -> tuple[Any, ...]:
     )
 
 
+def _rules() -> tuple[Any, ...]:
+    """Gradients that a user has registered."""
+    return len(registered()), repr(foreign_rules())
+
+
 class Table:
     """Graphs that are in use, with what their traces have asked of sizes."""
 
@@ -171,3 +178,7 @@ class Table:
     def keep(self, key: Key, made: Any) -> None:
         """Has what serves a graph be found again, as long as something uses it."""
         self._known[key.parts], self._conditions[made] = made, key.symbols.conditions()
+
+    def clear(self) -> None:
+        """Has nothing be found again."""
+        self._known.clear()

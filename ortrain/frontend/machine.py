@@ -12,7 +12,6 @@ policy each: what is fast in one need not be in the other.
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +20,7 @@ from torch import Tensor, is_grad_enabled, nn
 from torch.utils import _pytree as pytree
 
 from ortrain.config import EXECUTORS, DebugOptions, Engine, LogLevel, Options
-from ortrain.errors import CheckFailed, NotServed, OfThisCall, OrtrainError, OrtrainWarning
+from ortrain.errors import CheckFailed, NotServed, OfThisCall, OrtrainError, warn_caller
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.frontend.policy import BLOCKS, MODULE, TORCH, Policy, challengers_of
 from ortrain.pytorch.backwards import is_checkpointed
@@ -225,10 +224,11 @@ class Machine:
         self._note_eager(reason)
         return call()
 
-    def _recovered(self, error: OrtrainError) -> None:
-        """Hears of a backward that PyTorch has answered."""
+    def _recovered(self, error: OrtrainError | None) -> None:
+        """Hears of a backward that PyTorch has answered, and why; None where that is told."""
         self.report.recovered += 1
-        self._warn(str(error))
+        if error is not None:
+            self._warn(str(error))
 
     def _note_eager(self, reason: str) -> None:
         report = self._described(is_grad_enabled())
@@ -311,14 +311,7 @@ class Machine:
         if self.warned or self.debug_options.log_level > LogLevel.WARNING:
             return
         self.warned = True
-        frame, level = sys._getframe(1), 2
-        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INNER):
-            frame, level = frame.f_back, level + 1
-        warnings.warn(
-            f"ORTModule runs {type(self.module).__name__} in PyTorch: {reason}",
-            OrtrainWarning,
-            stacklevel=level,
-        )
+        warn_caller(f"ORTModule runs {type(self.module).__name__} in PyTorch: {reason}")
 
 
 def _form_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -331,6 +324,3 @@ def _kind_of(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return (leaf.dtype, leaf.shape, leaf.device, leaf.requires_grad, leaf.layout)
     return type(leaf), leaf if isinstance(leaf, bool | int | float | str) else None
-
-
-_INNER = ("ortrain.", "torch.nn.modules.module")

@@ -58,6 +58,8 @@ class Prover:
                 because=listing(list(found.faults)),
                 help="it runs in PyTorch instead; please report it with the module's code",
             )
+        else:
+            graph.cache.begin()  # what was taken from it is right
 
     def _is_due(self, form: Form, args: Sequence[Any]) -> bool:
         if form.certificate is None:

@@ -30,6 +30,8 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters
 from torch.fx.experimental import _config as sizes
 
+from ortrain.errors import OrtrainWarning
+
 # What it brought: sizes from values, and what a mask selects (PyG, DeBERTa); recurrent layers; a
 # counter on a module that moves (two graphs, not eight); one graph under DistributedDataParallel.
 SETTINGS: dict[str, Any] = {
@@ -109,6 +111,7 @@ class Teller:
         # They are of Dynamo's own doing: it looks at the gradient of each tensor that is given.
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
+        warnings.simplefilter("default", OrtrainWarning)  # no error here, where a graph is made
         hears.begins()
 
     def _end(self, _: Any) -> None:

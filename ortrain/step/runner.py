@@ -8,7 +8,6 @@ in PyTorch. Nothing is ever replayed that has not been compared first.
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -29,11 +28,11 @@ from ortrain.errors import (
     GradientError,
     NotServed,
     OrtrainError,
-    OrtrainWarning,
     ParityError,
     StateError,
     UnsupportedInput,
     listing,
+    warn_caller,
 )
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.guards.attributes import WithAttributes
@@ -719,17 +718,7 @@ class Runner:
         if self.warned or self.debug_options.log_level > LogLevel.WARNING:
             return
         self.warned = True
-        frame, level = sys._getframe(1), 2
-        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INNER):
-            frame, level = frame.f_back, level + 1
-        warnings.warn(
-            f"ORTModule runs {type(self.module).__name__} in PyTorch: {reason}",
-            OrtrainWarning,
-            stacklevel=level,
-        )
-
-
-_INNER = ("ortrain.", "torch.nn.modules.module")
+        warn_caller(f"ORTModule runs {type(self.module).__name__} in PyTorch: {reason}")
 
 
 def _preparing(race: Race | None) -> AbstractContextManager[None]:

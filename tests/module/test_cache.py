@@ -18,13 +18,15 @@ from ortrain import Options, ORTModule
 from ortrain.autodiff import registry
 from ortrain.cache import _sealed, _unsealed
 from ortrain.errors import ExecutionError, OrtrainWarning
+from ortrain.frontend.backend import _KNOWN
 from ortrain.runtime.onnxruntime.executor import Compiled
 from ortrain.step.compiler import StepCompiler
 from tests.module.agreement import GRAPH
 
 
 def trained(folder: Path, **options: Any) -> tuple[Tensor, ORTModule]:
-    """The gradient of one step with graphs kept in a folder."""
+    """The gradient of one step with graphs kept in a folder, as in another process."""
+    _KNOWN.clear()
     torch.manual_seed(0)
     options = {"cache_dir": folder, "certificate": "off", **options}
     model = ORTModule(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), options=replace(GRAPH, **options))
