@@ -148,7 +148,7 @@ def _translate(
         if refused := named(name, origin(node, full=True)):
             raise located(node, refused)
         if not isinstance(node.target, torch._ops.OpOverload):
-            raise located(node, symbolic(name))
+            raise _located(node, symbolic(name))
         raise captured_error(
             node,
             f"no translation to ONNX for {name}",
@@ -199,7 +199,7 @@ def _check_floats(traced: Traced) -> None:
             for user in node.users:
                 if user.target not in READING_FLOATS:
                     what = f"{operator_name(user.target)} of a size that became a float"
-                    raise located(user, symbolic(what))
+                    raise _located(user, symbolic(what))
 
 
 def _kept_instead(traced: Traced, error: Exception, refused: CaptureError) -> bool:
@@ -244,7 +244,15 @@ def _translation_error(traced: Traced, error: BaseException) -> CaptureError:
         )
         help = f"replace the operator by others; or {BESIDE}"
     refused = kind(what, because=because, help=help)
-    return refused if node is None else located(node, refused)
+    return refused if node is None else _located(node, refused)
+
+
+def _located(node: torch.fx.Node, refused: CaptureError) -> CaptureError:
+    """The error, with where its node comes from, and the values whose sizes it is about."""
+    placed = located(node, refused)
+    if isinstance(placed, SymbolicSize):
+        placed.values = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
+    return placed
 
 
 def outputs_of(traced: Traced) -> tuple[tuple[OutputLeaf, ...], list[str]]:

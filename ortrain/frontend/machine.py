@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from ortrain.config import EXECUTORS, DebugOptions, Engine, LogLevel, Options
 from ortrain.errors import CheckFailed, NotServed, OfThisCall, OrtrainError, warn_caller
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.frontend.policy import BLOCKS, MODULE, TORCH, Policy, challengers_of
-from ortrain.pytorch.backwards import is_checkpointed
+from ortrain.pytorch.backwards import is_changing, is_checkpointed
 from ortrain.pytorch.routes import is_routed
 from ortrain.pytorch.transforms import tangents, transform_around
 from ortrain.runtime.engines import candidates
@@ -47,6 +48,8 @@ MOST_REFUSED = 8
 _CACHES = "transformers.cache_utils"
 WITH_CACHE = "a key-value cache is among its arguments: calls that generate run in PyTorch"
 REPEATED = "a checkpoint around it runs it twice, and both times must be alike"
+LAZY = "it has parameters without a size, which the call gives them"
+CHANGING = "hooks are set on saved tensors, of which a graph has others than PyTorch"
 TRANSFORMED = "a transform of torch.func, or forward-mode derivatives, are taken around it"
 TURN = "its turn in the contest with the graph"
 
@@ -107,10 +110,14 @@ class Machine:
         self.calls += 1
         policy = self.policies.get(modes)
         if policy is None:
+            if any(map(is_lazy, self.module.parameters())):
+                return self._in_pytorch(LAZY, args, kwargs)
             with EXCLUSIVE:
                 policy = self.policies[modes] = self._policy(modes, args, kwargs)
         if transform_around() is not None or tangents._current_level >= 0:
-            return self._in_pytorch(TRANSFORMED, args, kwargs)
+            return self._served_by_none(TRANSFORMED, policy, args, kwargs)
+        if modes[0] and is_changing():
+            return self._served_by_none(CHANGING, policy, args, kwargs)
         if policy.spell:
             policy.spell -= 1
             return self._in_pytorch(policy.reason, args, kwargs)
@@ -218,6 +225,21 @@ class Machine:
         with AsGraphs(Seeds()):
             return self.module(*args, **kwargs)
 
+    def _served_by_none(
+        self, why: str, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Runs a call that no graph serves, for what is around it.
+
+        Raises:
+            OfThisCall: no fallback is allowed.
+        """
+        if policy.engine != "torch":
+            error = OfThisCall(why, help="none is needed: such calls run in PyTorch")
+            if not self.options.falls_back(error):
+                raise error
+            self._warn(why)
+        return self._in_pytorch(why, args, kwargs)
+
     def aside(self, reason: str, call: Callable[[], Any]) -> Any:
         """Runs a call in PyTorch that nobody means to be a graph; the report has the reason."""
         self.calls += 1
@@ -246,7 +268,7 @@ class Machine:
         if engine == "torch":
             asked = "engine" if grad or self.options.inference is None else "inference"
             return Policy(TORCH, self.overhead, reason=f'{asked}="torch"')
-        if why := needs_its_own_forward(self.module):
+        if why := needs_its_own_forward(self.module) or _partitioned(self.module):
             error = NotServed(f"{type(self.module).__name__} cannot run as a graph here: {why}")
             if not self.options.falls_back(error):
                 raise error
@@ -312,6 +334,17 @@ class Machine:
             return
         self.warned = True
         warn_caller(f"ORTModule runs {type(self.module).__name__} in PyTorch: {reason}")
+
+
+def _partitioned(module: nn.Module) -> str:
+    """Why no graph can stand for a module whose parameters another library takes apart."""
+    for name, parameter in module.named_parameters():
+        if hasattr(parameter, "ds_status"):
+            return (
+                f"{name} is partitioned by DeepSpeed ZeRO stage 3, which gathers it for the "
+                "modules that it calls; stages 1 and 2 leave parameters whole"
+            )
+    return ""
 
 
 def _form_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ortrain.capture.fx.regions import mark_regions
 from ortrain.capture.onnx import lift
+from ortrain.capture.onnx.translations.base import SymbolicSize
 from ortrain.capture.origin import IN_PYTORCH, captured_error
 from ortrain.capture.trace.call import Leaf, free_name
 from ortrain.capture.trace.returned import Source, sources_of
@@ -31,7 +32,7 @@ from ortrain.frontend.views import Outside, outside_of
 from ortrain.frontend.writes import written
 from ortrain.guards.autocast import active
 from ortrain.program import Program
-from ortrain.pytorch.conditions import decide_bounds
+from ortrain.pytorch.conditions import decide_bounds, decide_sizes
 from ortrain.pytorch.sources import is_buffer, name_of
 from ortrain.pytorch.tracing import apart, values_of
 
@@ -73,7 +74,13 @@ def translated(module: fx.GraphModule, real: Sequence[Any], opset: int = 21) -> 
         CaptureError: it has no translation.
     """
     with apart():
-        return _translated(module, real, opset)
+        while True:
+            try:
+                return _translated(module, real, opset)
+            except SymbolicSize as error:
+                values, error.values = error.values, ()
+                if not decide_sizes(values):
+                    raise
 
 
 def _translated(module: fx.GraphModule, real: Sequence[Any], opset: int) -> Translated:

@@ -89,3 +89,22 @@ def decide_bounds(values: Iterable[Any]) -> None:
                 for other in others:
                     if not free_unbacked_symbols(first) | free_unbacked_symbols(other):
                         environment.evaluate_expr(sympy.Le(first, other))
+
+
+def decide_sizes(values: Iterable[Any]) -> bool:
+    """Has the symbols in some sizes and numbers be what they are: a condition of the graph.
+
+    Returns:
+        Whether there were some that were not decided.
+    """
+    found = False
+    for value in values:
+        sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+        for size in sizes:
+            if not isinstance(size, torch.SymInt | torch.SymFloat):
+                continue
+            for symbol in sympy.sympify(size.node.expr).free_symbols:
+                if not free_unbacked_symbols(symbol):
+                    size.node.shape_env.evaluate_expr(symbol)
+                    found = True
+    return found

@@ -40,6 +40,7 @@ SETTINGS: dict[str, Any] = {
     "allow_rnn": True,
     "allow_unspec_int_on_nn_module": True,
     "optimize_ddp": False,
+    "trace_numpy": False,  # arrays would be tensors, which round otherwise
 }
 _sizes: Any = sizes
 

@@ -149,7 +149,13 @@ def dtype_or(dtype: Any, default: ir.DataType) -> ir.DataType:
 
 
 class SymbolicSize(CaptureError):
-    """A translation needs a size as a number. Remedy: capture with that dimension fixed."""
+    """A translation needs a size as a number. Remedy: capture with that dimension fixed.
+
+    Attributes:
+        values: of the trace, the sizes of which it is about; empty where that is not known.
+    """
+
+    values: Sequence[Any] = ()
 
 
 def symbolic(what: str) -> SymbolicSize:
