@@ -122,7 +122,7 @@ class Compiled:
                 return made.reason
         return CaptureError(
             "there is no graph of it",
-            because=self.why or "its code computes nothing with tensors",
+            because=self.why or "Dynamo makes none of its code: TORCH_LOGS=graph_breaks says why",
             help="none is needed: such calls run in PyTorch",
         )
 

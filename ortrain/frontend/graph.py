@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, fx, is_grad_enabled
 from ortrain.autodiff.engine import influences
 from ortrain.cache import Cache
 from ortrain.capture.origin import IN_PYTORCH
+from ortrain.capture.trace.returned import Source
 from ortrain.config import Options
 from ortrain.errors import (
     CheckFailed,
@@ -338,6 +339,20 @@ class Graph:
         if self.loss is None and result.kind == "root" and is_loss(users[result.index]):
             self.loss = result.index
             set_role(users[self.loss], Role.LOSS)
+
+    def lay(self, orders: Mapping[tuple[str, str], tuple[int, ...]]) -> None:
+        """Has results and gradients lie in memory as those of PyTorch do.
+
+        Args:
+            orders: as of :class:`~ortrain.step.evidence.Certificate`.
+        """
+        results = self.translated.outside.results
+        for (kind, name), axes in orders.items():
+            if kind == "gradient":
+                self.orders[name] = axes
+            else:
+                place = int(name.rpartition(" ")[2])
+                self.translated.sources[results[place].index] = Source("stored", axes=axes)
 
     def _executor(self) -> Any:
         options = self.options

@@ -24,6 +24,7 @@ from ortrain.config import EXECUTORS, DebugOptions, Engine, LogLevel, Options
 from ortrain.errors import CheckFailed, NotServed, OfThisCall, OrtrainError, warn_caller
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.frontend.policy import BLOCKS, MODULE, TORCH, Policy, challengers_of
+from ortrain.module_state.saving import saving_hooks
 from ortrain.pytorch.backwards import is_changing, is_checkpointed
 from ortrain.pytorch.routes import is_routed
 from ortrain.pytorch.transforms import tangents, transform_around
@@ -116,7 +117,7 @@ class Machine:
                 policy = self.policies[modes] = self._policy(modes, args, kwargs)
         if transform_around() is not None or tangents._current_level >= 0:
             return self._served_by_none(TRANSFORMED, policy, args, kwargs)
-        if modes[0] and is_changing():
+        if modes[0] and saving_hooks(False) is not None and is_changing():
             return self._served_by_none(CHANGING, policy, args, kwargs)
         if policy.spell:
             policy.spell -= 1
@@ -173,6 +174,8 @@ class Machine:
         """
         may = policy.may_convert
         policy.void()
+        if isinstance(why, CheckFailed):
+            self._described(is_grad_enabled()).astray += 1
         if outcome.done:
             self._note_eager(str(why))
         else:

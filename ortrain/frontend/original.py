@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -73,10 +74,11 @@ def in_pytorch(module: fx.GraphModule) -> Callable[..., Any]:
     """Dynamo's graph, so that PyTorch's run of it is right.
 
     Its checkpoints draw other random numbers in their repetition than before: they are left to
-    whoever lowers the graph. Here they are those of ``torch.utils.checkpoint``.
+    whoever lowers the graph. Here they are those of ``torch.utils.checkpoint``. And ``(-3) ** x``
+    loses its parentheses where a graph becomes code.
     """
     if not any(
-        node.target is higher_order.tag_activation_checkpoint
+        node.target is higher_order.tag_activation_checkpoint or _is_misprinted(node)
         for each in module.modules()
         if isinstance(each, fx.GraphModule)
         for node in each.graph.nodes
@@ -118,6 +120,11 @@ class _InPyTorch(fx.Interpreter):
         inner, chosen = _InPyTorch(body).run, body.meta.get("_checkpoint_context_fn")
         known = {} if chosen is None else {"context_fn": chosen}
         return checkpoint(run, *handed, use_reentrant=False, **known)
+
+
+def _is_misprinted(node: fx.Node) -> bool:
+    base = node.args[0] if node.target is operator.pow else None
+    return isinstance(base, int | float) and base < 0
 
 
 def _is_buffer(node: Any) -> bool:

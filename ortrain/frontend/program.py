@@ -131,7 +131,7 @@ def _translated(module: fx.GraphModule, real: Sequence[Any], opset: int) -> Tran
         {name: name for name in held},
     )
     # Each operator is marked with its autocast by now: another one around all would replace that.
-    program = program_of(traced, registry_of(opset), leaves, state, Watch(), False, (), {})
+    program = program_of(traced, registry_of(opset), leaves, state, Watch(), True, (), {})
     places_written = [i for i, node in enumerate(inputs) if node in changed]
     own = Original(original, places_written, autocast)
     copies = [i for i, node in enumerate(inputs) if node in copied]

@@ -60,6 +60,7 @@ class Prover:
             )
         else:
             graph.cache.begin()  # what was taken from it is right
+            graph.lay(found.orders)
 
     def _is_due(self, form: Form, args: Sequence[Any]) -> bool:
         if form.certificate is None:
@@ -177,6 +178,8 @@ class _Trial:
                 result = torch.where(self.shown[i], result, 0)
             name = f"output {i}"
             evidence.outputs[name] = Digest.of(result, directions), result.requires_grad
+            if each.kind == "root" and each.index not in self.form.partial:
+                evidence.note_place("output", name, result)
             if not (result.is_floating_point() or result.is_complex()):
                 evidence.discrete[name] = result.detach()
             if each.kind == "root" and each.index in self.reached and result.requires_grad:
@@ -196,16 +199,20 @@ class _Trial:
         del results
 
         def digested(name: str) -> Any:
-            def take(leaf: Tensor) -> None:
-                if leaf.grad is not None:
-                    dense = leaf.grad.to_dense() if leaf.grad.is_sparse else leaf.grad
-                    evidence.gradients[name] = Digest.of(dense, directions)
-                    leaf.grad = None
+            def take(gradient: Tensor) -> None:
+                evidence.note_place("gradient", name, gradient)
+                dense = gradient.to_dense() if gradient.is_sparse else gradient
+                evidence.gradients[name] = Digest.of(dense, directions)
 
             return take
 
         for name, leaf in waiting.items():
-            leaf.register_post_accumulate_grad_hook(digested(name))
+            leaf.register_hook(digested(name))  # behind it, it lies in memory as the leaf does
+            leaf.register_post_accumulate_grad_hook(_dropped)
         with unhooked(), without_autocast():
             torch.autograd.backward(roots, cotangents)
         return evidence
+
+
+def _dropped(leaf: Tensor) -> None:
+    leaf.grad = None

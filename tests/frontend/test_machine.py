@@ -409,7 +409,7 @@ def test_a_wrong_call_is_the_modules_own_error_and_nothing_is_noted() -> None:
     assert model.report.mode == "graph"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ortrain.errors.OrtrainWarning")
 def test_derivatives_of_another_kind_are_pytorchs() -> None:
     outer, x = Outer(), torch.randn(3, 4)
     model = held(outer)
@@ -616,3 +616,116 @@ def test_where_runs_have_to_repeat_no_clock_decides(by_option: bool) -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     assert torch.equal(*found)
+
+
+def test_layers_that_share_code_behind_a_break_have_their_own_hooks() -> None:
+    class Ordered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            first = float(x.detach().sum())
+            order = sorted(range(3), key=lambda i: float(self.layers[i].weight.detach().sum()))
+            for i in order:
+                x = self.layers[i](x)
+            return x * first
+
+    module = Ordered()
+    module.layers[1].register_forward_hook(lambda _, given, out: out * 2)
+    model = held(module)
+    for _ in range(2):
+        agree(model, torch.randn(3, 4))
+    assert model.report.graph_calls == 2
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+def test_a_forward_that_differentiates_what_graphs_have_computed(engine: Any) -> None:
+    class Force(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x.requires_grad_()
+            energy = self.layer(x).tanh().sum()
+            (force,) = torch.autograd.grad(energy, x)
+            return self.layer(x).sum() + force.sum()
+
+    model = held(Force(), engine=engine)
+    for rows in (3, 5):
+        agree(model, torch.randn(rows, 4))
+    assert model.report.graph_calls == 2
+
+
+def test_a_wrong_call_is_no_failure_of_its_graph() -> None:
+    class Looked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(5, 3)
+
+        def forward(self, i: Tensor) -> Tensor:
+            result: Tensor = self.table(i).sum()
+            return result
+
+    model = held(Looked(), fallback="raise")
+    for index in (2, 7, 3, -1, 4):
+        given = torch.tensor([0, index])
+        if index in (7, -1):
+            with pytest.raises(IndexError):
+                model(given)
+        else:
+            agree(model, given)
+    assert model.report.graph_calls == 3
+
+
+def test_hooks_that_change_what_is_saved_are_pytorchs() -> None:
+    outer, x = Outer(), torch.randn(3, 4)
+    model = held(outer)
+    agree(model, x)
+    found = []
+    for each in (model, outer):
+        each.zero_grad()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t.round(decimals=1)):
+            with pytest.warns(OrtrainWarning) if each is model else contextlib.nullcontext():
+                loss = each(x).square().sum()
+        loss.backward()
+        found.append([p.grad.clone() for p in each.parameters()])
+    torch.testing.assert_close(*found)
+
+
+def test_a_size_that_a_translation_needs_is_a_number_of_its_graph() -> None:
+    model = held(nn.Sequential(nn.Conv2d(1, 2, 1), nn.AvgPool2d(3, 2, 1, ceil_mode=True)))
+    for size in (6, 7):
+        agree(model, torch.randn(2, 1, size, size))
+    assert model.report.graph_calls == 2
+
+
+def test_a_negative_base_keeps_its_sign() -> None:
+    """The code that PyTorch makes of a graph has it as ``-3 ** x``."""
+
+    class Powers(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (-3) ** x
+
+    model = held(Powers(), fallback="torch")
+    x = torch.tensor([2, 3, 50])  # beyond 2**63: PyTorch's
+    assert torch.equal(model(x), Powers()(x))
+
+
+def test_gradients_lie_in_memory_as_those_of_pytorch_do() -> None:
+    class Permuted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.rand(5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.scale).permute(0, 2, 3, 1).tanh()
+
+    model = held(Permuted())
+    x = torch.randn(3, 2, 4, 5).transpose(0, 1).requires_grad_()
+    ours, theirs = (
+        torch.autograd.grad(each(x).square().sum(), x)[0] for each in (model, model.module)
+    )
+    assert ours.stride() == theirs.stride()
+    torch.testing.assert_close(ours, theirs)

@@ -153,15 +153,20 @@ def _stored(tensor: Tensor) -> tuple[int, ...]:
     """The axes of a tensor in the order in which they lie in memory.
 
     An axis of size 1 stays where it is among the others, and those along which all elements are the
-    same come first, so that they part no others.
+    same come first, so that they part no others. The channel of grey images lies last where its
+    stride says so: a convolution reads it.
     """
     if tensor.layout is not torch.strided:
         return tuple(range(tensor.ndim))
-    sizes, strides = [_hint(n) for n in tensor.shape], [_hint(n) for n in tensor.stride()]
+    sizes = [_hint(n) for n in tensor.shape]
+    strides: list[float] = [_hint(n) for n in tensor.stride()]
+    grey = len(sizes) in (4, 5) and sizes[1] == strides[1] == 1
     for axis in reversed(range(len(sizes))):
         if sizes[axis] == 1:
             inner = axis + 1
             strides[axis] = sizes[inner] * strides[inner] if inner < len(sizes) else 1
+    if grey:
+        strides[1] = 0.5
     return tuple(sorted(range(len(sizes)), key=lambda axis: -(strides[axis] or math.inf)))
 
 

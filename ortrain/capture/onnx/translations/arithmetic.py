@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -361,6 +362,21 @@ READING_FLOATS = frozenset(
         operator.truediv,
     }
 )
+
+
+@translation(torch.sym_sum)
+def size_sum(op: Translator, sizes: Sequence[Scalar]) -> Scalar:
+    """Such as the length of a concatenation."""
+    first, *others = sizes
+    for other in others:
+        first = op.node("Add", _integers(op, "Add", first, other))
+    return first
+
+
+@translation(torch.sym_ite)
+def size_by_condition(op: Translator, condition: ir.Value, a: Scalar, b: Scalar) -> ir.Value:
+    """Such as the number that a truth value is."""
+    return op.Where(condition, *_integers(op, "Where", a, b))
 
 
 @translation(operator.neg)
