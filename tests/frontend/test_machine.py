@@ -686,9 +686,12 @@ def test_hooks_that_change_what_is_saved_are_pytorchs() -> None:
     found = []
     for each in (model, outer):
         each.zero_grad()
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t.round(decimals=1)):
-            with pytest.warns(OrtrainWarning) if each is model else contextlib.nullcontext():
-                loss = each(x).square().sum()
+        told = pytest.warns(OrtrainWarning) if each is model else contextlib.nullcontext()
+        rounded = torch.autograd.graph.saved_tensors_hooks(
+            lambda t: t, lambda t: t.round(decimals=1)
+        )
+        with told, rounded:
+            loss = each(x).square().sum()
         loss.backward()
         found.append([p.grad.clone() for p in each.parameters()])
     torch.testing.assert_close(*found)

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ortrain.capture.fx.memory import layout, memory
-from ortrain.capture.fx.splice import new_node, splice, substitute
+from ortrain.capture.fx.splice import WITHOUT_GRADIENT, new_node, splice, substitute
 from ortrain.capture.fx.statistics import may_update_statistics
 from ortrain.guards.autocast import Autocast
 from ortrain.pytorch.switches import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRADIENTS
@@ -92,7 +92,7 @@ def _inline(module: fx.GraphModule, node: fx.Node, region: Region) -> None:
         results, made = splice(module, inner, region.args, prefix=region.body)
         if region.barrier:
             for operation in made:
-                operation.meta[_CONSTANT] = True
+                operation.meta[WITHOUT_GRADIENT] = True
             inside = set(made)
             same = {operation: _itself(operation, inside) for operation in made}
             args = region.args
@@ -133,7 +133,7 @@ def mark_regions(module: fx.GraphModule, autocast: Autocast = ()) -> None:
             if autocast:
                 node.meta[AUTOCAST] = autocast
             if not grad:
-                node.meta[_CONSTANT] = True
+                node.meta[WITHOUT_GRADIENT] = True
                 made.append(node)
     for node in reversed(list(graph.nodes)):
         if node.target in (SET_GRADIENTS, ENTER_AUTOCAST, EXIT_AUTOCAST):
@@ -161,10 +161,9 @@ def _detach_what_leaves(graph: fx.Graph, made: list[fx.Node]) -> None:
 
 def without_gradient(node: fx.Node) -> bool:
     """Whether a node comes from a ``no_grad`` region."""
-    return _CONSTANT in node.meta
+    return WITHOUT_GRADIENT in node.meta
 
 
-_CONSTANT = "ortrain.no_grad"
 # Where there is nothing to do, these return the tensor itself, with its gradient, in any region.
 _ITSELF = {
     "aten::to", "aten::contiguous", "aten::type_as", "aten::dropout", "aten::positive",

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
+# In the meta of what comes from a ``no_grad`` region.
+WITHOUT_GRADIENT = "ortrain.no_grad"
+
 
 def new_node(graph: fx.Graph, target: Any, args: tuple[Any, ...], model: fx.Node) -> fx.Node:
     """A new node of the dtype, shape and origin of another."""
@@ -17,9 +20,11 @@ def new_node(graph: fx.Graph, target: Any, args: tuple[Any, ...], model: fx.Node
 
 
 def from_same_place(node: fx.Node, model: fx.Node) -> None:
-    """Notes that a node comes from the same module, line and checkpoint as another."""
+    """Notes that a node comes from the same module, line, checkpoint and region as another."""
     for key in ("nn_module_stack", "stack_trace", "custom"):
         node.meta[key] = model.meta.get(key)
+    if WITHOUT_GRADIENT in model.meta:
+        node.meta[WITHOUT_GRADIENT] = True
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
