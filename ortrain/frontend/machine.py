@@ -20,6 +20,7 @@ from torch import Tensor, is_grad_enabled, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
+from ortrain.cache import Cache
 from ortrain.config import EXECUTORS, DebugOptions, Engine, LogLevel, Options
 from ortrain.errors import CheckFailed, NotServed, OfThisCall, OrtrainError, warn_caller
 from ortrain.exclusive import EXCLUSIVE
@@ -35,6 +36,7 @@ from ortrain.step.fallback import alone
 from ortrain.step.marks import now
 from ortrain.step.overhead import Overhead
 from ortrain.step.prospect import Prospect, gain_of
+from ortrain.step.recalled import Note
 from ortrain.step.report import Report
 from ortrain.step.seeds import Seeds
 from ortrain.step.verdict import Verdict
@@ -298,8 +300,28 @@ class Machine:
             ways = [each for each in ways if each.way != BLOCKS]
         prospect = self.prospect if grad else None
         return Policy(
-            TORCH, self.overhead, ways, prospect, self._verdict, reason=TURN, engine=chosen
-        )
+            TORCH, self.overhead, ways, prospect, self._verdict, reason=TURN, engine=chosen,
+            note=self._note(modes, chosen, args, kwargs),
+        )  # fmt: skip
+
+    def _note(
+        self,
+        modes: tuple[bool, bool],
+        engine: Engine,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Note | None:
+        """The note on what earlier processes have found of such calls; None where none is kept."""
+        if self.options.cache_dir is None:
+            return None
+        cache = Cache(self.options.cache_dir, self.options.cache_bytes)
+        leaves = pytree.tree_leaves((args, kwargs))
+        tensors = [t for t in leaves if isinstance(t, Tensor)]
+        size = max((t.numel() for t in tensors), default=1)
+        key = [(t.dtype, t.dim()) if isinstance(t, Tensor) else t for t in leaves]
+        shown: Shown = "loss" if self.only_loss else "all"
+        engines = BLOCKS, str(engine)
+        return Note.of(cache, engines, self.module, self.options, key, size, modes, shown)
 
     def _verdict(self) -> Verdict | None:
         self.duels += 1

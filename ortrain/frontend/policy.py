@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, cast
 
 from torch import nn
@@ -24,6 +25,7 @@ from ortrain.frontend.equal import equal_blocks
 from ortrain.step import marks
 from ortrain.step.overhead import Overhead
 from ortrain.step.prospect import CERTIFICATE, FIRST, LAYER, LONG, Prospect
+from ortrain.step.recalled import Note
 from ortrain.step.report import Contest
 from ortrain.step.sample import Sample
 from ortrain.step.verdict import Verdict
@@ -39,6 +41,9 @@ LEAST = 2.0
 # Calls that need a further graph each, after which a way is not tried any more.
 MISSES = 8
 CHANGES = "what its code depends on changes from call to call: a graph for each takes too long"
+# Steps of PyTorch that take so many times what an earlier process has noted, or less of it, were or
+# are those of a busy machine.
+BUSY = 2.0
 # The share of the whole's gain that blocks have: of padded BERT, which they do not shorten, 0.6.
 OF_BLOCKS = 0.6
 
@@ -85,6 +90,7 @@ class Policy:
         verdicts: gives that of all processes that train together on the next duel; None alone.
         reason: why the first calls run in PyTorch.
         engine: that runs graphs.
+        note: on what an earlier process has found; None where nothing is kept.
 
     Attributes:
         way: that has won so far.
@@ -105,9 +111,12 @@ class Policy:
         *,
         reason: str = "",
         engine: Engine = "torch",
+        note: Note | None = None,
     ) -> None:
         self.way, self.overhead, self.reason, self.engine = way, overhead, reason, engine
         self.challengers, self.prospect, self._verdicts = [*challengers], prospect, verdicts
+        self._note = self._kept = note
+        self._recalled: Contest | None = None
         self.spell = 0
         self.refused: dict[Any, str] = {}
         self.saved = False
@@ -137,7 +146,12 @@ class Policy:
                 return duel.turn
             return self._decide(duel)
         asks = self.challengers and marks.clock() >= self._look_at and self._known.enough(1)
+        if asks and self._note is not None:
+            self._recall(self._note)
+            asks = bool(self.challengers)
         if asks and (chosen := self._paying()) is not None:
+            if self._recalled is not None:
+                return self._follow(self._recalled, chosen)
             self._duel = Duel(self.way, chosen.way, self._known)
             self._spent, self._allowed = self.overhead.total, max(2 * chosen.cost, LEAST)
             return chosen.way
@@ -153,10 +167,10 @@ class Policy:
         """Whether there may be a further graph: not where that has taken too much of the run."""
         if self.contest is None:
             return True
-        total = self.overhead.total
-        if self._duel is not None and not self._first:
-            return total - self._spent <= self._allowed
-        return total - self._first <= SHARE * (marks.clock() - self._began)
+        share = SHARE * (marks.clock() - self._began)
+        if not self._first:
+            return self.overhead.total - self._spent <= max(self._allowed, share)
+        return self.overhead.total - self._first <= share
 
     def void(self) -> None:
         """The call that is under way has run otherwise than was meant: its time is not counted."""
@@ -227,6 +241,33 @@ class Policy:
         is_long = is_first and step > each.cost * LONG
         return is_long or elapsed > (each.cost + CERTIFICATE * step) / each.gain
 
+    def _recall(self, note: Note) -> None:
+        """Takes what an earlier process has found, where steps take about as long as they did."""
+        found, self._note = note.read(), None
+        if found is None or self.contest is None:
+            return
+        contest, size = found
+        before, now = median(contest.eager) / size, median(self._known.counted)
+        if not before / BUSY < now < before * BUSY:
+            return
+        contest.recalled = True
+        if contest.winner == "graph":
+            self._recalled = contest
+            return
+        self.contest, self.challengers, self.reason = contest, [], str(contest)
+        self._close()
+
+    def _follow(self, found: Contest, chosen: Challenger) -> str:
+        """Runs what an earlier process has found to be fastest."""
+        names = [each.way for each in self.challengers]
+        way = BLOCKS if found.engine == BLOCKS else MODULE
+        self._spent, self._allowed = self.overhead.total, max(2 * chosen.cost, LEAST)
+        if way in names:
+            self.challengers = self.challengers[names.index(way) + 1 :]
+            self.way, self.contest, self._known = way, found, Times()
+        self._recalled = None
+        return self.way
+
     def _decide(self, duel: Duel) -> str:
         """Takes the verdict; until there is one in all processes, PyTorch runs."""
         if self._verdicts is not None:
@@ -260,6 +301,8 @@ class Policy:
         contest.cost = self.overhead.total
         if self.way == TORCH:
             self.reason = str(contest)
+        if self._kept is not None:
+            self._kept.write(contest, size)
 
     def _tell(self, duel: Duel, size: int) -> None:
         contest, self._size = self.contest, size

@@ -18,7 +18,6 @@ from torch import nn
 from ortrain.cache import Cache, fingerprint
 from ortrain.config import Options
 from ortrain.cpuinfo import processor
-from ortrain.guards.structure import FlatCall
 from ortrain.passes.tokens import Shown
 from ortrain.step.report import Contest
 
@@ -47,7 +46,7 @@ class Note:
         engines: tuple[str, ...],
         module: nn.Module,
         options: Options,
-        call: FlatCall,
+        key: object,
         size: int,
         modes: Sequence[Any],
         shown: Shown,
@@ -59,7 +58,7 @@ class Note:
             engines: that are in the contest.
             module: that is called.
             options: settings.
-            call: the form's first.
+            key: of the form.
             size: of it; one note serves calls up to twice as large.
             modes: in which it is called.
             shown: what is read of its outputs.
@@ -68,7 +67,7 @@ class Note:
             return None
         host = processor(), torch.get_num_threads()
         settings, scale = replace(options, cache_dir=None, cache_bytes=None), size.bit_length()
-        parts = ["contest", host, engines, settings, call.key, scale, tuple(modes), shown]
+        parts = ["contest", host, engines, settings, key, scale, tuple(modes), shown]
         try:
             return cls(cache, engines, fingerprint([*parts, *_structure(module)]))
         except Exception:  # the repr of an argument is user code

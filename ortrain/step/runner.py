@@ -410,7 +410,7 @@ class Runner:
             if verdict is None and not self.debug_options.save_onnx:
                 cache, options = self.compiler.cache, self.options
                 size = _size(flat)
-                note = Note.of(cache, able, self.module, options, flat, size, modes, shown)
+                note = Note.of(cache, able, self.module, options, flat.key, size, modes, shown)
             gain, chosen = gain_of(dtypes, device), able[0]
             race = Race(able, prospect, gain, verdict, note)
             self.device = device

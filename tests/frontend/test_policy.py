@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from ortrain.cache import Cache
 from ortrain.frontend.equal import equal_blocks
 from ortrain.frontend.policy import (
     BLOCKS,
@@ -23,6 +25,7 @@ from ortrain.frontend.policy import (
 from ortrain.step import marks
 from ortrain.step.overhead import Overhead
 from ortrain.step.prospect import Prospect
+from ortrain.step.recalled import Note
 
 
 class Clock:
@@ -43,10 +46,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def policy_of(
-    challengers: list[Challenger], steps: int | None = None, known: bool = True
+    challengers: list[Challenger],
+    steps: int | None = None,
+    known: bool = True,
+    note: Note | None = None,
 ) -> Policy:
     prospect = Prospect(challengers[-1].cost, steps) if known else None
-    return Policy(TORCH, Overhead(), challengers, prospect, engine="aten")
+    return Policy(TORCH, Overhead(), challengers, prospect, engine="aten", note=note)
 
 
 def run(
@@ -235,3 +241,24 @@ def test_equal_blocks_are_the_members_of_a_list() -> None:
     deep = nn.ModuleList([Block() for _ in range(60)])
     assert [each.way for each in challengers_of(deep, 0.25, trains=True)] == [BLOCKS, MODULE]
     assert [each.way for each in challengers_of(deep, 0.25, trains=False)] == [MODULE]
+
+
+@pytest.mark.parametrize("seconds", [0.5, 2.0])
+def test_what_an_earlier_process_has_found_needs_no_turns(
+    clock: Clock, tmp_path: Path, seconds: float
+) -> None:
+    both = {TORCH: 1.0, MODULE: seconds}
+    note = Note(Cache(tmp_path), (BLOCKS, "aten"), "of a module")
+    winner = MODULE if seconds < 1 else TORCH
+    for known in (False, True):
+        policy = policy_of([WHOLE], steps=1000, note=note)
+        ways = run(policy, clock, both, 40)
+        assert policy.contest is not None
+        assert policy.contest.recalled is known
+        assert ways[-1] == winner
+    assert (ways.count(MODULE) == 0) == (winner == TORCH)
+    assert ways == sorted(ways, key=lambda way: way == winner)  # no turn back
+    policy = policy_of([WHOLE], steps=1000, note=note)
+    run(policy, clock, {way: 3 * each for way, each in both.items()}, 40)
+    assert policy.contest is not None
+    assert not policy.contest.recalled, "a busy machine"
