@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, is_grad_enabled, nn
 
 from ortrain.errors import OrtrainError
 from ortrain.passes.tokens import Shown
+from ortrain.step.build import Plan
 from ortrain.step.report import Saving
 from ortrain.step.seeds import Seeds, draw_of
 
@@ -24,6 +26,21 @@ class _Here(threading.local):
 
 
 _here = _Here()
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a graph's step was made for in a call.
+
+    Attributes:
+        plan: of the step.
+        sizes: the value of each symbolic dimension.
+        densities: of the sets of tokens, by what they are in words.
+    """
+
+    plan: Plan
+    sizes: dict[str, int]
+    densities: dict[str, float]
 
 
 class Heard:
@@ -43,6 +60,8 @@ class Heard:
         seeds: of its draws.
         grad: whether it has gradients.
         mode: around it, where what PyTorch runs draws as graphs do.
+        looks: of its graphs that have run as steps, what :class:`Look` tells; None where nobody
+            asks.
     """
 
     def __init__(self, module: nn.Module, compiled: Compiled, given: Any, shown: Shown) -> None:
@@ -53,6 +72,7 @@ class Heard:
         self.begun = False
         self.seeds, self.grad = Seeds(), is_grad_enabled()
         self.mode: Any = None
+        self.looks: list[Look] | None = None
         self._before: tuple[Heard | None, Seeds | None] = (None, None)
 
     def __enter__(self) -> Self:

@@ -19,6 +19,7 @@ from ortrain.step.saved_forward import Received, matters
 
 if TYPE_CHECKING:
     from ortrain.frontend.graph import Graph
+    from ortrain.step.tokens import Tokens
 
 # Backwards for the same outputs after which others are not reckoned with.
 ENOUGH = 2
@@ -61,9 +62,11 @@ class Form:
         graph: that it is of.
         program: it.
         hidden: places of outputs that are zeros, since nobody reads them.
-        partial: places of others that are zero at tokens which were left out.
+        tokens: what it leaves out; None where it is the whole.
+        sizes: of a call, as an example; None for those of the graph's first call.
 
     Attributes:
+        partial: places of outputs that are zero at tokens which were left out.
         way: that the next call takes.
         confirmed: backwards that came for the outputs which it expects.
         certificate: how it agrees with PyTorch; None where that was not looked at.
@@ -76,10 +79,11 @@ class Form:
         graph: Graph,
         program: Program,
         hidden: Sequence[int] = (),
-        partial: Sequence[int] = (),
+        tokens: Tokens | None = None,
         sizes: dict[str, int] | None = None,
     ) -> None:
-        self.graph, self.program, self.hidden, self.partial = graph, program, hidden, partial
+        self.graph, self.program, self.hidden, self.tokens = graph, program, hidden, tokens
+        self.partial = () if tokens is None else tokens.partial
         self.sizes = graph.example if sizes is None else sizes
         self.users = [v.name or "" for v in program.outputs(Role.USER_OUTPUT, Role.LOSS)]
         self.ways: dict[tuple[str, ...], Way] = {}

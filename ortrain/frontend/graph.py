@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from ortrain.errors import (
     OrtrainError,
 )
 from ortrain.exclusive import EXCLUSIVE
-from ortrain.frontend.call import heard, in_its_place, spent
+from ortrain.frontend.call import Look, heard, in_its_place, spent
 from ortrain.frontend.form import Form, sizes_of
 from ortrain.frontend.layouts import orders_of
 from ortrain.frontend.original import in_pytorch
@@ -44,7 +45,8 @@ from ortrain.step.fallback import unforeseen
 from ortrain.step.feeds import streams_of
 from ortrain.step.places import axes_of
 from ortrain.step.replay import Caller
-from ortrain.step.tokens import TokenCounts, Tokens
+from ortrain.step.report import Dense
+from ortrain.step.tokens import TokenCounts, Tokens, dense
 
 # A forward may differentiate what it has computed: what then runs is no code of the user's.
 for node in NODES:
@@ -181,6 +183,8 @@ class Graph:
             call.begun = True
             if failed is None:
                 call.ran.append((self, outputs))
+                if call.looks is not None:
+                    call.looks.append(self._look(args))
             else:
                 call.failed = failed
         return outputs
@@ -277,7 +281,7 @@ class Graph:
 
     # -- what is computed ----------------------------------------------------------------------
 
-    def _form(self, args: Sequence[Any]) -> Form:
+    def _form(self, args: Sequence[Any], *, runs: bool = True) -> Form:
         """The program for a call: without the tokens that nobody reads, where that saves enough."""
         call, shown = heard(), _ALL
         if call is not None and call.shown == "loss" and self.loss is not None:
@@ -287,7 +291,7 @@ class Graph:
         tokens, saving = self._tokens(shown), None
         if tokens is not None:
             saving = tokens.saving([_tensor(args[i]) for i in self.users], self.sizes(args))
-            if call is not None:
+            if call is not None and runs:
                 call.savings.append(saving)
         key = shown, saving is not None and saving.share > 0
         form = self.forms.get(key)
@@ -300,9 +304,32 @@ class Graph:
     def _first_form(self, real: Sequence[Any]) -> Form:
         """The program that the call which is being compiled will need."""
         if all(not isinstance(t, Tensor) or has_numbers(t) for t in real):
-            return self._form(real)
+            return self._form(real, runs=False)
         form = self.forms[_ALL, False] = self._made(_ALL, False)
         return form
+
+    def _look(self, args: Sequence[Any]) -> Look:
+        sizes, densities = self.sizes(args), {}
+        if (counts := self._counts) is not None:
+            found = counts([_tensor(args[i]) for i in self.users])
+            densities = counts.densities(found, sizes)
+        if self.form.tokens is not None:
+            sizes |= self.form.tokens.most(sizes)
+        return Look(self.step.plan, sizes, densities)
+
+    @cached_property
+    def _counts(self) -> TokenCounts | None:
+        """Counts the tokens of a call; None where there are none that could be left out."""
+        found = packed(self.program, "loss") or packed(self.program, "tokens")
+        if found is None or not TokenCounts.serves(found):
+            return None
+        return TokenCounts(found, self.program, self.executor)
+
+    def dense(self, shown: Shown) -> list[Dense]:
+        """What is computed for all tokens, and why."""
+        if self.options.skip_padding is False or self.device.type != "cpu":
+            return []
+        return dense(self.program, shown, self.cost, self.example)
 
     def _tokens(self, shown: Shown) -> Tokens | None:
         """What leaves tokens out; None where all are read."""
@@ -327,7 +354,7 @@ class Graph:
             tokens = self.tokens[shown]
             assert tokens is not None
             most = {**self.example, **tokens.most(self.example)}
-            return Form(self, tokens.program, tokens.hidden, tokens.partial, most)
+            return Form(self, tokens.program, tokens.hidden, tokens, most)
         whole = self.translated.program
         program, hidden = in_blocks(whole, shown) or (whole, ())
         return Form(self, program, hidden)

@@ -17,7 +17,7 @@ from ortrain.autodiff.held import peak, saved_bytes
 from ortrain.config import DebugOptions, Engine, Options
 from ortrain.errors import CaptureError, NotServed, OfThisCall, OrtrainError
 from ortrain.frontend.blocks import Blocks
-from ortrain.frontend.call import Heard, NothingDone
+from ortrain.frontend.call import Heard, Look, NothingDone
 from ortrain.frontend.compiled import Compiled
 from ortrain.frontend.equal import equal_blocks
 from ortrain.frontend.graph import Graph
@@ -57,6 +57,7 @@ class Outcome:
         lasting: whether calls like it will have no graph either.
         always: whether no call will.
         savings: of its graphs, by tokens that they leave out.
+        looks: as of :class:`~ortrain.frontend.call.Heard`.
     """
 
     output: Any = None
@@ -65,6 +66,7 @@ class Outcome:
     lasting: bool = False
     always: bool = False
     savings: Sequence[Saving | None] = field(default_factory=list)
+    looks: Sequence[Look] = ()
 
 
 class Graphs:
@@ -75,6 +77,9 @@ class Graphs:
         options: settings.
         overhead: of its calls.
         tell: hears of backwards that PyTorch has answered, since a graph's failed.
+
+    Attributes:
+        looks: whether outcomes tell what steps hold and which tokens they have.
     """
 
     def __init__(
@@ -85,6 +90,7 @@ class Graphs:
         tell: Callable[[OrtrainError | None], None],
     ) -> None:
         self.module, self.options, self.overhead = module, options, overhead
+        self.looks = False
         self._tell = tell
         self.compiled: dict[tuple[Any, ...], Compiled] = {}
         self.last: Compiled | None = None
@@ -115,6 +121,7 @@ class Graphs:
         if (why := self._refused(compiled, may_convert)) is not None:
             return Outcome(done=False, why=why, always=bool(compiled.watch.not_followed))
         with Heard(self.module, compiled, (args, kwargs), shown) as call:
+            call.looks = [] if self.looks else None
             try:
                 with nullcontext() if may_convert else without_conversions():
                     output = compiled(self.module, args, kwargs)
@@ -138,8 +145,7 @@ class Graphs:
                 )
                 why.__cause__ = error
                 return Outcome(done=False, why=why, lasting=True)
-        if shown == "loss":
-            _learn_loss(output, call.ran)
+        _learn_loss(output, call.ran)
         return self._outcome(output, call, compiled, may_convert)
 
     def by_blocks(
@@ -155,6 +161,7 @@ class Graphs:
             return Outcome(done=False, why=why)
         self._blocks.switch(True)
         with Heard(self.module, compiled, (args, kwargs), "all") as call:
+            call.looks = [] if self.looks else None
             call.mode = AsGraphs(call.seeds)
             with call.mode, nullcontext() if may_convert else without_conversions():
                 output = self.module(*args, **kwargs)
@@ -169,7 +176,7 @@ class Graphs:
 
     def _outcome(self, output: Any, call: Heard, compiled: Compiled, may_convert: bool) -> Outcome:
         if call.ran:
-            return Outcome(output, savings=call.savings)
+            return Outcome(output, savings=call.savings, looks=call.looks or ())
         if call.failed is not None:
             return Outcome(output, why=call.failed.at(call.failed.where))
         if not may_convert:
@@ -207,7 +214,7 @@ class Graphs:
             )  # fmt: skip
             save_pieces(debug, step.plan)
 
-    def describe(self, report: Report) -> bool:
+    def describe(self, report: Report, shown: Shown) -> bool:
         """Fills in a report on what the last call ran, where that is new."""
         compiled = self.last
         if compiled is None or not compiled.fresh:
@@ -229,9 +236,10 @@ class Graphs:
             for name, before, after in zip(names, last.programs, last.lowered, strict=True)
         }
         report.blocks = tuple(blocks_of(last.programs[0]))
-        shown = [(graph.form.way.step.plan, graph.form.sizes) for graph in graphs]
-        report.saved_bytes = sum(saved_bytes(plan.programs, sizes) for plan, sizes in shown)
-        report.peak_bytes = sum(peak(p.programs, sizes) for p, sizes in shown if p.pieces)
+        made = [(graph.form.way.step.plan, graph.form.sizes) for graph in graphs]
+        report.saved_bytes = sum(saved_bytes(plan.programs, sizes) for plan, sizes in made)
+        report.peak_bytes = sum(peak(p.programs, sizes) for p, sizes in made if p.pieces)
+        report.dense = [each for graph in graphs for each in graph.dense(shown)]
         found = [graph.form.certificate for graph in graphs]
         report.certificate = "; ".join(str(each) for each in found if each is not None)
         return True

@@ -31,9 +31,11 @@ from ortrain.pytorch.routes import is_routed
 from ortrain.pytorch.transforms import tangents, transform_around
 from ortrain.runtime.engines import candidates
 from ortrain.runtime.memory import release_pools
+from ortrain.step.density import print_density
 from ortrain.step.eager_draws import AsGraphs
 from ortrain.step.fallback import alone
 from ortrain.step.marks import now
+from ortrain.step.memory_stats import print_memory
 from ortrain.step.overhead import Overhead
 from ortrain.step.prospect import Prospect, gain_of
 from ortrain.step.recalled import Note
@@ -140,14 +142,15 @@ class Machine:
             return self._in_pytorch(policy.reason, args, kwargs)
         grad, may = is_grad_enabled(), policy.may_convert
         graphs, report = self._graphs(), self._described(grad)
+        debug, shown = self.debug_options, _shown(self.only_loss)
+        graphs.looks = grad and (debug.print_input_density or debug.print_memory_stats)
         if way == BLOCKS:
             outcome = graphs.by_blocks(policy.engine, args, kwargs, may_convert=may)
         else:
-            shown: Shown = "loss" if self.only_loss else "all"
             outcome = graphs.whole(policy.engine, args, kwargs, shown, may_convert=may)
         for saving in outcome.savings:
             report.note_tokens(saving)
-        if graphs.describe(report):
+        if graphs.describe(report, shown):
             report.overhead = self.overhead
             if self.debug_options.log_level <= LogLevel.INFO:
                 print(report, file=sys.stderr)
@@ -157,8 +160,21 @@ class Machine:
         if outcome.why is None:
             report.graph_calls += 1
             report.mode, report.reason = "graph", ""
+            if outcome.looks:
+                self._print(outcome, report)
             return outcome.output
         return self._without_graph(way, policy, outcome, outcome.why, args, kwargs)
+
+    def _print(self, outcome: Outcome, report: Report) -> None:
+        """Prints what is asked for of a step."""
+        looks = outcome.looks
+        if self.debug_options.print_input_density:
+            densities = {words: share for look in looks for words, share in look.densities.items()}
+            saving = next((each for each in outcome.savings if each is not None), None)
+            print_density(densities, report.graph_calls + report.eager_calls, saving)
+        if self.debug_options.print_memory_stats and any(look.plan.pieces for look in looks):
+            device = self.device or torch.device("cpu")
+            print_memory(report.graph_calls, [(look.plan, look.sizes) for look in looks], device)
 
     def _without_graph(
         self,
@@ -319,7 +335,7 @@ class Machine:
         tensors = [t for t in leaves if isinstance(t, Tensor)]
         size = max((t.numel() for t in tensors), default=1)
         key = [(t.dtype, t.dim()) if isinstance(t, Tensor) else t for t in leaves]
-        shown: Shown = "loss" if self.only_loss else "all"
+        shown = _shown(self.only_loss)
         engines = BLOCKS, str(engine)
         return Note.of(cache, engines, self.module, self.options, key, size, modes, shown)
 
@@ -359,6 +375,10 @@ class Machine:
             return
         self.warned = True
         warn_caller(f"ORTModule runs {type(self.module).__name__} in PyTorch: {reason}")
+
+
+def _shown(only_loss: bool) -> Shown:
+    return "loss" if only_loss else "all"
 
 
 def _partitioned(module: nn.Module) -> str:

@@ -153,6 +153,12 @@ class CompiledCapture:
         """The value that each symbolic dimension has in a call."""
         return {symbol: flat.tensors[place].shape[axis] for symbol, place, axis in self.axes}
 
+    def densities(self, flat: FlatCall) -> dict[str, float]:
+        """Of a call's sets of tokens, by what they are in words."""
+        assert self.counts is not None
+        counts = self.counts([flat.tensors[i] for i in self.positions])
+        return self.counts.densities(counts, self.sizes(flat))
+
     def outgrown(self, flat: FlatCall) -> bool:
         """Whether a call is larger than those that the steps were built for."""
         return bool(self.variants) and self.cost(self.sizes(flat)) > self.planned

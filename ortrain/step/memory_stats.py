@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from ortrain.autodiff.held import megabytes, peak, saved_bytes
-from ortrain.guards.structure import FlatCall
 from ortrain.runtime.memory import resident
 from ortrain.step.build import Plan
-from ortrain.step.forms import CompiledCapture
 from ortrain.step.progress import speaks
 
 # Each of the first steps has a line, and then those that are powers of two.
@@ -19,12 +18,7 @@ _FIRST = 10
 
 
 def print_memory(
-    step: int,
-    plan: Plan,
-    served: CompiledCapture,
-    flat: FlatCall,
-    packed: bool,
-    device: torch.device,
+    step: int, plans: Sequence[tuple[Plan, Mapping[str, int]]], device: torch.device
 ) -> None:
     """Prints what a training step holds beyond weights and inputs, and what memory is taken.
 
@@ -32,21 +26,14 @@ def print_memory(
 
     Args:
         step: its number, from 1; not all have a line.
-        plan: of the step.
-        served: the capture that runs.
-        flat: the call.
-        packed: whether tokens are left out.
+        plans: of its graphs, each with the value of each symbolic dimension.
         device: of its tensors.
     """
     if (step >= _FIRST and step & (step - 1)) or not speaks():
         return
-    sizes = served.sizes(flat)
-    if served.tokens is not None and packed:
-        sizes |= served.tokens.most(sizes)
-    parts = [
-        f"{megabytes(saved_bytes(plan.programs, sizes))} kept for the backward",
-        f"{megabytes(peak(plan.programs, sizes))} at most",
-    ]
+    kept = sum(saved_bytes(plan.programs, sizes) for plan, sizes in plans)
+    most = sum(peak(plan.programs, sizes) for plan, sizes in plans)
+    parts = [f"{megabytes(kept)} kept for the backward", f"{megabytes(most)} at most"]
     with contextlib.suppress(OSError):  # another system than Linux
         parts.append(f"the process takes {megabytes(resident())}")
     if device.type == "cuda":

@@ -271,10 +271,14 @@ class Runner:
         if served.tokens is not None:
             report.note_tokens(saving)
         if self.debug_options.print_input_density and form.grad:
-            print_density(served, flat, report, saving)
+            densities = {} if served.counts is None else served.densities(flat)
+            print_density(densities, report.graph_calls + report.eager_calls, saving)
         if self.debug_options.print_memory_stats and trains:
             device = device_of(flat, state.tensors)
-            print_memory(report.graph_calls, step.plan, served, flat, variant[-1], device)
+            known = served.sizes(flat)
+            if served.tokens is not None and variant[-1]:
+                known |= served.tokens.most(known)
+            print_memory(report.graph_calls, [(step.plan, known)], device)
         if report.reason or not report.mode:
             report.mode, report.reason = "graph", ""
         returned = outputs
