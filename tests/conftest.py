@@ -51,6 +51,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
+def old_front_end(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looks at the front end that Dynamo has replaced has it, as long as it is there."""
+    if request.node.get_closest_marker("old_front_end") is not None:
+        monkeypatch.setenv("ORTRAIN_FRONT_END", "old")
+
+
+@pytest.fixture(autouse=True)
 def no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a capture may take long, and tests compare what is printed."""
     monkeypatch.setattr("ortrain.step.progress.FIRST", 1e6)
@@ -60,6 +67,7 @@ def no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph is made at once: tests are short runs, in which none would pay."""
     monkeypatch.setattr("ortrain.step.prospect.Prospect.pays", lambda *_: True)
+    monkeypatch.setattr("ortrain.frontend.policy.Policy._pays", lambda *_: True)
 
 
 @pytest.fixture
@@ -69,6 +77,8 @@ def graph_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ortrain.step.marks.clock", lambda: float(next(ticks)))
     monkeypatch.setattr("ortrain.step.contest.MOST_ROUNDS", 1)
     monkeypatch.setattr("ortrain.step.contest.MARGIN", 1e9)
+    monkeypatch.setattr("ortrain.frontend.autotune.ROUNDS", 1)
+    monkeypatch.setattr("ortrain.frontend.autotune.MARGIN", 1e9)
 
 
 @pytest.fixture

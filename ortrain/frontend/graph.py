@@ -52,6 +52,9 @@ from ortrain.step.tokens import TokenCounts, Tokens, dense
 for node in NODES:
     node.backward = staticmethod(torch.compiler.disable(node.backward))
 
+# Calls after which a graph has no result that is the module's loss.
+MOST_ASKED = 3
+
 
 class Graph:
     """Runs calls of one graph.
@@ -113,6 +116,7 @@ class Graph:
         self.executor = self._executor()
         self.cache = Cache(options.cache_dir, options.cache_bytes)
         self.loss: int | None = None
+        self.asks_for_loss = MOST_ASKED
         self.forms: dict[tuple[Shown, bool], Form] = {}
         self.tokens: dict[Shown, Tokens | None] = {}
         self.form = self._first_form(real)
@@ -364,7 +368,7 @@ class Graph:
         result = self.translated.outside.results[place]
         users = self.translated.program.outputs(Role.USER_OUTPUT, Role.LOSS)
         if self.loss is None and result.kind == "root" and is_loss(users[result.index]):
-            self.loss = result.index
+            self.loss, self.asks_for_loss = result.index, 0
             set_role(users[self.loss], Role.LOSS)
 
     def lay(self, orders: Mapping[tuple[str, str], tuple[int, ...]]) -> None:

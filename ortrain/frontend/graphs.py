@@ -247,10 +247,12 @@ class Graphs:
 
 def _learn_loss(output: Any, ran: Sequence[tuple[Graph, Any]]) -> None:
     """Tells a graph which of its results the module returns in the first place."""
-    if all(graph.loss is not None for graph, _ in ran):
+    asking = [(graph, results) for graph, results in ran if graph.asks_for_loss]
+    if not asking:
         return
     first = next((t for t in pytree.tree_leaves(output) if isinstance(t, Tensor)), None)
-    for graph, results in ran:
+    for graph, results in asking:
+        graph.asks_for_loss -= 1
         for place, result in enumerate([results] if graph.alone else results):
             if result is first:
                 graph.know_loss(place)

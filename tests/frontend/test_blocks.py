@@ -17,9 +17,13 @@ from ortrain.frontend.policy import BLOCKS, Challenger
 
 
 @pytest.fixture(autouse=True)
+def no_waiting() -> None:
+    """Where no step is to come, nothing is tried."""
+
+
+@pytest.fixture(autouse=True)
 def blocks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are tried as soon as a step has been seen, and nothing else is."""
-    monkeypatch.setenv("ORTRAIN_FRONT_END", "new")
     ways = [Challenger(BLOCKS, cost=0.0, gain=0.9)]
     monkeypatch.setattr(machine, "challengers_of", lambda *_, **__: ways)
     monkeypatch.setattr(autotune, "SECONDS", 0.0)

@@ -32,11 +32,6 @@ from ortrain.frontend.graph import Graph
 PACKAGE = Path(ortrain.__file__).parent
 
 
-@pytest.fixture(autouse=True)
-def new_front_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ORTRAIN_FRONT_END", "new")
-
-
 class Inner(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -559,19 +554,23 @@ def test_what_is_loaded_in_the_first_call_is_not_made_for_its_mode(mode: str) ->
 # -- what a call costs, and leaves ---------------------------------------------------------------
 
 
-def _folders(call: Callable[[], Any]) -> set[str]:
-    found: set[str] = set()
+def _folders(call: Callable[[], Any]) -> dict[str, str]:
+    """The folders of what a call enters, with a function of each."""
+    found: dict[str, str] = {}
 
     def note(frame: types.FrameType, event: str, _: Any) -> None:
         path = Path(frame.f_code.co_filename)
         if event == "call" and path.is_relative_to(PACKAGE):
-            found.add(os.fspath(path.parent.relative_to(PACKAGE)))
+            found[os.fspath(path.parent.relative_to(PACKAGE))] = frame.f_code.co_qualname
 
+    gc.collect()
+    gc.disable()  # which would enter generators of other tests to close them
     sys.setprofile(note)
     try:
         call()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return found
 
 
@@ -579,7 +578,8 @@ def test_a_settled_call_passes_at_most_five_folders() -> None:
     model, x = held(Drawing(broken=False)), torch.ones(4, 8)
     for _ in range(4):
         model(x).sum().backward()
-    assert len(_folders(lambda: model(x).sum().backward())) <= 5
+    found = _folders(lambda: model(x).sum().backward())
+    assert len(found) <= 5, found
 
 
 @pytest.fixture

@@ -38,6 +38,11 @@ class Clock:
         return self.now
 
 
+@pytest.fixture(autouse=True)
+def no_waiting() -> None:
+    """A graph is made when it pays."""
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
