@@ -27,18 +27,27 @@ from ortrain.module_state.reach import names
 class Entry:
     """What an ORTModule has for its forward, as a function that others may hold on to.
 
+    Args:
+        module: the module of the ORTModule.
+        run: takes the arguments of a call, positional and by name.
+        is_part: whether the call that is being converted is part of another graph of ours.
+
     Attributes:
         function: it.
         calls: of it, so far.
         before: the module's code that it stands for, once the module has another.
     """
 
-    def __init__(self, forward: Callable[..., Any], run: Callable[..., Any]) -> None:
+    def __init__(
+        self, module: nn.Module, run: Callable[..., Any], is_part: Callable[[], bool]
+    ) -> None:
         self.calls = 0
         self.before: Callable[..., Any] | None = None
 
-        @functools.wraps(forward)
+        @functools.wraps(module.forward)
         def call(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() and is_part():
+                return module(*args, **kwargs)
             self.calls += 1
             if self.before is not None:
                 return self.before(*args, **kwargs)

@@ -497,8 +497,8 @@ def served_opset(opset: int, source: str) -> int:
 
 
 def new_front_end() -> bool:
-    """Whether Dynamo finds the graphs of modules: for tests, until it is so always."""
-    return _variable("ORTRAIN_FRONT_END", "") == "new"
+    """Whether Dynamo finds the graphs of modules; the other way is there until tests are moved."""
+    return _variable("ORTRAIN_FRONT_END", "") != "old"
 
 
 def json_config_path() -> Path | None:

@@ -122,7 +122,7 @@ class ORTModule(nn.Module):
         with contextlib.suppress(TypeError, ValueError):  # some callables written in C have none
             own["__signature__"] = inspect.signature(module.forward)
         if type(self).forward is ORTModule.forward:
-            own["_entries"] = [_entry(own["_runner"], module.forward)]
+            own["_entries"] = [_entry(own["_runner"])]
             own["forward"] = own["_entries"][0].function
         # Methods of nn.Module that the module's class has made its own are its own here too.
         for name in _METHODS:
@@ -263,7 +263,7 @@ class ORTModule(nn.Module):
         """Makes a function the module's own forward."""
         entries: list[Entry] = self.__dict__["_entries"]
         entries[-1].give_way(self.module, function)
-        entries.append(_entry(self.__dict__["_runner"], self.module.forward))
+        entries.append(_entry(self.__dict__["_runner"]))
         self.__dict__["forward"] = entries[-1].function
 
     def __getitem__(self, index: Any) -> Any:
@@ -359,14 +359,19 @@ def _runner_of(
     return Runner(module, options, debug_options)
 
 
-def _entry(runner: Runner, forward: Callable[..., Any]) -> Entry:
+def _entry(runner: Runner) -> Entry:
+    def is_part() -> bool:
+        from ortrain.frontend.compiled import is_ours
+
+        return runner.options.precision is None and is_ours()
+
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.compiler.is_compiling():
             # torch.compile around ORTModule would trace the runner, and capture and build with it.
             return torch.compiler.disable(_call)(runner, args, kwargs)
         return _call(runner, args, kwargs)
 
-    return Entry(forward, run)
+    return Entry(runner.module, run, is_part)
 
 
 def _call(runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

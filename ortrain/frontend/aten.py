@@ -41,6 +41,34 @@ higher_order = torch.ops.higher_order
 _CHECKPOINTS = {higher_order.tag_activation_checkpoint, higher_order.wrap_activation_checkpoint}
 
 
+def has_reentrant(module: fx.GraphModule) -> bool:
+    """Whether one of Dynamo's graphs has a checkpoint with ``use_reentrant=True``."""
+    parts = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
+    return any(
+        node.target in _CHECKPOINTS and node.kwargs.get("use_reentrant", True)
+        for part in parts
+        for node in part.graph.nodes
+    )
+
+
+_SQUEEZES = {torch.squeeze, "squeeze", "squeeze_"}
+
+
+def squeezes(module: fx.GraphModule) -> bool:
+    """Whether one of Dynamo's graphs drops an axis where its size is one, and it may be so."""
+    parts = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
+    return any(
+        node.target in _SQUEEZES and any(map(_has_symbols, node.all_input_nodes))
+        for part in parts
+        for node in part.graph.nodes
+    )
+
+
+def _has_symbols(node: Any) -> bool:
+    value = node.meta.get("example_value")
+    return isinstance(value, torch.Tensor) and any(isinstance(s, torch.SymInt) for s in value.shape)
+
+
 def aten_of(module: fx.GraphModule, fakes: list[Any]) -> fx.GraphModule:
     """The graph of ATen operators of one of Dynamo's.
 

@@ -16,12 +16,17 @@ from ortrain.frontend.call import in_its_place
 from ortrain.frontend.graph import Graph
 from ortrain.frontend.key import Key, NoKey, Table
 from ortrain.frontend.original import Code, in_pytorch
-from ortrain.frontend.parts import asked_for, divided, is_pytorchs, responsible
+from ortrain.frontend.parts import LEAST, asked_for, divided, is_pytorchs, responsible
 from ortrain.module_state.saving import unhooked
 from ortrain.uncollected import lasting
 
 _KNOWN = Table()
 _ASKED = NotServed("keep_in_torch names it", help="none is needed")
+_ALL = NotServed(
+    "keep_in_torch leaves nothing to a graph",
+    because=f"a part of fewer than {LEAST} operations is slower as one",
+    help="none is needed",
+)
 
 
 class InPyTorch:
@@ -131,7 +136,8 @@ def _served(
     found: Served | None = _KNOWN.find(key)
     if found is None:
         found = _made(module, real, options, guarded=guarded)
-        _KNOWN.keep(key, found)
+        if not isinstance(found, InPyTorch):  # its reason tells the place, which is a module's own
+            _KNOWN.keep(key, found)
     return found
 
 
@@ -147,6 +153,7 @@ def _made(
             reason = error
         except Exception as error:
             reason = CaptureError(**own_failure(error, "making the graph"))
+            reason.__cause__ = error
     try:
         parts = divided(module, kept or responsible(module, reason))
         if parts is not None:
@@ -155,4 +162,5 @@ def _made(
                 return served
     except Exception as error:
         reason = CaptureError(**own_failure(error, "parting the graph"))
-    return InPyTorch(module, reason)
+        reason.__cause__ = error
+    return InPyTorch(module, _ALL if reason is _ASKED else reason)

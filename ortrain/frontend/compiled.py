@@ -8,19 +8,29 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch import fx, nn
+import torch
+from torch import distributed, fx, nn
 from torch.utils import _pytree as pytree
 
 from ortrain.config import Options
 from ortrain.errors import CaptureError, OrtrainError
+from ortrain.frontend.aten import has_reentrant, squeezes
 from ortrain.frontend.backend import InPyTorch, Parts, Served, steps_of
 from ortrain.frontend.call import Heard, heard
 from ortrain.frontend.graph import Graph
 from ortrain.frontend.proof import Prover
 from ortrain.frontend.watch import Watch
-from ortrain.pytorch.dynamo import Teller, breaks, converted, with_open_sizes
+from ortrain.pytorch.dynamo import MOST, Teller, as_one_graph, breaks, converted, with_open_sizes
 from ortrain.pytorch.sources import rename
 from ortrain.step.overhead import Overhead
+from ortrain.step.progress import progress
+from ortrain.step.ranges import marked
+
+HELP = "none is needed: such calls run in PyTorch"
+
+
+class OnesMatter(Exception):
+    """A graph drops axes of size one, so that no symbol may be one."""
 
 
 def _called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -40,6 +50,11 @@ class Compiled:
         made: what its graphs have become, in their order.
         conversions: of code of the module.
         fresh: whether some have been made since it was last asked.
+        roots: by the modes of calls, places of tensors that they return, from which gradients
+            come, once graphs have run; none where these have been compared with the module.
+        reentrant: whether there are checkpoints with reentrance in its graphs.
+        wrong: why the graphs are not the module's; None as far as is known.
+        doing: what conversions say that they do where they take long; empty for nothing.
         ones_are_sizes: whether a size of one is like others. What is broadcast may be one in one
             call and many in the next, which a symbol cannot be.
     """
@@ -58,19 +73,32 @@ class Compiled:
         self.made: list[Served] = []
         self.conversions = 0
         self.fresh = False
-        self.why = ""
-        self._run = converted(_called, _backend_of(self))
+        self.doing = self.why = ""
+        self.roots: dict[tuple[bool, bool], list[int]] = {}
+        self.reentrant = False
+        self.wrong: OrtrainError | None = None
+        self._told = contextlib.ExitStack()
+        self.renew()
         self._breaks: dict[str, int] = {}
+
+    def renew(self) -> None:
+        """Begins anew: Dynamo leaves code alone in whose conversion an error was raised."""
+        self._run = converted(_called, _backend_of(self), self.watch.names)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module's call, as graphs where there are some."""
         if _TELLER.begin not in _TELLER.known:
             _TELLER.tell()
-        return self._run(module, args, kwargs)
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return self._run(module, args, kwargs)
+        with as_one_graph():
+            return self._run(module, args, kwargs)
 
     def begins(self) -> None:
         """Before a conversion."""
         self.conversions += 1
+        self._told.enter_context(progress(self.doing, shown=bool(self.doing)))
+        self._told.enter_context(marked("capture"))
         self.overhead.begin("trace")
         if (call := heard()) is not None:
             with_open_sizes(pytree.tree_leaves(call.given))
@@ -79,6 +107,7 @@ class Compiled:
     def ends(self) -> None:
         """Behind it."""
         self.overhead.end()
+        self._told.close()
         self.fresh = True
         now = breaks()
         for reason, count in now.items():
@@ -91,7 +120,10 @@ class Compiled:
             names = _names_of(call)
             for holder in module.graph.find_nodes(op="placeholder"):
                 rename(holder, names)
-        with self.overhead.of("build"):
+        if self.ones_are_sizes and squeezes(module):
+            raise OnesMatter
+        self.reentrant |= has_reentrant(module)
+        with self.overhead.of("build"), marked("build"):
             made = steps_of(module, inputs, self.options)
         self.made.append(made)
         for graph in graphs_in(made):
@@ -120,10 +152,16 @@ class Compiled:
         for made in reversed(self.made):
             if isinstance(made, InPyTorch | Parts) and made.reason is not None:
                 return made.reason
+        if self.conversions >= MOST:
+            return CaptureError(
+                "its code depends on what changes from call to call",
+                because=f"there are {MOST} graphs of it, and none for this call",
+                help=HELP,
+            )
         return CaptureError(
             "there is no graph of it",
             because=self.why or "Dynamo makes none of its code: TORCH_LOGS=graph_breaks says why",
-            help="none is needed: such calls run in PyTorch",
+            help=HELP,
         )
 
 
@@ -161,6 +199,12 @@ def _names_of(call: Heard) -> dict[str, str]:
         positional = [name for name, each in named.items() if each.kind in kinds]
         found |= {f"args.{i}": name for i, name in enumerate(positional)}
     return found
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def is_ours() -> bool:
+    """Whether the code that Dynamo converts is that of a held module."""
+    return heard() is not None
 
 
 def graphs_in(made: Served) -> Iterator[Graph]:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 ENOUGH = 2
 
 
+# No lack of a graph, so that it is never an error.
+AGAIN = NotServed("its gradients are differentiated again, which PyTorch does")
+
 # Sizes of calls at which a program has failed; then all of them run in PyTorch.
 MOST_FAILED = 8
 
@@ -42,6 +45,7 @@ class Way:
         step: the step.
         places: of its inputs among the graph's.
         numbers: which of these are numbers.
+        pairs: which are complex, and pairs of real numbers in the program.
         copied: of which it takes copies.
         first: of which it does where other outputs may receive gradients than is thought.
         held: places of its parameters and buffers among the graph's inputs.
@@ -50,6 +54,7 @@ class Way:
     step: Step
     places: list[int]
     numbers: list[int]
+    pairs: list[int]
     copied: list[int]
     first: list[int]
     held: list[int]
@@ -97,10 +102,7 @@ class Form:
 
     def differentiated_again(self) -> None:
         """Its next calls run in PyTorch: a graph has first derivatives only."""
-        self.refused = self.refused or NotServed(
-            "its gradients are differentiated again", because="a graph has first derivatives only",
-            help="none is needed: such calls run in PyTorch",
-        )  # fmt: skip
+        self.refused = self.refused or AGAIN
 
     def recovers(self, error: OrtrainError, call: Any) -> bool:
         """Whether PyTorch may answer a backward that failed."""
@@ -164,6 +166,7 @@ class Form:
                 step,
                 places,
                 [n for n, i in enumerate(places) if i in found.numbers],
+                [n for n, i in enumerate(places) if i in found.pairs],
                 [n for n in first if places[n] in found.copied or n in step.plan.reads_back],
                 first,
                 [found.places[name] for name in step.names],

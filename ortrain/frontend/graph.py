@@ -12,6 +12,7 @@ from torch import Tensor, fx, is_grad_enabled
 
 from ortrain.autodiff.engine import influences
 from ortrain.cache import Cache
+from ortrain.capture.fx.complex_pairs import as_real
 from ortrain.capture.origin import IN_PYTORCH
 from ortrain.capture.trace.returned import Source
 from ortrain.config import Options
@@ -78,6 +79,8 @@ class Graph:
                 because="its gradients are the transform's",
                 help=IN_PYTORCH,
             )
+        if any(isinstance(each, Tensor) and each.is_meta for each in real):
+            raise NotServed("a tensor is on meta, and has no values", help=IN_PYTORCH)
         self.fallback = in_pytorch(module)
         self.alone = not isinstance(module.graph.output_node().args[0], tuple | list)
         self.translated = found = translated(module, real, options.opset)
@@ -245,11 +248,14 @@ class Graph:
         users, held = [args[i] for i in way.places], [args[i] for i in way.held]
         for i in way.numbers:
             users[i] = torch.tensor(users[i])
+        for i in way.pairs:
+            users[i] = as_real(users[i])
         call, certain = tuple(args), form.certain
         if copied := way.copied if certain else way.first:
             given = list(args)
             for i in copied:
-                users[i] = given[way.places[i]] = users[i].clone()
+                given[way.places[i]] = args[way.places[i]].clone()
+                users[i] = self._user(given, way.places[i])
             call = tuple(given)
         if self.wrt and is_grad_enabled():
             outputs = [*way.step.train(users, call, caller, held, certain=certain)]
@@ -269,6 +275,11 @@ class Graph:
         """Whether another input shows the memory of one that is written to, without guard."""
         places = Counter(_storage(each) for each in args if isinstance(each, Tensor))
         return any(places[_storage(args[i])] > 1 for i in self.written)
+
+    def _user(self, args: Sequence[Any], place: int) -> Tensor:
+        """What a program takes of an input."""
+        value = args[place]
+        return as_real(value) if isinstance(value, Tensor) else torch.tensor(value)
 
     def _handed_on(self, args: Sequence[Any], roots: Sequence[Tensor]) -> Any:
         """The graph's outputs, of the step's."""
@@ -294,16 +305,27 @@ class Graph:
             shown = "tokens"
         tokens, saving = self._tokens(shown), None
         if tokens is not None:
-            saving = tokens.saving([_tensor(args[i]) for i in self.users], self.sizes(args))
+            saving = tokens.saving([self._user(args, i) for i in self.users], self.sizes(args))
             if call is not None and runs:
                 call.savings.append(saving)
+        if isinstance(self.options.memory_budget, int):
+            self._make_room(args)
         key = shown, saving is not None and saving.share > 0
         form = self.forms.get(key)
         if form is None:
             with EXCLUSIVE, spent("build"):
                 form = self.forms[key] = self._made(*key)
+            if call is not None:
+                call.compiled.fresh = True
         self.form = form
         return form
+
+    def _make_room(self, args: Sequence[Any]) -> None:
+        """Has programs made anew where a call is larger than those that they keep a budget for."""
+        sizes = self.sizes(args)
+        if any(size > self.example[name] for name, size in sizes.items()):
+            self.example |= {name: max(size, self.example[name]) for name, size in sizes.items()}
+            self.forms.clear()
 
     def _first_form(self, real: Sequence[Any]) -> Form:
         """The program that the call which is being compiled will need."""
@@ -315,7 +337,7 @@ class Graph:
     def _look(self, args: Sequence[Any]) -> Look:
         sizes, densities = self.sizes(args), {}
         if (counts := self._counts) is not None:
-            found = counts([_tensor(args[i]) for i in self.users])
+            found = counts([self._user(args, i) for i in self.users])
             densities = counts.densities(found, sizes)
         if self.form.tokens is not None:
             sizes |= self.form.tokens.most(sizes)
@@ -409,10 +431,6 @@ _SHARED = OfThisCall("an input that is written to shares its memory with another
 _EMPTY = OfThisCall(
     "an input is empty", because="each runtime has its own of statistics of nothing", help=_HELP
 )
-
-
-def _tensor(value: Any) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.tensor(value)
 
 
 def _is_copied(value: Any) -> bool:

@@ -5,23 +5,33 @@ It is loaded with the first graph: Dynamo alone takes half a second to load.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
 from torch.utils import _pytree as pytree
 
 from ortrain.autodiff.held import peak, saved_bytes
 from ortrain.config import DebugOptions, Engine, Options
-from ortrain.errors import CaptureError, NotServed, OfThisCall, OrtrainError
+from ortrain.errors import (
+    CaptureError,
+    NotServed,
+    OfThisCall,
+    OrtrainError,
+    ParityError,
+    listing,
+)
 from ortrain.frontend.blocks import Blocks
 from ortrain.frontend.call import Heard, Look, NothingDone
-from ortrain.frontend.compiled import Compiled
+from ortrain.frontend.compiled import HELP, Compiled
 from ortrain.frontend.equal import equal_blocks
+from ortrain.frontend.form import AGAIN
 from ortrain.frontend.graph import Graph
 from ortrain.frontend.policy import BLOCKS, MODULE
+from ortrain.frontend.twin import Reference, comparable, roots_of, seen_of
 from ortrain.frontend.watch import Watch
 from ortrain.passes.linear_loss import blocks_of
 from ortrain.passes.tokens import Shown
@@ -34,7 +44,6 @@ from ortrain.step.saved_graphs import save_pieces, save_stages
 # Of one module, with other hooks and functions each; those used first make way.
 MOST = 8
 
-HELP = "none is needed: such calls run in PyTorch"
 _BORROWED = OfThisCall(
     "some parameters are no parameters, as torch.func.functional_call sets them", help=HELP
 )
@@ -55,9 +64,11 @@ class Outcome:
         done: whether the module was called at all.
         why: why none of its graphs ran as a step; None where one did.
         lasting: whether calls like it will have no graph either.
-        always: whether no call will.
+        always: whether no call will, as long as the module's code is what it is.
+        meant: whether PyTorch is meant to run it, so that it is no fallback.
         savings: of its graphs, by tokens that they leave out.
         looks: as of :class:`~ortrain.frontend.call.Heard`.
+        ran: the graphs that have run as steps, in their order.
     """
 
     output: Any = None
@@ -65,8 +76,10 @@ class Outcome:
     why: OrtrainError | None = None
     lasting: bool = False
     always: bool = False
+    meant: bool = False
     savings: Sequence[Saving | None] = field(default_factory=list)
     looks: Sequence[Look] = ()
+    ran: Sequence[Graph] = ()
 
 
 class Graphs:
@@ -80,6 +93,7 @@ class Graphs:
 
     Attributes:
         looks: whether outcomes tell what steps hold and which tokens they have.
+        tells: whether conversions that take long say so.
     """
 
     def __init__(
@@ -90,12 +104,16 @@ class Graphs:
         tell: Callable[[OrtrainError | None], None],
     ) -> None:
         self.module, self.options, self.overhead = module, options, overhead
-        self.looks = False
+        self.looks, self.tells = False, True
+        self._described: Compiled | None = None
         self._tell = tell
         self.compiled: dict[tuple[Any, ...], Compiled] = {}
         self.last: Compiled | None = None
         self._watch = Watch(module)
         self._blocks: Blocks | None = None
+        for part in module.modules():  # which may be held itself, and is called with the whole
+            if (runner := part.__dict__.get("_runner")) is not None:
+                runner.calls += 1
 
     def whole(
         self,
@@ -119,7 +137,10 @@ class Graphs:
         if self._blocks is not None:
             self._blocks.switch(False)
         if (why := self._refused(compiled, may_convert)) is not None:
-            return Outcome(done=False, why=why, always=bool(compiled.watch.not_followed))
+            always = isinstance(why, NotServed | ParityError) and not isinstance(why, OfThisCall)
+            return Outcome(done=False, why=why, always=always)
+        reference = self._reference(compiled, args, kwargs, shown, may_convert)
+        before = compiled.conversions
         with Heard(self.module, compiled, (args, kwargs), shown) as call:
             call.looks = [] if self.looks else None
             try:
@@ -129,10 +150,12 @@ class Graphs:
                 return Outcome(done=False, why=_RAISES.at(""))
             except Exception as error:
                 if not is_of_conversion(error):
+                    if compiled.conversions != before:
+                        compiled.renew()
                     raise
                 if what := not_followed(error):
                     found = NotServed(f"a graph would be wrong about it: {what}", help=HELP)
-                    return Outcome(done=False, why=found, always=True)
+                    return Outcome(done=False, why=found, lasting=True, always=True)
                 if compiled.ones_are_sizes and not call.ran:
                     compiled.ones_are_sizes = False
                     again = self.whole(engine, args, kwargs, shown, may_convert=may_convert)
@@ -146,6 +169,8 @@ class Graphs:
                 why.__cause__ = error
                 return Outcome(done=False, why=why, lasting=True)
         _learn_loss(output, call.ran)
+        if (why := self._judged(compiled, reference, output, call)) is not None:
+            return Outcome(done=False, why=why, lasting=True, always=True)
         return self._outcome(output, call, compiled, may_convert)
 
     def by_blocks(
@@ -159,26 +184,92 @@ class Graphs:
             self._blocks = Blocks(equal_blocks(self.module), compiled)
         if (why := self._refused(compiled, may_convert)) is not None:
             return Outcome(done=False, why=why)
+        reference = self._reference(compiled, args, kwargs, "all", may_convert)
         self._blocks.switch(True)
         with Heard(self.module, compiled, (args, kwargs), "all") as call:
             call.looks = [] if self.looks else None
             call.mode = AsGraphs(call.seeds)
             with call.mode, nullcontext() if may_convert else without_conversions():
                 output = self.module(*args, **kwargs)
+        if (why := self._judged(compiled, reference, output, call)) is not None:
+            self._blocks.switch(False)
+            return Outcome(done=False, why=why, lasting=True, always=True)
         return self._outcome(output, call, compiled, may_convert)
 
+    def _reference(
+        self,
+        compiled: Compiled,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        shown: Shown,
+        may_convert: bool,
+    ) -> Reference | None:
+        """What the graphs of this call are compared with, where that is due and can be.
+
+        That is a call's business once graphs have run: for what both need the memory is there one
+        after another. Of a checkpoint that runs its code without gradients at first, Dynamo keeps
+        less than that means, and no call is handed on before it is compared.
+        """
+        modes = is_grad_enabled(), self.module.training
+        roots = compiled.roots.get(modes)
+        if roots == [] or not may_convert or self.options.certificate == "off":
+            return None
+        if not comparable(self.module, compiled.watch):
+            return None
+        with self.overhead.of("parity"), contextlib.suppress(Exception):
+            reference = Reference(self.module, compiled.watch, args, kwargs)
+            if roots:
+                compiled.roots[modes] = []
+                reference.run([0] if shown == "loss" and 0 in roots else roots)
+            return reference
+        return None
+
+    def _judged(
+        self, compiled: Compiled, reference: Reference | None, output: Any, call: Heard
+    ) -> OrtrainError | None:
+        """Why the graphs of a call are not the module's; where that is so, none has run."""
+        modes = call.grad, self.module.training
+        if not call.ran:
+            return None
+        if modes not in compiled.roots:
+            compiled.roots[modes] = roots = roots_of(output, call.ran)
+            if reference is None or not compiled.reentrant:
+                return None
+            with self.overhead.of("parity"), contextlib.suppress(Exception):
+                reference.run(roots)
+        if reference is None or reference.seen is None:
+            return None
+        faults: list[str] = []
+        with self.overhead.of("parity"), contextlib.suppress(Exception):  # a backward's own
+            seen = seen_of(output, self.module, call.given, reference.roots, again=True)
+            everything = call.shown == "all" and not self.options.skip_padding
+            faults = reference.faults(seen, all_are_read=everything)
+        if not faults:
+            return None
+        reference.take_back()
+        compiled.wrong = ParityError(
+            f"the graphs of {type(self.module).__name__} do not compute what it does",
+            because=listing(faults),
+            help="it runs in PyTorch instead; please report it with the module's code",
+        )
+        return compiled.wrong
+
     def _refused(self, compiled: Compiled, may_convert: bool) -> OrtrainError | None:
-        if name := compiled.watch.not_followed:
-            return NotServed(f"{name} keeps its results, which a graph does not", help=HELP)
+        if compiled.wrong is not None:
+            return compiled.wrong
+        if why := compiled.watch.not_followed:
+            return NotServed(why, help=HELP)
         if not compiled.watch.has_its_parameters():
             return _BORROWED.at("")
         return None if may_convert or compiled.made else _OVER_BUDGET.at("")
 
     def _outcome(self, output: Any, call: Heard, compiled: Compiled, may_convert: bool) -> Outcome:
         if call.ran:
-            return Outcome(output, savings=call.savings, looks=call.looks or ())
+            ran = [*dict.fromkeys(graph for graph, _ in call.ran)]
+            return Outcome(output, savings=call.savings, looks=call.looks or (), ran=ran)
         if call.failed is not None:
-            return Outcome(output, why=call.failed.at(call.failed.where))
+            meant = call.failed is AGAIN
+            return Outcome(output, why=call.failed.at(call.failed.where), meant=meant)
         if not may_convert:
             return Outcome(output, why=_OVER_BUDGET.at(""))
         return Outcome(output, why=compiled.refusal(), lasting=True)
@@ -195,13 +286,13 @@ class Graphs:
             options = replace(self.options, engine=engine)
             known = Compiled(options, self._watch, self.overhead, self._tell)
             self.compiled[key] = known
+        known.doing = f"capturing {type(self.module).__name__}" if self.tells else ""
         return known
 
     # -- what is told -------------------------------------------------------------------------
 
-    def save(self, debug_options: DebugOptions) -> None:
-        """Writes the graphs of the last call as ONNX files, numbered where there are several."""
-        graphs = [] if self.last is None else self.last.graphs
+    def save(self, debug_options: DebugOptions, graphs: Sequence[Graph]) -> None:
+        """Writes graphs of a call as ONNX files, numbered where there are several."""
         for number, graph in enumerate(graphs, 1):
             prefix = debug_options.onnx_prefix + (f"_{number}" if len(graphs) > 1 else "")
             debug = replace(debug_options, onnx_prefix=prefix)
@@ -215,16 +306,16 @@ class Graphs:
             save_pieces(debug, step.plan)
 
     def describe(self, report: Report, shown: Shown) -> bool:
-        """Fills in a report on what the last call ran, where that is new."""
+        """Fills in a report on what the last call ran; whether some of its graphs are new."""
         compiled = self.last
-        if compiled is None or not compiled.fresh:
+        if compiled is None or not (compiled.fresh or compiled is not self._described):
             return False
-        compiled.fresh = False
+        fresh, compiled.fresh, self._described = compiled.fresh, False, compiled
         graphs = compiled.graphs
         report.captures = len(compiled.made)
         plans = [form.way.step.plan for graph in graphs for form in graph.forms.values()]
         if not plans:
-            return True
+            return fresh
         last, executor = plans[-1], graphs[-1].executor
         report.engine, report.replays, report.stages = str(executor), executor.replays, {}
         for plan in plans:
@@ -242,7 +333,7 @@ class Graphs:
         report.dense = [each for graph in graphs for each in graph.dense(shown)]
         found = [graph.form.certificate for graph in graphs]
         report.certificate = "; ".join(str(each) for each in found if each is not None)
-        return True
+        return fresh
 
 
 def _learn_loss(output: Any, ran: Sequence[tuple[Graph, Any]]) -> None:

@@ -143,6 +143,7 @@ class Machine:
         grad, may = is_grad_enabled(), policy.may_convert
         graphs, report = self._graphs(), self._described(grad)
         debug, shown = self.debug_options, _shown(self.only_loss)
+        graphs.tells = debug.log_level <= LogLevel.WARNING
         graphs.looks = grad and (debug.print_input_density or debug.print_memory_stats)
         if way == BLOCKS:
             outcome = graphs.by_blocks(policy.engine, args, kwargs, may_convert=may)
@@ -156,7 +157,7 @@ class Machine:
                 print(report, file=sys.stderr)
             if self.debug_options.save_onnx and outcome.why is None:
                 policy.saved = True
-                graphs.save(self.debug_options)
+                graphs.save(self.debug_options, outcome.ran)
         if outcome.why is None:
             report.graph_calls += 1
             report.mode, report.reason = "graph", ""
@@ -199,6 +200,8 @@ class Machine:
         else:
             with alone(why):
                 outcome.output = self._in_pytorch(str(why), args, kwargs)
+        if outcome.meant:
+            return outcome.output
         if not isinstance(why, CheckFailed) and not self.options.falls_back(why):
             raise why
         if not may:
@@ -206,7 +209,7 @@ class Machine:
         elif way == BLOCKS:
             policy.forfeit(BLOCKS, str(why))
             may = policy.settled  # nobody need hear of it where the whole will be tried
-        elif outcome.always:
+        elif outcome.always and (outcome.lasting or policy.contest is not None):
             policy.forfeit(MODULE, str(why))
         elif outcome.lasting and not self.options.retry:
             policy.refused[_form_of(args, kwargs)] = str(why)
@@ -222,7 +225,7 @@ class Machine:
         start = now(self.device)
         way = policy.next()
         if self.debug_options.save_onnx and not policy.saved and not policy.refused:
-            way = MODULE  # for its files, whatever runs the next calls
+            way, policy.asked = MODULE, True  # for its files, whatever runs the next calls
         if way != self.last:
             self.last = way
             release_pools()  # no two hold their memory at the same time
@@ -393,12 +396,15 @@ def _partitioned(module: nn.Module) -> str:
 
 
 def _form_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What tells calls apart that Dynamo treats alike or not: types and sizes."""
+    """What tells calls apart that Dynamo treats alike or not: types, sizes and autocast."""
     leaves = pytree.tree_leaves((args, kwargs))
-    return (*kwargs, *(_kind_of(leaf) for leaf in leaves))
+    kinds = sorted({leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)})
+    able = filter(torch.amp.is_autocast_available, kinds)
+    around = [torch.get_autocast_dtype(kind) for kind in able if torch.is_autocast_enabled(kind)]
+    return (*around, *kwargs, *(_kind_of(leaf) for leaf in leaves))
 
 
 def _kind_of(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return (leaf.dtype, leaf.shape, leaf.device, leaf.requires_grad, leaf.layout)
-    return type(leaf), leaf if isinstance(leaf, bool | int | float | str) else None
+    return type(leaf), leaf if type(leaf) in (bool, int, float, str) else None

@@ -98,7 +98,8 @@ class Policy:
         spell: calls that go to the module unseen.
         refused: why calls of a form have no graph.
         contest: what was measured.
-        saved: whether its graphs are written, where files are asked for.
+        asked: whether files of its graphs are asked for, whatever these cost.
+        saved: whether they are written.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class Policy:
         self._recalled: Contest | None = None
         self.spell = 0
         self.refused: dict[Any, str] = {}
-        self.saved = False
+        self.asked = self.saved = False
         self.contest: Contest | None = Contest() if challengers else None
         self._began = marks.clock()
         self._known = Times()
@@ -165,7 +166,7 @@ class Policy:
     @property
     def may_convert(self) -> bool:
         """Whether there may be a further graph: not where that has taken too much of the run."""
-        if self.contest is None:
+        if self.contest is None or (self.asked and not self.saved):
             return True
         share = SHARE * (marks.clock() - self._began)
         if not self._first:

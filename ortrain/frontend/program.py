@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.export.graph_signature import (
 )
 from torch.utils import _pytree as pytree
 
+from ortrain.capture.fx.complex_pairs import given_as_pairs
 from ortrain.capture.fx.regions import mark_regions
 from ortrain.capture.onnx import lift
 from ortrain.capture.onnx.translations.base import SymbolicSize
@@ -47,6 +48,7 @@ class Translated:
         program: the forward.
         places: of its inputs among the graph's, by name.
         numbers: which of them are numbers, and tensors without axes in the program.
+        pairs: which stand for pairs of real numbers, and are complex tensors in the graph.
         copied: places of those that the graph takes copies of, which the caller's writes leave.
         outside: what becomes of the program's outputs.
         sources: those that lie in memory in another order than their axes.
@@ -56,6 +58,7 @@ class Translated:
     program: Program
     places: dict[str, int]
     numbers: list[int]
+    pairs: list[int]
     copied: list[int]
     outside: Outside
     sources: dict[int, Source]
@@ -104,11 +107,15 @@ def _translated(module: fx.GraphModule, real: Sequence[Any], opset: int) -> Tran
     present = {*graph.graph.find_nodes(op="placeholder")}
     specs, leaves, held, places = [], [], {}, {}
     numbers: list[int] = []
+    pairs: list[int] = []
     for i, (node, value) in enumerate(zip(inputs, real, strict=True)):
         if node not in present:
             continue
         places[names[i]] = i
         kind = InputKind.USER_INPUT if node in copied else _kind(holders[i], value, node in changed)
+        if _is_pairs(node, value, changed):
+            kind = InputKind.USER_INPUT
+            pairs.append(i)
         persistent = True if kind is InputKind.BUFFER else None
         specs.append(InputSpec(kind, TensorArgument(node.name), names[i], persistent))
         if kind is InputKind.USER_INPUT:
@@ -122,7 +129,8 @@ def _translated(module: fx.GraphModule, real: Sequence[Any], opset: int) -> Tran
         OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(root.name), None)
         for root in outside.roots
     ]
-    spec = pytree.tree_structure(tuple(outside.roots))
+    alone = len(outside.roots) == 1  # and so without a number in its name
+    spec = pytree.tree_structure(outside.roots[0] if alone else tuple(outside.roots))
     traced = Traced(graph, specs, outputs, constants, held, {}, spec)
     sources = sources_of(traced, [leaf.position for leaf in leaves])
     state = lift.State(
@@ -135,7 +143,14 @@ def _translated(module: fx.GraphModule, real: Sequence[Any], opset: int) -> Tran
     places_written = [i for i, node in enumerate(inputs) if node in changed]
     own = Original(original, places_written, autocast)
     copies = [i for i, node in enumerate(inputs) if node in copied]
-    return Translated(program, places, numbers, copies, outside, sources, own)
+    return Translated(program, places, numbers, pairs, copies, outside, sources, own)
+
+
+def _is_pairs(node: fx.Node, value: Any, changed: Collection[fx.Node]) -> bool:
+    """Whether an input is complex, and stands for pairs of real numbers from now on."""
+    if not (isinstance(value, Tensor) and value.is_complex()) or value.requires_grad:
+        return False
+    return node not in changed and given_as_pairs(node)
 
 
 def _cloned(graph: fx.Graph) -> set[fx.Node]:

@@ -199,7 +199,9 @@ class _Trial:
         del results
 
         def digested(name: str) -> Any:
-            def take(gradient: Tensor) -> None:
+            def take(gradient: Tensor | None) -> None:
+                if gradient is None:
+                    return  # the hooks of a leaf run where no gradient came, too
                 evidence.note_place("gradient", name, gradient)
                 dense = gradient.to_dense() if gradient.is_sparse else gradient
                 evidence.gradients[name] = Digest.of(dense, directions)

@@ -8,8 +8,11 @@ take 600.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import operator
+import sys
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from types import FunctionType
 from typing import Any
@@ -31,8 +34,8 @@ class Watch:
         found: these hooks and functions, in order.
         key: equal where they are the same, as long as ``found`` is there.
         hooked: whether there are hooks.
-        not_followed: a method whose results are kept by ``functools.lru_cache``, which Dynamo runs
-            anew and tells nobody of; empty without one.
+        names: the global names of its forward.
+        not_followed: what of its code Dynamo does not follow; empty without such a thing.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -47,12 +50,28 @@ class Watch:
         self._members = [
             (vars(kind).get, [n for n, f in vars(kind).items() if _is_code(n, f)]) for kind in kinds
         ]
-        cached = [f"{k.__name__}.{n}" for k in kinds for n, f in vars(k).items() if _keeps(f)]
-        self.not_followed = next(iter(cached), "")
+        forward = getattr(module.forward, "__func__", module.forward)
+        self.names = getattr(forward, "__globals__", {"__builtins__": builtins})
+        self.not_followed = next(self._not_followed(kinds), "")
         self._functions = self._functions_now()
         self.hooked = bool(self._hooks)
         self.found = [*self._hooks, *self._functions]
         self.key = (len(self._hooks), *map(id, self.found))
+
+    def _not_followed(self, kinds: Iterable[type]) -> Iterator[str]:
+        """Reasons against a graph."""
+        for kind in kinds:
+            for name, member in vars(kind).items() if kind is not nn.Module else ():
+                if _keeps(member):
+                    yield f"{kind.__name__}.{name} keeps its results, which a graph does not"
+                if not isinstance(member, FunctionType):
+                    continue
+                if "move_to_end" in member.__code__.co_names:
+                    yield f"{kind.__name__}.{name} moves entries to an end, which a graph does not"
+                module = str(member.__globals__.get("__name__"))
+                elsewhere = vars(sys.modules.get(module, sys)) is not member.__globals__
+                if elsewhere and member.__globals__ is not self.names:
+                    yield f"the names that {kind.__name__}.{name} uses are not those of {module}"
 
     def holds(self) -> bool:
         """Whether all is as it was."""

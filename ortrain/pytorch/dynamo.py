@@ -14,6 +14,7 @@ import functools
 import itertools
 import logging
 import random
+import sysconfig
 import threading
 import traceback
 import warnings
@@ -28,18 +29,18 @@ from torch import Tensor
 from torch._dynamo import callback, config, maybe_mark_dynamic
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters
+from torch.backends import mha
 from torch.fx.experimental import _config as sizes
 
 from ortrain.errors import OrtrainWarning
 
 # What it brought: sizes from values, and what a mask selects (PyG, DeBERTa); recurrent layers; a
-# counter on a module that moves (two graphs, not eight); one graph under DistributedDataParallel.
+# counter on a module that moves (two graphs, not eight).
 SETTINGS: dict[str, Any] = {
     "capture_scalar_outputs": True,
     "capture_dynamic_output_shape_ops": True,
     "allow_rnn": True,
     "allow_unspec_int_on_nn_module": True,
-    "optimize_ddp": False,
     "trace_numpy": False,  # arrays would be tensors, which round otherwise
 }
 _sizes: Any = sizes
@@ -49,7 +50,11 @@ MOST = 64
 
 _numbers = itertools.count()
 
-_FOLDER = str(Path(config.__file__ or "").parent)
+# Of whatever converts: Dynamo itself, and the symbols of its sizes.
+_FOLDERS = (str(Path(config.__file__ or "").parent), str(Path(sizes.__file__ or "").parent))
+# Whose cached functions give what they gave: a library's, Python's own and ours.
+_OURS = str(Path(__file__).parents[1])
+_INSTALLED = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, _OURS)
 
 
 class Hears(Protocol):
@@ -107,6 +112,9 @@ class Teller:
         quiet = config.ignore_logging_functions | _told_once()
         own: dict[str, Any] = {"skip_nnmodule_hook_guards": not hears.guards_hooks}
         stack.enter_context(config.patch(**SETTINGS, **own, ignore_logging_functions=quiet))
+        # Of a whole layer at once, which only inference has, a graph has no operator.
+        stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+        mha.set_fastpath_enabled(False)
         if hears.ones_are_sizes:
             stack.enter_context(_sizes.patch(backed_size_oblivious=True))
         # They are of Dynamo's own doing: it looks at the gradient of each tensor that is given.
@@ -141,30 +149,49 @@ _NOT_FOLLOWED = {
 
 
 def _expect_followed(entries: Sequence[Any]) -> list[bool]:
-    """Looks at all that a conversion has read, as a filter of its guards, and keeps them all.
+    """Looks at all that a conversion has read, as a filter of its guards.
 
     Raises:
         NotFollowed: there is something among it that a graph would be wrong about.
     """
     for entry in entries:
-        bounded = getattr(entry.value, "maxlen", 0) is not None
-        if type(entry.value) in _NOT_FOLLOWED and bounded and not entry.is_global:
-            raise NotFollowed(f"{entry.name} is {_NOT_FOLLOWED[type(entry.value)]}")
-    return [True] * len(entries)
+        kind = type(entry.value)
+        if kind in _NOT_FOLLOWED and not _is_harmless(entry.value):
+            raise NotFollowed(f"{entry.name} is {_NOT_FOLLOWED[kind]}")
+    return [not entry.name.endswith(_FASTPATH) for entry in entries]
 
 
-def converted(function: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
+# Ours while a graph is made, and the user's when it runs: either way it is what both compute.
+_FASTPATH = "._is_fastpath_enabled"
+
+
+def _is_harmless(value: Any) -> bool:
+    """Whether Dynamo follows this one, or what it does not follow changes nothing."""
+    if isinstance(value, collections.deque):
+        return value.maxlen is None
+    if isinstance(value, random.Random):
+        return value is random.random.__self__  # type: ignore[attr-defined]
+    inner = getattr(value, "__wrapped__", None)
+    return isinstance(inner, FunctionType) and inner.__code__.co_filename.startswith(_INSTALLED)
+
+
+def converted(
+    function: Callable[..., Any], backend: Callable[..., Any], names: dict[str, Any]
+) -> Callable[..., Any]:
     """A function whose graphs a backend runs: it has none in common with others of the same code.
 
     Args:
-        function: of Python. Its code is copied under a name of its own, by which Dynamo remembers
-            what has changed from call to call, and what it keeps goes with the copy.
+        function: of Python, which uses no global names. Its code is copied under a name of its own,
+            by which Dynamo remembers what has changed from call to call, and what it keeps goes
+            with the copy.
         backend: takes Dynamo's graphs.
+        names: the global names of what it calls. Dynamo reads those of the code that it begins with
+            where they are, and others by what ``sys.modules`` has under their module's name.
     """
     assert isinstance(function, FunctionType)
     name = f"{function.__name__}_{next(_numbers)}"
     own = FunctionType(
-        function.__code__.replace(co_name=name), function.__globals__, function.__name__,
+        function.__code__.replace(co_name=name), names, function.__name__,
         function.__defaults__, function.__closure__,
     )  # fmt: skip
     known = signature(torch.compile).parameters  # torch 2.11 has neither
@@ -187,6 +214,12 @@ def with_open_sizes(values: Sequence[Any]) -> None:
                     maybe_mark_dynamic(value, axis)
 
 
+def as_one_graph() -> contextlib.AbstractContextManager[Any]:
+    """DistributedDataParallel does not cut graphs at its buckets inside: steps do that better."""
+    found: contextlib.AbstractContextManager[Any] = config.patch(optimize_ddp=False)
+    return found
+
+
 def without_conversions() -> contextlib.AbstractContextManager[Any]:
     """Code that has no graph for its values runs as it is inside."""
     stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("eager_on_recompile")
@@ -198,7 +231,7 @@ def is_of_conversion(error: Exception) -> bool:
     if isinstance(error, TorchDynamoException | NotFollowed):
         return True
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and frames[-1].filename.startswith(_FOLDER)
+    return bool(frames) and frames[-1].filename.startswith(_FOLDERS)
 
 
 def not_followed(error: Exception) -> str:

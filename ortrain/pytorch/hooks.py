@@ -1,16 +1,17 @@
-"""The hooks on modules.
+"""The hooks on modules and tensors.
 
-Private: the tables of hooks that each module has, and those of ``torch.nn.modules.module`` that are
-for all modules. ``torch.nn.Module`` lets add hooks, and lists none. Without these names no module
-is held: a hook that comes later would not be heard in a graph.
+Private: the tables of hooks that each module has, those of ``torch.nn.modules.module`` that are
+for all modules, and those of a tensor. ``torch.nn.Module`` and ``torch.Tensor`` let add hooks, and
+list none. Without these names no module is held: a hook that comes later would not be heard in a
+graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules import module as of_all
 
 _OWN = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -21,3 +22,52 @@ def tables_of(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:
     """The tables of the hooks on some modules, and of those on all."""
     found = [getattr(of_all, name) for name in _GLOBAL]
     return [*found, *(getattr(each, name) for each in modules for name in _OWN)]
+
+
+def without_gradient(tensor: Tensor) -> None:
+    """Has the hooks of a tensor not run in the backward under way, unless a gradient comes to it.
+
+    A graph is one node of autograd's, which calls the hooks of all that it has been given, also of
+    what the outputs with a gradient do not depend on. PyTorch's own nodes are not reached then.
+    """
+    gradients = tensor._backward_hooks or {}
+    for key, heard in gradients.items():
+        if not isinstance(heard, _OfGradients):
+            gradients[key] = _OfGradients(heard)
+    hooks = tensor._post_accumulate_grad_hooks or {}
+    for key, hook in hooks.items():
+        if not isinstance(hook, _OfAccumulated):
+            hooks[key] = hook = _OfAccumulated(hook)
+        hook.seen = _state(tensor)
+
+
+class _OfGradients:
+    """A hook on a gradient, which is one."""
+
+    def __init__(self, hook: Callable[[Tensor], Tensor | None]) -> None:
+        self.hook = hook
+
+    def __call__(self, gradient: Tensor | None) -> Tensor | None:
+        return None if gradient is None else self.hook(gradient)
+
+
+class _OfAccumulated:
+    """A hook behind the accumulation of a gradient, where there was one.
+
+    Attributes:
+        seen: the sum of gradients before a backward that may bring none; None for others.
+    """
+
+    def __init__(self, hook: Callable[[Tensor], None]) -> None:
+        self.hook = hook
+        self.seen: tuple[int, int] | None = None
+
+    def __call__(self, leaf: Tensor) -> None:
+        seen, self.seen = self.seen, None
+        if seen is None or seen != _state(leaf):
+            self.hook(leaf)
+
+
+def _state(leaf: Tensor) -> tuple[int, int]:
+    """Equal where no gradient has been accumulated in between."""
+    return id(leaf.grad), -1 if leaf.grad is None else leaf.grad._version

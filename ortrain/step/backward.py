@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 
 from ortrain.errors import ExecutionError, OrtrainError
 from ortrain.guards.layout import laid
+from ortrain.pytorch.hooks import without_gradient
 from ortrain.step.build import Piece, Plan
 from ortrain.step.ranges import marked, profiled
 from ortrain.step.replay import Gradients, Sealed
@@ -106,6 +107,11 @@ class Backward:
                 self._run_until(count)
         order, gradients = self.order, self.gradients
         taken = [gradients[order[i]] for i in group.gives]
+        if any(each is None for each in taken):
+            tensors = self.kept.wrt()
+            for i, each in zip(group.gives, taken, strict=True):
+                if each is None:
+                    without_gradient(tensors[i])
         if len(taken) < len(order):  # else this object goes with them
             for i in group.gives:
                 gradients[order[i]] = None

@@ -10,9 +10,11 @@ does, the module's own forward runs again, and autograd says what each output se
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +31,23 @@ if TYPE_CHECKING:
 _task = torch._C._current_graph_task_id
 _executes: Any = torch._C._will_engine_execute_node
 _PROBED: Any = PROBE.view_as(PROBE).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+
+
+class _Here(threading.local):
+    looks = True
+
+
+_here = _Here()
+
+
+@contextlib.contextmanager
+def nobody_looks() -> Iterator[None]:
+    """What is asked for inside are gradients of parameters and arguments, and of no output."""
+    _here.looks = False
+    try:
+        yield
+    finally:
+        _here.looks = True
 
 
 class Chain:
@@ -98,7 +117,8 @@ class Chain:
             return [None] * len(before)
         try:
             with kept.repeated([i == place for i in range(self.plan.outputs)]) as repeated:
-                return repeated.between(place, gradient, before, create_graph=is_grad_enabled())
+                given, again = self.plan.reachable, is_grad_enabled()
+                return repeated.between(place, gradient, before, given, create_graph=again)
         except OrtrainError:
             if self._has_hooks():
                 raise
@@ -124,7 +144,7 @@ class Chain:
 
     def _somebody_looks(self) -> bool:
         """Whether the gradients between outputs are seen: by hooks, or as what is asked for."""
-        return self._has_hooks() or not _executes(_PROBED)
+        return self._has_hooks() or (_here.looks and not _executes(_PROBED))
 
     def _has_hooks(self) -> bool:
         for hooks in self.hooks.values():

@@ -276,7 +276,13 @@ class Repeated:
         return [total.pop(each, None) for each in self.wrt]
 
     def between(
-        self, place: int, gradient: Tensor, before: Sequence[int], *, create_graph: bool
+        self,
+        place: int,
+        gradient: Tensor,
+        before: Sequence[int],
+        given: Sequence[bool],
+        *,
+        create_graph: bool,
     ) -> Gradients:
         """What an output sends to those that it is computed from, on ways that meet no third.
 
@@ -284,6 +290,8 @@ class Repeated:
             place: of the output.
             gradient: of it.
             before: the places of the others.
+            given: of each output, whether the graph has given it: what it has not, since nobody
+                reads it, ends no way.
             create_graph: whether the gradients can be differentiated again.
         """
         output = self.outputs[place]
@@ -302,7 +310,8 @@ class Repeated:
         others = [
             (number, each)
             for number, each in enumerate(self.outputs)
-            if number != place and each is not None and each is not output and each.requires_grad
+            if number != place and each is not None and each is not output
+            if given[number] and each.requires_grad
         ]
         hooks = [each.register_hook(listening(number)) for number, each in others]
         wanted = [each for number, each in others if number in before]

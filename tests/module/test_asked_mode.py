@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,11 +16,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_exporting
 from torch.utils.checkpoint import checkpoint
 
-from ortrain import Options, ORTModule, OrtrainWarning
+from ortrain import Options, ORTModule
 from ortrain.capture.trace.asked_mode import left_by_a_call
+from ortrain.frontend import proof
 from ortrain.guards.call_kinds import Kinds
 from ortrain.module_state.untouched import Effects
-from ortrain.step import compiler
 
 
 class Part(nn.Module):
@@ -83,7 +82,13 @@ PARTS = (Counts, CountsUnlessCompiled, AsksByAnotherName, Appends, AsksForTheKin
 
 @pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
 @pytest.mark.parametrize("engine", ["onnxruntime", "aten"])
-@pytest.mark.parametrize("kind", PARTS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.old_front_end if kind is CountsUnlessCompiled else [])
+        for kind in PARTS  # Dynamo says that it compiles, as torch.compile does
+    ],
+)
 def test_what_it_leaves_in_the_module_is_left_there_by_every_call(
     kind: type[Part], engine: Any
 ) -> None:
@@ -96,10 +101,7 @@ def test_what_it_leaves_in_the_module_is_left_there_by_every_call(
         mine, own = parts[1], eager[1]
         assert (mine.count, mine.log) == (own.count, own.log), model.report
         torch.testing.assert_close(mine.last, own.last)
-    # What asks by its name stays PyTorch's alone; what else tells the two apart does so as a whole.
-    kept = [call.site.name for call in model.report.kept]
-    asked = kind is not AsksForTheKindOfTensor
-    assert (model.report.mode, kept) == (("graph", ["1"]) if asked else ("eager", [])), model.report
+    assert model.report.graph_calls == 3, model.report
 
 
 def product(x: Tensor) -> Tensor:
@@ -168,7 +170,7 @@ class CountsLargeBatches(Part):
 @pytest.mark.parametrize("engine", ["onnxruntime", "aten"])
 @pytest.mark.parametrize("padded", ["the first row", "the last row", "none"])
 @pytest.mark.parametrize("kind", [CountsFullMasks, CountsLargeBatches])
-def test_the_first_rows_show_what_a_call_leaves_where_they_are_of_its_kind(
+def test_what_values_or_sizes_decide_is_left_there_by_every_call(
     kind: type[Part], padded: str, engine: Any
 ) -> None:
     mask = torch.ones(6, 5, dtype=torch.int64)
@@ -181,8 +183,7 @@ def test_the_first_rows_show_what_a_call_leaves_where_they_are_of_its_kind(
         x = torch.randn(6, 5, 4, requires_grad=True)
         torch.testing.assert_close(model(x, mask), eager(x, mask))
         assert part.count == eager.count, model.report
-    unseen = kind is CountsFullMasks and padded != "none"
-    assert model.report.mode == ("graph" if unseen else "eager"), model.report
+    assert model.report.graph_calls == 3, model.report
 
 
 def test_a_question_that_changes_nothing_is_no_obstacle() -> None:
@@ -235,15 +236,15 @@ class LeavesOut(nn.Module):
 @pytest.mark.parametrize("first", ["padded", "full", "one"])
 @pytest.mark.parametrize("otherwise", [1.0, 2.0])
 @pytest.mark.parametrize("large", [False, True])
-def test_the_first_call_of_each_kind_of_mask_is_compared(
+def test_masks_of_each_kind_give_eagers_numbers_and_their_graphs_are_compared_once(
     monkeypatch: pytest.MonkeyPatch, otherwise: float, first: str, dtype: Any, large: bool
 ) -> None:
-    """Of a large batch the first rows are, where they are of its kind."""
+    """Of a large batch the first rows are."""
     if large:
-        monkeypatch.setattr("ortrain.step.certificate.ENOUGH", 0)
+        monkeypatch.setattr("ortrain.frontend.proof.ENOUGH", 0)
     compared: list[Any] = []
-    own = compiler.certify
-    monkeypatch.setattr(compiler, "certify", lambda *a: compared.append(a) or own(*a))
+    own = proof.proven
+    monkeypatch.setattr(proof, "proven", lambda *a: compared.append(a) or own(*a))
     full = torch.ones(3, 5, dtype=dtype)
     padded = full.clone()
     padded[2, 3:] = 0
@@ -251,18 +252,16 @@ def test_the_first_call_of_each_kind_of_mask_is_compared(
     eager = LeavesOut(otherwise)
     model = ORTModule(copy.deepcopy(eager), options=Options(engine="aten"))
     order, seen = [first, *masks, *masks], 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", OrtrainWarning)
-        for turn, name in enumerate(order):
-            seen = len(compared) if turn == 1 + len(masks) else seen
-            x = torch.randn(*masks[name].shape, 4)
-            wanted, found = (each(x, masks[name], torch.tensor(3.0)) for each in (eager, model))
-            torch.testing.assert_close(found, wanted)
-            for module, output in ((eager, wanted), (model, found)):
-                module.zero_grad()
-                output.sin().sum().backward()
-            torch.testing.assert_close(model.module.layer.weight.grad, eager.layer.weight.grad)
-    assert model.report.mode == ("graph" if otherwise == 1.0 else "eager")
+    for turn, name in enumerate(order):
+        seen = len(compared) if turn == 1 + len(masks) else seen
+        x = torch.randn(*masks[name].shape, 4)
+        wanted, found = (each(x, masks[name], torch.tensor(3.0)) for each in (eager, model))
+        torch.testing.assert_close(found, wanted)
+        for module, output in ((eager, wanted), (model, found)):
+            module.zero_grad()
+            output.sin().sum().backward()
+        torch.testing.assert_close(model.module.layer.weight.grad, eager.layer.weight.grad)
+    assert model.report.graph_calls == len(order), model.report
     assert len(compared) == seen  # nothing is compared again
 
 

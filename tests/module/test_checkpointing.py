@@ -46,7 +46,7 @@ def test_layers_that_recompute_have_the_same_gradients(name: str) -> None:
         inputs = case.batch(batch, length)
         truth = step(in_double(eager), double(inputs))
         assert_agree(step(graph, inputs), step(eager, inputs), truth)
-    assert (graph.report.captures, graph.report.graph_calls) == (1, 2)
+    assert graph.report.graph_calls == 2
 
 
 @pytest.mark.parametrize("name", sampled(["bert", "gpt2", "t5", "vit"], ["bert"]))
@@ -153,10 +153,8 @@ class Reentrant(nn.Module):
         return result
 
 
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
-@pytest.mark.parametrize("first", [False, True])
-def test_reentrant_checkpoints_are_regions_as_the_others_are(first: bool) -> None:
-    eager = Reentrant(first)
+def test_reentrant_checkpoints_are_regions_as_the_others_are() -> None:
+    eager = Reentrant()
     model = graph_of(eager)
     for rows in (6, 3):
         x = torch.randn(rows, 8)
@@ -164,25 +162,29 @@ def test_reentrant_checkpoints_are_regions_as_the_others_are(first: bool) -> Non
             each.zero_grad()
             each(x).pow(2).mean().backward()
         for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
-            # What no argument of a checkpoint needs a gradient for has none, as in PyTorch.
-            assert (ours.grad is None) == (theirs.grad is None)
-            if theirs.grad is not None:
-                torch.testing.assert_close(ours.grad, theirs.grad)
+            torch.testing.assert_close(ours.grad, theirs.grad)
     assert (model.report.captures, model.report.graph_calls) == (1, 2)
-    if first:
-        assert eager.first is not None
-        assert eager.first.weight.grad is None
     assert len(model.report.nodes) > 4  # a piece of the backward for each region
 
 
-def test_what_a_reentrant_checkpoint_nests_has_no_gradient() -> None:
-    eager = Reentrant(nested=True)
-    model = graph_of(eager)
-    x = torch.randn(6, 8)
-    for each in (eager, model):
-        each(x).pow(2).mean().backward()
-    for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad)
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize("kind", ["first", "nested"])
+def test_what_a_reentrant_checkpoint_gives_no_gradient_has_none(kind: str) -> None:
+    """An argument that needs none, and what comes in more than a tuple: a graph would give them."""
+    eager = Reentrant(**{kind: True})
+    model = ORTModule(copy.deepcopy(eager), options=replace(GRAPH, fallback="torch"))
+    for rows in (6, 3):
+        x = torch.randn(rows, 8)
+        for each in (eager, model):
+            each.zero_grad()
+            each(x).pow(2).mean().backward()
+        for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+            assert (ours.grad is None) == (theirs.grad is None)
+            if theirs.grad is not None:
+                torch.testing.assert_close(ours.grad, theirs.grad)
+    assert model.report.graph_calls == 0
+    assert "do not compute what it does" in model.report.reason
 
 
 @pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
@@ -211,7 +213,7 @@ def test_a_function_that_asks_whether_gradients_are_on_stays_pytorchs(dropout: f
         results[-1].sum().backward()
     assert torch.equal(*results)
     assert model.report.graph_calls == 0
-    assert "computes something else where gradients are off" in str(model.report)
+    assert "do not compute what it does" in model.report.reason
 
 
 @pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
@@ -235,6 +237,4 @@ def test_statistics_that_a_checkpoint_moves_twice_are_pytorchs(reentrant: bool) 
             each(x).pow(2).sum().backward()
     for ours, theirs in zip(model.buffers(), eager.buffers(), strict=True):
         assert torch.equal(ours, theirs)
-    assert "a checkpoint runs again in the backward writes to block.1.running_mean" in str(
-        model.report
-    )
+    assert "a checkpoint changes a tensor that it has not made" in model.report.reason

@@ -77,6 +77,7 @@ def run(race: Race, clock: Clock, graph: float, eager: float, size: int = 1) -> 
     raise AssertionError("the race has no end")
 
 
+@pytest.mark.old_front_end
 @pytest.mark.parametrize(
     ("graph", "eager", "winner"),
     [
@@ -99,17 +100,20 @@ def test_the_faster_one_wins_and_the_graph_only_clearly(
     assert race.contest.eager[0] == pytest.approx(eager)
 
 
+@pytest.mark.old_front_end
 def test_slow_steps_need_few_turns_and_fast_ones_many(clock: Clock) -> None:
     slow, fast = run(Race(["graph"]), clock, 1.0, 2.0), run(Race(["graph"]), clock, 1.1e-6, 2e-6)
     assert slow == {"graph": LEAST_STEPS + WARM_UP, "eager": COLD_STEPS + WARM_UP + 1 + WARM_UP}
     assert fast == {"graph": MOST_STEPS + WARM_UP, "eager": 2 * (MOST_STEPS + WARM_UP)}
 
 
+@pytest.mark.old_front_end
 def test_a_close_result_is_measured_again(clock: Clock) -> None:
     clear, close = run(Race(["graph"]), clock, 0.5, 1.0), run(Race(["graph"]), clock, 0.95, 1.0)
     assert close["graph"] == MOST_ROUNDS * clear["graph"]
 
 
+@pytest.mark.old_front_end
 @pytest.mark.parametrize("graph", [0.3, 0.6, 0.64, 0.66, 0.79, 0.85])
 def test_eagers_second_turn_ends_with_one_step_where_that_tells_enough(
     clock: Clock, graph: float
@@ -121,6 +125,7 @@ def test_eagers_second_turn_ends_with_one_step_where_that_tells_enough(
     assert turns["eager"] == first + second + WARM_UP + (rounds - 1) * (LEAST_STEPS + WARM_UP)
 
 
+@pytest.mark.old_front_end
 def test_a_slow_step_of_eagers_second_turn_is_no_reason_for_a_graph(clock: Clock) -> None:
     """Its first turn was faster."""
     race, steps = Race(["graph"]), iter([1.9, 1.0, 1.9, 1.9])
@@ -134,6 +139,7 @@ def test_a_slow_step_of_eagers_second_turn_is_no_reason_for_a_graph(clock: Clock
     assert race.winner == "eager"
 
 
+@pytest.mark.old_front_end
 def test_batches_of_different_sizes_are_compared_by_element(clock: Clock) -> None:
     race = Race(["graph"])
     sizes = {"graph": 400, "eager": 100}
@@ -145,6 +151,7 @@ def test_batches_of_different_sizes_are_compared_by_element(clock: Clock) -> Non
     assert race.winner == "graph", "twice the time for four times the size"
 
 
+@pytest.mark.old_front_end
 @pytest.mark.parametrize(("warm", "winner"), [(0.05, "eager"), (0.15, "graph")])
 def test_eagers_steps_on_a_cold_machine_are_no_reason_for_a_graph(
     clock: Clock, warm: float, winner: str
@@ -163,6 +170,7 @@ def test_eagers_steps_on_a_cold_machine_are_no_reason_for_a_graph(
     assert set(map(round, [t * 1e3 for t in race.contest.eager])) == {round(warm * 1e3)}
 
 
+@pytest.mark.old_front_end
 def test_to_ask_whose_turn_it_is_counts_for_nobody(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,11 +194,13 @@ def test_to_ask_whose_turn_it_is_counts_for_nobody(
     assert max(race.contest.eager) == pytest.approx(0.2)
 
 
+@pytest.mark.old_front_end
 def test_a_hopeless_graph_has_one_turn(clock: Clock) -> None:
     turns = run(Race(["graph"]), clock, 2.0, 1.0)
     assert turns == {"graph": LEAST_STEPS + WARM_UP, "eager": COLD_STEPS + WARM_UP}
 
 
+@pytest.mark.old_front_end
 def test_a_graph_that_is_faster_beyond_doubt_has_one_turn(clock: Clock) -> None:
     race = Race(["graph"])
     turns = run(race, clock, 0.0039, 0.01)
@@ -199,6 +209,7 @@ def test_a_graph_that_is_faster_beyond_doubt_has_one_turn(clock: Clock) -> None:
     assert race.contest.speedup == pytest.approx(1 / 0.39)
 
 
+@pytest.mark.old_front_end
 def test_a_graph_is_faster_beyond_doubt_than_the_fastest_of_eagers_steps(clock: Clock) -> None:
     """Its median may be of steps for which something else was slow."""
     race, steps = Race(["graph"]), iter([0.09, 0.09, 0.09, 0.02])
@@ -214,6 +225,7 @@ def test_a_graph_is_faster_beyond_doubt_than_the_fastest_of_eagers_steps(clock: 
     assert race.winner == "eager"
 
 
+@pytest.mark.old_front_end
 def test_the_first_steps_do_not_count(clock: Clock) -> None:
     race = Race(["graph"])
     steps = {"graph": 0, "eager": 0}
@@ -228,6 +240,7 @@ def test_the_first_steps_do_not_count(clock: Clock) -> None:
     assert max(race.contest.graph) == pytest.approx(0.1)
 
 
+@pytest.mark.old_front_end
 def test_the_contest_says_how_many_calls_are_left(clock: Clock) -> None:
     race, told = Race(["graph"]), []
     while True:
@@ -249,6 +262,7 @@ def test_the_contest_says_how_many_calls_are_left(clock: Clock) -> None:
     assert race.contest.speedup == pytest.approx(30 / 16)
 
 
+@pytest.mark.old_front_end
 def test_forwards_that_never_come_to_a_backward_do_not_last_for_ever(clock: Clock) -> None:
     race, calls = Race(["graph"]), 0
     weight = torch.ones(1, requires_grad=True)
@@ -293,6 +307,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     return torch.device("cuda")
 
 
+@pytest.mark.old_front_end
 @pytest.mark.parametrize("lag", [0, 1, 7, 10**6], ids="{} steps behind".format)
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize(("graph", "winner"), [(0.1, "graph"), (0.3, "eager")])
@@ -333,6 +348,7 @@ def test_the_time_of_a_cpu_is_a_number(clock: Clock) -> None:
     assert marks.is_reached(3.0)
 
 
+@pytest.mark.old_front_end
 def test_only_the_modules_own_time_counts(clock: Clock) -> None:
     race = Race(["graph"])
     weight = torch.ones(1, requires_grad=True)
@@ -406,6 +422,7 @@ def timed(
     raise AssertionError("the race has no end")
 
 
+@pytest.mark.old_front_end
 def test_the_fastest_of_several_engines_wins(clock: Clock) -> None:
     seconds = {"eager": 0.5, "a": 0.4, "b": 0.2, "c": 0.3}
     for names in itertools.permutations("abc"):
@@ -415,6 +432,7 @@ def test_the_fastest_of_several_engines_wins(clock: Clock) -> None:
         assert [name for name, _ in itertools.groupby(turns)][:4] == ["eager", *names]
 
 
+@pytest.mark.old_front_end
 def test_an_engine_that_does_not_start_has_no_turn(clock: Clock) -> None:
     race = Race(["a", "b"])
     turns = timed(race, clock, {"eager": 0.5, "b": 0.2})
@@ -422,6 +440,7 @@ def test_an_engine_that_does_not_start_has_no_turn(clock: Clock) -> None:
     assert {*turns} == {"eager", "b"}
 
 
+@pytest.mark.old_front_end
 def test_an_engine_that_does_not_start_has_its_turn_where_the_others_cannot(clock: Clock) -> None:
     race = Race(["a", "b"])
     while race.next() == "eager":
@@ -435,6 +454,7 @@ def test_an_engine_that_does_not_start_has_its_turn_where_the_others_cannot(cloc
     assert not race.forfeit("a")
 
 
+@pytest.mark.old_front_end
 @pytest.mark.parametrize("eager", [0.1, 0.3, 0.5])
 @pytest.mark.parametrize("rivals", ["", "c"])
 def test_a_contest_costs_what_is_made_for_it_and_what_the_losers_take_longer(
@@ -459,6 +479,7 @@ def test_a_contest_costs_what_is_made_for_it_and_what_the_losers_take_longer(
 PACES = (0.2, 0.21, 0.212, 0.5, 0.55, 1.0)
 
 
+@pytest.mark.old_front_end
 @pytest.mark.parametrize("eager", PACES)
 def test_however_fast_they_are_the_fastest_wins_or_eager_by_the_noise(
     clock: Clock, eager: float
@@ -472,6 +493,7 @@ def test_however_fast_they_are_the_fastest_wins_or_eager_by_the_noise(
         assert seconds[race.winner] == (best if best / eager <= contest.MARGIN else eager)
 
 
+@pytest.mark.old_front_end
 @pytest.mark.parametrize("call", [1, 2, 5, 9])
 @pytest.mark.parametrize("failing", ["a", "b", "ab", "abc"])
 @pytest.mark.parametrize("rivals", ["", "c", "bc"])
@@ -490,6 +512,7 @@ def test_engines_that_fail_leave_the_race_to_the_others(
             assert seconds[race.winner] <= min(fit) / (1 - contest.CLEAR)
 
 
+@pytest.mark.old_front_end
 def test_processes_that_train_together_have_no_rivals(clock: Clock) -> None:
     """Each would have to begin with them at the same step."""
     ranks = Ranks(clock, FAST)
@@ -527,6 +550,7 @@ class Ranks:
 FAST = {"a": 0.1, "b": 0.2, "eager": 0.3}
 
 
+@pytest.mark.old_front_end
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("names", [*itertools.permutations(FAST)], ids="-".join)
 def test_all_processes_take_the_verdict_of_the_first(
@@ -540,6 +564,7 @@ def test_all_processes_take_the_verdict_of_the_first(
     assert [ranks.finish(0), ranks.finish(1)] == [names[0]] * 2
 
 
+@pytest.mark.old_front_end
 @pytest.mark.parametrize("first", sampled([0, 1], [1]))
 def test_however_fast_theirs_are_all_processes_end_with_one_engine(
     clock: Clock, first: int
@@ -550,6 +575,7 @@ def test_however_fast_theirs_are_all_processes_end_with_one_engine(
         assert ranks.finish(0) == ranks.finish(1) != ""
 
 
+@pytest.mark.old_front_end
 def test_an_engine_that_a_process_has_not_is_not_forced_upon_it(clock: Clock) -> None:
     ranks = Ranks(clock, FAST, FAST)
     ranks.races[1].forfeit("a")
@@ -608,6 +634,7 @@ def train(model: nn.Module, steps: int) -> None:
         model.zero_grad()
 
 
+@pytest.mark.old_front_end
 @pytest.mark.parametrize("winner", ["graph", "eager"])
 def test_the_winner_runs_from_then_on_and_the_report_shows_why(
     clock: Clock, slow_graph: list[float], winner: str
@@ -633,6 +660,7 @@ def test_the_winner_runs_from_then_on_and_the_report_shows_why(
         assert report.reason == ""
 
 
+@pytest.mark.old_front_end
 def test_the_contest_leaves_no_hooks_on_parameters(clock: Clock, slow_graph: list[float]) -> None:
     slow_graph[0] = 0.05
     model = ORTModule(Timed(clock, 1.0))
@@ -640,6 +668,7 @@ def test_the_contest_leaves_no_hooks_on_parameters(clock: Clock, slow_graph: lis
     assert all(parameter._backward_hooks is None for parameter in model.parameters())
 
 
+@pytest.mark.old_front_end
 def test_after_eager_has_won_a_change_of_mode_starts_another_contest(
     clock: Clock, slow_graph: list[float]
 ) -> None:
@@ -659,6 +688,7 @@ def test_after_eager_has_won_a_change_of_mode_starts_another_contest(
     assert model.report.mode == "eager", "as it was found for training"
 
 
+@pytest.mark.old_front_end
 def test_after_eager_has_won_a_change_of_the_module_is_right(
     clock: Clock, slow_graph: list[float]
 ) -> None:
@@ -671,6 +701,7 @@ def test_after_eager_has_won_a_change_of_the_module_is_right(
         assert torch.equal(model(value), model.module(value))
 
 
+@pytest.mark.old_front_end
 def test_a_module_that_cannot_be_captured_warns_once() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
@@ -688,6 +719,7 @@ def test_a_module_that_cannot_be_captured_warns_once() -> None:
     assert model.report.mode == "eager"
 
 
+@pytest.mark.old_front_end
 def test_an_output_that_cannot_be_rebuilt_is_returned_all_the_same() -> None:
     class Cache:
         pass
@@ -729,6 +761,7 @@ def test_training_is_eagers_whoever_runs(name: str) -> None:
     assert "eager" in modes
 
 
+@pytest.mark.old_front_end
 def test_both_engines_take_turns_on_the_same_weights(clock: Clock, slow_graph: list[float]) -> None:
     slow_graph[0] = 0.475  # close to eager: every round is run
     module = Timed(clock, 1.0)
@@ -753,6 +786,7 @@ def test_both_engines_take_turns_on_the_same_weights(clock: Clock, slow_graph: l
     assert model.report.captures == 1
 
 
+@pytest.mark.old_front_end
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_in_sixteen_bits_pytorchs_functions_race_eager(clock: Clock, dtype: torch.dtype) -> None:
     """For onnxruntime has no kernels of theirs."""
@@ -767,6 +801,7 @@ def test_in_sixteen_bits_pytorchs_functions_race_eager(clock: Clock, dtype: torc
     assert model.report.contest.engine == "aten"
 
 
+@pytest.mark.old_front_end
 @pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
 def test_the_winner_runs_also_where_each_call_is_of_a_new_size(
     clock: Clock, engine: str, monkeypatch: pytest.MonkeyPatch
@@ -783,6 +818,7 @@ def test_the_winner_runs_also_where_each_call_is_of_a_new_size(
     assert report.contest.engine == engine
 
 
+@pytest.mark.old_front_end
 @pytest.mark.parametrize("winner", ["onnxruntime", "aten"])
 @pytest.mark.parametrize(
     "line_up",
@@ -886,6 +922,7 @@ FORETOLD: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
 }
 
 
+@pytest.mark.old_front_end
 @pytest.mark.parametrize("name", FORETOLD)
 def test_what_cannot_be_a_graph_says_so_at_its_first_call(name: str) -> None:
     use, message = FORETOLD[name]
@@ -930,6 +967,7 @@ def test_what_only_the_first_call_does_is_no_reason() -> None:
     assert model.report.contest is not None
 
 
+@pytest.mark.old_front_end
 def test_what_is_done_for_the_contest_counts_for_nobody_and_the_output_for_the_graph(
     monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:

@@ -56,7 +56,12 @@ CONVERSIONS: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.fixture(params=[True, False], ids=["swaps", "sets data"])
+# Dynamo watches parameters, so that PyTorch refuses to swap them, as behind torch.compile.
+SWAPS = pytest.param(True, id="swaps", marks=pytest.mark.old_front_end)
+SWAP = pytest.param("swap", marks=pytest.mark.old_front_end)
+
+
+@pytest.fixture(params=[SWAPS, pytest.param(False, id="sets data")])
 def swaps(request: pytest.FixtureRequest) -> Iterator[bool]:
     before = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(request.param)
@@ -65,7 +70,7 @@ def swaps(request: pytest.FixtureRequest) -> Iterator[bool]:
 
 
 @pytest.mark.parametrize("engine", [*ENGINES, "kept"])
-@pytest.mark.parametrize("conversion", CONVERSIONS)
+@pytest.mark.parametrize("conversion", [SWAP if c == "swap" else c for c in CONVERSIONS])
 @pytest.mark.usefixtures("swaps")
 def test_a_conversion_behind_a_graph_is_trained_on(conversion: str, engine: str) -> None:
     def step(model: nn.Module, number: int) -> Any:
@@ -81,4 +86,4 @@ def test_a_conversion_behind_a_graph_is_trained_on(conversion: str, engine: str)
     assert "RuntimeError" not in str(expected)
     found, model = history(Small, step, 4, options)
     assert_alike(found, expected)
-    assert engine == "default" or model.report.graph_calls == 4
+    assert engine not in ENGINES or engine == "default" or model.report.graph_calls == 4

@@ -225,6 +225,24 @@ class Returns(Own):
 
 
 @pytest.mark.parametrize(
+    "make",
+    [lambda y: {y}, lambda y: (y, y.device), lambda y: (y, y.shape[0]), lambda y: iter((y,))],
+)
+def test_outputs_of_other_kinds_come_as_they_are(make: Any) -> None:
+    model = ORTModule(Returns(make), options=Options(engine="onnxruntime"))
+    value = x()
+    found, expected = model(value), model.module(value)
+    assert type(found) is type(expected)
+    assert model.report.mode == "graph"
+    for one, other in zip(found, expected, strict=True):
+        if isinstance(other, Tensor):
+            torch.testing.assert_close(one, other)
+        else:
+            assert one == other
+
+
+@pytest.mark.old_front_end  # the new one has graphs of such modules
+@pytest.mark.parametrize(
     "make", [lambda y: {y}, lambda y: (y, y.device), lambda y: (y, y.shape[0]), lambda y: iter([y])]
 )
 def test_the_policy_of_unsupported_data_takes_outputs_as_well(
@@ -242,16 +260,15 @@ def test_the_policy_of_unsupported_data_takes_outputs_as_well(
     assert isinstance(caught.value, TypeError)
 
 
-def test_an_array_is_data_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_DATA")
-
+def test_an_array_is_read_between_two_graphs() -> None:
     class Takes(Own):
         def forward(self, x: Tensor, scale: Any = None) -> Tensor:
             return super().forward(x) * float(scale.sum())
 
     model = ORTModule(Takes(), options=Options(engine="onnxruntime"))
-    with pytest.warns(OrtrainWarning, match=r"of type numpy\.ndarray"):
-        model(x(), scale=np.ones(2))
+    for number in (1, 2, 3):
+        value, scale = x(), np.full(2, number)
+        torch.testing.assert_close(model(value, scale=scale), model.module(value, scale=scale))
 
 
 # --- never called -------------------------------------------------------------------------------

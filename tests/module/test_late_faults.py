@@ -196,7 +196,7 @@ def test_a_graph_for_other_gradients_that_cannot_be_made(monkeypatch: pytest.Mon
 
     outputs = model(rows(6, 4, seed=1))
     with monkeypatch.context() as patched:
-        patched.setattr("ortrain.step.compiler.build", failing)
+        patched.setattr("ortrain.frontend.form.build", failing)
         with pytest.warns(OrtrainWarning, match="Det"):
             loss_of(outputs, "b").backward()
     eager(rows(6, 4))
@@ -224,6 +224,7 @@ def test_a_kept_graph_may_fail_at_its_second_backward(faults: Faults, kept: bool
     assert_alike(model, eager)
 
 
+@pytest.mark.old_front_end  # a graph of Dynamo's is there for PyTorch, whatever the module is now
 def test_the_graphs_error_is_shown_where_pytorch_cannot_answer_either(
     faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,7 +102,8 @@ def test_a_training_is_as_close_to_float32_as_eagers(
     found, model = trained(name, dtype, graph=True, flat=flat)
     assert 0 < distance(found, exact) < SLACK * distance(eager, exact)
     assert model.report.eager_calls == 0
-    assert model.report.captures == 1
+    # BERT's first call notes the kind of its labels in its configuration, which the others read.
+    assert model.report.captures == (2 if name == "BERT" else 1)
     assert model.report.certificate
     assert all(p.dtype is dtype for p in model.parameters())
 

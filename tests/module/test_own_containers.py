@@ -137,6 +137,7 @@ def test_what_a_call_is_given_is_read_or_left_to_pytorch(base: type, method: str
         torch.testing.assert_close(model(x, held), model.module(x, held))
 
 
+@pytest.mark.old_front_end  # Dynamo loops over them
 def test_irreducible_representations_are_no_obstacle() -> None:
     """A tuple of tuples of which the inner ones have no length, as those of e3nn."""
     inner = own(tuple, "no length", (2.0, 3.0))

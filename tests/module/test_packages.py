@@ -152,14 +152,13 @@ def test_what_its_functions_name_themselves_is(package: Callable[[str, str, bool
     assert model.report.captures == 2
 
 
-def test_a_file_beside_the_script_is_followed_to_the_end(
+def test_what_a_file_beside_the_script_has_and_no_call_reaches_is_no_obstacle(
     package: Callable[[str, str, bool], Any],
 ) -> None:
     library = package("ortrain_test_beside", PLAIN, False)
     module = Calls(lambda m, lib, x: m.layer(x) * lib.widths(x.shape[1]), library)
     model = ORTModule(module, options=Options(engine="aten"))
-    assert steps(model, module) == ["eager"] * 3
-    assert "NUMBERS" in model.report.reason
+    assert steps(model, module) == ["graph"] * 3
 
 
 def test_so_is_a_package_that_works_on_tensors(package: Callable[[str, str, bool], Any]) -> None:
@@ -172,16 +171,16 @@ def test_so_is_a_package_that_works_on_tensors(package: Callable[[str, str, bool
     assert model.report.captures == 2
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["graph", "in PyTorch"])
+@pytest.mark.parametrize("value", [False, True], ids=["sizes alone", "a value"])
 def test_no_memo_keeps_sizes_of_a_trace(
-    package: Callable[[str, str, bool], Any], fails: bool
+    package: Callable[[str, str, bool], Any], value: bool
 ) -> None:
-    library = package(f"ortrain_test_memoised_{fails}", MEMOISED, True)
+    library = package(f"ortrain_test_memoised_{value}", MEMOISED, True)
 
     def forward(m: Any, lib: Any, x: Tensor) -> Tensor:
         rows, columns = lib.widths(x.shape)
         result = m.layer(x).repeat(2, 2).reshape(rows, columns)
-        return result * (2 if fails and float(result.sum()) > 0 else 1)  # type: ignore[no-any-return]
+        return result * (2 if value and float(result.detach().sum()) > 0 else 1)  # type: ignore[no-any-return]
 
     module = Calls(forward, library)
     model = ORTModule(module, options=Options(engine="aten"))
@@ -191,4 +190,4 @@ def test_no_memo_keeps_sizes_of_a_trace(
         loss.backward()
         assert all(type(size) is int for size in library.widths(torch.Size([rows, 4])))
         torch.testing.assert_close(loss, module(x).square().sum())
-    assert fails or model.report.mode == "graph"
+    assert model.report.mode == "eager"  # what a function keeps may be another than it would give

@@ -1,4 +1,4 @@
-"""Modules that cannot be a graph: they run in PyTorch, and parts of them as graphs."""
+"""Modules that count, draw in Python, branch, write and have hooks: their steps are PyTorch's."""
 
 from __future__ import annotations
 
@@ -194,14 +194,13 @@ def wrapped(module: nn.Module, engine: Any = "aten", **options: Any) -> ORTModul
 
 
 @pytest.mark.parametrize(("name", "engine"), crossed(FORWARDS, ENGINES, one_in=2))
-def test_training_equals_pytorchs_and_its_parts_are_graphs(name: str, engine: str) -> None:
+def test_training_equals_pytorchs_and_runs_as_graphs(name: str, engine: str) -> None:
     model = wrapped(root(FORWARDS[name]), engine)
     agree(trained(model), trained(root(FORWARDS[name])))
-    assert model.report.mode == "parts"
-    assert any(part.mode == "graph" for part in model.report.parts.values())
-    assert all("forward" not in each.__dict__ for each in model.module.modules())
+    assert model.report.graph_calls == STEPS
 
 
+@pytest.mark.old_front_end
 def test_the_report_names_the_parts_and_says_why_the_module_is_no_graph() -> None:
     model = wrapped(root())
     trained(model)
@@ -211,6 +210,7 @@ def test_the_report_names_the_parts_and_says_why_the_module_is_no_graph() -> Non
     assert "4 of 4 run as graphs" in text
 
 
+@pytest.mark.old_front_end
 def test_without_the_option_all_of_it_runs_in_pytorch() -> None:
     model = wrapped(root(), parts=False)
     trained(model)
@@ -226,6 +226,7 @@ def test_evaluation_runs_in_pytorch() -> None:
     torch.testing.assert_close(output, model.module(batches()[0]), rtol=0, atol=0)
 
 
+@pytest.mark.old_front_end
 def test_a_part_that_is_no_graph_makes_way_for_those_below_it() -> None:
     class Outer(nn.Module):
         def __init__(self) -> None:
@@ -271,7 +272,7 @@ class Viewing(nn.Module):
 
 
 @pytest.mark.parametrize("what", ["argument", "detached", "buffer", "output"])
-def test_what_is_written_to_a_view_of_a_part_reaches_what_it_is_a_view_of(what: str) -> None:
+def test_what_is_written_to_a_view_reaches_what_it_is_a_view_of(what: str) -> None:
     class Writing(Root):
         def __init__(self) -> None:
             super().__init__()
@@ -289,20 +290,20 @@ def test_what_is_written_to_a_view_of_a_part_reaches_what_it_is_a_view_of(what: 
         return [module(x) for x in batches()]
 
     torch.manual_seed(0)
-    module = Writing()
+    module: Any = Writing()
     twin = copy.deepcopy(module)
     model = wrapped(module)
     for mine, theirs in zip(outputs(model), outputs(twin), strict=True):
         same(mine, theirs)
-    assert "viewing.inner" in model.report.parts
-    assert "viewing" not in model.report.parts
+    same(module.viewing.mean, twin.viewing.mean)
+    assert model.report.graph_calls == STEPS
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("engine", [*ENGINES, "auto"])
-def test_what_is_checkpointed_runs_in_pytorch_with_pytorchs_masks(
-    engine: str, reentrant: bool
-) -> None:
+def test_what_is_checkpointed_repeats_what_it_did(engine: str, reentrant: bool) -> None:
+    """Dropout draws the same numbers again: a graph's own, or PyTorch's where it runs both."""
+
     def forward(self: Any, x: Tensor) -> Tensor:
         self.calls += 1
         for layer in self.layers:
@@ -310,8 +311,11 @@ def test_what_is_checkpointed_runs_in_pytorch_with_pytorchs_masks(
         result: Tensor = self.head(x)
         return result
 
-    model = wrapped(root(forward, dropout=0.5), engine)
-    agree(trained(model), trained(root(forward, dropout=0.5)))
+    agree(trained(wrapped(root(forward), engine)), trained(root(forward)))
+    other: nn.Module = root(dropout=0.5)
+    if engine != "auto":
+        other = wrapped(other, engine)
+    agree(trained(wrapped(root(forward, dropout=0.5), engine)), trained(other))
 
 
 @pytest.mark.parametrize(
@@ -323,15 +327,20 @@ def test_what_is_checkpointed_runs_in_pytorch_with_pytorchs_masks(
 def test_checkpointing_around_the_module_repeats_what_it_did(
     name: str, engine: str, reentrant: bool
 ) -> None:
+    """Dropout draws the same numbers again: a graph's own, or PyTorch's where it runs both."""
+
     def call(model: Any, x: Tensor) -> Any:
         return checkpoint(model, x, use_reentrant=reentrant)
 
     forward = FORWARDS[name]
-    model = wrapped(root(forward, dropout=0.5), engine)
-    agree(trained(model, call), trained(root(forward, dropout=0.5), call))
+    agree(trained(wrapped(root(forward), engine), call), trained(root(forward), call))
+    other: nn.Module = root(forward, dropout=0.5)
+    if engine != "auto" or reentrant:
+        other = wrapped(other, engine)
+    agree(trained(wrapped(root(forward, dropout=0.5), engine), call), trained(other))
 
 
-def test_hooks_on_parts_and_below_are_called_once_and_see_pytorchs_tensors() -> None:
+def test_hooks_are_called_once_and_see_pytorchs_tensors() -> None:
     seen: list[str] = []
 
     def hooked(module: nn.Module) -> nn.Module:
@@ -347,10 +356,10 @@ def test_hooks_on_parts_and_below_are_called_once_and_see_pytorchs_tensors() -> 
     mine, seen[:] = [*seen], []
     agree(ours, trained(hooked(root(_unordered))))
     assert mine == seen
-    assert list(model.report.parts) == ["head"]
+    assert model.report.graph_calls == STEPS
 
 
-def test_hooks_alone_leave_the_other_layers_to_graphs() -> None:
+def test_what_a_hook_keeps_is_that_of_each_step() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = layer(x)
@@ -358,12 +367,20 @@ def test_hooks_alone_leave_the_other_layers_to_graphs() -> None:
         return result
 
     seen: list[Tensor] = []
-    module = root(forward)
-    module.layers[1].register_forward_hook(lambda m, a, output: seen.append(output.detach()))
-    model = wrapped(module)
-    agree(trained(model), trained(root(forward)))
-    assert len(seen) == STEPS
-    assert list(model.report.parts) == ["layers.0", "layers.2", "head"]
+
+    def hooked() -> nn.Module:
+        module: Any = root(forward)
+        module.layers[1].register_forward_hook(lambda m, a, output: seen.append(output.detach()))
+        return module
+
+    model = wrapped(hooked())
+    ours = trained(model)
+    mine, seen[:] = [*seen], []
+    agree(ours, trained(hooked()))
+    assert len(mine) == STEPS
+    for one, other in zip(mine, seen, strict=True):
+        same(one, other)
+    assert model.report.graph_calls == STEPS
 
 
 def test_hooks_that_come_later_are_called() -> None:
@@ -378,18 +395,15 @@ def test_hooks_that_come_later_are_called() -> None:
 
 
 @pytest.mark.parametrize("where", ["layers.1", "layers.0.norm", "head.0", ""])
-def test_what_lost_its_hooks_is_a_part_again(where: str) -> None:
-    module = root(_unordered)
-    handle = module.get_submodule(where).register_forward_hook(lambda *_: None)
+def test_a_hook_that_is_removed_is_called_no_more(where: str) -> None:
+    module, seen = root(_unordered), list[str]()
+    handle = module.get_submodule(where).register_forward_hook(lambda *_: seen.append(where))
     model, plain = wrapped(module), root(_unordered)
     agree(trained(model), trained(plain))
-    everything = ["layers.0", "layers.1", "layers.2", "head"]
-    hooked = next((part for part in everything if where.startswith(part)), None)
-    assert hooked not in model.report.parts
     handle.remove()
     agree(trained(model), trained(plain))
-    assert list(model.report.parts) == everything
-    assert model.report.mode == "parts"
+    assert seen == [where] * STEPS
+    assert model.report.graph_calls == 2 * STEPS
 
 
 def test_a_module_that_had_a_hook_at_first_becomes_one_graph() -> None:
@@ -422,9 +436,10 @@ def test_an_error_in_the_module_leaves_nothing_behind() -> None:
         model(x)
     with pytest.raises(ValueError, match="of the user's"):
         model(batches()[0])
-    assert all("forward" not in each.__dict__ for each in model.module.modules())
-    model(batches()[0])
-    assert model.report.mode == "parts"
+    x = batches()[0]
+    same(model(x), model.module.head(model.module.layers[0](x)))
+    assert model.module.calls == 4
+    assert model.report.mode == "graph"
 
 
 def test_copies_made_while_the_module_runs_stand_alone() -> None:
@@ -446,8 +461,8 @@ def test_the_module_can_be_pickled_and_copied_between_steps() -> None:
     model = wrapped(Root(depth=1))
     trained(model)
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        trained(copied)
-        assert copied.report.mode == "parts"
+        agree(trained(copied), trained(copy.deepcopy(model.module)))
+        assert copied.report.mode == "graph"
 
 
 def test_other_threads_that_call_the_module_itself_run_in_pytorch() -> None:
@@ -469,14 +484,14 @@ def test_other_threads_that_call_the_module_itself_run_in_pytorch() -> None:
     torch.testing.assert_close(results[0], expected, rtol=0, atol=0)
 
 
-def test_what_the_user_replaces_takes_part_from_the_next_call() -> None:
+def test_what_the_user_replaces_runs_from_the_next_call_on() -> None:
     model, twin = wrapped(root()), root()
-    trained(model), trained(twin)
+    agree(trained(model), trained(twin))
     for module in (model.module, twin):
         torch.manual_seed(5)
         module.layers[1] = Layer()
     agree(trained(model), trained(twin))
-    assert "layers.1" in model.report.parts
+    assert model.report.graph_calls == 2 * STEPS
 
 
 def test_frozen_parts_have_no_gradients_and_pass_them_on() -> None:
@@ -486,7 +501,7 @@ def test_frozen_parts_have_no_gradients_and_pass_them_on() -> None:
 
     model = wrapped(frozen(root()))
     agree(trained(model), trained(frozen(root())))
-    assert model.report.mode == "parts"
+    assert model.report.graph_calls == STEPS
 
 
 def test_second_derivatives_go_through_parts() -> None:
@@ -557,24 +572,27 @@ def _gradients(module: nn.Module) -> dict[str, Any]:
     return {n: None if p.grad is None else p.grad.clone() for n, p in named}
 
 
-def test_modules_that_are_wrapped_compiled_or_replaced_by_the_user_are_no_parts() -> None:
-    module = root()
-    module.layers[0] = ORTModule(module.layers[0], options=Options(engine="aten"))
-    module.layers[1].forward = lambda x: Layer.forward(module.layers[1], x) + 1
-    module.layers[2] = nn.DataParallel(module.layers[2])
-    model = wrapped(module)
-    trained(model)
-    assert list(model.report.parts) == ["head"]
+def test_modules_that_are_wrapped_or_replaced_by_the_user_are_what_they_are_without() -> None:
+    def replaced(module: Any, wrap: bool) -> nn.Module:
+        if wrap:
+            module.layers[0] = ORTModule(module.layers[0], options=Options(engine="aten"))
+        module.layers[1].forward = lambda x: Layer.forward(module.layers[1], x) + 1
+        module.layers[2] = nn.DataParallel(module.layers[2])
+        return module
+
+    ours = trained(wrapped(replaced(root(), wrap=True)))
+    for mine, theirs in zip(ours, trained(replaced(root(), wrap=False)), strict=True):
+        for one, other in zip(mine.values(), theirs.values(), strict=True):  # of other names
+            same(one, other)
 
 
-def test_modules_that_keep_in_torch_names_are_no_parts_and_stay_pytorchs_in_them() -> None:
+def test_modules_that_keep_in_torch_names_train_as_pytorchs() -> None:
     model = wrapped(root(), keep_in_torch=["layers.1", "layers.0.up"])
     agree(trained(model), trained(root()))
-    assert list(model.report.parts) == ["layers.0", "layers.2", "head"]
-    kept = [call.site.name for call in model.report.parts["layers.0"].kept]
-    assert kept == ["up"]
+    assert model.report.graph_calls == STEPS
 
 
+@pytest.mark.old_front_end
 def test_graphs_of_parts_are_saved_under_their_names(tmp_path: Any) -> None:
     shown = DebugOptions(save_onnx=True, onnx_prefix="net", save_path=tmp_path)
     model = ORTModule(root(), shown, options=Options(engine="aten"))
@@ -582,6 +600,7 @@ def test_graphs_of_parts_are_saved_under_their_names(tmp_path: Any) -> None:
     assert any("layers.0" in path.name for path in tmp_path.iterdir())
 
 
+@pytest.mark.old_front_end
 def test_a_run_that_graphs_do_not_pay_for_stays_in_pytorch() -> None:
     model = wrapped(root(), "auto")
     trained(model)
@@ -590,7 +609,7 @@ def test_a_run_that_graphs_do_not_pay_for_stays_in_pytorch() -> None:
 
 
 class Middle(nn.Module):
-    """A sub-module whose code no graph has, around layers."""
+    """A sub-module around layers, between which a graph ends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -615,15 +634,13 @@ class Around(nn.Module):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("layers", "mode"), [(1, "parts"), (5, "graph")])
-def test_a_sub_module_is_kept_in_a_graph_unless_it_holds_most_of_what_parts_can_run(
-    layers: int, mode: str, engine: str
+@pytest.mark.parametrize("layers", [1, 5])
+def test_a_sub_module_that_goes_by_numbers_of_numpy_is_no_obstacle(
+    layers: int, engine: str
 ) -> None:
     torch.manual_seed(0)
     module = Around(layers)
     twin = copy.deepcopy(module)
     model = wrapped(module, engine)
     agree(trained(model), trained(twin))
-    assert model.report.mode == mode
-    kept = [call.site.name for call in model.report.kept]
-    assert kept == (["middle"] if mode == "graph" else [])
+    assert model.report.graph_calls == STEPS

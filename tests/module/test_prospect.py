@@ -25,14 +25,10 @@ from ortrain.step.prospect import (
     gain_of,
 )
 
-# The fixture of all tests has replaced it: what it does is in its class's source.
-PAYS = Prospect.pays
-
 
 @pytest.fixture(autouse=True)
-def waiting(monkeypatch: pytest.MonkeyPatch, no_waiting: None) -> None:
-    """As outside of tests."""
-    monkeypatch.setattr(Prospect, "pays", PAYS)
+def no_waiting() -> None:
+    """A graph is made when it pays, as outside of tests."""
 
 
 class Clock:
@@ -153,6 +149,7 @@ def test_a_fine_tuning_of_sixty_steps_gets_a_graph() -> None:
     assert not prospect.pays(0.6, 0.27, GAIN_OF_NARROW)
 
 
+@pytest.mark.old_front_end
 def test_each_race_has_the_gain_of_its_own_precision() -> None:
     model = ORTModule(nn.Linear(3, 3), options=Options(engine="auto"))
     for narrow in (False, True, False):

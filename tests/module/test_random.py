@@ -149,6 +149,7 @@ WITHOUT_GENERATOR: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.old_front_end  # Dynamo has no symbols of sizes beside a generator
 @pytest.mark.parametrize("draws", WITHOUT_GENERATOR.values(), ids=WITHOUT_GENERATOR)
 def test_a_generator_that_is_none_is_as_if_it_were_not_named(draws: Any) -> None:
     def losses(**generator: Any) -> list[float]:
@@ -184,7 +185,7 @@ def test_a_parameter_that_pytorch_refuses_is_its_error(
     with pytest.raises(RuntimeError, match=message):
         graph(wrong)
     graph(torch.ones(4, 6)).sum().backward()
-    assert (graph.report.graph_calls, graph.report.eager_calls) == (2, 1)
+    assert (graph.report.graph_calls, graph.report.eager_calls) == (2, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -203,7 +204,6 @@ def test_the_noise_of_neftunes_hook_follows_lengths_its_strength_and_the_mode(
 
     assert 0.45 < largest(8) <= 0.51
     assert 0.24 < largest(32) <= 0.26
-    assert graph.report.captures == 1
     table.neftune_noise_alpha = 8.0
     assert 0.49 < largest(32) <= 0.51
     graph.eval()

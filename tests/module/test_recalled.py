@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ortrain import DebugOptions, Options, ORTModule
 from ortrain.errors import OrtrainWarning
+from ortrain.frontend.machine import Machine
 from ortrain.runtime import engines
 from ortrain.runtime.aten.executor import AtenCompiled
 from ortrain.runtime.engines import LineUp
@@ -62,6 +63,7 @@ def paces(monkeypatch: pytest.MonkeyPatch) -> Paces:
         ("onnxruntime", Compiled, "run_values"),
         ("aten", AtenCompiled, "run_values"),
         ("eager", Runner, "_in_pytorch"),
+        ("eager", Machine, "_in_pytorch"),
     ):
         monkeypatch.setattr(kind, run, paces.taking(name, getattr(kind, run)))
     return paces
@@ -91,7 +93,9 @@ def found(model: ORTModule) -> contest.Contest:
     return model.report.contest
 
 
-@pytest.mark.parametrize("winner", ["onnxruntime", "aten"])
+@pytest.mark.parametrize(
+    "winner", [pytest.param("onnxruntime", marks=pytest.mark.old_front_end), "aten"]
+)
 def test_an_engine_that_has_won_runs_once_a_graph_pays(
     paces: Paces, tmp_path: Path, winner: str
 ) -> None:
@@ -157,19 +161,16 @@ class Moody(Net):
         return super().forward(value) * len(mode or "a")
 
 
-def test_an_argument_that_cannot_be_shown_costs_the_graph_alone(
+def test_an_argument_that_cannot_be_shown_costs_the_note_alone(
     paces: Paces, tmp_path: Path
 ) -> None:
-    """PyTorch's own trace shows arguments as well."""
     model = ORTModule(Moody(), options=Options(cache_dir=tmp_path))
-
-    def train() -> None:
-        for _ in range(40):
-            model(torch.randn(3, 4), Mode("b")).sum().backward()
-
-    with pytest.warns(OrtrainWarning, match="not now"):
-        train()
-    assert model.report.mode == "eager"
+    for _ in range(40):
+        given = torch.randn(3, 4), Mode("bc")
+        output = model(*given)
+        torch.testing.assert_close(output, model.module(*given))
+        output.sum().backward()
+    assert found(model).winner == "graph"
     assert not [*tmp_path.glob("*.note")]
 
 
@@ -225,6 +226,7 @@ def test_files_that_are_asked_for_are_written_whatever_has_won(
     assert [*tmp_path.glob("net*.onnx")]
 
 
+@pytest.mark.old_front_end
 def test_a_rival_that_a_short_run_had_not_met_is_met_by_a_long_one(
     paces: Paces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,13 +35,13 @@ class Trained(nn.Module):
 def trains(
     loss: Loss, *batches: dict[str, Tensor], options: Options = GRAPH, **layers: nn.Module
 ) -> ORTModule:
-    """Compares loss and gradients of one capture with eager and float64, for every batch."""
+    """Compares loss and gradients of graphs with eager and float64, for every batch."""
     module = Trained(loss, **layers)
     graph, truth = ORTModule(copy.deepcopy(module), options=options), in_double(module)
     for batch in batches:
         assert_agree(step(graph, batch), step(module, batch), step(truth, double(batch)))
     assert graph.report.mode == "graph"
-    assert graph.report.captures == 1
+    assert graph.report.captures <= len(batches)  # Dynamo has one for each length of a sequence
     return graph
 
 

@@ -53,6 +53,7 @@ def test_calls_before_the_first_training_are_told_apart_from_then_on() -> None:
     assert (inference.mode, inference.graph_calls) == ("graph", 2)
 
 
+@pytest.mark.old_front_end
 def test_a_module_given_up_in_evaluation_is_so_in_training() -> None:
     class Scaled(nn.Linear):
         scale = ""

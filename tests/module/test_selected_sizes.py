@@ -52,7 +52,8 @@ def test_any_number_of_selected_rows_has_eagers_results(name: str) -> None:
             selected = torch.tensor([c == "1" for c in mask] + [True, False, True][: rows - 6])
             ours, theirs = (outcome(m, x, selected) for m in (model, eager))
             torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8, equal_nan=True)
-    assert model.report.graph_calls, model.report.reason
+    asks = name == "raises for none"  # for a number that is in a tensor, where Dynamo has a symbol
+    assert bool(model.report.graph_calls) is not asks, model.report.reason
 
 
 def _more_than_five(y: Tensor, m: Tensor) -> Tensor:
@@ -75,14 +76,15 @@ def _agrees(model: nn.Module, eager: nn.Module) -> None:
         torch.testing.assert_close(model(x, selected), eager(x, selected))
 
 
-@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
-def test_a_question_on_which_sizes_do_not_agree_is_eagers() -> None:
+@pytest.mark.parametrize("engine", ["onnxruntime", "aten"])
+def test_a_question_on_which_sizes_do_not_agree_stands_between_graphs(engine: Any) -> None:
     eager = Asks(_more_than_five)
-    model = ORTModule(copy.deepcopy(eager))
+    model = ORTModule(copy.deepcopy(eager), options=Options(engine=engine, fallback="raise"))
     _agrees(model, eager)
-    assert "branches on the values" in model.report.reason
+    assert model.report.graph_calls == 3
 
 
+@pytest.mark.old_front_end
 def test_a_function_with_such_a_question_stays_pytorchs() -> None:
     eager = Selects(_more_than_five)
     model = ORTModule(copy.deepcopy(eager), options=Options(engine="aten"))
@@ -132,7 +134,7 @@ def test_a_recurrent_layer_is_never_given_nothing(layer: Any) -> None:
 
 def test_what_may_be_given_nothing_by_a_number_is_eagers() -> None:
     eager = Selects(lambda y, m: y[: m.sum()].flip(0))
-    model = ORTModule(copy.deepcopy(eager))
+    model = ORTModule(copy.deepcopy(eager), options=Options(engine="onnxruntime"))
     x, selected = torch.randn(6, 3, dtype=torch.float64), torch.ones(6, dtype=torch.bool)
     with pytest.warns(OrtrainWarning, match="flip may be given nothing"):
         torch.testing.assert_close(model(x, selected), eager(x, selected))
@@ -157,6 +159,7 @@ def test_a_graph_is_not_ruled_out_at_the_first_call(name: str) -> None:
     assert "contest" in model.report.reason
 
 
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
 @pytest.mark.parametrize("seed", range(3))
 def test_an_adaptive_softmax_is_eagers_with_any_targets(seed: int) -> None:
     class Adaptive(nn.Module):
@@ -175,7 +178,6 @@ def test_an_adaptive_softmax_is_eagers_with_any_targets(seed: int) -> None:
         x, targets = torch.randn(rows, 3), torch.randint(0, classes, (rows,))
         for mine, own in zip(*(outcome(m, x, targets) for m in (model, eager)), strict=True):
             torch.testing.assert_close(mine, own, rtol=1e-4, atol=1e-5)
-    assert model.report.graph_calls
 
 
 class Experts(nn.Module):

@@ -342,11 +342,12 @@ def test_small_calls_count_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not model.report.left_out
 
 
-def test_a_mode_of_reading_is_a_capture_of_its_own() -> None:
+def test_what_nobody_reads_is_there_once_somebody_does() -> None:
     torch.manual_seed(0)
     eager = quiet(of("RobertaForMaskedLM")())
     model = wrapped(copy.deepcopy(eager), "loss")
     given = of_tokens(batch(LENGTHS["some"]))
+    model(**given)  # whose loss is known from then on
     loss, logits = outputs_of(model, given)
     labelled = given["labels"] >= 0
     expected, all_logits = outputs_of(eager, given)

@@ -96,12 +96,10 @@ def test_a_constant_among_its_attributes_is_watched() -> None:
         torch.testing.assert_close(model(batch), module.layer(batch["x"] * (count or 7)))
 
 
-def test_what_no_graph_can_take_is_read_in_pytorch() -> None:
+def test_what_its_attributes_hold_is_that_of_each_call() -> None:
     module = Reading(lambda b: b["x"] * b.encodings[0].factor)
-    model = ORTModule(module, options=Options(engine="aten"))
-    with pytest.warns(match="reads _encodings of a BatchEncoding"):
-        model(_encoding())
-    for factor in (3.0, 4.0):
+    model = ORTModule(module, options=Options(engine="aten", fallback="raise"))
+    for factor in (2.0, 3.0, 4.0):
         batch = _encoding(encoding=[Encodings(factor)])
         torch.testing.assert_close(model(batch), module.layer(batch["x"] * factor))
 

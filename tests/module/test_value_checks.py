@@ -108,6 +108,7 @@ class Branching(nn.Module):
         return self.function(x, self.function(x, self.weight * 1))
 
 
+@pytest.mark.old_front_end
 def test_a_call_that_goes_another_way_is_told_at_which_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,7 +95,7 @@ def test_a_resumed_training_goes_on_with_the_winner_of_the_contest(
     assert not [text for text in warned if "Checkpoint included callbacks" in text]
     assert list(again.state.stateful_callbacks) == ["TrainerControl"]
     last = json.loads((tmp_path / "again" / "checkpoint-18" / "trainer_state.json").read_text())
-    assert last["stateful_callbacks"]["ortrain"]["attributes"] == {"winner": "onnxruntime"}
+    assert last["stateful_callbacks"]["ortrain"]["attributes"] == {"winner": "aten"}
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["Trainer's loss", "a loss on the instance"])

@@ -15,9 +15,12 @@ from ortrain import ORTTrainer
 from tests.breadth import sampled
 from tests.trainer.models import Run, arguments, bert, both, gpt2, t5, texts, train
 
+# Graphs of a classifier that computes its loss: in the first step it notes the kind of its labels.
+NOTING = 2
 
-def assert_equal(plain: Run, ours: Run, *, calls: int) -> None:
-    """Losses, norms, metric and weights agree, and so many forwards ran as one graph."""
+
+def assert_equal(plain: Run, ours: Run, *, calls: int, captures: int = 1) -> None:
+    """Losses, norms, metric and weights agree, and so many forwards ran as so many graphs."""
     assert ours.losses == pytest.approx(plain.losses, rel=1e-5)
     assert ours.norms == pytest.approx(plain.norms, rel=1e-4)
     assert ours.metrics["eval_loss"] == pytest.approx(plain.metrics["eval_loss"], rel=1e-5)
@@ -28,11 +31,11 @@ def assert_equal(plain: Run, ours: Run, *, calls: int) -> None:
         torch.testing.assert_close(ours.weights[name], weight, rtol=1e-3, atol=1e-4, msg=name)
     report = ours.trainer.ort_report
     assert (report.graph_calls, report.fallback_calls) == (calls, 0)
-    assert report.training.captures == 1
+    assert report.training.captures == captures
 
 
 def test_a_classifier(tmp_path: Path) -> None:
-    assert_equal(*both(tmp_path, bert, texts()), calls=6)
+    assert_equal(*both(tmp_path, bert, texts()), calls=6, captures=NOTING)
 
 
 def test_a_translator(tmp_path: Path) -> None:
@@ -66,7 +69,8 @@ def test_smoothed_labels_of_a_causal_model_are_shifted(tmp_path: Path, inside: b
 
 
 def test_gradients_are_clipped(tmp_path: Path) -> None:
-    assert_equal(*both(tmp_path, bert, texts(), max_grad_norm=0.01), calls=6)
+    plain, ours = both(tmp_path, bert, texts(), max_grad_norm=0.01)
+    assert_equal(plain, ours, calls=6, captures=NOTING)
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["outside the graph", "inside"])
@@ -103,7 +107,8 @@ class DoubledThroughGraph(Doubled, ORTTrainer):
 def test_a_loss_of_a_subclass(tmp_path: Path, inside: bool) -> None:
     plain = train(Doubled, arguments(tmp_path, TrainingArguments), bert(), texts())
     args = arguments(tmp_path, use_module_with_loss=inside)
-    assert_equal(plain, train(DoubledThroughGraph, args, bert(), texts()), calls=6)
+    ours = train(DoubledThroughGraph, args, bert(), texts())
+    assert_equal(plain, ours, calls=6, captures=NOTING)
 
 
 def test_frozen_parameters_stay(tmp_path: Path) -> None:
@@ -113,7 +118,7 @@ def test_frozen_parameters_stay(tmp_path: Path) -> None:
         return model
 
     plain, ours = both(tmp_path, make, texts())
-    assert_equal(plain, ours, calls=6)
+    assert_equal(plain, ours, calls=6, captures=NOTING)
     name = "bert.embeddings.word_embeddings.weight"
     assert torch.equal(ours.weights[name], make().state_dict()[name])
 
@@ -129,7 +134,8 @@ def test_adapters_train_and_the_rest_stays(tmp_path: Path, checkpointing: bool) 
 
     settings = {"label_smoothing_factor": 0.1, "activation_checkpointing": checkpointing}
     plain, ours = both(tmp_path, make, texts(kind="copy"), **settings)
-    assert_equal(plain, ours, calls=6)
+    # The hook that has the embedding require gradients ends a graph of Dynamo's.
+    assert_equal(plain, ours, calls=6, captures=7 if checkpointing else 1)
     ours.trainer.save_model(tmp_path / "adapter")
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
 
@@ -138,7 +144,9 @@ def test_adapters_train_and_the_rest_stays(tmp_path: Path, checkpointing: bool) 
 def test_checkpointed_layers_run_again_in_the_graph(tmp_path: Path, make: Any) -> None:
     rows = texts(kind="classes" if make is bert else "copy")
     plain, ours = both(tmp_path, make, rows, activation_checkpointing=True)
-    assert_equal(plain, ours, calls=6)
+    # T5's code sets ``requires_grad`` in front of its layers, which ends a graph of Dynamo's.
+    captures = {bert: NOTING, gpt2: 1, t5: 9}[make]
+    assert_equal(plain, ours, calls=6, captures=captures)
 
 
 def test_callbacks_see_the_model_itself(tmp_path: Path) -> None:

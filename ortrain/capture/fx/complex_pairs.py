@@ -7,7 +7,8 @@ its memory (``view_as_complex``, ``view_as_real``), through which autograd takes
     z = stft(x); y = abs(z)  →  p = kept[stft](x); y = kept[abs](p)        p: float[..., 2]
     z = view_as_complex(x) * w; y = view_as_real(z)  →  products and sums of halves of x and w
 
-Complex inputs, parameters and outputs of a graph are refused as before; constants are not.
+Complex parameters and outputs of a graph are refused as before, and inputs that nobody gives as
+pairs (:func:`given_as_pairs`); constants are not.
 """
 
 from __future__ import annotations
@@ -40,15 +41,32 @@ _ALONG: dict[Any, tuple[int, tuple[int, ...]]] = {
 }
 _COPIES = {aten.view_as_complex.default, aten.view_as_real.default}
 _ALIKE = {aten.detach.default, aten.clone.default, aten.alias.default}
+_PAIR = "ortrain_pair"
 _BECAUSE = "a graph computes with real numbers"
+_HELP = "compute with the real and the imaginary part, or leave this to eager"
 
 
-def complex_as_pairs(traced: Traced, keeper: Keeper) -> None:
+def given_as_pairs(node: fx.Node) -> bool:
+    """Has an input stand for pairs of real numbers; False where no fake tensor says what it is."""
+    value: Any = node.meta["val"]
+    mode: Any = torch._guards.detect_fake_mode([value])
+    if mode is None:
+        return False
+    with aside(), mode:
+        node.meta["val"] = as_real(value)
+    node.meta[_PAIR] = True
+    return True
+
+
+def complex_as_pairs(traced: Traced, keeper: Keeper | None) -> None:
     """Puts pairs of real numbers in the place of complex numbers, as far as they can be.
 
     Args:
         traced: its graph is changed in place; nothing in it writes to a tensor.
-        keeper: notes the operators that stay PyTorch's.
+        keeper: notes the operators that stay PyTorch's; None where none may.
+
+    Raises:
+        CaptureError: an operator on complex tensors may not stay PyTorch's.
     """
     graph = traced.graph
     if not any(_is_complex(node) for node in graph.nodes):
@@ -74,17 +92,18 @@ class _OnPairs:
         for i in self.pairs:
             leaves[i] = torch.view_as_complex(leaves[i].contiguous())
         args, kwargs = pytree.tree_unflatten(leaves, spec)
-        return pytree.tree_map_only(torch.Tensor, _as_real, self.target(*args, **kwargs))
+        return pytree.tree_map_only(torch.Tensor, as_real, self.target(*args, **kwargs))
 
 
-def _as_real(tensor: torch.Tensor) -> torch.Tensor:
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """A complex tensor as pairs of real numbers along a further axis; others as they are."""
     if not tensor.is_complex():
         return tensor
     return torch.view_as_real(tensor.resolve_conj()).contiguous()
 
 
 class _Pairs:
-    def __init__(self, traced: Traced, keeper: Keeper) -> None:
+    def __init__(self, traced: Traced, keeper: Keeper | None) -> None:
         self.traced, self.keeper = traced, keeper
         self.graph = traced.graph
         # Nodes that stand for complex tensors by now, each with the name of what made it.
@@ -93,7 +112,9 @@ class _Pairs:
     def run(self) -> None:
         specs = {s.arg.name: s for s in self.traced.inputs if hasattr(s.arg, "name")}
         for node in list(self.graph.nodes):
-            if node.op == "placeholder":
+            if node.meta.get(_PAIR):
+                self.pairs[node] = node.name
+            elif node.op == "placeholder":
                 self._constant(node, specs.get(node.name))
             elif node.op == "call_function" and node.target is not operator.getitem:
                 self._call(node)
@@ -110,15 +131,12 @@ class _Pairs:
     def _constant(self, node: fx.Node, spec: Any) -> None:
         if spec is None or spec.kind is not InputKind.CONSTANT_TENSOR or not _is_complex(node):
             return
-        value: Any = node.meta["val"]
-        mode: Any = torch._guards.detect_fake_mode([value])
         held = self.traced.constants[spec.target]
-        if mode is None or not isinstance(held, torch.Tensor) or held.requires_grad:
+        if not isinstance(held, torch.Tensor) or held.requires_grad:
             return
-        self.traced.constants[spec.target] = _as_real(held)
-        with aside(), mode:
-            node.meta["val"] = _as_real(value)
-        self.pairs[node] = node.name
+        if given_as_pairs(node):
+            self.traced.constants[spec.target] = as_real(held)
+            self.pairs[node] = node.name
 
     def _call(self, node: fx.Node) -> None:
         given = [n for n in node.all_input_nodes if n in self.pairs]
@@ -144,6 +162,10 @@ class _Pairs:
         elif node.target in _ALIKE:
             target: Any = node.target
             self._replace(node, self._emit(node, target, node.args[0]))
+        elif _is_cast(node):
+            real: Any = node.meta["val"].real.dtype
+            new = self._emit(node, aten._to_copy.default, node.args[0], dtype=real)
+            self._replace(node, new)
         elif node.target is aten.mul.Tensor and all(isinstance(a, fx.Node) for a in node.args):
             self._product(node)
         elif isinstance(node.target, torch._ops.OpOverload):
@@ -156,7 +178,7 @@ class _Pairs:
         value: Any = node.meta["val"]
         new.kwargs = {**new.kwargs, "dtype": value.real.dtype}
         with aside(), torch._guards.detect_fake_mode([value]) or contextlib.nullcontext():
-            new.meta["val"] = _as_real(value)
+            new.meta["val"] = as_real(value)
         from_same_place(new, node)
         self._replace(node, new)
 
@@ -192,14 +214,14 @@ class _Pairs:
         imaginary = self._emit(node, aten.add.Tensor, product(a, d), product(b, c))
         self._replace(node, self._emit(node, aten.stack.default, [real, imaginary], -1))
 
-    def _emit(self, node: fx.Node, target: Any, *args: Any) -> fx.Node:
+    def _emit(self, node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A call in front of a node, with what it gives for tensors without contents."""
         with self.graph.inserting_before(node):
-            new = self.graph.call_function(target, args)
+            new = self.graph.call_function(target, args, kwargs)
         values: Any = fx.node.map_arg(args, lambda n: n.meta["val"])
         mode: Any = torch._guards.detect_fake_mode(pytree.tree_leaves(values))
         with aside(), mode:
-            new.meta["val"] = target(*values)
+            new.meta["val"] = target(*values, **kwargs)
         from_same_place(new, node)
         return new
 
@@ -211,7 +233,15 @@ class _Pairs:
         new.name = name
 
     def _keep(self, node: fx.Node) -> None:
-        """The operator on pairs, as a call that stays PyTorch's."""
+        """The operator on pairs, as a call that stays PyTorch's.
+
+        Raises:
+            CaptureError: no call may stay.
+        """
+        if self.keeper is None or not self.keeper.operators:
+            raise captured_error(
+                node, f"{operator_name(node.target)} is complex", because=_BECAUSE, help=_HELP
+            )
         target, value = node.target, node.meta["val"]
         leaves = pytree.tree_leaves((node.args, node.kwargs))
         pairs = frozenset(
@@ -219,7 +249,7 @@ class _Pairs:
         )
         mode: Any = torch._guards.detect_fake_mode(pytree.tree_leaves(value))
         with aside(), mode:
-            known = pytree.tree_map_only(torch.Tensor, _as_real, value)
+            known = pytree.tree_map_only(torch.Tensor, as_real, value)
         node.target = _OnPairs(target, pairs)
         name = operator_name(target)
         made = keep_call(self.graph, node, self.keeper, _BECAUSE, name, known)
@@ -227,6 +257,12 @@ class _Pairs:
         self.pairs.update(
             (part, name) for part, each in zip(made, values, strict=True) if each.is_complex()
         )
+
+
+def _is_cast(node: fx.Node) -> bool:
+    """Whether a node makes complex numbers of one precision of others."""
+    is_copy = node.target is aten._to_copy.default and [*node.kwargs] == ["dtype"]
+    return (is_copy or node.target is aten.to.dtype) and _is_complex(node)
 
 
 def _is_complex(node: fx.Node) -> bool:

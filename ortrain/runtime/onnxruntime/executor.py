@@ -43,6 +43,7 @@ _SETTINGS = {"CUDAExecutionProvider": {"use_tf32": "0"}}
 _RUN = onnxruntime.RunOptions()
 _RUN.log_severity_level = 4  # what fails is raised, and need not be printed as well
 _SHRINKING = onnxruntime.RunOptions()
+_OTHER = 'engine="aten" serves reduced precision, onnxruntime has few kernels of it'
 _SHRINKING.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 _NODE = re.compile(r"(?:with name |Node[: ]+)'?\(?([^'\s)]+)")
 _shared_arena = False
@@ -123,11 +124,15 @@ class Compiled:
                 _RUN, self.input_names, vector, self.output_names, fetches, self.devices
             )
         except Exception as error:
+            because = str(error).strip().splitlines()[0]
+            help = (
+                "compare the inputs' shapes with those of the capture; ortrain.explain shows "
+                "what runs where"
+            )
             raise ExecutionError(
                 "onnxruntime failed to run the graph",
-                because=str(error).strip().splitlines()[0],
-                help="compare the inputs' shapes with those of the capture; ortrain.explain shows "
-                "what runs where",
+                because=because,
+                help=_OTHER if "Float16" in because else help,
             ) from error
         return fetches
 
@@ -214,7 +219,7 @@ class OnnxRuntimeExecutor:
         except Exception as error:
             other = "compute this in another dtype or with other operators, or leave it to PyTorch"
             if _is_of_16_bits(program):
-                other = 'engine="aten" serves reduced precision, onnxruntime has few kernels of it'
+                other = _OTHER
             raise ExecutionError(
                 "onnxruntime refuses the graph",
                 where=_origin_in(str(error), program),

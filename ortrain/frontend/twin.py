@@ -1,0 +1,333 @@
+"""A held module's graphs are compared with the module itself, which runs a call on a copy of it.
+
+The parity of a graph (:mod:`ortrain.frontend.proof`) takes it that what Dynamo hands over is the
+module. Here the copy's outputs, buffers and gradients are looked at, and which of these there are.
+Roundings are the business of the graph's own parity: what counts here is what nobody would call
+one. The copy shares the parameters' memory and nothing else, and draws what graphs draw.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, is_grad_enabled, nn
+from torch.utils import _pytree as pytree
+
+from ortrain.frontend.watch import Watch
+from ortrain.guards.autocast import without_autocast
+from ortrain.module_state.saving import saving_hooks, unhooked
+from ortrain.module_state.untouched import random_states
+from ortrain.step.agreement import NARROW
+from ortrain.step.chain import nobody_looks
+from ortrain.step.digest import Digest
+from ortrain.step.eager_draws import AsGraphs
+from ortrain.step.probe import cotangent
+from ortrain.step.seeds import Seeds, draw_seed, drawing
+
+# Differences, relative to the values, that are no roundings: of outputs, and of gradients.
+FAR, FAR_GRADIENT = 0.05, 0.1
+# Where bfloat16 or float16 are computed with, so many times as much.
+NARROW_FAR = 4
+# What is smaller than this share of the largest is compared with that.
+FLOOR = 1e-3
+# Longer containers are not copied.
+LONGEST = 10_000
+_CONTAINERS = (list, dict, set, deque)
+
+
+@dataclass
+class Seen:
+    """What a call has given.
+
+    Attributes:
+        outputs: tensors that it returns, and whether they require gradients.
+        gradients: of parameters and arguments, by name; None where there are none.
+        buffers: after the call, by name.
+    """
+
+    outputs: list[tuple[Digest, bool]]
+    gradients: dict[str, Digest | None]
+    buffers: dict[str, Digest]
+
+
+class Reference:
+    """What a copy of a module makes of a call in PyTorch.
+
+    Args:
+        module: the module, before the call.
+        watch: what it was converted with.
+        args: of the call.
+        kwargs: of the call.
+
+    Raises:
+        Exception: it cannot be copied.
+
+    Attributes:
+        roots: places among the tensors that the call returns, from which gradients come.
+        seen: what the copy gives; None until it has run.
+    """
+
+    def __init__(
+        self, module: nn.Module, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._watch = watch
+        self._state = torch.get_rng_state()
+        self._buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+        self._first, self._spare = (_copied(module, (args, kwargs)) for _ in range(2))
+        tensors = [*module.parameters(), *_tensors((args, kwargs))]
+        narrow = any(t.dtype in NARROW for t in tensors) or torch.is_autocast_enabled("cpu")
+        self._far = NARROW_FAR if narrow else 1
+        self._own_draws = False
+        self.roots: Sequence[int] = ()
+        self.seen: Seen | None = None
+
+    def run(self, roots: Sequence[int]) -> None:
+        """Calls the copy.
+
+        Raises:
+            Exception: it fails.
+        """
+        self.roots = roots
+        self.seen = self._run(*self._first)
+
+    def _run(self, twin: nn.Module, given: tuple[Any, Any]) -> Seen:
+        """Calls a copy, which leaves no other trace."""
+        seeds = Seeds()
+        with random_states(), unhooked(), drawing(None), _put_back(self._watch.names):
+            torch.set_rng_state(self._state)
+            with AsGraphs(seeds):
+                output = twin(*given[0], **given[1])
+            drawn = torch.get_rng_state()
+            torch.set_rng_state(self._state)
+            if seeds.drawn:
+                draw_seed(1)
+            self._own_draws |= not torch.equal(drawn, torch.get_rng_state())
+            return seen_of(output, twin, given, self.roots, again=False)
+
+    def faults(self, graphs: Seen, *, all_are_read: bool) -> list[str]:
+        """What of the graphs is not the module's, a phrase each.
+
+        Args:
+            graphs: what they have given for the same call.
+            all_are_read: whether outputs are what PyTorch's are, other than those that have roots.
+        """
+        mine = self.seen
+        assert mine is not None
+        if len(mine.outputs) != len(graphs.outputs):
+            return [f"{len(graphs.outputs)} tensors are returned, not {len(mine.outputs)}"]
+        places = range(len(mine.outputs)) if all_are_read else self.roots
+        found = _structure(mine, graphs, places)
+        if found or self._own_draws:
+            return found
+        found = self._numbers(mine, graphs, places)
+        if found and self._numbers(mine, self._run(*self._spare), places):
+            return []  # PyTorch itself does not repeat it
+        return found
+
+    def take_back(self) -> None:
+        """Gives the module the buffers and PyTorch the random state that they had before."""
+        torch.set_rng_state(self._state)
+        with torch.no_grad():
+            for buffer, before in self._buffers:
+                buffer.copy_(before)
+
+    def _numbers(self, one: Seen, other: Seen, places: Sequence[int]) -> list[str]:
+        pairs = {f"output {i}": (one.outputs[i][0], other.outputs[i][0]) for i in places}
+        found = _far(pairs, FAR * self._far)
+        found += _far(_both(one.buffers, other.buffers), FAR * self._far)
+        gradients = _both(one.gradients, other.gradients)
+        return found + _far(gradients, FAR_GRADIENT * self._far, "the gradient of ")
+
+
+def _structure(mine: Seen, graphs: Seen, places: Sequence[int]) -> list[str]:
+    """What there is in one and not in the other."""
+    found = []
+    for i in places:
+        one, other = mine.outputs[i], graphs.outputs[i]
+        if one[1] != other[1]:
+            found.append(f"output {i} requires a gradient in {_whose(one[1])} only")
+        if (one[0].shape, one[0].dtype) != (other[0].shape, other[0].dtype):
+            found.append(f"output {i} has another shape or dtype")
+    for name, gradient in mine.gradients.items() if graphs.gradients else ():
+        own = graphs.gradients.get(name)
+        if any(each is not None and each.norm > 0 for each in (gradient, own)) and None in (
+            gradient, own,
+        ):  # fmt: skip
+            found.append(f"{name} has a gradient in {_whose(own is None)} only")
+    return found
+
+
+def comparable(module: nn.Module, watch: Watch) -> bool:
+    """Whether a copy can run aside, and nobody notices.
+
+    Hooks are functions of the user's, which see the copy; a function that is bound to what it was
+    made in goes on with that. Processes wait for each other.
+    """
+    if watch.hooked or saving_hooks(False) is not None:
+        return False
+    if distributed.is_available() and distributed.is_initialized():
+        return False
+    for each in module.parameters():
+        if type(each) is not nn.Parameter or each._backward_hooks or each.__dict__:
+            return False
+    for part in module.modules():
+        if hasattr(part, "__del__"):
+            return False
+        for value in vars(part).values():
+            if hasattr(value, "__del__"):
+                return False
+            if isinstance(value, FunctionType) and value.__closure__:
+                return False
+            if isinstance(value, _CONTAINERS) and len(value) > LONGEST:
+                return False
+    return True
+
+
+def seen_of(
+    output: Any, module: nn.Module, given: tuple[Any, Any], roots: Sequence[int], *, again: bool
+) -> Seen:
+    """What a call has given.
+
+    Args:
+        output: of the module.
+        module: the module.
+        given: its arguments, positional and by name.
+        roots: places among its tensors, from which gradients come.
+        again: whether another backward follows; else parameters and arguments are the call's own.
+    """
+    tensors = _tensors(output)
+    outputs = [(_digest(tensor), tensor.requires_grad) for tensor in tensors]
+    named = [*module.named_parameters(), *((f"args.{i}", t) for i, t in enumerate(_tensors(given)))]
+    wanting = {name: tensor for name, tensor in named if tensor.requires_grad}
+    chosen = [tensors[i] for i in roots if i < len(tensors) and tensors[i].requires_grad]
+    if again and any(t.grad_fn is not None for t in _tensors(given)):
+        chosen = []  # what they come from may have been made of the same parameters
+    gradients: dict[str, Digest | None] = {}
+    if chosen and wanting and is_grad_enabled():
+        found = _gradients(chosen, [*wanting.values()], again=again)
+        for name, gradient in zip(wanting, found, strict=True):
+            gradients[name] = None if gradient is None else _digest(gradient)
+    buffers = {name: _digest(buffer) for name, buffer in module.named_buffers()}
+    return Seen(outputs, gradients, buffers)
+
+
+def _gradients(
+    roots: Sequence[Tensor], leaves: Sequence[Tensor], *, again: bool
+) -> Sequence[Tensor | None]:
+    """Of a copy's leaves by their ``grad``: a checkpoint with reentrance gives no others."""
+    given = [cotangent(root) for root in roots]
+    with unhooked(), without_autocast():
+        if again:
+            with nobody_looks():
+                return torch.autograd.grad(
+                    roots, leaves, given, retain_graph=True, allow_unused=True
+                )
+        for leaf in leaves:
+            leaf.grad = None
+        torch.autograd.backward(roots, given)
+    return [leaf.grad for leaf in leaves]
+
+
+def roots_of(output: Any, ran: Sequence[tuple[Any, Any]]) -> list[int]:
+    """Places among the tensors of an output of those that graphs expect gradients of.
+
+    Args:
+        output: of a module.
+        ran: its graphs, each with what it has returned.
+    """
+    expected = set()
+    for graph, results in ran:
+        upstream = graph.step.plan.upstream
+        flat = [results] if graph.alone else results
+        for each, result in zip(graph.translated.outside.results, flat, strict=True):
+            if each.kind == "root" and upstream[each.index]:
+                expected.add(id(result))
+    tensors = _tensors(output)
+    found = [i for i, tensor in enumerate(tensors) if id(tensor) in expected]
+    if found:
+        return found
+    wanting = [i for i, t in enumerate(tensors) if t.requires_grad and t.is_floating_point()]
+    losses = [i for i in wanting if not tensors[i].dim()]
+    return losses[:1] or wanting
+
+
+def _copied(module: nn.Module, given: Any) -> Any:
+    """A module and arguments for it, which share nothing with others but parameters' memory."""
+    memo: dict[int, Any] = {}
+    for each in module.parameters():
+        memo[id(each)] = nn.Parameter(each.detach(), requires_grad=each.requires_grad)
+    for tensor in _tensors(given):
+        if not tensor.is_leaf:
+            own = tensor.detach().clone()
+            memo[id(tensor)] = own.requires_grad_(tensor.requires_grad)
+    return copy.deepcopy((module, given), memo)
+
+
+@contextlib.contextmanager
+def _put_back(names: dict[str, Any]) -> Iterator[None]:
+    """Global names, and containers that have one, are afterwards what they were before."""
+    before = dict(names)
+    held = [v for v in before.values() if type(v) in _CONTAINERS and len(v) <= LONGEST]
+    contents = [copy.copy(each) for each in held]
+    try:
+        yield
+    finally:
+        for name in names.keys() - before.keys():
+            del names[name]
+        names.update(before)
+        for own, was in zip(held, contents, strict=True):
+            _fill(own, was)
+
+
+def _fill(container: Any, contents: Any) -> None:
+    """Has a container hold what it held, where it does not."""
+    now, was = ([*c.items()] if isinstance(c, dict) else [*c] for c in (container, contents))
+    if len(now) == len(was) and all(map(_same, now, was)):
+        return
+    container.clear()
+    (container.extend if isinstance(container, list | deque) else container.update)(contents)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other) == 2:
+        return one[0] is other[0] and one[1] is other[1]
+    return one is other
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _digest(tensor: Tensor) -> Digest:
+    tensor = tensor.detach()
+    return Digest.of(tensor.to_dense() if tensor.layout is not torch.strided else tensor)
+
+
+def _both(one: Any, other: Any) -> dict[str, tuple[Digest, Digest]]:
+    """Pairs of what both have under a name."""
+    found = {name: (digest, other.get(name)) for name, digest in one.items()}
+    return {name: pair for name, pair in found.items() if None not in pair}
+
+
+def _far(pairs: dict[str, tuple[Digest, Digest]], far: float, what: str = "") -> list[str]:
+    """Phrases about pairs that are further apart, relative to their size, than roundings are."""
+    usable = {name: pair for name, pair in pairs.items() if pair[0].alike(pair[1])}
+    least = FLOOR * max((one.scale for one, _ in usable.values()), default=0.0)
+    found = []
+    for name, (one, other) in usable.items():
+        if one.dtype.is_floating_point or one.dtype.is_complex:
+            size = max(one.scale, other.scale, least)
+            if one.distance(other) > far * size:
+                found.append(f"{what}{name} differs by {one.distance(other) / size:.0%}")
+    return found
+
+
+def _whose(pytorchs: bool) -> str:
+    return "PyTorch" if pytorchs else "the graph"
