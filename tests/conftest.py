@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             cases[name].add_marker("breadth")
 
 
-# Folders whose tests are of the front end that is the default; the others still have the one before.
+# Folders whose tests are of the default front end; the others still have the one before.
 MOVED = {"frontend", "module", "trainer"}
 
 
