@@ -207,8 +207,9 @@ class Graphs:
         """What the graphs of this call are compared with, where that is due and can be.
 
         That is a call's business once graphs have run: for what both need the memory is there one
-        after another. Of a checkpoint that runs its code without gradients at first, Dynamo keeps
-        less than that means, and no call is handed on before it is compared.
+        after another. (Dynamo's mark on parameters has it be left out there, so far.) Of a
+        checkpoint that runs its code without gradients at first, Dynamo keeps less than that means,
+        and no call is handed on before it is compared.
         """
         modes = is_grad_enabled(), self.module.training
         roots = compiled.roots.get(modes)

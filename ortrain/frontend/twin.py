@@ -168,7 +168,8 @@ def comparable(module: nn.Module, watch: Watch) -> bool:
     """Whether a copy can run aside, and nobody notices.
 
     Hooks are functions of the user's, which see the copy; a function that is bound to what it was
-    made in goes on with that. Processes wait for each other.
+    made in goes on with that. Processes wait for each other. A parameter with attributes, of which
+    Dynamo gives it one at its first conversion, is not copied with them.
     """
     if watch.hooked or saving_hooks(False) is not None:
         return False
