@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -43,11 +43,9 @@ _CHECKPOINTS = {higher_order.tag_activation_checkpoint, higher_order.wrap_activa
 
 def has_reentrant(module: fx.GraphModule) -> bool:
     """Whether one of Dynamo's graphs has a checkpoint with ``use_reentrant=True``."""
-    parts = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
     return any(
         node.target in _CHECKPOINTS and node.kwargs.get("use_reentrant", True)
-        for part in parts
-        for node in part.graph.nodes
+        for node in _all_nodes(module)
     )
 
 
@@ -56,12 +54,17 @@ _SQUEEZES = {torch.squeeze, "squeeze", "squeeze_"}
 
 def squeezes(module: fx.GraphModule) -> bool:
     """Whether one of Dynamo's graphs drops an axis where its size is one, and it may be so."""
-    parts = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
     return any(
         node.target in _SQUEEZES and any(map(_has_symbols, node.all_input_nodes))
-        for part in parts
-        for node in part.graph.nodes
+        for node in _all_nodes(module)
     )
+
+
+def _all_nodes(module: fx.GraphModule) -> Iterator[fx.Node]:
+    """The nodes of a graph, and of those that it calls."""
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            yield from part.graph.nodes
 
 
 def _has_symbols(node: Any) -> bool:

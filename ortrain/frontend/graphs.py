@@ -206,10 +206,10 @@ class Graphs:
     ) -> Reference | None:
         """What the graphs of this call are compared with, where that is due and can be.
 
-        That is a call's business once graphs have run: for what both need the memory is there one
-        after another. (Dynamo's mark on parameters has it be left out there, so far.) Of a
-        checkpoint that runs its code without gradients at first, Dynamo keeps less than that means,
-        and no call is handed on before it is compared.
+        It is due at the second call with graphs: the copy runs before them, so that the memory of
+        both is not there at once. So far it cannot be there, since Dynamo has marked the parameters
+        by then. A graph with a checkpoint that has reentrance is compared at the first call, before
+        anybody has its outputs: Dynamo keeps less of such a checkpoint than it means.
         """
         modes = is_grad_enabled(), self.module.training
         roots = compiled.roots.get(modes)

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from ortrain.frontend.watch import Watch
 from ortrain.guards.autocast import without_autocast
+from ortrain.guards.contents import unchanged
 from ortrain.module_state.saving import saving_hooks, unhooked
 from ortrain.module_state.untouched import random_states
 from ortrain.step.agreement import NARROW
@@ -80,7 +81,8 @@ class Reference:
         self._watch = watch
         self._state = torch.get_rng_state()
         self._buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-        self._first, self._spare = (_copied(module, (args, kwargs)) for _ in range(2))
+        self._first = _copied(module, (args, kwargs))
+        self._spare: Any = None
         tensors = [*module.parameters(), *_tensors((args, kwargs))]
         narrow = any(t.dtype in NARROW for t in tensors) or torch.is_autocast_enabled("cpu")
         self._far = NARROW_FAR if narrow else 1
@@ -95,6 +97,7 @@ class Reference:
             Exception: it fails.
         """
         self.roots = roots
+        self._spare = _copied(*self._first)
         self.seen = self._run(*self._first)
 
     def _run(self, twin: nn.Module, given: tuple[Any, Any]) -> Seen:
@@ -276,30 +279,13 @@ def _put_back(names: dict[str, Any]) -> Iterator[None]:
     """Global names, and containers that have one, are afterwards what they were before."""
     before = dict(names)
     held = [v for v in before.values() if type(v) in _CONTAINERS and len(v) <= LONGEST]
-    contents = [copy.copy(each) for each in held]
     try:
-        yield
+        with unchanged(held):
+            yield
     finally:
         for name in names.keys() - before.keys():
             del names[name]
         names.update(before)
-        for own, was in zip(held, contents, strict=True):
-            _fill(own, was)
-
-
-def _fill(container: Any, contents: Any) -> None:
-    """Has a container hold what it held, where it does not."""
-    now, was = ([*c.items()] if isinstance(c, dict) else [*c] for c in (container, contents))
-    if len(now) == len(was) and all(map(_same, now, was)):
-        return
-    container.clear()
-    (container.extend if isinstance(container, list | deque) else container.update)(contents)
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other) == 2:
-        return one[0] is other[0] and one[1] is other[1]
-    return one is other
 
 
 def _tensors(value: Any) -> list[Tensor]:

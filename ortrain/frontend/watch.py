@@ -61,7 +61,9 @@ class Watch:
     def _not_followed(self, kinds: Iterable[type]) -> Iterator[str]:
         """Reasons against a graph."""
         for kind in kinds:
-            for name, member in vars(kind).items() if kind is not nn.Module else ():
+            if kind is nn.Module:
+                continue
+            for name, member in vars(kind).items():
                 if _keeps(member):
                     yield f"{kind.__name__}.{name} keeps its results, which a graph does not"
                 if not isinstance(member, FunctionType):

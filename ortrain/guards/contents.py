@@ -29,6 +29,18 @@ def contents(wanted: Iterable[tuple[Any, Any]]) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def unchanged(containers: Iterable[Any]) -> Iterator[None]:
+    """Each container holds afterwards what it holds now."""
+    before = [(container, _copied(container)) for container in containers]
+    try:
+        yield
+    finally:
+        for container, held in before:
+            if not _holds(container, held):
+                _filled(container, held)
+
+
 def _copied(container: Any) -> Any:
     if isinstance(container, bytearray):
         return [*container]

@@ -21,7 +21,7 @@ from ortrain.capture.origin import (
     source_line,
 )
 from ortrain.capture.traced import Traced
-from ortrain.errors import listing
+from ortrain.errors import CaptureError, listing
 from ortrain.program import Check
 
 aten = torch.ops.aten
@@ -167,13 +167,18 @@ def refuse_complex(module: fx.GraphModule) -> None:
     """Refuses complex numbers: neither onnxruntime nor a gradient rule knows them."""
     for node in module.graph.nodes:
         if _is_complex(node):
-            called = node.op == "call_function"
-            raise captured_error(
-                node,
-                f"{operator_name(node.target) if called else node.name} is complex",
-                because="a graph computes with real numbers",
-                help="compute with the real and the imaginary part, or leave this to eager",
-            )
+            raise complex_error(node)
+
+
+def complex_error(node: fx.Node) -> CaptureError:
+    """That a graph has no complex numbers such as those of a node."""
+    called = node.op == "call_function"
+    return captured_error(
+        node,
+        f"{operator_name(node.target) if called else node.name} is complex",
+        because="a graph computes with real numbers",
+        help="compute with the real and the imaginary part, or leave this to eager",
+    )
 
 
 def _is_complex(node: fx.Node) -> bool:

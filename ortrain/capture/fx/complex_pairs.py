@@ -22,6 +22,7 @@ from torch import fx
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
+from ortrain.capture.fx.checks import complex_error
 from ortrain.capture.fx.kept import keep_call
 from ortrain.capture.fx.splice import from_same_place, substitute
 from ortrain.capture.origin import captured_error, operator_name
@@ -43,7 +44,6 @@ _COPIES = {aten.view_as_complex.default, aten.view_as_real.default}
 _ALIKE = {aten.detach.default, aten.clone.default, aten.alias.default}
 _PAIR = "ortrain_pair"
 _BECAUSE = "a graph computes with real numbers"
-_HELP = "compute with the real and the imaginary part, or leave this to eager"
 
 
 def given_as_pairs(node: fx.Node) -> bool:
@@ -239,9 +239,7 @@ class _Pairs:
             CaptureError: no call may stay.
         """
         if self.keeper is None or not self.keeper.operators:
-            raise captured_error(
-                node, f"{operator_name(node.target)} is complex", because=_BECAUSE, help=_HELP
-            )
+            raise complex_error(node)
         target, value = node.target, node.meta["val"]
         leaves = pytree.tree_leaves((node.args, node.kwargs))
         pairs = frozenset(
