@@ -147,6 +147,11 @@ class Compiled:
         found = (graph for made in self.made for graph in graphs_in(made))
         return [*{id(graph): graph for graph in found}.values()]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether graphs are all that calls run."""
+        return not self.why and all(isinstance(made, Graph) for made in self.made)
+
     def refusal(self) -> OrtrainError:
         """Why a call has no graph."""
         for made in reversed(self.made):

@@ -31,7 +31,8 @@ from ortrain.frontend.equal import equal_blocks
 from ortrain.frontend.form import AGAIN
 from ortrain.frontend.graph import Graph
 from ortrain.frontend.policy import BLOCKS, MODULE
-from ortrain.frontend.twin import Reference, comparable, roots_of, seen_of
+from ortrain.frontend.separate import comparable
+from ortrain.frontend.twin import Reference, roots_of, seen_of
 from ortrain.frontend.watch import Watch
 from ortrain.passes.linear_loss import blocks_of
 from ortrain.passes.tokens import Shown
@@ -139,7 +140,7 @@ class Graphs:
         if (why := self._refused(compiled, may_convert)) is not None:
             always = isinstance(why, NotServed | ParityError) and not isinstance(why, OfThisCall)
             return Outcome(done=False, why=why, always=always)
-        reference = self._reference(compiled, args, kwargs, shown, may_convert)
+        reference = self._reference(compiled, args, kwargs, shown, may_convert, compiled.is_whole)
         before = compiled.conversions
         with Heard(self.module, compiled, (args, kwargs), shown) as call:
             call.looks = [] if self.looks else None
@@ -184,7 +185,7 @@ class Graphs:
             self._blocks = Blocks(equal_blocks(self.module), compiled)
         if (why := self._refused(compiled, may_convert)) is not None:
             return Outcome(done=False, why=why)
-        reference = self._reference(compiled, args, kwargs, "all", may_convert)
+        reference = self._reference(compiled, args, kwargs, "all", may_convert, False)
         self._blocks.switch(True)
         with Heard(self.module, compiled, (args, kwargs), "all") as call:
             call.looks = [] if self.looks else None
@@ -203,17 +204,21 @@ class Graphs:
         kwargs: dict[str, Any],
         shown: Shown,
         may_convert: bool,
+        is_whole: bool,
     ) -> Reference | None:
         """What the graphs of this call are compared with, where that is due and can be.
 
-        It is due at the second call with graphs: the copy runs before them, so that the memory of
-        both is not there at once. So far it cannot be there, since Dynamo has marked the parameters
-        by then. A graph with a checkpoint that has reentrance is compared at the first call, before
-        anybody has its outputs: Dynamo keeps less of such a checkpoint than it means.
+        It is due at the second call with a graph that is the whole: the copy runs before it, so
+        that the memory of both is not there at once. Where PyTorch runs some of the code between
+        graphs, the copy would do once more whatever that does. A graph with a checkpoint that has
+        reentrance is compared at the first call, before anybody has its outputs: Dynamo keeps less
+        of such a checkpoint than it means.
         """
         modes = is_grad_enabled(), self.module.training
         roots = compiled.roots.get(modes)
         if roots == [] or not may_convert or self.options.certificate == "off":
+            return None
+        if roots is not None and not is_whole:
             return None
         if not comparable(self.module, compiled.watch):
             return None

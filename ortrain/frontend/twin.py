@@ -8,22 +8,20 @@ one. The copy shares the parameters' memory and nothing else, and draws what gra
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, is_grad_enabled, nn
+from torch import Tensor, is_grad_enabled, nn
 from torch.utils import _pytree as pytree
 
+from ortrain.frontend.separate import put_back
 from ortrain.frontend.watch import Watch
 from ortrain.guards.autocast import without_autocast
-from ortrain.guards.contents import unchanged
-from ortrain.module_state.saving import saving_hooks, unhooked
+from ortrain.module_state.modes import parametrizations_uncached
+from ortrain.module_state.saving import unhooked
 from ortrain.module_state.untouched import random_states
 from ortrain.step.agreement import NARROW
 from ortrain.step.chain import nobody_looks
@@ -38,9 +36,6 @@ FAR, FAR_GRADIENT = 0.05, 0.1
 NARROW_FAR = 4
 # What is smaller than this share of the largest is compared with that.
 FLOOR = 1e-3
-# Longer containers are not copied.
-LONGEST = 10_000
-_CONTAINERS = (list, dict, set, deque)
 
 
 @dataclass
@@ -98,12 +93,19 @@ class Reference:
         """
         self.roots = roots
         self._spare = _copied(*self._first)
-        self.seen = self._run(*self._first)
+        seen = self._run(*self._first)
+        if all(torch.equal(buffer, before) for buffer, before in self._buffers):
+            self.seen = seen
+        else:  # which the copy has written to, or which are no numbers
+            self._fill_buffers()
 
     def _run(self, twin: nn.Module, given: tuple[Any, Any]) -> Seen:
         """Calls a copy, which leaves no other trace."""
         seeds = Seeds()
-        with random_states(), unhooked(), drawing(None), _put_back(self._watch.names):
+        with (
+            random_states(), unhooked(), drawing(None), parametrizations_uncached(),
+            put_back(self._watch),
+        ):  # fmt: skip
             torch.set_rng_state(self._state)
             with AsGraphs(seeds):
                 output = twin(*given[0], **given[1])
@@ -137,6 +139,9 @@ class Reference:
     def take_back(self) -> None:
         """Gives the module the buffers and PyTorch the random state that they had before."""
         torch.set_rng_state(self._state)
+        self._fill_buffers()
+
+    def _fill_buffers(self) -> None:
         with torch.no_grad():
             for buffer, before in self._buffers:
                 buffer.copy_(before)
@@ -165,33 +170,6 @@ def _structure(mine: Seen, graphs: Seen, places: Sequence[int]) -> list[str]:
         ):  # fmt: skip
             found.append(f"{name} has a gradient in {_whose(own is None)} only")
     return found
-
-
-def comparable(module: nn.Module, watch: Watch) -> bool:
-    """Whether a copy can run aside, and nobody notices.
-
-    Hooks are functions of the user's, which see the copy; a function that is bound to what it was
-    made in goes on with that. Processes wait for each other. A parameter with attributes, of which
-    Dynamo gives it one at its first conversion, is not copied with them.
-    """
-    if watch.hooked or saving_hooks(False) is not None:
-        return False
-    if distributed.is_available() and distributed.is_initialized():
-        return False
-    for each in module.parameters():
-        if type(each) is not nn.Parameter or each._backward_hooks or each.__dict__:
-            return False
-    for part in module.modules():
-        if hasattr(part, "__del__"):
-            return False
-        for value in vars(part).values():
-            if hasattr(value, "__del__"):
-                return False
-            if isinstance(value, FunctionType) and value.__closure__:
-                return False
-            if isinstance(value, _CONTAINERS) and len(value) > LONGEST:
-                return False
-    return True
 
 
 def seen_of(
@@ -235,8 +213,25 @@ def _gradients(
                 )
         for leaf in leaves:
             leaf.grad = None
+        _expect_no_other(roots, leaves)
         torch.autograd.backward(roots, given)
     return [leaf.grad for leaf in leaves]
+
+
+def _expect_no_other(roots: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
+    """Raises where a backward would go on to the gradients of other tensors."""
+    known = {id(leaf) for leaf in leaves}
+    nodes: list[Any] = [root.grad_fn for root in roots]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if node is None:
+            continue
+        if id(getattr(node, "variable", leaves[0])) not in known:
+            raise RuntimeError("a parameter that is read is not the copy's")
+        further = {each for each, _ in node.next_functions} - seen
+        seen |= further
+        nodes += further
 
 
 def roots_of(output: Any, ran: Sequence[tuple[Any, Any]]) -> list[int]:
@@ -266,26 +261,13 @@ def _copied(module: nn.Module, given: Any) -> Any:
     """A module and arguments for it, which share nothing with others but parameters' memory."""
     memo: dict[int, Any] = {}
     for each in module.parameters():
-        memo[id(each)] = nn.Parameter(each.detach(), requires_grad=each.requires_grad)
+        copied = memo[id(each)] = nn.Parameter(each.detach(), requires_grad=each.requires_grad)
+        vars(copied).update(vars(each))  # of which Dynamo gives it one at its first conversion
     for tensor in _tensors(given):
         if not tensor.is_leaf:
             own = tensor.detach().clone()
             memo[id(tensor)] = own.requires_grad_(tensor.requires_grad)
     return copy.deepcopy((module, given), memo)
-
-
-@contextlib.contextmanager
-def _put_back(names: dict[str, Any]) -> Iterator[None]:
-    """Global names, and containers that have one, are afterwards what they were before."""
-    before = dict(names)
-    held = [v for v in before.values() if type(v) in _CONTAINERS and len(v) <= LONGEST]
-    try:
-        with unchanged(held):
-            yield
-    finally:
-        for name in names.keys() - before.keys():
-            del names[name]
-        names.update(before)
 
 
 def _tensors(value: Any) -> list[Tensor]:

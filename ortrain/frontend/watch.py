@@ -35,6 +35,7 @@ class Watch:
         key: equal where they are the same, as long as ``found`` is there.
         hooked: whether there are hooks.
         names: the global names of its forward.
+        classes: of its parts, without those of torch.
         not_followed: what of its code Dynamo does not follow; empty without such a thing.
     """
 
@@ -52,6 +53,7 @@ class Watch:
         ]
         forward = getattr(module.forward, "__func__", module.forward)
         self.names = getattr(forward, "__globals__", {"__builtins__": builtins})
+        self.classes = [kind for kind in kinds if not kind.__module__.startswith("torch.")]
         self.not_followed = next(self._not_followed(kinds), "")
         self._functions = self._functions_now()
         self.hooked = bool(self._hooks)
@@ -84,6 +86,12 @@ class Watch:
         return _same(self._parts, self._parts_now()) and _same(
             self._functions, self._functions_now()
         )
+
+    def namespaces(self) -> list[dict[str, Any]]:
+        """The global names of its forward, and of its classes' files."""
+        files = (sys.modules.get(kind.__module__) for kind in self.classes)
+        found = [self.names, *(vars(each) for each in files if each is not None)]
+        return [*{id(each): each for each in found}.values()]
 
     def has_its_parameters(self) -> bool:
         """Whether none is a plain tensor, as ``torch.func.functional_call`` sets them.
