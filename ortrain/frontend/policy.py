@@ -154,7 +154,7 @@ class Policy:
             if self._recalled is not None:
                 return self._follow(self._recalled, chosen)
             self._duel = Duel(self.way, chosen.way, self._known)
-            self._spent, self._allowed = self.overhead.total, max(2 * chosen.cost, LEAST)
+            self._spent, self._allowed = self.overhead.made, max(2 * chosen.cost, LEAST)
             return chosen.way
         return self.way
 
@@ -170,7 +170,7 @@ class Policy:
             return True
         share = SHARE * (marks.clock() - self._began)
         if not self._first:
-            return self.overhead.total - self._spent <= max(self._allowed, share)
+            return self.overhead.made - self._spent <= max(self._allowed, share)
         return self.overhead.total - self._first <= share
 
     def void(self) -> None:
@@ -262,7 +262,7 @@ class Policy:
         """Runs what an earlier process has found to be fastest."""
         names = [each.way for each in self.challengers]
         way = BLOCKS if found.engine == BLOCKS else MODULE
-        self._spent, self._allowed = self.overhead.total, max(2 * chosen.cost, LEAST)
+        self._spent, self._allowed = self.overhead.made, max(2 * chosen.cost, LEAST)
         if way in names:
             self.challengers = self.challengers[names.index(way) + 1 :]
             self.way, self.contest, self._known = way, found, Times()

@@ -12,7 +12,7 @@ class Overhead:
     """Seconds of one module's calls that are no steps, by what they were for.
 
     Attributes:
-        seconds: ``trace``, ``build``, ``parity``, ``autotuning``.
+        seconds: ``imports``, ``trace``, ``build``, ``parity``, ``autotuning``.
         began: when its first call came.
     """
 
@@ -25,6 +25,11 @@ class Overhead:
     def total(self) -> float:
         """All of it, in seconds."""
         return sum(self.seconds.values())
+
+    @property
+    def made(self) -> float:
+        """All of it without what loads files, which is the machine's doing."""
+        return self.total - self.seconds.get("imports", 0.0)
 
     @property
     def elapsed(self) -> float:

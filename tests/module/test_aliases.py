@@ -83,13 +83,13 @@ FOLLOWED: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]] = {
     "a closure": (_closed, lambda held: held()),
     "a default": (_default, lambda held: held()),
     "a keyword's default": (_keyword_default, lambda held: held()),
-}  # fmt: skip
-REFUSED: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]] = {
     "a partial function": (
         lambda module, tensor: functools.partial(torch.Tensor.view_as, tensor, tensor),
         lambda held: held(),
     ),
     "a named tuple": (lambda module, tensor: Pair(tensor, 1), lambda held: held.held),
+}  # fmt: skip
+REFUSED: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]] = {
     "a method": (lambda module, tensor: tensor.view_as, lambda held: held.__self__),
 }
 PLACES = FOLLOWED | REFUSED
