@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import is_grad_enabled, nn
 
-from ortrain.errors import NotServed
-from ortrain.frontend.call import heard
+from ortrain.errors import NotServed, OrtrainError
+from ortrain.frontend.call import NothingDone, heard
 from ortrain.frontend.compiled import Compiled
 from ortrain.module_state.saving import saving_hooks
 from ortrain.pytorch.routes import is_routed, plainly, route, without
@@ -37,6 +37,11 @@ class Blocks:
         self._ways = [_Way(block, compiled) for block in blocks]
         self._on = False
 
+    @property
+    def refused(self) -> OrtrainError | None:
+        """Why some have no graph; None where all have, as far as is known."""
+        return next((way.refused for way in self._ways if way.refused is not None), None)
+
     def switch(self, on: bool) -> None:
         """Has the blocks run as graphs from now on, or in PyTorch."""
         if on is self._on:
@@ -54,11 +59,12 @@ class _Way:
 
     def __init__(self, block: nn.Module, compiled: Compiled) -> None:
         self.block, self.compiled = block, compiled
+        self.refused: OrtrainError | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As a graph, within a call of the model; a checkpoint's repetition is in none."""
         call = heard()
-        if call is None or call.compiled is not self.compiled:
+        if call is None or call.compiled is not self.compiled or self.refused is not None:
             return plainly(self.block, args, kwargs)
         # A checkpoint with reentrance has none at its first run.
         if saving_hooks(False) is not None or is_grad_enabled() is not call.grad:
@@ -70,6 +76,11 @@ class _Way:
         try:
             with without(call.mode):
                 return self.compiled(self.block, args, kwargs)
+        except NothingDone as nothing:
+            why = nothing.why
         finally:
             route(self.block, self)
             call.module, call.given = before
+        output = plainly(self.block, args, kwargs)
+        self.refused = why  # else the call was wrong
+        return output

@@ -102,7 +102,18 @@ def spent(kind: str) -> Iterator[None]:
 
 
 class NothingDone(Exception):
-    """The first graph of a call raises, and has written to nothing: the module can run the call."""
+    """No code of a call has run, or only what raises and has written to nothing.
+
+    The module itself can run the call.
+
+    Args:
+        why: there is no graph; None where its first one raises.
+        always: whether no call will have one, as long as the code is what it is.
+    """
+
+    def __init__(self, why: OrtrainError | None = None, *, always: bool = False) -> None:
+        super().__init__(why)
+        self.why, self.always = why, always
 
 
 def in_its_place(run: Callable[..., Any], args: Sequence[Any]) -> Any:

@@ -13,20 +13,37 @@ from torch import distributed, fx, nn
 from torch.utils import _pytree as pytree
 
 from ortrain.config import Options
-from ortrain.errors import CaptureError, OrtrainError
+from ortrain.errors import CaptureError, NotServed, OrtrainError
 from ortrain.frontend.aten import has_reentrant, squeezes
 from ortrain.frontend.backend import InPyTorch, Parts, Served, steps_of
-from ortrain.frontend.call import Heard, heard
+from ortrain.frontend.call import Heard, NothingDone, heard
 from ortrain.frontend.graph import Graph
 from ortrain.frontend.proof import Prover
 from ortrain.frontend.watch import Watch
-from ortrain.pytorch.dynamo import MOST, Teller, as_one_graph, breaks, converted, with_open_sizes
+from ortrain.pytorch.dynamo import (
+    MOST,
+    Teller,
+    as_one_graph,
+    breaks,
+    converted,
+    is_of_conversion,
+    is_running,
+    not_followed,
+    with_open_sizes,
+)
 from ortrain.pytorch.sources import rename
 from ortrain.step.overhead import Overhead
 from ortrain.step.progress import progress
 from ortrain.step.ranges import marked
 
 HELP = "none is needed: such calls run in PyTorch"
+
+
+ONES_MATTER = NotServed(
+    "it drops axes of size one, which no symbol may be then",
+    because="some of the call had run by then: the next one is converted anew",
+    help=HELP,
+)
 
 
 class OnesMatter(Exception):
@@ -54,6 +71,7 @@ class Compiled:
             come, once graphs have run; none where these have been compared with the module.
         reentrant: whether there are checkpoints with reentrance in its graphs.
         wrong: why the graphs are not the module's; None as far as is known.
+        again: whether the next call is to be converted anew.
         doing: what conversions say that they do where they take long; empty for nothing.
         ones_are_sizes: whether a size of one is like others. What is broadcast may be one in one
             call and many in the next, which a symbol cannot be.
@@ -75,9 +93,9 @@ class Compiled:
         self.fresh = False
         self.doing = self.why = ""
         self.roots: dict[tuple[bool, bool], list[int]] = {}
-        self.reentrant = False
+        self.reentrant = self.again = False
         self.wrong: OrtrainError | None = None
-        self._told = contextlib.ExitStack()
+        self._told, self._until_it_ends = contextlib.ExitStack(), contextlib.ExitStack()
         self.renew()
         self._breaks: dict[str, int] = {}
 
@@ -86,13 +104,56 @@ class Compiled:
         self._run = converted(_called, _backend_of(self), self.watch.names)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The module's call, as graphs where there are some."""
+        """The module's call, as graphs where there are some.
+
+        Raises:
+            NothingDone: there is none, and the module itself can run the call.
+        """
         if _TELLER.begin not in _TELLER.known:
             _TELLER.tell()
-        if not (distributed.is_available() and distributed.is_initialized()):
-            return self._run(module, args, kwargs)
-        with as_one_graph():
-            return self._run(module, args, kwargs)
+        if self.again:
+            self.again = self.ones_are_sizes = False
+            self.renew()
+        before, call = self.conversions, heard()
+        ran = 0 if call is None else len(call.ran)
+        try:
+            if not (distributed.is_available() and distributed.is_initialized()):
+                return self._run(module, args, kwargs)
+            with as_one_graph():
+                return self._run(module, args, kwargs)
+        except NothingDone:
+            raise
+        except Exception as error:
+            if not is_of_conversion(error):
+                if self.conversions != before:
+                    self.renew()
+                raise
+            if what := not_followed(error):
+                found = NotServed(f"a graph would be wrong about it: {what}", help=HELP)
+                raise NothingDone(found, always=True) from None
+            if not self.ones_are_sizes or (call is not None and len(call.ran) != ran):
+                raise NothingDone(_failed(module, error)) from error
+        finally:
+            self._until_it_ends.close()
+        self.ones_are_sizes = False
+        try:
+            return self(module, args, kwargs)
+        except NothingDone:
+            self.ones_are_sizes = True
+            raise
+
+    def has_begun(self) -> bool:
+        """Whether code of the module has run in the call."""
+        return is_running(self._run)
+
+    def until_it_ends(self, settings: contextlib.AbstractContextManager[Any]) -> None:
+        """Has settings be there until the call ends."""
+        self._until_it_ends.enter_context(settings)
+
+    def fails(self, error: BaseException) -> None:
+        """Notes why some of the module's code has no graph."""
+        what = not_followed(error)
+        self.why = f"a graph would be wrong about it: {what}" if what else _line_of(error)
 
     def begins(self) -> None:
         """Before a conversion."""
@@ -121,7 +182,11 @@ class Compiled:
             for holder in module.graph.find_nodes(op="placeholder"):
                 rename(holder, names)
         if self.ones_are_sizes and squeezes(module):
-            raise OnesMatter
+            if not self.has_begun():
+                raise OnesMatter
+            self.again = True
+            self.made.append(InPyTorch(module, ONES_MATTER))
+            return _Shell(self.made[-1])
         self.reentrant |= has_reentrant(module)
         with self.overhead.of("build"), marked("build"):
             made = steps_of(module, inputs, self.options)
@@ -168,6 +233,20 @@ class Compiled:
             because=self.why or "Dynamo makes none of its code: TORCH_LOGS=graph_breaks says why",
             help=HELP,
         )
+
+
+def _failed(module: nn.Module, error: Exception) -> CaptureError:
+    why = CaptureError(
+        f"PyTorch's Dynamo fails to convert {type(module).__name__}",
+        because=_line_of(error),
+        help=HELP,
+    )
+    why.__cause__ = error
+    return why
+
+
+def _line_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 class _Shell:

@@ -26,7 +26,7 @@ from ortrain.errors import (
 )
 from ortrain.frontend.blocks import Blocks
 from ortrain.frontend.call import Heard, Look, NothingDone
-from ortrain.frontend.compiled import HELP, Compiled
+from ortrain.frontend.compiled import HELP, ONES_MATTER, Compiled
 from ortrain.frontend.equal import equal_blocks
 from ortrain.frontend.form import AGAIN
 from ortrain.frontend.graph import Graph
@@ -36,7 +36,7 @@ from ortrain.frontend.twin import Reference, roots_of, seen_of
 from ortrain.frontend.watch import Watch
 from ortrain.passes.linear_loss import blocks_of
 from ortrain.passes.tokens import Shown
-from ortrain.pytorch.dynamo import is_of_conversion, not_followed, without_conversions
+from ortrain.pytorch.dynamo import without_conversions
 from ortrain.step.eager_draws import AsGraphs
 from ortrain.step.overhead import Overhead
 from ortrain.step.report import Report, Saving
@@ -141,34 +141,15 @@ class Graphs:
             always = isinstance(why, NotServed | ParityError) and not isinstance(why, OfThisCall)
             return Outcome(done=False, why=why, always=always)
         reference = self._reference(compiled, args, kwargs, shown, may_convert, compiled.is_whole)
-        before = compiled.conversions
         with Heard(self.module, compiled, (args, kwargs), shown) as call:
             call.looks = [] if self.looks else None
             try:
                 with nullcontext() if may_convert else without_conversions():
                     output = compiled(self.module, args, kwargs)
-            except NothingDone:
-                return Outcome(done=False, why=_RAISES.at(""))
-            except Exception as error:
-                if not is_of_conversion(error):
-                    if compiled.conversions != before:
-                        compiled.renew()
-                    raise
-                if what := not_followed(error):
-                    found = NotServed(f"a graph would be wrong about it: {what}", help=HELP)
-                    return Outcome(done=False, why=found, lasting=True, always=True)
-                if compiled.ones_are_sizes and not call.ran:
-                    compiled.ones_are_sizes = False
-                    again = self.whole(engine, args, kwargs, shown, may_convert=may_convert)
-                    compiled.ones_are_sizes = again.why is not None
-                    return again
-                why = CaptureError(
-                    f"PyTorch's Dynamo fails to convert {type(self.module).__name__}",
-                    because=f"{type(error).__name__}: {error}".partition("\n")[0],
-                    help=HELP,
-                )
-                why.__cause__ = error
-                return Outcome(done=False, why=why, lasting=True)
+            except NothingDone as nothing:
+                if nothing.why is None:
+                    return Outcome(done=False, why=_RAISES.at(""))
+                return Outcome(done=False, why=nothing.why, lasting=True, always=nothing.always)
         _learn_loss(output, call.ran)
         if (why := self._judged(compiled, reference, output, call)) is not None:
             return Outcome(done=False, why=why, lasting=True, always=True)
@@ -192,6 +173,8 @@ class Graphs:
             call.mode = AsGraphs(call.seeds)
             with call.mode, nullcontext() if may_convert else without_conversions():
                 output = self.module(*args, **kwargs)
+        if self._blocks.refused is not None:
+            return Outcome(output, why=self._blocks.refused, lasting=True)
         if (why := self._judged(compiled, reference, output, call)) is not None:
             self._blocks.switch(False)
             return Outcome(done=False, why=why, lasting=True, always=True)
@@ -273,6 +256,8 @@ class Graphs:
         if call.ran:
             ran = [*dict.fromkeys(graph for graph, _ in call.ran)]
             return Outcome(output, savings=call.savings, looks=call.looks or (), ran=ran)
+        if compiled.again:
+            return Outcome(output, why=ONES_MATTER.at(""), meant=True)
         if call.failed is not None:
             meant = call.failed is AGAIN
             return Outcome(output, why=call.failed.at(call.failed.where), meant=meant)

@@ -1,9 +1,9 @@
 """Dynamo's conversions of a module's code, and how it is set up for those that are ours.
 
 Private: all of ``torch._dynamo``, of whose names ``config``, ``callback``, ``maybe_mark_dynamic``
-and ``exc.TorchDynamoException`` are documented, and ``utils.counters`` is not; and
-``torch.fx.experimental._config``. Without ``counters`` a report does not tell why Dynamo makes no
-graph; without the rest, nothing is converted.
+and ``exc.TorchDynamoException`` are documented, and ``utils.counters`` and ``convert_frame``'s
+logger are not; and ``torch.fx.experimental._config``. Without ``counters`` and the logger a report
+does not tell why Dynamo makes no graph; without the rest, nothing is converted.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import functools
 import itertools
 import logging
 import random
+import sys
 import sysconfig
 import threading
 import traceback
@@ -21,7 +22,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from inspect import signature
 from pathlib import Path
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any, Protocol
 
 import torch
@@ -68,6 +69,18 @@ class Hears(Protocol):
     guards_hooks: bool
     ones_are_sizes: bool
 
+    def has_begun(self) -> bool:
+        """Whether code of the call has run, so that it cannot begin again."""
+        ...
+
+    def until_it_ends(self, settings: contextlib.AbstractContextManager[Any]) -> None:
+        """Has settings be there until the call ends."""
+        ...
+
+    def fails(self, error: BaseException) -> None:
+        """Hears why some of its code has no graph, and has run as it is."""
+        ...
+
     def begins(self) -> None:
         """Before a conversion."""
         ...
@@ -104,6 +117,7 @@ class Teller:
         """Tells Dynamo."""
         callback.on_compile_start(self.begin)
         callback.on_compile_end(self._end)
+        logging.getLogger(f"{torch._dynamo.__name__}.convert_frame").addFilter(self._unless_ours)
 
     def _begin(self, _: Any) -> None:
         if _here.settings is not None or (hears := self._whose()) is None:
@@ -115,6 +129,10 @@ class Teller:
         # Of a whole layer at once, which only inference has, a graph has no operator.
         stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
         mha.set_fastpath_enabled(False)
+        if hears.has_begun():
+            # The code runs as it is: what the call has done, an exchange with other processes above
+            # all, it would do again. Dynamo asks for it once the conversion has ended.
+            hears.until_it_ends(config.patch(suppress_errors=True))
         if hears.ones_are_sizes:
             stack.enter_context(_sizes.patch(backed_size_oblivious=True))
         # They are of Dynamo's own doing: it looks at the gradient of each tensor that is given.
@@ -129,6 +147,13 @@ class Teller:
         if stack is not None and hears is not None:
             stack.close()
             hears.ends()
+
+    def _unless_ours(self, record: logging.LogRecord) -> bool:
+        """Whether to print a failed conversion; the report tells of those that are somebody's."""
+        if (hears := self._whose()) is None or not record.exc_info or record.exc_info[1] is None:
+            return True
+        hears.fails(record.exc_info[1])
+        return False
 
 
 def _told_once() -> set[Any]:
@@ -190,16 +215,22 @@ def converted(
     """
     assert isinstance(function, FunctionType)
     name = f"{function.__name__}_{next(_numbers)}"
-    own = FunctionType(
-        function.__code__.replace(co_name=name), names, function.__name__,
-        function.__defaults__, function.__closure__,
-    )  # fmt: skip
+    code = function.__code__.replace(co_name=name)
+    own = FunctionType(code, names, name, function.__defaults__, function.__closure__)
     known = signature(torch.compile).parameters  # torch 2.11 has neither
     apart = {"recompile_limit": MOST, "isolate_recompiles": True}
     options: Any = {name: value for name, value in apart.items() if name in known}
     looks: Any = {"guard_filter_fn": _expect_followed}
     made: Callable[..., Any] = torch.compile(own, backend=backend, options=looks, **options)
     return made
+
+
+def is_running(run: Callable[..., Any]) -> bool:
+    """Whether this thread is inside of a function that :func:`converted` has given."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != run.__name__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def with_open_sizes(values: Sequence[Any]) -> None:
@@ -234,7 +265,7 @@ def is_of_conversion(error: Exception) -> bool:
     return bool(frames) and frames[-1].filename.startswith(_FOLDERS)
 
 
-def not_followed(error: Exception) -> str:
+def not_followed(error: BaseException) -> str:
     """What a conversion was given up for that Dynamo does not follow; empty where it was not."""
     _, name, what = str(error).partition(f"{NotFollowed.__name__}: ")
     return what.partition("\n")[0] if name else ""

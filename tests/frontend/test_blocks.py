@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 from typing import Any
 
 import pytest
@@ -163,3 +164,49 @@ def test_blocks_without_a_graph_are_given_up_with_the_reason() -> None:
     torch.testing.assert_close(found, trained(plain))
     assert model.report.mode == "eager"
     assert "fft" in model.report.reason
+
+
+class Moody(Block):
+    """Draws of a generator of its own, or puts rows together that do not fit."""
+
+    def __init__(self, draws: bool) -> None:
+        super().__init__()
+        self.draws, self.fits, self.random = draws, True, random.Random(0)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = super().forward(x, mask)
+        if self.draws:
+            x = x * self.random.random()
+        return x if self.fits else nn.functional.embedding(torch.tensor([5]), x[0, :3])
+
+
+def moody(draws: bool) -> Deep:
+    module = Deep()
+    module.layers = nn.ModuleList(Moody(draws) for _ in range(4))
+    return module
+
+
+@pytest.mark.filterwarnings("ignore:ORTModule runs")
+def test_blocks_that_dynamo_does_not_follow_run_in_pytorch() -> None:
+    module = moody(True)
+    eager = copy.deepcopy(module)
+    model = ORTModule(module)
+    torch.testing.assert_close(trained(model, 8), trained(eager, 8), rtol=0.0, atol=0.0)
+    assert model.report.graph_calls == 0
+    assert "a generator of Python's of its own" in model.report.reason
+
+
+def test_a_wrong_call_of_blocks_raises_their_own_error_and_the_next_is_a_graph() -> None:
+    module = moody(False)
+    model = ORTModule(module)
+    trained(model, 8)
+    before = model.report.graph_calls
+    assert before
+    for block in module.layers:
+        block.fits = False
+    with pytest.raises(IndexError, match="out of range"):
+        trained(model, 1)
+    for block in module.layers:
+        block.fits = True
+    trained(model, 4)
+    assert model.report.graph_calls > before

@@ -732,3 +732,62 @@ def test_gradients_lie_in_memory_as_those_of_pytorch_do() -> None:
     )
     assert ours.stride() == theirs.stride()
     torch.testing.assert_close(ours, theirs)
+
+
+class Halted(nn.Module):
+    """Counts, breaks its graph, and then does what Dynamo does not follow or fails at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear, self.count = nn.BatchNorm1d(4), nn.Linear(4, 4), 0
+        self.random = random.Random(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        x = self.norm(x)
+        torch._dynamo.graph_break()
+        return self.rest(x)
+
+    def rest(self, x: Tensor) -> Tensor:
+        result: Tensor = self.linear(x) * self.random.random()
+        return result
+
+
+class Dropped(Halted):
+    def rest(self, x: Tensor) -> Tensor:
+        return self.linear(x).squeeze()
+
+
+@pytest.mark.parametrize("kind", [Halted, Dropped])
+def test_a_call_that_has_begun_is_not_begun_again(
+    kind: type[Halted], capfd: pytest.CaptureFixture[str]
+) -> None:
+    module = kind()
+    eager = copy.deepcopy(module)
+    model = held(module)
+    for rows in (3, 5):
+        outputs = []
+        for call in (model, eager):
+            call.zero_grad()
+            torch.manual_seed(rows)
+            output = call(torch.randn(rows, 4))
+            output.sum().backward()
+            outputs.append([output.detach(), *(p.grad for p in call.parameters())])
+        torch.testing.assert_close(*outputs)
+        assert module.count == eager.count
+        torch.testing.assert_close(dict(module.named_buffers()), dict(eager.named_buffers()))
+    assert model.report.graph_calls == 2
+    (compiled,) = model._runner.graphs.compiled.values()
+    assert len(compiled.graphs) > 1  # behind the break too
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_has_no_graph_behind_a_break_is_told() -> None:
+    class Behind(Halted):
+        def forward(self, x: Tensor) -> Tensor:
+            torch._dynamo.graph_break()
+            return self.rest(x)
+
+    model = held(Behind())
+    with pytest.warns(OrtrainWarning, match="a generator of Python's of its own"):
+        model(torch.ones(2, 4))
