@@ -196,7 +196,7 @@ class ORTModule(nn.Module):
     def only_loss_is_read(self, only: bool) -> None:
         self._runner.only_loss = only
 
-    @property  # type: ignore[misc]
+    @property
     def __class__(self) -> type:
         """That of the module where it is one of transformers or peft, whose trainers ask for it.
 
@@ -209,6 +209,17 @@ class ORTModule(nn.Module):
         )
         own = any(isinstance(kind, type) and isinstance(module, kind) for kind in asked_for)
         return type(module) if own else type(self)
+
+    @__class__.setter
+    def __class__(self, kind: type) -> None:
+        """Takes a class that a library has made of its own, as ``fully_shard`` does."""
+        told, own = self.__class__, type(self)
+        if told is not own and not issubclass(kind, own):  # it was made of what the class says
+            bases = tuple(own if base is told else base for base in kind.__bases__)
+            # Without what each class makes itself.
+            members = {n: v for n, v in vars(kind).items() if n not in ("__dict__", "__weakref__")}
+            kind = type(kind.__name__, bases, members)
+        vars(object)["__class__"].__set__(self, kind)
 
     def _get_name(self) -> str:
         return type(self).__name__
@@ -229,7 +240,9 @@ class ORTModule(nn.Module):
             self.__dict__[name] = value
         elif name in _SHARED:
             self.__dict__[name] = self.module.__dict__[name] = value
-        elif _is_settable(type(self), name) and (name != "options" or isinstance(value, Options)):
+        elif name == "__class__" or (
+            _is_settable(type(self), name) and (name != "options" or isinstance(value, Options))
+        ):
             object.__setattr__(self, name, value)
         else:
             setattr(self.__dict__["_original"], name, value)

@@ -246,6 +246,7 @@ def _failed(module: nn.Module, error: Exception) -> CaptureError:
 
 
 def _line_of(error: BaseException) -> str:
+    error = getattr(error, "inner_exception", error)  # what a backend has raised
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 

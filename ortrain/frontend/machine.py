@@ -12,6 +12,7 @@ policy each: what is fast in one need not be in the other.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,7 +25,7 @@ from ortrain.cache import Cache
 from ortrain.config import EXECUTORS, DebugOptions, Engine, LogLevel, Options
 from ortrain.errors import CheckFailed, NotServed, OfThisCall, OrtrainError, warn_caller
 from ortrain.exclusive import EXCLUSIVE
-from ortrain.frontend.policy import BLOCKS, MODULE, TORCH, Policy, challengers_of
+from ortrain.frontend.policy import BLOCKS, MODULE, TORCH, Policy, Verdicts, challengers_of
 from ortrain.module_state.saving import saving_hooks
 from ortrain.pytorch.backwards import is_changing, is_checkpointed
 from ortrain.pytorch.routes import is_routed
@@ -41,7 +42,6 @@ from ortrain.step.prospect import Prospect, gain_of
 from ortrain.step.recalled import Note
 from ortrain.step.report import Report
 from ortrain.step.seeds import Seeds
-from ortrain.step.verdict import Verdict
 from ortrain.step.wrappers import needs_its_own_forward
 
 if TYPE_CHECKING:
@@ -57,6 +57,9 @@ LAZY = "it has parameters without a size, which the call gives them"
 CHANGING = "hooks are set on saved tensors, of which a graph has others than PyTorch"
 TRANSFORMED = "a transform of torch.func, or forward-mode derivatives, are taken around it"
 TURN = "its turn in the contest with the graph"
+
+# How many modules of a kind have been held: processes that run the same script number them alike.
+_held: Counter[str] = Counter()
 
 
 class Machine:
@@ -79,7 +82,10 @@ class Machine:
         self.report = Report()
         self.prospect = Prospect.of(module)
         self.only_loss = self.trains = self.warned = False
-        self.calls = self.duels = 0
+        self.calls = 0
+        kind = f"{type(module).__name__}/{sum(1 for _ in module.parameters())}"
+        _held[kind] += 1
+        self._name = f"{kind}/{_held[kind]}"
         self.last = TORCH
         self.overhead = Overhead()
         self.device: torch.device | None = None
@@ -318,9 +324,10 @@ class Machine:
         if not self.draws:
             ways = [each for each in ways if each.way != BLOCKS]
         prospect = self.prospect if grad else None
+        verdicts = Verdicts(f"{self._name}/{'/'.join(map(str, modes))}")
         return Policy(
-            TORCH, self.overhead, ways, prospect, self._verdict, reason=TURN, engine=chosen,
-            note=self._note(modes, chosen, args, kwargs),
+            TORCH, self.overhead, ways, prospect, verdicts, reason=TURN, engine=chosen,
+            note=self._note(modes, chosen, args, kwargs) if verdicts.leads else None,
         )  # fmt: skip
 
     def _note(
@@ -341,11 +348,6 @@ class Machine:
         shown = _shown(self.only_loss)
         engines = BLOCKS, str(engine)
         return Note.of(cache, engines, self.module, self.options, key, size, modes, shown)
-
-    def _verdict(self) -> Verdict | None:
-        self.duels += 1
-        size = sum(1 for _ in self.module.parameters())
-        return Verdict.of(f"{type(self.module).__name__}/{size}/{self.duels}")
 
     def _graphs(self) -> Graphs:
         if self.graphs is None:

@@ -63,6 +63,42 @@ class Challenger:
     gain: float
 
 
+class Verdicts:
+    """What the first of the processes that train together has found of a module's calls.
+
+    Args:
+        name: of the module and of the calls, the same in each process.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process decides."""
+        verdict = Verdict.of(self.name)
+        return verdict is None or verdict.leads
+
+    def of_all(self, challenger: str, winner: str) -> tuple[str, str] | None:
+        """The latest challenger that the first process has tried, and what has won there.
+
+        None as long as there is none: nobody waits for it.
+
+        Args:
+            challenger: that this process has tried.
+            winner: that it has found.
+        """
+        own = Verdict.of(f"{self.name}/{challenger}")
+        if own is None or own.leads:
+            told = winner if own is None else own.settled(winner)
+            return challenger, told
+        for way in (MODULE, BLOCKS):
+            verdict = Verdict.of(f"{self.name}/{way}")
+            if verdict is not None and (told := verdict.settled("")):
+                return way, told
+        return None
+
+
 def challengers_of(module: nn.Module, gain: float, *, trains: bool) -> list[Challenger]:
     """The ways of a module to graphs, those that are tried first in front.
 
@@ -87,7 +123,7 @@ class Policy:
         overhead: of the module.
         challengers: ways that are to be tried, in order.
         prospect: who knows how many steps are to come; None where a graph pays in any case.
-        verdicts: gives that of all processes that train together on the next duel; None alone.
+        verdicts: of the processes that train together; None alone.
         reason: why the first calls run in PyTorch.
         engine: that runs graphs.
         note: on what an earlier process has found; None where nothing is kept.
@@ -108,7 +144,7 @@ class Policy:
         overhead: Overhead,
         challengers: Sequence[Challenger] = (),
         prospect: Prospect | None = None,
-        verdicts: Any = None,
+        verdicts: Verdicts | None = None,
         *,
         reason: str = "",
         engine: Engine = "torch",
@@ -125,7 +161,6 @@ class Policy:
         self._began = marks.clock()
         self._known = Times()
         self._duel: Duel | None = None
-        self._verdict: Verdict | None = None
         self._samples: list[Sample] = []
         self._last: _Into | None = None
         self._look_at = 0.0
@@ -255,6 +290,7 @@ class Policy:
         if contest.winner == "graph":
             self._recalled = contest
             return
+        self._tell_others(MODULE, TORCH)
         self.contest, self.challengers, self.reason = contest, [], str(contest)
         self._close()
 
@@ -265,28 +301,39 @@ class Policy:
         self._spent, self._allowed = self.overhead.made, max(2 * chosen.cost, LEAST)
         if way in names:
             self.challengers = self.challengers[names.index(way) + 1 :]
+            self._tell_others(way, way)
             self.way, self.contest, self._known = way, found, Times()
         self._recalled = None
         return self.way
 
     def _decide(self, duel: Duel) -> str:
         """Takes the verdict; until there is one in all processes, PyTorch runs."""
+        about, told = duel.challenger, duel.winner
         if self._verdicts is not None:
-            self._verdict = self._verdict or self._verdicts()
-        told = duel.winner
-        if self._verdict is not None and not (told := self._verdict.settled(told)):
-            return TORCH
-        if told not in (duel.champion, duel.challenger):
-            told = TORCH
-        self._verdict = self._duel = None
-        names = [each.way for each in self.challengers]
-        self.challengers = self.challengers[names.index(duel.challenger) + 1 :]
+            verdict = self._verdicts.of_all(about, told)
+            if verdict is None:
+                return TORCH
+            about, told = verdict
+        self._duel = None
+        left = {each.way: each for each in self.challengers}
+        names = [*left]
         self._first = self._first or self.overhead.total
+        if told not in (TORCH, duel.champion, duel.challenger):
+            if told in left:  # which the first process has come to by another way
+                self._first, self._spent = 0.0, self.overhead.total
+                self._allowed = max(2 * left[told].cost, LEAST)
+            else:
+                told = TORCH
+        self.challengers = self.challengers[names.index(about) + 1 if about in left else 0 :]
         self.way, self._known = told, Times()
         self._conclude(duel)
         if self.settled:
             self._close()
         return self.way
+
+    def _tell_others(self, challenger: str, winner: str) -> None:
+        if self._verdicts is not None:
+            self._verdicts.of_all(challenger, winner)
 
     def _conclude(self, duel: Duel) -> None:
         contest = self.contest

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from ortrain.cache import Cache
 from ortrain.frontend.equal import equal_blocks
@@ -20,12 +20,14 @@ from ortrain.frontend.policy import (
     TORCH,
     Challenger,
     Policy,
+    Verdicts,
     challengers_of,
 )
 from ortrain.step import marks
 from ortrain.step.overhead import Overhead
 from ortrain.step.prospect import Prospect
 from ortrain.step.recalled import Note
+from ortrain.step.verdict import Verdict
 
 
 class Clock:
@@ -55,9 +57,10 @@ def policy_of(
     steps: int | None = None,
     known: bool = True,
     note: Note | None = None,
+    verdicts: Verdicts | None = None,
 ) -> Policy:
     prospect = Prospect(challengers[-1].cost, steps) if known else None
-    return Policy(TORCH, Overhead(), challengers, prospect, engine="aten", note=note)
+    return Policy(TORCH, Overhead(), challengers, prospect, verdicts, engine="aten", note=note)
 
 
 def run(
@@ -267,3 +270,41 @@ def test_what_an_earlier_process_has_found_needs_no_turns(
     run(policy, clock, {way: 3 * each for way, each in both.items()}, 40)
     assert policy.contest is not None
     assert not policy.contest.recalled, "a busy machine"
+
+
+class Processes:
+    """Two that train together, of which a test runs one at a time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.leads, store = True, distributed.HashStore()
+        monkeypatch.setattr(Verdict, "of", lambda name: Verdict(store, self.leads, name))
+
+    def run(
+        self, leads: bool, clock: Clock, ways: list[Challenger], seconds: dict[str, float]
+    ) -> list[str]:
+        self.leads = leads
+        return run(policy_of(ways, steps=1000, verdicts=Verdicts("a model")), clock, seconds, 60)
+
+
+@pytest.mark.parametrize(("graph", "other"), [(0.5, 2.0), (2.0, 0.5)])
+def test_the_first_processs_clock_decides_for_all(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, graph: float, other: float
+) -> None:
+    processes = Processes(monkeypatch)
+    waiting = processes.run(False, clock, [WHOLE], {TORCH: 1.0, MODULE: other})
+    assert waiting[-20:] == [TORCH] * 20  # there is no verdict yet, and nobody waits for it
+    first = processes.run(True, clock, [WHOLE], {TORCH: 1.0, MODULE: graph})
+    second = processes.run(False, clock, [WHOLE], {TORCH: 1.0, MODULE: other})
+    assert first[-1] == second[-1] == (MODULE if graph < 1 else TORCH)
+
+
+def test_a_process_that_has_tried_blocks_follows_the_first_to_the_whole(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = Processes(monkeypatch)
+    seconds = {TORCH: 1.0, BLOCKS: 0.8, MODULE: 0.5}
+    assert processes.run(True, clock, [WHOLE], seconds)[-1] == MODULE
+    slow = Challenger(MODULE, cost=400.0, gain=0.25)
+    ways = processes.run(False, clock, [PART, slow], {**seconds, MODULE: 3.0})
+    assert BLOCKS in ways
+    assert ways[-1] == MODULE
