@@ -239,6 +239,31 @@ def test_a_piece_that_fails_is_answered_by_pytorch(monkeypatch: pytest.MonkeyPat
     assert ours.report.recovered == 1
 
 
+@pytest.mark.usefixtures("group")
+def test_fully_shard_around_a_model_that_shows_its_own_class() -> None:
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=8, max_position_embeddings=16, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    eager = BertForSequenceClassification(config)
+    model = ORTModule(copy.deepcopy(eager), options=Options(engine="aten", fallback="raise"))
+    fully_shard(model)
+    for kind in (FSDPModule, ORTModule, BertForSequenceClassification):
+        assert isinstance(model, kind)
+    assert type(model.module) is BertForSequenceClassification
+    model.set_requires_gradient_sync(False)
+    ids = torch.arange(12).reshape(2, 6)
+    losses = [each(input_ids=ids, labels=torch.tensor([0, 1])).loss for each in (model, eager)]
+    for loss in losses:
+        loss.backward()
+    torch.testing.assert_close(*losses)
+    assert model.report.graph_calls == 1
+
+
 def test_autograd_hears_of_no_parameter_that_nothing_depends_on() -> None:
     module = without_side(unused=True)
     model = ORTModule(module, options=GRAPH)
