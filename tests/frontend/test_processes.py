@@ -28,7 +28,7 @@ PROCESS = Path(__file__).with_name("training_process.py")
 
 def training(way: str, **more: Any) -> dict[str, Any]:
     run = {"way": way, "fault": "", "of": "", "engine": "aten", "checkpoints": False}
-    return {**run, "zero": False, "no_sync": False, "steps": 6, **more}
+    return {**run, "exchanges": False, "zero": False, "no_sync": False, "steps": 6, **more}
 
 
 def named(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -75,7 +75,15 @@ SHARDED = named(
     ]
 )
 OF_ONE = (*sorted(FAULTS.keys() - {"clock", "backwards"}), *OF_DATA)
-AROUND = named([training("sharded_then_whole", fault=fault) for fault in OF_ONE])
+AROUND = named(
+    [
+        *(training("sharded_then_whole", fault=fault) for fault in OF_ONE),
+        *(
+            training("ddp_outside", fault=fault, exchanges=True)
+            for fault in ("", "second conversion", "steps", "break", "backwards")
+        ),
+    ]
+)
 FAULTY = named(
     [
         training(way, fault=fault)

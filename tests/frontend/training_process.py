@@ -7,6 +7,7 @@ The settings are a list of trainings, run one after another, each plainly and th
 - ``of``: keyword arguments of `DistributedDataParallel` or of `fully_shard`, of ``SETTINGS``;
 - ``engine``: ortrain's;
 - ``checkpoints``: whether blocks are called through `checkpoint`;
+- ``exchanges``: whether the model's forward itself exchanges something between blocks;
 - ``zero``: whether the optimizer is a `ZeroRedundancyOptimizer`;
 - ``no_sync``: whether some backwards exchange nothing;
 - ``steps``: how many.
@@ -25,6 +26,7 @@ from unittest import mock
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -56,11 +58,13 @@ class Blocks(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(Block() for _ in range(3))
         self.head, self.unused = nn.Linear(8, 2), nn.Linear(2, 2)
-        self.checkpoints = False
+        self.checkpoints = self.exchanges = False
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpoints else block(x)
+            if self.exchanges:
+                x = x - functional.all_reduce(x.mean(0, keepdim=True)) / 2
         result: Tensor = self.head(x)
         return result
 
@@ -304,7 +308,7 @@ def trained(run: dict[str, Any], rank: int, world: int, engine: str) -> dict[str
     of, fault = SETTINGS[run["of"]], run["fault"]
     if run["of"] != "unused":
         del model.unused
-    model.checkpoints = run["checkpoints"]
+    model.checkpoints, model.exchanges = run["checkpoints"], run["exchanges"]
     if fault == "break" and rank == world - 1:
         model.blocks[1].breaks = True
     way = WAYS[run["way"]]
