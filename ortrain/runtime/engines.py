@@ -61,7 +61,7 @@ def candidates(
         provider: execution provider that was asked for, which only onnxruntime has.
         cuda_graphs: whether PyTorch's operators are recorded and replayed, on a GPU.
     """
-    if device.type == "cuda":
+    if records(device):
         # A function called by Python is no match for eager: 1.3 to 1.6 times its time of BERT-base
         # at 8x128 on an H100, where a recording takes 0.27 (bfloat16) to 0.77 (float32).
         return ("aten",) if cuda_graphs and provider is None else ()
@@ -69,6 +69,11 @@ def candidates(
         return ()
     known = ("onnxruntime", "aten") if provider is None else ("onnxruntime",)
     return tuple(engine for engine in known if serves(engine, dtypes))
+
+
+def records(device: torch.device) -> bool:
+    """Whether PyTorch's operators can be recorded there and replayed."""
+    return device.type == "cuda"
 
 
 def line_up(known: Sequence[str], graph: ir.Graph, multiplications: int) -> LineUp:

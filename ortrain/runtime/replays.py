@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -14,12 +15,14 @@ class Replays:
         replayed: runs that replayed one.
         plain: other runs, by what stood against a replay.
         refused: why a program is never recorded, by its name.
+        took: hears of the seconds that each recording takes.
     """
 
     recorded: int = 0
     replayed: int = 0
     plain: dict[str, int] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    took: Callable[[float], None] | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         parts = [f"{self.recorded} recorded, {self.replayed} runs replayed"]

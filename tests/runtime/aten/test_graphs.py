@@ -20,7 +20,7 @@ from ortrain.runtime.aten.graphs import recorders
 from ortrain.runtime.aten.graphs.recorders import CudaRecorder
 from ortrain.runtime.aten.graphs.recordings import MOST, RESTED
 from ortrain.runtime.aten.graphs.watch import Unrecordable, Watch
-from tests.runtime.aten.recording import OnTheCpu
+from tests.runtime.aten.recording import Card, Stream, install
 from tests.runtime.aten.scenarios import (
     SCENARIOS,
     Network,
@@ -39,12 +39,9 @@ RECORDED = Options(engine="aten", fallback="raise", cuda_graphs=True)
 
 
 @pytest.fixture(autouse=True)
-def recorder(monkeypatch: pytest.MonkeyPatch) -> OnTheCpu:
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     """The CPU in the place of a GPU."""
-    stand_in = OnTheCpu()
-    monkeypatch.setattr(recorders, "recorder", lambda device: stand_in)
-    monkeypatch.setattr(hash, "on_device", lambda device: True)
-    return stand_in
+    return install(monkeypatch)
 
 
 @pytest.mark.filterwarnings("ignore:ORTModule runs Network in PyTorch")
@@ -152,8 +149,8 @@ def test_a_program_that_reads_a_value_runs_as_it_is_and_the_report_says_why() ->
     assert "the forward is never recorded" in str(model.report)
 
 
-def test_a_failed_recording_leaves_the_function_as_it_was(recorder: OnTheCpu) -> None:
-    recorder.fails = RuntimeError("capture is not allowed\nand a long story")
+def test_a_failed_recording_leaves_the_function_as_it_was(card: Card) -> None:
+    card.fails = "capture is not allowed\nand a long story"
     module = Network()
     found = []
     for options in (PLAIN, RECORDED):
@@ -166,30 +163,30 @@ def test_a_failed_recording_leaves_the_function_as_it_was(recorder: OnTheCpu) ->
     assert refused == {"the forward": "RuntimeError: capture is not allowed"}
 
 
-def test_nothing_is_recorded_or_replayed_inside_of_another_recording(recorder: OnTheCpu) -> None:
+def test_nothing_is_recorded_or_replayed_inside_of_another_recording(card: Card) -> None:
     model = ORTModule(Network(), options=RECORDED)
-    recorder.free = False
+    card.capturing = True
     [*steps(model, [4] * 4)]
-    assert recorder.recorded == 0
+    assert card.recorded == 0
 
 
-def test_few_recordings_are_kept_and_the_longest_unused_makes_way(recorder: OnTheCpu) -> None:
+def test_few_recordings_are_kept_and_the_longest_unused_makes_way(card: Card) -> None:
     module = nn.Linear(3, 2)
     model = ORTModule(module, options=RECORDED)
     with torch.no_grad():
         for _ in range(3):
             for rows in range(2, 2 + MOST + 3):
                 model(torch.ones(rows, 3))
-        assert recorder.recorded == MOST, "others are in use"
+        assert card.recorded == MOST, "others are in use"
         for _ in range(RESTED):
             model(torch.ones(2, 3))
         for _ in range(3):
             last = 2 + MOST + 1
             assert torch.equal(model(torch.ones(last, 3)), module(torch.ones(last, 3)))
-        assert recorder.recorded == MOST + 1
+        assert card.recorded == MOST + 1
         for _ in range(3):
             model(torch.ones(2, 3))
-        assert recorder.recorded == MOST + 1, "the one that was used last has stayed"
+        assert card.recorded == MOST + 1, "the one that was used last has stayed"
 
 
 READS: list[Callable[[Tensor], object]] = [
@@ -229,118 +226,51 @@ def test_what_stays_on_the_device_is_left_alone(function: Callable[[Tensor], obj
         function(x)
 
 
-class Cuda:
-    """What CUDA is asked for, in order, on a machine without it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: list[str] = []
-        self.fails = ""
-        self.current = self.Stream(self, "main")
-        cuda = torch.cuda
-        for name in ("synchronize", "empty_cache"):
-            monkeypatch.setattr(cuda, name, lambda name=name: self.calls.append(name))
-        monkeypatch.setattr(cuda, "device", lambda device: nullcontext())
-        monkeypatch.setattr(cuda, "current_stream", lambda device=None: self.current)
-        monkeypatch.setattr(cuda, "Stream", lambda device: self.Stream(self, "side"))
-        monkeypatch.setattr(cuda, "stream", self.on)
-        monkeypatch.setattr(cuda, "graph_pool_handle", object)
-        monkeypatch.setattr(cuda, "CUDAGraph", lambda: self.Graph(self))
-        monkeypatch.setattr(
-            torch._C, "_cuda_clearCublasWorkspaces", lambda: self.calls.append("clear"), False
-        )
-
-    @contextmanager
-    def on(self, stream: Cuda.Stream) -> Iterator[None]:
-        """The stream is the current one."""
-        before, self.current = self.current, stream
-        try:
-            yield
-        finally:
-            self.current = before
-
-    class Stream:
-        """A row of work."""
-
-        def __init__(self, cuda: Cuda, name: str) -> None:
-            self.cuda, self.name = cuda, name
-
-        def wait_stream(self, other: Cuda.Stream) -> None:
-            """Waits for another one."""
-            self.cuda.calls.append(f"{self.name} waits for {other.name}")
-
-    class Graph:
-        """Of calls."""
-
-        def __init__(self, cuda: Cuda) -> None:
-            self.cuda = cuda
-
-        def capture_begin(self, pool: object, capture_error_mode: str) -> None:
-            """Begins, on a stream aside."""
-            assert self.cuda.current.name == "side"
-            self.pool = pool
-            self.cuda.calls.append("begin")
-
-        def capture_end(self) -> None:
-            """Ends, or fails as CUDA does once something was not allowed."""
-            self.cuda.calls.append("end")
-            if self.cuda.fails:
-                raise RuntimeError(self.cuda.fails)
-
-        def replay(self) -> None:
-            """Runs again."""
-
-
-def test_a_capture_follows_a_run_aside_and_clears_workspaces(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cuda = Cuda(monkeypatch)
+def test_a_capture_follows_a_run_aside_and_clears_workspaces(card: Card) -> None:
     recorder = CudaRecorder(torch.device("cpu"))
 
     def function(values: list[Tensor]) -> list[Tensor]:
-        cuda.calls.append(f"runs on {cuda.current.name}")
+        card.calls.append(f"runs on {card.current.name}")
         (x,) = values
         values.clear()
         return [x * 2]
 
     captured = ["synchronize", "empty_cache", "clear", "begin", "runs on side", "end", "clear"]
     around = ["side waits for main", "runs on side", "main waits for side", *captured]
-    replay, (y,) = recorder.record(function, [torch.ones(2)])
-    assert callable(replay)
+    x = torch.ones(2)
+    replay, (y,) = recorder.record(function, [x])
+    replay()
     assert y.tolist() == [2, 2]
     anchor = [call for call in captured if not call.startswith("runs")]
-    assert cuda.calls == [*anchor, *around]
-    cuda.calls.clear()
+    assert card.calls == [*anchor, *around]
+    card.calls.clear()
     recorder.record(function, [torch.ones(2)])
-    assert cuda.calls == around
+    assert card.calls == around
 
 
-def test_a_capture_that_fails_restores_the_stream_and_changes_the_pool(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cuda = Cuda(monkeypatch)
+def test_a_capture_that_fails_restores_the_stream_and_changes_the_pool(card: Card) -> None:
     recorder = CudaRecorder(torch.device("cpu"))
     recorder.record(lambda values: [values[0] * 2], [torch.ones(2)])
     place = recorder._place
-    cuda.fails = "operation failed due to a previous error during capture"
+    card.fails = "operation failed due to a previous error during capture"
     with pytest.raises(RuntimeError, match="previous error"):
         recorder.record(lambda values: [values[0] * 2], [torch.ones(2)])
-    assert cuda.current.name == "main"
-    cuda.fails = ""
+    assert card.current.name == "main"
+    card.fails = ""
     recorder.record(lambda values: [values[0] * 2], [torch.ones(2)])
     assert recorder._place is not None
     assert place is not None
     assert recorder._place.pool is not place.pool
     with pytest.raises(Unrecordable):
         recorder.record(lambda values: [values[0][values[0] > 0]], [torch.ones(2)])
-    assert cuda.current.name == "main"
-    assert cuda.calls[-2:] == ["side waits for main", "main waits for side"], "nothing else"
+    assert card.current.name == "main"
+    assert card.calls[-2:] == ["side waits for main", "main waits for side"], "nothing else"
 
 
-def test_recordings_of_several_streams_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = Cuda(monkeypatch)
+def test_recordings_of_several_streams_follow_each_other(card: Card) -> None:
     recorder = CudaRecorder(torch.device("cpu"))
-    streams = [cuda.Stream(cuda, name) for name in "ab"]
+    streams = [Stream(card, name) for name in "ab"]
     for stream in (streams[0], streams[0], streams[1], streams[1], streams[0]):
-        with cuda.on(stream), recorder.ordered():
+        with card.stream(stream), recorder.ordered():
             pass
-    assert cuda.calls == ["b waits for a", "a waits for b"]
+    assert card.calls == ["b waits for a", "a waits for b"]

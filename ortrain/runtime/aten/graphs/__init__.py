@@ -8,8 +8,9 @@ launch. It reads and writes at fixed addresses, which is what this file is about
 - Other inputs are copied into memory of the recording's own, and seeds as keys of their streams
   (:mod:`~ortrain.runtime.aten.hash`). Tensors on the host are numbers that the function reads:
   their values are part of the key.
-- What is saved for a backward stays in the recording's memory. As long as anybody has it, the
-  recording is not replayed, and the plain function runs instead.
+- What is saved for a backward stays in the recording's memory. As long as anybody has it, neither
+  this recording is replayed nor any earlier one, whose scratch may lie there: another recording is
+  made for such calls, or the plain function runs instead.
 - All other outputs are copied out before anything else can be replayed.
 
 So whatever lies at an address that is read is what the plain function would be given. What cannot

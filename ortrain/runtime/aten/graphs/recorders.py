@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from typing import Any, NamedTuple, Protocol
@@ -17,12 +19,47 @@ from ortrain.uncollected import uncollected
 Function = Callable[[list[Tensor]], list[Tensor]]
 
 
+class NoRoom(Exception):
+    """A recording would hold more of the device's memory than is left to it."""
+
+
+class Readers:
+    """Who still reads what recordings have left in the memory that all of them share.
+
+    A recording takes for scratch what lies free when it is made. So a later one may have its
+    results there, and a replay of the earlier one would write over them.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._lent: dict[int, Sequence[weakref.ref[Tensor]]] = {}
+
+    def number(self) -> int:
+        """Of a recording that is made now."""
+        return next(self._numbers)
+
+    def lend(self, number: int, results: Sequence[Tensor]) -> None:
+        """Notes what a replay has left for a backward."""
+        if results:
+            self._lent[number] = [weakref.ref(each) for each in results]
+
+    def may_replay(self, number: int) -> bool:
+        """Whether nobody reads anything of that recording any more, nor of a later one."""
+        for other, results in [*self._lent.items()]:
+            if other >= number:
+                if any(ref() is not None for ref in results):
+                    return False
+                del self._lent[other]
+        return True
+
+
 class Recorder(Protocol):
     """Records on one device.
 
     Attributes:
         device: that it is.
         lock: of whoever replays or records.
+        readers: of what its recordings have left.
         lasting: addresses of what recordings have saved, and 0, where nothing lies. Others do not
             come again often enough for a backward to be recorded on them.
     """
@@ -46,6 +83,7 @@ class Recorder(Protocol):
             What replays it on the current stream, and its outputs, which that writes.
 
         Raises:
+            NoRoom: the device has too little memory for it.
             Exception: the function raises, or cannot be recorded. Nothing stays of it.
         """
 
@@ -66,13 +104,14 @@ class CudaRecorder:
     """CUDA graphs that share a pool of memory.
 
     They never run at the same time, so each may use for scratch what another one does. What is read
-    after a replay is held by its recording, so that the pool gives its memory to no other.
+    after a replay is held by its recording, so that the pool gives its memory to no later one; of
+    earlier ones :class:`Readers` knows.
     """
 
     def __init__(self, device: torch.device) -> None:
         # With its number, as tensors have it.
         self.device, self.lock = torch.empty(0, device=device).device, threading.RLock()
-        self.lasting = {0}
+        self.lasting, self.readers = {0}, Readers()
         self._last: torch.cuda.Stream | None = None
         self._place: Place | None = None
         self._kept: list[Any] = []  # for as long as the process lasts
@@ -100,10 +139,18 @@ class CudaRecorder:
             place.side.wait_stream(current)
             try:
                 with torch.cuda.stream(place.side), Watch(self.device):
-                    function([*inputs])
+                    needed = _bytes(function([*inputs]))
             finally:
                 current.wait_stream(place.side)
+            if needed > self._room():
+                raise NoRoom
             return self._captured(place, lambda: function([*inputs]))
+
+    def _room(self) -> int:
+        """Bytes that a recording may hold: half of what is free, which eager steps want too."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return (free + kept) // 2
 
     def _begin(self) -> Place:
         """A new place. A first graph of its own keeps the pool while there are no others."""
@@ -142,6 +189,12 @@ class CudaRecorder:
         self._place = None
         with suppress(Exception):  # it may have come so far
             torch._C._cuda_endAllocateToPool(self.device.index, place.pool)
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    """Of their memory, each once."""
+    storages = [each.untyped_storage() for each in tensors]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
 
 @contextmanager

@@ -42,6 +42,8 @@ class Watch(TorchDispatchMode):
             tags = set(function.tags)
             if torch.Tag.data_dependent_output in tags:
                 raise Unrecordable(f"{function} reads a value on the host")
+            if torch.Tag.nondeterministic_seeded in tags:
+                raise Unrecordable(f"{function} draws from a generator of PyTorch's")
             if _indexes(function):
                 if any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(args[1])):
                     raise Unrecordable(f"{function} selects by a mask, whose count is a size")
