@@ -46,8 +46,8 @@ _TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
     ("inference provider precision", (str, type(None)), "a string or None"),
     ("opset threads backward_pieces", (int,), "a whole number"),
     ("cache_bytes", (int, type(None)), "a number of bytes, or None"),
-    ("arena retry cuda_graphs custom_autograd parts deterministic", (bool,), "True or False"),
-    ("skip_padding", (bool, type(None)), "True, False or None"),
+    ("arena retry custom_autograd parts deterministic", (bool,), "True or False"),
+    ("skip_padding cuda_graphs", (bool, type(None)), "True, False or None"),
     ("memory_budget", (int, float, str, type(None)), "bytes, a share up to 1.0, 'least' or None"),
     ("cache_dir", (str, os.PathLike, type(None)), "the path of a folder, or None"),
     ("policy", (tuple,), "a tuple of errors of ortrain.errors"),
@@ -89,8 +89,9 @@ class Options:
         arena: keep the memory of a run for the next ones; False gives it back, which takes time
             and suits calls that are each larger than the one before, or a machine that is full.
         cuda_graphs: record the programs of ``"aten"`` on a GPU as CUDA graphs, one for each size of
-            the inputs, and replay them; ``"auto"`` has them meet eager there. Elsewhere it changes
-            nothing.
+            the inputs that comes again, and replay them; ``"auto"`` has them meet eager there. None
+            does so where it pays, on any GPU; False never, so that ``"auto"`` runs PyTorch there.
+            Elsewhere it changes nothing.
         skip_padding: whether graphs leave out work on tokens whose results nobody reads; None does
             where no output shows them, True also where one does, with zeros at padded places, and
             False never. Logits that the loss itself makes are of labelled rows in any case.
@@ -131,7 +132,7 @@ class Options:
     opset: int = field(default_factory=lambda: _opset())
     threads: int = 0
     arena: bool = True
-    cuda_graphs: bool = False
+    cuda_graphs: bool | None = None
     skip_padding: bool | None = field(default_factory=lambda: skip_padding_from_environment())
     memory_budget: Budget | None = field(default_factory=lambda: _memory_level())
     backward_pieces: int = 0

@@ -78,7 +78,7 @@ TABLE: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, set[str]]]]
             "opset": set(),
             "threads": {"int"},
             "arena": FLAG,
-            "cuda_graphs": FLAG,
+            "cuda_graphs": FLAG | {"None"},
             "skip_padding": FLAG | {"None"},
             "memory_budget": {"None", "int", "float", "str"},
             "backward_pieces": {"int"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -60,6 +60,9 @@ class Heard:
         seeds: of its draws.
         grad: whether it has gradients.
         mode: around it, where what PyTorch runs draws as graphs do.
+        draws: gives such a mode for graphs that PyTorch runs where there is no recording to replay;
+            None where steps run without one.
+        may_convert: whether graphs and recordings may be made for it.
         looks: of its graphs that have run as steps, what :class:`Look` tells; None where nobody
             asks.
     """
@@ -72,6 +75,8 @@ class Heard:
         self.begun = False
         self.seeds, self.grad = Seeds(), is_grad_enabled()
         self.mode: Any = None
+        self.draws: Callable[[Seeds], AbstractContextManager[Any]] | None = None
+        self.may_convert = True
         self.looks: list[Look] | None = None
         self._before: tuple[Heard | None, Seeds | None] = (None, None)
 
@@ -88,6 +93,11 @@ class Heard:
 def heard() -> Heard | None:
     """The call of a held module that this thread is in; None where it is in none."""
     return _here.call
+
+
+def draws_of(call: Heard | None) -> AbstractContextManager[Any]:
+    """Around what PyTorch runs in the place of a step, so that it draws what that would draw."""
+    return nullcontext() if call is None or call.draws is None else call.draws(call.seeds)
 
 
 @contextmanager

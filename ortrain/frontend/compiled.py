@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -195,6 +196,8 @@ class Compiled:
             asked = self.options.certificate
             graph.prove = None if asked == "off" else Prover(graph, asked)
             graph.tell = self._told_of()
+            if graph.executor.replays is not None:
+                graph.executor.replays.took = partial(self.overhead.add, "recording")
         return _Shell(made)
 
     def _told_of(self) -> Callable[[OrtrainError | None], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -24,7 +25,7 @@ from ortrain.errors import (
     OrtrainError,
 )
 from ortrain.exclusive import EXCLUSIVE
-from ortrain.frontend.call import Look, heard, in_its_place, spent
+from ortrain.frontend.call import Look, draws_of, heard, in_its_place, spent
 from ortrain.frontend.form import Form, sizes_of
 from ortrain.frontend.layouts import orders_of
 from ortrain.frontend.original import in_pytorch
@@ -40,6 +41,7 @@ from ortrain.pytorch.conditions import example_of
 from ortrain.pytorch.tracing import has_numbers
 from ortrain.pytorch.transforms import is_wrapped, tangents, transform_around
 from ortrain.runtime import engines
+from ortrain.runtime.aten.graphs.recordings import NotRecorded, unrecorded, waiting
 from ortrain.runtime.memory import Ceiling
 from ortrain.step.autograd import NODES, Step
 from ortrain.step.fallback import unforeseen
@@ -52,6 +54,10 @@ from ortrain.step.tokens import TokenCounts, Tokens, dense
 # A forward may differentiate what it has computed: what then runs is no code of the user's.
 for node in NODES:
     node.backward = staticmethod(torch.compiler.disable(node.backward))
+
+class Waits(NotServed):
+    """A call of sizes for which there is no recording yet: PyTorch runs it. Remedy: none."""
+
 
 # Calls after which a graph has no result that is the module's loss.
 MOST_ASKED = 3
@@ -183,7 +189,9 @@ class Graph:
         """The graph's outputs for a call's inputs; one of a part may be no tuple."""
         outputs, failed = self._stepped(args)
         if failed is not None:
-            outputs = in_its_place(self.fallback, args)  # where it raises, the call was wrong
+            around = draws_of(heard()) if isinstance(failed, Waits) else contextlib.nullcontext()
+            with around:
+                outputs = in_its_place(self.fallback, args)  # where it raises, the call was wrong
             if isinstance(failed, ExecutionError) and not isinstance(failed, CheckFailed):
                 self.form.fails(failed, args)
         if (call := heard()) is not None:
@@ -213,9 +221,12 @@ class Graph:
             return None, why
         try:
             if self.prove is not None:
-                self.prove(form, args)
+                with unrecorded():
+                    self.prove(form, args)
             if form.refused is None:
-                return self.run(form, args, form), None
+                return self._ran(form, args), None
+        except NotRecorded as why:
+            return None, Waits("it is recorded when it comes again", because=f"{why}", help=_HELP)
         except ExecutionError as error:
             return None, error
         except OrtrainError:
@@ -225,6 +236,29 @@ class Graph:
                 raise  # a hook's own: checkpointing ends what it computes again so
             return None, unforeseen(error)
         return None, form.refused
+
+    def _ran(self, form: Form, args: Sequence[Any]) -> Any:
+        """The outputs of a program, recorded where that is asked for.
+
+        Raises:
+            NotRecorded: there is nothing to replay, and PyTorch is to run the call then.
+        """
+        if self.executor.replays is None:
+            return self.run(form, args, form)
+        if saving_hooks(False) is not None:
+            # They may keep what a replay would write over; a checkpoint's both runs are alike so.
+            with unrecorded():
+                return self.run(form, args, form)
+        call = heard()
+        if call is None or call.draws is None:
+            return self.run(form, args, form)
+        drawn = call.seeds.drawn
+        try:
+            with waiting(may_record=call.may_convert):
+                return self.run(form, args, form)
+        except NotRecorded:
+            call.seeds.drawn = drawn
+            raise
 
     def _pytorchs(self, args: Sequence[Any]) -> OrtrainError | None:
         """Why a call is none for a step, by its arguments; None where it may be one."""
@@ -416,7 +450,7 @@ class Graph:
             provider=options.provider,
             threads=options.threads,
             arena=options.arena,
-            cuda_graphs=options.cuda_graphs,
+            cuda_graphs=options.cuda_graphs is not False,
             ceiling=Ceiling() if bounded else None,
         )
 

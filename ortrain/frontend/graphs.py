@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from ortrain.frontend.call import Heard, Look, NothingDone
 from ortrain.frontend.compiled import HELP, ONES_MATTER, Compiled
 from ortrain.frontend.equal import equal_blocks
 from ortrain.frontend.form import AGAIN
-from ortrain.frontend.graph import Graph
+from ortrain.frontend.graph import Graph, Waits
 from ortrain.frontend.policy import BLOCKS, MODULE
 from ortrain.frontend.separate import comparable
 from ortrain.frontend.twin import Reference, roots_of, seen_of
@@ -41,6 +41,7 @@ from ortrain.step.eager_draws import AsGraphs
 from ortrain.step.overhead import Overhead
 from ortrain.step.report import Report, Saving
 from ortrain.step.saved_graphs import save_pieces, save_stages
+from ortrain.step.seeds import Seeds
 
 # Of one module, with other hooks and functions each; those used first make way.
 MOST = 8
@@ -67,6 +68,7 @@ class Outcome:
         lasting: whether calls like it will have no graph either.
         always: whether no call will, as long as the module's code is what it is.
         meant: whether PyTorch is meant to run it, so that it is no fallback.
+        waits: whether that is since there is no recording for it yet.
         savings: of its graphs, by tokens that they leave out.
         looks: as of :class:`~ortrain.frontend.call.Heard`.
         ran: the graphs that have run as steps, in their order.
@@ -78,6 +80,7 @@ class Outcome:
     lasting: bool = False
     always: bool = False
     meant: bool = False
+    waits: bool = False
     savings: Sequence[Saving | None] = field(default_factory=list)
     looks: Sequence[Look] = ()
     ran: Sequence[Graph] = ()
@@ -95,6 +98,7 @@ class Graphs:
     Attributes:
         looks: whether outcomes tell what steps hold and which tokens they have.
         tells: whether conversions that take long say so.
+        draws: as of :class:`~ortrain.frontend.call.Heard`.
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class Graphs:
     ) -> None:
         self.module, self.options, self.overhead = module, options, overhead
         self.looks, self.tells = False, True
+        self.draws: Callable[[Seeds], AbstractContextManager[Any]] | None = None
         self._described: Compiled | None = None
         self._tell = tell
         self.compiled: dict[tuple[Any, ...], Compiled] = {}
@@ -142,7 +147,7 @@ class Graphs:
             return Outcome(done=False, why=why, always=always)
         reference = self._reference(compiled, args, kwargs, shown, may_convert, compiled.is_whole)
         with Heard(self.module, compiled, (args, kwargs), shown) as call:
-            call.looks = [] if self.looks else None
+            self._prepare(call, may_convert)
             try:
                 with nullcontext() if may_convert else without_conversions():
                     output = compiled(self.module, args, kwargs)
@@ -169,7 +174,7 @@ class Graphs:
         reference = self._reference(compiled, args, kwargs, "all", may_convert, False)
         self._blocks.switch(True)
         with Heard(self.module, compiled, (args, kwargs), "all") as call:
-            call.looks = [] if self.looks else None
+            self._prepare(call, may_convert)
             call.mode = AsGraphs(call.seeds)
             with call.mode, nullcontext() if may_convert else without_conversions():
                 output = self.module(*args, **kwargs)
@@ -179,6 +184,10 @@ class Graphs:
             self._blocks.switch(False)
             return Outcome(done=False, why=why, lasting=True, always=True)
         return self._outcome(output, call, compiled, may_convert)
+
+    def _prepare(self, call: Heard, may_convert: bool) -> None:
+        call.looks = [] if self.looks else None
+        call.draws, call.may_convert = self.draws, may_convert
 
     def _reference(
         self,
@@ -219,6 +228,8 @@ class Graphs:
         """Why the graphs of a call are not the module's; where that is so, none has run."""
         modes = call.grad, self.module.training
         if not call.ran:
+            if reference is not None and reference.seen is not None:
+                compiled.roots[modes] = reference.roots  # another time
             return None
         if modes not in compiled.roots:
             compiled.roots[modes] = roots = roots_of(output, call.ran)
@@ -259,8 +270,9 @@ class Graphs:
         if compiled.again:
             return Outcome(output, why=ONES_MATTER.at(""), meant=True)
         if call.failed is not None:
-            meant = call.failed is AGAIN
-            return Outcome(output, why=call.failed.at(call.failed.where), meant=meant)
+            waits = isinstance(call.failed, Waits)
+            why = call.failed.at(call.failed.where)
+            return Outcome(output, why=why, meant=waits or call.failed is AGAIN, waits=waits)
         if not may_convert:
             return Outcome(output, why=_OVER_BUDGET.at(""))
         return Outcome(output, why=compiled.refusal(), lasting=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -30,6 +31,7 @@ from ortrain.module_state.saving import saving_hooks
 from ortrain.pytorch.backwards import is_changing, is_checkpointed
 from ortrain.pytorch.routes import is_routed
 from ortrain.pytorch.transforms import tangents, transform_around
+from ortrain.runtime import engines
 from ortrain.runtime.engines import candidates
 from ortrain.runtime.memory import release_pools
 from ortrain.step.density import print_density
@@ -81,7 +83,7 @@ class Machine:
         self.module, self.debug_options = module, debug_options
         self.report = Report()
         self.prospect = Prospect.of(module)
-        self.only_loss = self.trains = self.warned = False
+        self.only_loss = self.trains = self.warned = self.drawn = False
         self.calls = 0
         kind = f"{type(module).__name__}/{sum(1 for _ in module.parameters())}"
         _held[kind] += 1
@@ -149,6 +151,9 @@ class Machine:
         grad, may = is_grad_enabled(), policy.may_convert
         graphs, report = self._graphs(), self._described(grad)
         debug, shown = self.debug_options, _shown(self.only_loss)
+        graphs.draws = None
+        if policy.contest is not None and self._records():
+            graphs.draws = AsGraphs if self.draws else _of_their_own
         graphs.tells = debug.log_level <= LogLevel.WARNING
         graphs.looks = grad and (debug.print_input_density or debug.print_memory_stats)
         if way == BLOCKS:
@@ -198,7 +203,8 @@ class Machine:
             OrtrainError: where no fallback is allowed. A call that is wrong raises its own error.
         """
         may = policy.may_convert
-        policy.void()
+        if not outcome.waits:  # which is what such calls take
+            policy.void()
         if isinstance(why, CheckFailed):
             self._described(is_grad_enabled()).astray += 1
         if outcome.done:
@@ -232,6 +238,9 @@ class Machine:
         way = policy.next()
         if self.debug_options.save_onnx and not policy.saved and not policy.refused:
             way, policy.asked = MODULE, True  # for its files, whatever runs the next calls
+        if policy.settled and not self.drawn and self._records():
+            # The mode costs a microsecond for each of PyTorch's functions, and kernels for draws.
+            self.draws &= any(each.way != TORCH for each in self.policies.values())
         if way != self.last:
             self.last = way
             release_pools()  # no two hold their memory at the same time
@@ -252,8 +261,10 @@ class Machine:
         self._note_eager(reason)
         if not self.draws:
             return self.module(*args, **kwargs)
-        with AsGraphs(Seeds()):
-            return self.module(*args, **kwargs)
+        with AsGraphs(seeds := Seeds()):
+            output = self.module(*args, **kwargs)
+        self.drawn |= bool(seeds.drawn)
+        return output
 
     def _served_by_none(
         self, why: str, policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -281,6 +292,10 @@ class Machine:
         self.report.recovered += 1
         if error is not None:
             self._warn(str(error))
+
+    def _records(self) -> bool:
+        """Whether graphs are recorded where the module is."""
+        return self.device is not None and engines.records(self.device)
 
     def _note_eager(self, reason: str) -> None:
         report = self._described(is_grad_enabled())
@@ -311,9 +326,11 @@ class Machine:
         device = next((t.device for t in held), torch.device("cpu"))
         dtypes = {t.dtype for t in held}
         able = candidates(
-            device, dtypes, self.options.provider, cuda_graphs=self.options.cuda_graphs
-        )
+            device, dtypes, self.options.provider,
+            cuda_graphs=self.options.cuda_graphs is not False,
+        )  # fmt: skip
         if not able:
+            self.draws = False  # nothing else will ever draw
             why = f"there is no engine for tensors on {device}"
             return Policy(TORCH, self.overhead, reason=why)
         self.device = device
@@ -380,6 +397,11 @@ class Machine:
             return
         self.warned = True
         warn_caller(f"ORTModule runs {type(self.module).__name__} in PyTorch: {reason}")
+
+
+def _of_their_own(seeds: Seeds) -> AbstractContextManager[None]:
+    """What PyTorch runs draws numbers of its own."""
+    return nullcontext()
 
 
 def _shown(only_loss: bool) -> Shown:

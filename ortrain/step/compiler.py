@@ -488,7 +488,7 @@ class StepCompiler:
             provider=options.provider,
             threads=threads,
             arena=options.arena,
-            cuda_graphs=options.cuda_graphs,
+            cuda_graphs=bool(options.cuda_graphs),
             ceiling=Ceiling() if bounded else None,
             mixed=bool(keys_of(program.graph)),
         )

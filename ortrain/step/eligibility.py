@@ -113,7 +113,7 @@ def tried(
     options: Options, device: torch.device, dtypes: Collection[torch.dtype]
 ) -> tuple[str, ...]:
     """The engines that a contest may be about, under some settings."""
-    recorded = options.cuda_graphs
+    recorded = bool(options.cuda_graphs)
     return engines.candidates(device, dtypes, options.provider, cuda_graphs=recorded)
 
 

@@ -16,7 +16,7 @@ class Network(nn.Module):
     def __init__(self, dropout: float = 0.3) -> None:
         super().__init__()
         self.table = nn.Embedding(11, 6)
-        self.norm = nn.BatchNorm1d(6)
+        self.norm: nn.Module = nn.BatchNorm1d(6)
         self.hidden, self.output = nn.Linear(6, 8), nn.Linear(8, 5)
         self.dropout = nn.Dropout(dropout)
 
