@@ -12,7 +12,7 @@ from ortrain.capture.origin import own_failure
 from ortrain.config import Options
 from ortrain.errors import CaptureError, NotServed, OrtrainError
 from ortrain.exclusive import EXCLUSIVE
-from ortrain.frontend.call import in_its_place
+from ortrain.frontend.call import draws_of, heard, in_its_place
 from ortrain.frontend.graph import Graph
 from ortrain.frontend.key import Key, NoKey, Table
 from ortrain.frontend.original import Code, in_pytorch
@@ -42,7 +42,8 @@ class InPyTorch:
 
     def __call__(self, *args: Any) -> Any:
         """The graph's outputs for a call's inputs."""
-        return in_its_place(self._run, args)
+        with draws_of(heard()):
+            return in_its_place(self._run, args)
 
 
 class Parts:

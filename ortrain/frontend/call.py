@@ -60,8 +60,8 @@ class Heard:
         seeds: of its draws.
         grad: whether it has gradients.
         mode: around it, where what PyTorch runs draws as graphs do.
-        draws: gives such a mode for graphs that PyTorch runs where there is no recording to replay;
-            None where steps run without one.
+        draws: gives such a mode for a graph that PyTorch runs, where there is no recording to
+            replay; None where steps run without one.
         may_convert: whether graphs and recordings may be made for it.
         looks: of its graphs that have run as steps, what :class:`Look` tells; None where nobody
             asks.

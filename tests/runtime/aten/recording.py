@@ -106,8 +106,9 @@ class Graph:
 
     def replay(self) -> None:
         """Runs the kernels again."""
-        if self.card.fails_in_replay:
-            raise RuntimeError(self.card.fails_in_replay)
+        self.card.healthy -= 1
+        if self.card.healthy == 0:
+            raise RuntimeError("an illegal memory access was encountered")
         self.card.replayed += 1
         later = self.card.graphs[self.card.graphs.index(self) + 1 :]
         for storage in [each for graph in later for each in graph.kept]:
@@ -207,7 +208,7 @@ class Card:
         graphs: that were captured, in order.
         replayed: how often one was.
         fails: said by captures that end.
-        fails_in_replay: said by replays.
+        healthy: the number of the replay that fails, from the next one on; 0 for none.
         free: bytes of memory.
         capturing: whether a capture is under way, or is made to look so.
     """
@@ -217,7 +218,7 @@ class Card:
         self.current = Stream(self, "main")
         self.graphs: list[Graph] = []
         self.replayed = 0
-        self.fails = self.fails_in_replay = ""
+        self.fails, self.healthy = "", 0
         self.free, self.capturing = 1 << 40, False
         Event.card = self
         self.Event = Event
