@@ -55,6 +55,7 @@ from ortrain.step.tokens import TokenCounts, Tokens, dense
 for node in NODES:
     node.backward = staticmethod(torch.compiler.disable(node.backward))
 
+
 class Waits(NotServed):
     """A call of sizes for which there is no recording yet: PyTorch runs it. Remedy: none."""
 

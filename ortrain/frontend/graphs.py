@@ -229,7 +229,7 @@ class Graphs:
         modes = call.grad, self.module.training
         if not call.ran:
             if reference is not None and reference.seen is not None:
-                compiled.roots[modes] = reference.roots  # another time
+                compiled.roots[modes] = [*reference.roots]  # another time
             return None
         if modes not in compiled.roots:
             compiled.roots[modes] = roots = roots_of(output, call.ran)

@@ -1,4 +1,4 @@
-"""A stand-in for a graphics card on the CPU: streams, events, and CUDA graphs as strict as real ones.
+"""A stand-in for a card on the CPU: streams, events, and CUDA graphs as strict as real ones.
 
 A capture runs nothing: what it gives is garbage until the first replay, and what it writes to from
 outside holds what it held. A replay runs the kernels of the capture once more, on the addresses of
@@ -176,7 +176,7 @@ class Capture(TorchDispatchMode):
             places, tensors = pytree.tree_leaves(result), pytree.tree_leaves(found)
             for place, tensor in zip(places, tensors, strict=True):
                 if isinstance(tensor, Tensor) and place.storage != _address(tensor).storage:
-                    self.own[place.storage].copy_(tensor.untyped_storage())
+                    self._tensor(place).copy_(tensor)
 
     def _tensor(self, address: Address) -> Tensor:
         storage = self.own.get(address.storage)
@@ -306,7 +306,7 @@ class _Internals:
 
 def install(monkeypatch: pytest.MonkeyPatch) -> Card:
     """Has the CPU be a card for all that is recorded."""
-    card, torch_of_card = Card(), None
+    card = Card()
     torch_of_card = _Torch(card)
     monkeypatch.setattr(recorders, "torch", torch_of_card)
     recorder = CudaRecorder(CPU)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ortrain import Options, ORTModule
 from ortrain.capture.export import capture
 from ortrain.runtime.aten import AtenExecutor, hash
-from ortrain.runtime.aten.graphs import recorders
 from ortrain.runtime.aten.graphs.recorders import CudaRecorder
 from ortrain.runtime.aten.graphs.recordings import MOST, RESTED
 from ortrain.runtime.aten.graphs.watch import Unrecordable, Watch
@@ -202,6 +200,9 @@ READS: list[Callable[[Tensor], object]] = [
     lambda x: x.repeat_interleave((x > 0).long()),
     lambda x: torch.empty(3, device="meta").copy_(x),
     lambda x: x.to("meta"),
+    lambda x: torch.rand_like(x),
+    lambda x: nn.functional.dropout(x),
+    lambda x: nn.functional.scaled_dot_product_attention(*[x.view(1, 1, 3, 1)] * 3, dropout_p=0.1),
 ]
 KEEPS: list[Callable[[Tensor], object]] = [
     lambda x: x[(x > 0).long()],
@@ -210,6 +211,7 @@ KEEPS: list[Callable[[Tensor], object]] = [
     lambda x: x.cumsum(0).sort(),
     lambda x: torch.full((2, 3), 1.5) + x.max(),
     lambda x: x.expand(4, 3).reshape(-1).view(3, 4),
+    lambda x: nn.functional.scaled_dot_product_attention(*[x.view(1, 1, 3, 1)] * 3),
 ]
 
 

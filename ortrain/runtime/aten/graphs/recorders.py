@@ -66,6 +66,7 @@ class Recorder(Protocol):
 
     device: torch.device
     lock: threading.RLock
+    readers: Readers
     lasting: set[int]
 
     def is_free(self) -> bool:

@@ -42,7 +42,7 @@ class Watch(TorchDispatchMode):
             tags = set(function.tags)
             if torch.Tag.data_dependent_output in tags:
                 raise Unrecordable(f"{function} reads a value on the host")
-            if torch.Tag.nondeterministic_seeded in tags:
+            if torch.Tag.nondeterministic_seeded in tags and _chance(function, args, kwargs):
                 raise Unrecordable(f"{function} draws from a generator of PyTorch's")
             if _indexes(function):
                 if any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(args[1])):
@@ -57,6 +57,13 @@ class Watch(TorchDispatchMode):
             if (here and (gone or hosts)) or copies or (not here and len(gone) != _count(result)):
                 raise Unrecordable(f"{function} copies between host and device")
         return result
+
+
+def _chance(function: Any, args: Any, kwargs: Any) -> Any:
+    """Of an attention's dropout, which may be none; else that of any draw."""
+    names = [argument.name for argument in function._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | (kwargs or {})
+    return given.get("dropout_p", 0.0) if "dropout_p" in names else 1.0
 
 
 _COPIES = {torch.ops.aten.copy_.default, torch.ops.aten.copy.default}
