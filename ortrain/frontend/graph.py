@@ -88,6 +88,7 @@ class Graph:
             )
         if any(isinstance(each, Tensor) and each.is_meta for each in real):
             raise NotServed("a tensor is on meta, and has no values", help=IN_PYTORCH)
+        check_devices(real, options)
         self.fallback = in_pytorch(module)
         self.alone = not isinstance(module.graph.output_node().args[0], tuple | list)
         self.translated = found = translated(module, real, options.opset)
@@ -222,7 +223,8 @@ class Graph:
             return None, why
         try:
             if self.prove is not None:
-                with unrecorded():
+                recorded = self.executor.replays is not None
+                with unrecorded() if recorded else contextlib.nullcontext():
                     self.prove(form, args)
             if form.refused is None:
                 return self._ran(form, args), None
@@ -466,6 +468,21 @@ _SHARED = OfThisCall("an input that is written to shares its memory with another
 _EMPTY = OfThisCall(
     "an input is empty", because="each runtime has its own of statistics of nothing", help=_HELP
 )
+
+
+def check_devices(real: Sequence[Any], options: Options) -> None:
+    """Refuses tensors that lie where an engine has no kernels.
+
+    Raises:
+        NotServed: one does.
+    """
+    away = (t.device for t in real if isinstance(t, Tensor) and t.device.type != "cpu")
+    if options.engine != "aten" and (device := next(away, None)) is not None:
+        raise NotServed(
+            f"a tensor is on {device}, for which there is no execution provider",
+            because="graphs in onnxruntime take tensors of the CPU",
+            help='engine="aten" serves it, or "auto"',
+        )
 
 
 def _is_copied(value: Any) -> bool:

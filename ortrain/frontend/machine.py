@@ -362,6 +362,8 @@ class Machine:
         tensors = [t for t in leaves if isinstance(t, Tensor)]
         size = max((t.numel() for t in tensors), default=1)
         key = [(t.dtype, t.dim()) if isinstance(t, Tensor) else t for t in leaves]
+        if self._records():
+            key.append(_name_of(self.device))
         shown = _shown(self.only_loss)
         engines = BLOCKS, str(engine)
         return Note.of(cache, engines, self.module, self.options, key, size, modes, shown)
@@ -402,6 +404,11 @@ class Machine:
 def _of_their_own(seeds: Seeds) -> AbstractContextManager[None]:
     """What PyTorch runs draws numbers of its own."""
     return nullcontext()
+
+
+def _name_of(device: torch.device | None) -> str:
+    """Of a card, by its maker."""
+    return torch.cuda.get_device_name(device) if torch.cuda.is_available() else str(device)
 
 
 def _shown(only_loss: bool) -> Shown:

