@@ -1,8 +1,9 @@
 """What a graphics card does with ortrain, cell by cell: called by gpu.sh, which says how.
 
 A cell is a model, a contestant, a batch and a device; each runs in a process of its own and is
-written down at once. The order is that of worth: the tests that need a card, four models in bf16,
-the processor beside the card, then the rest. Products in float32 may use TF32 on a card.
+written down at once. The order is that of worth: what runs by default beside eager and
+torch.compile, the tests that need a card, further models in bf16, the processor beside the card,
+then the rest. Products in float32 may use TF32 on a card.
 
 Beside milliseconds stand the peak of the memory and the share of the card's arithmetic that is used
 (MFU): the multiplications of the plain step, padding included, over the time and the card's peak.
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import trainer
 import workloads
 from contestants import CONTESTANTS, Training
 from measurement import ProcessFailed, Results, Row, arguments, in_a_process
@@ -46,7 +48,7 @@ class Cell:
 
     Attributes:
         model: of ``MODELS``.
-        contestant: of ``CONTESTANTS``.
+        contestant: of ``CONTESTANTS``; of the model ``TRAINED``, a trainer.
         batch: rows.
         device: ``"cuda"`` or ``"cpu"``.
     """
@@ -184,22 +186,35 @@ MODELS: dict[str, Any] = {
 }
 NEEDS = {"small-gnn": "torch_geometric", "llama-lora": "peft"}
 FIRST = ("bert-base", "gpt2", "llama-lora", "actor-critic")
+# A whole training by transformers' Trainer and by ORTTrainer, of texts of many lengths.
+TRAINED, STEPS = "minilm, trained", 300
+
+
+def defaults() -> Iterator[Cell]:
+    """What nobody has set anything for, beside eager and torch.compile."""
+    names = ("eager", "compile", "compile-graphs", "auto")
+    for end in ("-bf16", ""):
+        for model in FIRST[:2]:
+            yield from (Cell(model, f"{name}{end}") for name in names)
+        yield from (Cell(TRAINED, f"{name}{end}", trainer.BATCH) for name in trainer.TRAINERS)
 
 
 def cells() -> Iterator[Cell]:
     """All cells, those of most worth first."""
-    bf16 = ("eager-bf16", "compile-bf16", "compile-graphs-bf16", "aten-graphs-bf16")
-    for model in FIRST:
+    bf16 = ("eager-bf16", "compile-bf16", "compile-graphs-bf16", "auto-bf16")
+    yield from defaults()
+    for model in FIRST[2:]:
         yield from (Cell(model, name) for name in bf16)
+    for model in FIRST:
+        yield Cell(model, "aten-graphs-bf16")
     for model in ("bert", "minilm", "resnet", "llama-lora"):
         for end in ("", "-bf16"):
             names = ("eager", "compile", "aten", "auto")
             yield from (Cell(model, f"{name}{end}", device="cpu") for name in names)
     for model in ("resnet50", "small-gnn", "bert-base, dense"):
         yield from (Cell(model, name) for name in bf16)
-    for model in FIRST:
+    for model in FIRST[2:]:
         yield from (Cell(model, name.removesuffix("-bf16")) for name in bf16)
-        yield Cell(model, "auto-bf16")
     for batch in (1, 64, 256):
         for model in FIRST[:3]:
             yield from (Cell(model, name, batch) for name in bf16)
@@ -215,6 +230,8 @@ def child(cell: Cell, layers: int | None) -> Row:
         cell: which.
         layers: of the model where all is to be small.
     """
+    if cell.model == TRAINED:
+        return trained(cell, STEPS if layers is None else 3)
     if cell.device == "cuda":
         torch.set_float32_matmul_precision("high")
     more = {} if layers is None else {"layers": layers}
@@ -230,9 +247,11 @@ def child(cell: Cell, layers: int | None) -> Row:
     training.settle()
     if cell.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    once = training.turn(1, warm_up=2)
-    steps = max(1, int(1000 / once)) if layers is None else 1
-    times = [training.turn(steps) / steps for _ in range(5)]
+    if layers is None:
+        steps = max(1, int(1000 / training.turn(1, warm_up=2)))
+        times = [training.turn(steps) / steps for _ in range(5)]
+    else:  # a processor may take seconds for a step in bf16
+        times = [training.turn(1, warm_up=0)]
     row = {
         "median_ms": statistics.median(times),
         "min_ms": min(times),
@@ -244,6 +263,13 @@ def child(cell: Cell, layers: int | None) -> Row:
     if cell.device == "cuda":
         row["peak_bytes"] = torch.cuda.max_memory_allocated()
     return row
+
+
+def trained(cell: Cell, steps: int) -> Row:
+    """A whole training, by the step; captures, recordings and the contest are in it."""
+    name, _, precision = cell.contestant.partition("-")
+    row = trainer.child(name, precision or "fp32", "auto", str(steps), cell.device)
+    return {"median_ms": row["seconds"] / steps * 1e3, "steps": steps, **row}
 
 
 def measured(cell: Cell, layers: int | None, seconds: float) -> Row:
@@ -262,6 +288,8 @@ def missing(cell: Cell) -> str:
     package = NEEDS.get(cell.model)
     if package is not None and importlib.util.find_spec(package) is None:
         return f"{package} is not installed"
+    if cell.model == TRAINED:
+        return ""
     return CONTESTANTS[cell.contestant].absent(cell.device)
 
 
@@ -283,7 +311,7 @@ def tests(seconds: float) -> Row:
 def share_used(row: Row, gpu: str) -> str:
     """The share of the card's products that a step uses, in words; empty where it is unknown."""
     peak = next((of for name, of in PEAKS.items() if name in gpu.lower().split()), None)
-    if peak is None or "median_ms" not in row:
+    if peak is None or "flops" not in row:
         return ""
     return f"{row['flops'] / (row['median_ms'] / 1e3) / peak:.1%} of the card"
 
@@ -295,7 +323,9 @@ def told(row: Row, gpu: str) -> str:
     text = f"{row['median_ms']:9.3f} ms  {share_used(row, gpu)}"
     if "peak_bytes" in row:
         text += f"  {row['peak_bytes'] / 2**20:.0f} MiB"
-    return f"{text}  first step {row['first_step_s']:.1f} s  {row['ran']}"
+    if "first_step_s" in row:
+        text += f"  first step {row['first_step_s']:.1f} s"
+    return f"{text}  {row['ran']}"
 
 
 def main() -> None:
@@ -321,11 +351,12 @@ def main() -> None:
     if options.list:
         print("\n".join(cell.key for cell in [*waiting, *again]))
         return
-    if "tests" not in files["cuda"].kept():
-        found = tests(end - time.monotonic() - LEAST)
-        files["cuda"].save(tests=found)
-        print("tests", found, flush=True)
+    first = [*defaults()]
     for cell in [*waiting, *again]:
+        if cell not in first and "tests" not in files["cuda"].kept():
+            found = tests(end - time.monotonic() - LEAST)
+            files["cuda"].save(tests=found)
+            print("tests", found, flush=True)
         left = end - time.monotonic()
         if left < LEAST:
             break

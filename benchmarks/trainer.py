@@ -47,7 +47,7 @@ def padded(texts: list[Batch]) -> Batch:
     return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": labels}
 
 
-def child(name: str, precision: str, engine: str, steps: str) -> Row:
+def child(name: str, precision: str, engine: str, steps: str, device: str = "cpu") -> Row:
     """The seconds of ``train()`` for so many steps."""
     import ortrain
     from ortrain import ORTTrainer
@@ -56,7 +56,7 @@ def child(name: str, precision: str, engine: str, steps: str) -> Row:
         "max_steps": int(steps),
         "per_device_train_batch_size": BATCH,
         "bf16": precision == "bf16",
-        "use_cpu": True,
+        "use_cpu": device == "cpu",
         "dataloader_pin_memory": False,
         "optim": "adamw_torch_fused",
         "save_strategy": "no",

@@ -22,7 +22,7 @@ READ = frozenset(
 )
 
 _OFF = frozenset({"0", "false", "no"})
-_TRITON = "the stock onnxruntime runs no Triton kernels; Options(cuda_graphs=True) is for GPUs"
+_TRITON = "the stock onnxruntime runs no Triton kernels; graphs are recorded on GPUs by default"
 _TUNING = "kernels are not tuned while they run; engine='auto' measures the engines instead"
 _ATTENTION = "attention is one operator in each graph, and its kernel is chosen without a switch"
 _BUILD = "there are no extensions to build"

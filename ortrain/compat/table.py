@@ -335,7 +335,7 @@ _PASSES = Removal(
 )
 _TRITON = Removal(
     "the stock onnxruntime runs no Triton kernels",
-    "Options(engine='aten', cuda_graphs=True) on a GPU",
+    "Options(engine='aten') on a GPU",
 )
 _PIPELINE = Removal(
     "pipeline parallelism of DeepSpeed around ORTModule is not built",
