@@ -368,19 +368,25 @@ def main() -> None:
 
 
 def rehearse(end: float) -> None:
-    """Runs one cell of each model and each contestant on the processor; nothing is kept."""
-    seen: set[str] = set()
+    """Runs each model in eager, and each contestant on the smallest; nothing is kept.
+
+    All of it runs on the processor, which may take seconds for a step of a large one in bf16.
+    """
+    known = [*cells()]
+    trained = [f"{TRAINED}/{name}" for name in trainer.TRAINERS]
+    models = [
+        f"{model}/eager" for model in dict.fromkeys(c.model for c in known if c.model != TRAINED)
+    ]
+    names = [c.contestant.replace("-graphs", "") for c in known if c.model != TRAINED]
+    others = [f"actor-critic/{name}" for name in names]  # recordings are a card's
     failed = False
-    for cell in cells():
-        if {cell.model, cell.contestant} <= seen:
-            continue
-        seen |= {cell.model, cell.contestant}
-        name = cell.contestant.replace("-graphs", "")  # recordings are a card's
-        small = Cell(cell.model, name, 2, "cpu")
+    for each in dict.fromkeys([*models, *others, *trained]):
+        model, _, name = each.partition("/")
         left = end - time.monotonic()
+        small = Cell(model, name, 2, "cpu")
         row = measured(small, 1, left) if left > 0 else {"failed": "no time is left"}
         failed |= "failed" in row
-        print(f"{cell.key:<44}{told(row, '')}", flush=True)
+        print(f"{small.key:<44}{told(row, '')}", flush=True)
     sys.exit(failed)
 
 
