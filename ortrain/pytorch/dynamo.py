@@ -34,6 +34,7 @@ from torch.backends import mha
 from torch.fx.experimental import _config as sizes
 
 from ortrain.errors import OrtrainWarning
+from ortrain.pytorch.recurrent import whole_recurrences
 
 # What it brought: sizes from values, and what a mask selects (PyG, DeBERTa); recurrent layers; a
 # counter on a module that moves (two graphs, not eight).
@@ -133,6 +134,7 @@ class Teller:
             # The code runs as it is: what the call has done, an exchange with other processes above
             # all, it would do again. Dynamo asks for it once the conversion has ended.
             hears.until_it_ends(config.patch(suppress_errors=True))
+        stack.enter_context(whole_recurrences())
         if hears.ones_are_sizes:
             stack.enter_context(_sizes.patch(backed_size_oblivious=True))
         # They are of Dynamo's own doing: it looks at the gradient of each tensor that is given.

@@ -3,8 +3,8 @@
 - `ladder` has the ways of exporting a module, tried in order, and `exporter` one of them; before it
   `rehearsal` runs the forward on tensors without contents. `call` and `records` prepare the
   arguments.
-- What code may do in a trace that it does in PyTorch: `checkpointing`, `layers` and `recurrent`
-  layers, `parametrized_draws`, `assigned_buffers`, branches on values (`value_checks`), arithmetic
+- What code may do in a trace that it does in PyTorch: `checkpointing`, `layers`,
+  `parametrized_draws`, `assigned_buffers`, branches on values (`value_checks`), arithmetic
   on sizes (`symbols`).
 - What it may not: `custom_function`, `autograd_calls`, `seeding`, and what would tell a size or a
   number from what stands in for it (`stand_ins`). `refusal` puts an error in words of the user's

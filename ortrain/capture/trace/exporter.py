@@ -38,7 +38,7 @@ from ortrain.capture.trace.known_sizes import sizes_computed_once
 from ortrain.capture.trace.maps import whole_maps
 from ortrain.capture.trace.parametrized_draws import ParametrizedDraws
 from ortrain.capture.trace.plain_forms import PlainForms
-from ortrain.capture.trace.recurrent import whole_recurrences
+from ortrain.pytorch.recurrent import whole_recurrences
 from ortrain.capture.trace.stand_ins import stand_ins_watched
 from ortrain.capture.trace.symbols import symbols_as_numbers
 from ortrain.capture.trace.value_checks import Ways, value_checks

@@ -22,7 +22,7 @@ from ortrain.capture.trace.decisions import Asked, asked, decided
 from ortrain.capture.trace.keeping import keeper, live_modules
 from ortrain.capture.trace.layouts import layouts_that_decide
 from ortrain.capture.trace.outcomes import constraints_of
-from ortrain.capture.trace.recurrent import no_packed_sequences
+from ortrain.capture.trace.packed import no_packed_sequences
 from ortrain.capture.trace.refusal import (
     Refusal,
     asking_for_layout,

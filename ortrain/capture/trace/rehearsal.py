@@ -33,7 +33,7 @@ from ortrain.capture.trace.candidates import drawing_codes
 from ortrain.capture.trace.exporter import quiet
 from ortrain.capture.trace.keeping import live_modules
 from ortrain.capture.trace.layers import traceable_layers
-from ortrain.capture.trace.recurrent import no_packed_sequences
+from ortrain.capture.trace.packed import no_packed_sequences
 from ortrain.capture.trace.refusal import Refusal, refusal, side_effects
 from ortrain.capture.trace.value_checks import Ways, value_checks
 from ortrain.errors import CaptureError, NotServed, UnsupportedInput

@@ -3,7 +3,9 @@
 To learn the shapes of what ``aten.lstm`` and its kin return, PyTorch runs their steps one by one,
 which fixes the length of the sequence. While a module is traced, these functions say the shapes.
 
-A packed sequence is refused: its sizes are the values of a tensor.
+Private of torch are an operator's ``py_kernels``, its Python implementations, and the
+``_dispatch_cache`` in front of them; ``_DisablePythonDispatcher``, ``unset_fake_temporarily`` and
+``disable_proxy_modes_tracing``. Without them there is a graph for each length of a sequence.
 """
 
 from __future__ import annotations
@@ -12,17 +14,13 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import DispatchKey, _DisablePythonDispatcher, _is_any_autocast_enabled
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
-from torch.nn.utils.rnn import PackedSequence
-
-from ortrain.errors import CaptureError
-from ortrain.exclusive import this_thread
 
 aten = torch.ops.aten
 
@@ -112,11 +110,7 @@ _SHAPES: dict[Any, Callable[..., tuple[Tensor, ...]]] = {
 
 @contextlib.contextmanager
 def whole_recurrences() -> Iterator[None]:
-    """Keeps the sequence's length symbolic in recurrent layers that a trace meets.
-
-    Private of torch are an operator's ``py_kernels``, its Python implementations, and the
-    ``_dispatch_cache`` in front of them.
-    """
+    """Keeps the sequence's length symbolic in recurrent layers that a trace meets."""
     own = {operator: dict(operator.py_kernels) for operator in _SHAPES}
     onednn: bool = torch._C._get_mkldnn_enabled()
     for operator, shapes in _SHAPES.items():
@@ -130,30 +124,3 @@ def whole_recurrences() -> Iterator[None]:
             operator.py_kernels.clear()
             operator.py_kernels.update(kernels)
             operator._dispatch_cache.clear()
-
-
-@contextlib.contextmanager
-def no_packed_sequences() -> Iterator[None]:
-    """Refuses packed sequences, whether they are arguments or packed on the way.
-
-    Raises:
-        CaptureError: a ``PackedSequence`` is made inside.
-    """
-    own, here = PackedSequence.__new__, this_thread()
-
-    def refused(cls: type[PackedSequence], *args: Any, **kwargs: Any) -> PackedSequence:
-        return _refused() if here() else own(cls, *args, **kwargs)
-
-    PackedSequence.__new__ = refused  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        PackedSequence.__new__ = own  # type: ignore[method-assign]
-
-
-def _refused() -> NoReturn:
-    raise CaptureError(
-        "a packed sequence cannot be captured",
-        because="its sizes follow from the values of a tensor, the lengths",
-        help="leave the sequences padded and mask what is past their end, or leave this to eager",
-    )
