@@ -38,12 +38,12 @@ from ortrain.capture.trace.known_sizes import sizes_computed_once
 from ortrain.capture.trace.maps import whole_maps
 from ortrain.capture.trace.parametrized_draws import ParametrizedDraws
 from ortrain.capture.trace.plain_forms import PlainForms
-from ortrain.pytorch.recurrent import whole_recurrences
 from ortrain.capture.trace.stand_ins import stand_ins_watched
 from ortrain.capture.trace.symbols import symbols_as_numbers
 from ortrain.capture.trace.value_checks import Ways, value_checks
 from ortrain.errors import CaptureError
 from ortrain.guards import autocast
+from ortrain.pytorch.recurrent import whole_recurrences
 
 TESTED = ("2.13", "2.14", "2.15")
 _HOOK = "register_buffer_assignment_hook"

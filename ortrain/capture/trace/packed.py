@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from torch.nn.utils.rnn import PackedSequence
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.utils import rnn
 
 from ortrain.capture.export import Captured, capture
-from ortrain.capture.trace.recurrent import _SHAPES
 from ortrain.errors import CaptureError
 from ortrain.program import Role
+from ortrain.pytorch.recurrent import _SHAPES
 from ortrain.testing import check_gradients
 from tests.capture.running import check
 
