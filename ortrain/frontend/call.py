@@ -43,6 +43,20 @@ class Look:
     densities: dict[str, float]
 
 
+class Reads:
+    """What is known of who reads a module's outputs beside its loss.
+
+    Attributes:
+        some: whether somebody has read one, or holds one at the backward.
+    """
+
+    some = False
+
+    def heard(self) -> None:
+        """Somebody has read one."""
+        self.some = True
+
+
 class Heard:
     """A call of a held module, which a ``with`` statement has around it.
 
@@ -63,6 +77,7 @@ class Heard:
         draws: gives such a mode for a graph that PyTorch runs, where there is no recording to
             replay; None where steps run without one.
         may_convert: whether graphs and recordings may be made for it.
+        reads: learns whether anything but the loss is read; None where all outputs are computed.
         looks: of its graphs that have run as steps, what :class:`Look` tells; None where nobody
             asks.
     """
@@ -78,6 +93,7 @@ class Heard:
         self.draws: Callable[[Seeds], AbstractContextManager[Any]] | None = None
         self.may_convert = True
         self.looks: list[Look] | None = None
+        self.reads: Reads | None = None
         self._before: tuple[Heard | None, Seeds | None] = (None, None)
 
     def __enter__(self) -> Self:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, distributed
 
+from ortrain.autodiff.engine import reachable
 from ortrain.errors import CheckFailed, NotServed, OrtrainError
-from ortrain.frontend.call import spent
+from ortrain.frontend.call import Reads, spent
+from ortrain.guards.autocast import without_autocast
 from ortrain.program import Program, Role
 from ortrain.step.autograd import Step
 from ortrain.step.build import Plan, build, likely_upstream
 from ortrain.step.evidence import Certificate
-from ortrain.step.saved_forward import Received, matters
+from ortrain.step.links import links
+from ortrain.step.saved_forward import Received, SavedForward, matters
+from ortrain.step.unread import Values
 
 if TYPE_CHECKING:
     from ortrain.frontend.graph import Graph
@@ -69,6 +73,8 @@ class Form:
         hidden: places of outputs that are zeros, since nobody reads them.
         tokens: what it leaves out; None where it is the whole.
         sizes: of a call, as an example; None for those of the graph's first call.
+        reads: hears of it where a hidden output is read, which then is computed; None where nobody
+            reads one.
 
     Attributes:
         partial: places of outputs that are zero at tokens which were left out.
@@ -86,10 +92,12 @@ class Form:
         hidden: Sequence[int] = (),
         tokens: Tokens | None = None,
         sizes: dict[str, int] | None = None,
+        reads: Reads | None = None,
     ) -> None:
         self.graph, self.program, self.hidden, self.tokens = graph, program, hidden, tokens
         self.partial = () if tokens is None else tokens.partial
         self.sizes = graph.example if sizes is None else sizes
+        self.reads = reads if hidden else None
         self.users = [v.name or "" for v in program.outputs(Role.USER_OUTPUT, Role.LOSS)]
         self.ways: dict[tuple[str, ...], Way] = {}
         upstream = likely_upstream(program, graph.wrt)
@@ -146,8 +154,6 @@ class Form:
 
     def _reached(self) -> Collection[str]:
         """Outputs that depend on what requires a gradient."""
-        from ortrain.autodiff.engine import reachable
-
         found = reachable(self.program.graph, self.program.named(self.graph.wrt))
         return {v.name or "" for v in found}
 
@@ -160,6 +166,8 @@ class Form:
             step.orders, step.further = graph.orders, lambda: self._further
             step.feeds.streams = graph.streams  # also where some are left out
             step.hidden, step.is_partial = tuple(self.hidden), bool(self.partial)
+            if self.reads is not None:
+                step.unread = self._unread
             places = [found.places[step.feeds.names[i]] for i in step.feeds.users]
             first = [n for n, i in enumerate(places) if i in found.copied or i in graph.strided]
             way = self.ways[upstream] = Way(
@@ -179,9 +187,24 @@ class Form:
         The first time, the forward runs again for it.
         """
         upstream = tuple(n for n, given in zip(self.users, received, strict=True) if given)
+        if any(received[i] for i in self.hidden):
+            with spent("build"):
+                return self.graph.whole()._way(upstream).step
         with spent("build"):
             self.way, self.confirmed = self._way(upstream), 0
         return self.way.step
+
+    def _unread(self, kept: SavedForward) -> Values:
+        """What the outputs are that nobody has read."""
+
+        def compute() -> list[Tensor]:
+            with without_autocast(), spent("build"):
+                step = self.graph.whole().way.step
+            with without_autocast():
+                return self.graph.lie(kept.outputs_of(step))
+
+        assert self.reads is not None
+        return Values(compute, self.reads.heard)
 
     @cached_property
     def _further(self) -> Collection[str]:
@@ -197,7 +220,7 @@ class Form:
 
     def _plan(self, upstream: Sequence[str]) -> Plan:
         graph, options = self.graph, self.graph.options
-        return build(
+        plan = build(
             self.program,
             graph.wrt,
             upstream,
@@ -207,4 +230,14 @@ class Form:
             sizes=self.sizes,
             budget=options.memory_budget,
             cache=graph.cache,
+        )
+        if self.reads is None:
+            return plan
+        whole = graph.program  # of which the outputs are that nobody has read
+        users = whole.outputs(Role.USER_OUTPUT, Role.LOSS)
+        reached = reachable(whole.graph, whole.named(graph.wrt))
+        return replace(
+            plan,
+            reachable=tuple(v in reached for v in users),
+            linked=links(whole.graph, users, reached),
         )

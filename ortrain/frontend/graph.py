@@ -25,7 +25,7 @@ from ortrain.errors import (
     OrtrainError,
 )
 from ortrain.exclusive import EXCLUSIVE
-from ortrain.frontend.call import Look, draws_of, heard, in_its_place, spent
+from ortrain.frontend.call import Look, Reads, draws_of, heard, in_its_place, spent
 from ortrain.frontend.form import Form, sizes_of
 from ortrain.frontend.layouts import orders_of
 from ortrain.frontend.original import in_pytorch
@@ -50,6 +50,7 @@ from ortrain.step.places import axes_of
 from ortrain.step.replay import Caller
 from ortrain.step.report import Dense
 from ortrain.step.tokens import TokenCounts, Tokens, dense
+from ortrain.step.unread import Unread
 
 # A forward may differentiate what it has computed: what then runs is no code of the user's.
 for node in NODES:
@@ -128,7 +129,7 @@ class Graph:
         self.cache = Cache(options.cache_dir, options.cache_bytes)
         self.loss: int | None = None
         self.asks_for_loss = MOST_ASKED
-        self.forms: dict[tuple[Shown, bool], Form] = {}
+        self.forms: dict[tuple[Shown, bool, Reads | None], Form] = {}
         self.tokens: dict[Shown, Tokens | None] = {}
         self.form = self._first_form(real)
         wanting = {found.places[name] for name in self.wrt}
@@ -300,9 +301,14 @@ class Graph:
                 form.learn(outputs)
         else:
             outputs = way.step.infer(users, held)
+        return self._handed_on(args, self.lie(outputs))
+
+    def lie(self, outputs: list[Tensor]) -> list[Tensor]:
+        """The outputs of a step, as those of PyTorch lie in memory."""
         for i, source in self.translated.sources.items():
-            outputs[i] = laid(outputs[i], source.axes, source.back)
-        return self._handed_on(args, outputs)
+            if type(outputs[i]) is not Unread:
+                outputs[i] = laid(outputs[i], source.axes, source.back)
+        return outputs
 
     def _wants_more(self, args: Sequence[Any]) -> bool:
         """Whether an input requires a gradient that did not when the graph was made."""
@@ -336,8 +342,12 @@ class Graph:
     def _form(self, args: Sequence[Any], *, runs: bool = True) -> Form:
         """The program for a call: without the tokens that nobody reads, where that saves enough."""
         call, shown = heard(), _ALL
-        if call is not None and call.shown == "loss" and self.loss is not None:
-            shown = "loss"
+        reads = None
+        if call is not None and self.loss is not None:
+            if call.shown == "loss":
+                shown = "loss"
+            elif self._may_wait(call.reads):
+                shown, reads = "loss", call.reads
         if shown == "all" and self.options.skip_padding:
             shown = "tokens"
         tokens, saving = self._tokens(shown), None
@@ -347,7 +357,7 @@ class Graph:
                 call.savings.append(saving)
         if isinstance(self.options.memory_budget, int):
             self._make_room(args)
-        key = shown, saving is not None and saving.share > 0
+        key = shown, saving is not None and saving.share > 0, reads
         form = self.forms.get(key)
         if form is None:
             with EXCLUSIVE, spent("build"):
@@ -368,8 +378,28 @@ class Graph:
         """The program that the call which is being compiled will need."""
         if all(not isinstance(t, Tensor) or has_numbers(t) for t in real):
             return self._form(real, runs=False)
-        form = self.forms[_ALL, False] = self._made(_ALL, False)
+        return self.whole()
+
+    def whole(self) -> Form:
+        """The program that computes everything."""
+        form = self.forms.get((_ALL, False, None))
+        if form is None:
+            with EXCLUSIVE:
+                form = self.forms[_ALL, False, None] = self._made(_ALL, False)
         return form
+
+    def _may_wait(self, reads: Reads | None) -> bool:
+        """Whether outputs beside the loss are computed when somebody reads them."""
+        return reads is not None and not reads.some and self._can_wait
+
+    @cached_property
+    def _can_wait(self) -> bool:
+        """Whether of the outputs beside the loss some need not be computed, and no view is one."""
+        program, tokens = self.translated.program, self._tokens("loss")
+        hidden = {*(() if tokens is None else tokens.hidden)}
+        hidden |= {*(in_blocks(program, "loss") or (program, ()))[1]}
+        outside = self.translated.outside
+        return bool(hidden) and hidden.isdisjoint(i for kind, i in outside.given if kind == "root")
 
     def _look(self, args: Sequence[Any]) -> Look:
         sizes, densities = self.sizes(args), {}
@@ -412,15 +442,15 @@ class Graph:
         found.program, hidden = in_blocks(found.program, shown) or (found.program, ())
         return Tokens(found, program, self.cost, self.executor, hidden)
 
-    def _made(self, shown: Shown, without: bool) -> Form:
+    def _made(self, shown: Shown, without: bool, reads: Reads | None = None) -> Form:
         if without:
             tokens = self.tokens[shown]
             assert tokens is not None
             most = {**self.example, **tokens.most(self.example)}
-            return Form(self, tokens.program, tokens.hidden, tokens, most)
+            return Form(self, tokens.program, tokens.hidden, tokens, most, reads)
         whole = self.translated.program
         program, hidden = in_blocks(whole, shown) or (whole, ())
-        return Form(self, program, hidden)
+        return Form(self, program, hidden, reads=reads)
 
     def know_loss(self, place: int) -> None:
         """Takes it that a result is the module's loss, where it is a floating scalar."""

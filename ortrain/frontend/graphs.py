@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor, is_grad_enabled, nn
+from torch import Tensor, distributed, is_grad_enabled, nn
 from torch.utils import _pytree as pytree
 
 from ortrain.autodiff.held import peak, saved_bytes
@@ -25,7 +25,7 @@ from ortrain.errors import (
     listing,
 )
 from ortrain.frontend.blocks import Blocks
-from ortrain.frontend.call import Heard, Look, NothingDone
+from ortrain.frontend.call import Heard, Look, NothingDone, Reads
 from ortrain.frontend.compiled import HELP, ONES_MATTER, Compiled
 from ortrain.frontend.equal import equal_blocks
 from ortrain.frontend.form import AGAIN
@@ -34,6 +34,7 @@ from ortrain.frontend.policy import BLOCKS, MODULE
 from ortrain.frontend.separate import comparable
 from ortrain.frontend.twin import Reference, roots_of, seen_of
 from ortrain.frontend.watch import Watch
+from ortrain.module_state.saving import saving_hooks
 from ortrain.passes.linear_loss import blocks_of
 from ortrain.passes.tokens import Shown
 from ortrain.pytorch.dynamo import without_conversions
@@ -117,6 +118,7 @@ class Graphs:
         self.last: Compiled | None = None
         self._watch = Watch(module)
         self._blocks: Blocks | None = None
+        self._reads = Reads()
         for part in module.modules():  # which may be held itself, and is called with the whole
             if (runner := part.__dict__.get("_runner")) is not None:
                 runner.calls += 1
@@ -148,6 +150,7 @@ class Graphs:
         reference = self._reference(compiled, args, kwargs, shown, may_convert, compiled.is_whole)
         with Heard(self.module, compiled, (args, kwargs), shown) as call:
             self._prepare(call, may_convert)
+            call.reads = self._reads if self._may_wait(compiled, reference) else None
             try:
                 with nullcontext() if may_convert else without_conversions():
                     output = compiled(self.module, args, kwargs)
@@ -221,6 +224,19 @@ class Graphs:
                 reference.run([0] if shown == "loss" and 0 in roots else roots)
             return reference
         return None
+
+    def _may_wait(self, compiled: Compiled, reference: Reference | None) -> bool:
+        """Whether outputs beside the loss may be computed when somebody reads them.
+
+        Not before the graph has been compared with the module, and where others look at outputs.
+        """
+        modes = is_grad_enabled(), self.module.training
+        if self._reads.some or modes != (True, True) or self.options.skip_padding:
+            return False
+        if distributed.is_available() and distributed.is_initialized():
+            return False
+        first = modes not in compiled.roots or reference is not None
+        return not first and compiled.is_whole and saving_hooks(False) is None
 
     def _judged(
         self, compiled: Compiled, reference: Reference | None, output: Any, call: Heard

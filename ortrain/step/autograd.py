@@ -25,6 +25,7 @@ from ortrain.step.chain import Chain, Follower
 from ortrain.step.feeds import Bound, Feeds
 from ortrain.step.replay import PROBE, Caller, Repeats, Sealed
 from ortrain.step.saved_forward import Received, SavedForward, matters, stash_of
+from ortrain.step.unread import Unread, Values
 
 # Whether the backward that is running leaves the graph for another one, retain_graph=True.
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
@@ -47,12 +48,14 @@ class Step:
         leaves: the parameters that receive a gradient.
         is_partial: whether some of its outputs have zeros for tokens that were left out.
         hidden: positions of outputs that nobody reads, which are zeros.
+        unread: gives what computes these once somebody reads one; None where they stay zeros.
         orders: of the axes in memory of some gradients of inputs, by name.
         further: gives names of inputs that gradients of other outputs may need.
     """
 
     is_partial = False
     hidden: tuple[int, ...] = ()
+    unread: Callable[[SavedForward], Values] | None = None
     orders: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     further: Callable[[], Collection[str]] = tuple
 
@@ -202,6 +205,11 @@ class _Function(torch.autograd.Function):
         kept.stash = stash_of(plan, feeds, fetches)
         ctx.kept, ctx.group, ctx.chained = kept, step.groups[0], token is not None
         ctx.set_materialize_grads(False)
+        if step.unread is not None and kept.caller is not None:
+            values = step.unread(kept)
+            kept.values = weakref.ref(values)
+            for i in step.hidden:
+                outputs[i] = Unread.made(values, i, outputs[i])
         watched = [users[i] for i in step.reads_users]
         if probe is not None:
             kept.chain = Chain(kept, outputs)
@@ -241,6 +249,8 @@ class _Function(torch.autograd.Function):
                 because="what the forward saved was freed by the first backward",
                 help="call the first backward with retain_graph=True",
             )
+        if kept.values is not None and (values := kept.values()) is not None:
+            values.make()  # behind the backward, weights change
         keeps = _keeps_graph()
         if not keeps:
             ctx.kept = None

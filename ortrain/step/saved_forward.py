@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ortrain.step.autograd import Step
     from ortrain.step.backward import Backward
     from ortrain.step.chain import Chain
+    from ortrain.step.unread import Values
 
 
 Received = tuple[bool, ...]
@@ -41,11 +42,12 @@ class SavedForward:
         copies: of the call's tensors, for running again; None where that is not expected.
         packed: where autograd holds the tensors of this; None where they are here.
         node: of autograd's graph, which has them or had them; None where there are no hooks.
+        values: of the outputs that nobody has read so far, as long as there is one.
     """
 
     __slots__ = (
         "__weakref__", "bound", "call", "caller", "chain", "copies", "feeds", "held", "node",
-        "packed", "pointers", "stash", "step", "users", "versions", "way",
+        "packed", "pointers", "stash", "step", "users", "values", "versions", "way",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +73,7 @@ class SavedForward:
         self.copies: list[torch.Tensor] | None = None
         self.packed: Packed | None = None
         self.node: Callable[[], Any] | None = None
+        self.values: Callable[[], Values | None] | None = None
 
     def pack(self) -> list[torch.Tensor]:
         """Hands what is held here to autograd, whose hooks may keep it elsewhere.
@@ -170,17 +173,31 @@ class SavedForward:
             StateError: what the backward depends on was changed in place.
         """
         other = self.step.other(received)
-        names, known = matters(other.plan, saved_only=True), list(self.feeds)
+        feeds = self._feeds_of(other, matters(other.plan, saved_only=True))
+        with replayed(value for values in self.stash for value in values or ()):
+            fetches = other.plan.forward.run_values(list(feeds))
+        return other, stash_of(other.plan, feeds, fetches)
+
+    def outputs_of(self, other: Step) -> list[torch.Tensor]:
+        """What another step makes of the same call.
+
+        Raises:
+            StateError: what it depends on was changed in place.
+        """
+        plan = other.plan
+        fetches = plan.forward.run_values(self._feeds_of(other, matters(plan)))
+        return plan.exchange.all(fetches, plan.bools)[: plan.outputs]
+
+    def _feeds_of(self, other: Step, names: set[str]) -> list[Any]:
+        """What another step takes, of which inputs with these names must not have changed."""
+        known = list(self.feeds)
         if self.copies is not None:
             own = {*self.step.feeds.names[: len(self.copies)]}
             names -= own - {other.plan.feeds[i][1] for i in other.plan.reads_back}
             known[: len(self.copies)] = map(other.plan.exchange.take, self.copies)
         self._expect_unchanged(names)
         place = {name: i for i, name in enumerate(self.step.feeds.names)}
-        feeds = [known[place[name]] for name in other.feeds.names]
-        with replayed(value for values in self.stash for value in values or ()):
-            fetches = other.plan.forward.run_values(list(feeds))
-        return other, stash_of(other.plan, feeds, fetches)
+        return [known[place[name]] for name in other.feeds.names]
 
     def in_pytorch(
         self, upstream: Sequence[torch.Tensor | None], *, create_graph: bool
