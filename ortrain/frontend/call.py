@@ -48,9 +48,10 @@ class Reads:
 
     Attributes:
         some: whether somebody has read one, or holds one at the backward.
+        asked: whether there was a call in which that would have shown.
     """
 
-    some = False
+    some = asked = False
 
     def heard(self) -> None:
         """Somebody has read one."""

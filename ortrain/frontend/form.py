@@ -11,7 +11,7 @@ from torch import Tensor, distributed
 
 from ortrain.autodiff.engine import reachable
 from ortrain.errors import CheckFailed, NotServed, OrtrainError
-from ortrain.frontend.call import Reads, spent
+from ortrain.frontend.call import Reads, heard, spent
 from ortrain.guards.autocast import without_autocast
 from ortrain.program import Program, Role
 from ortrain.step.autograd import Step
@@ -19,7 +19,7 @@ from ortrain.step.build import Plan, build, likely_upstream
 from ortrain.step.evidence import Certificate
 from ortrain.step.links import links
 from ortrain.step.saved_forward import Received, SavedForward, matters
-from ortrain.step.unread import Values
+from ortrain.step.unread import Values, Waiting
 
 if TYPE_CHECKING:
     from ortrain.frontend.graph import Graph
@@ -166,8 +166,7 @@ class Form:
             step.orders, step.further = graph.orders, lambda: self._further
             step.feeds.streams = graph.streams  # also where some are left out
             step.hidden, step.is_partial = tuple(self.hidden), bool(self.partial)
-            if self.reads is not None:
-                step.unread = self._unread
+            step.unread = self._unread
             places = [found.places[step.feeds.names[i]] for i in step.feeds.users]
             first = [n for n, i in enumerate(places) if i in found.copied or i in graph.strided]
             way = self.ways[upstream] = Way(
@@ -194,17 +193,24 @@ class Form:
             self.way, self.confirmed = self._way(upstream), 0
         return self.way.step
 
-    def _unread(self, kept: SavedForward) -> Values:
-        """What the outputs are that nobody has read."""
+    def _unread(self, kept: SavedForward, outputs: Sequence[Tensor]) -> Waiting | None:
+        """What nobody may read of a call."""
+        graph = self.graph
 
         def compute() -> list[Tensor]:
             with without_autocast(), spent("build"):
-                step = self.graph.whole().way.step
+                step = graph.whole().way.step
             with without_autocast():
-                return self.graph.lie(kept.outputs_of(step))
+                return graph.lie(kept.outputs_of(step))
 
-        assert self.reads is not None
-        return Values(compute, self.reads.heard)
+        if self.reads is not None:
+            return self.hidden, Values(compute, self.reads.heard)
+        reads = None if (call := heard()) is None else call.reads
+        if reads is None or reads.asked or self.hidden or not graph.beside:
+            return None
+        reads.asked = True  # by a call that has computed them
+        made = [*outputs]
+        return graph.beside, Values(lambda: graph.lie(made), reads.heard)
 
     @cached_property
     def _further(self) -> Collection[str]:

@@ -346,8 +346,9 @@ class Graph:
         if call is not None and self.loss is not None:
             if call.shown == "loss":
                 shown = "loss"
-            elif self._may_wait(call.reads):
-                shown, reads = "loss", call.reads
+            elif (reads := call.reads) is not None:
+                reads = reads if reads.asked and not reads.some and self.waiting else None
+                shown = "all" if reads is None else "loss"
         if shown == "all" and self.options.skip_padding:
             shown = "tokens"
         tokens, saving = self._tokens(shown), None
@@ -388,18 +389,21 @@ class Graph:
                 form = self.forms[_ALL, False, None] = self._made(_ALL, False)
         return form
 
-    def _may_wait(self, reads: Reads | None) -> bool:
-        """Whether outputs beside the loss are computed when somebody reads them."""
-        return reads is not None and not reads.some and self._can_wait
+    @cached_property
+    def beside(self) -> tuple[int, ...]:
+        """The outputs beside the loss that the user gets as they are, and not in views of them."""
+        outside = self.translated.outside
+        others = {i for kind, i in outside.given if kind == "root"} | {self.loss}
+        roots = {each.index for each in outside.results if each.kind == "root"}
+        return () if self.loss is None else tuple(sorted(roots - others))
 
     @cached_property
-    def _can_wait(self) -> bool:
-        """Whether of the outputs beside the loss some need not be computed, and no view is one."""
+    def waiting(self) -> tuple[int, ...]:
+        """The outputs that need not be computed for the loss; none where views are of them."""
         program, tokens = self.translated.program, self._tokens("loss")
         hidden = {*(() if tokens is None else tokens.hidden)}
         hidden |= {*(in_blocks(program, "loss") or (program, ()))[1]}
-        outside = self.translated.outside
-        return bool(hidden) and hidden.isdisjoint(i for kind, i in outside.given if kind == "root")
+        return tuple(sorted(hidden)) if hidden <= {*self.beside} else ()
 
     def _look(self, args: Sequence[Any]) -> Look:
         sizes, densities = self.sizes(args), {}

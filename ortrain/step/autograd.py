@@ -25,7 +25,7 @@ from ortrain.step.chain import Chain, Follower
 from ortrain.step.feeds import Bound, Feeds
 from ortrain.step.replay import PROBE, Caller, Repeats, Sealed
 from ortrain.step.saved_forward import Received, SavedForward, matters, stash_of
-from ortrain.step.unread import Unread, Values
+from ortrain.step.unread import Unread, Waiting
 
 # Whether the backward that is running leaves the graph for another one, retain_graph=True.
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
@@ -48,14 +48,15 @@ class Step:
         leaves: the parameters that receive a gradient.
         is_partial: whether some of its outputs have zeros for tokens that were left out.
         hidden: positions of outputs that nobody reads, which are zeros.
-        unread: gives what computes these once somebody reads one; None where they stay zeros.
+        unread: says of a call which outputs nobody may read, and what has their numbers; None where
+            nobody asks.
         orders: of the axes in memory of some gradients of inputs, by name.
         further: gives names of inputs that gradients of other outputs may need.
     """
 
     is_partial = False
     hidden: tuple[int, ...] = ()
-    unread: Callable[[SavedForward], Values] | None = None
+    unread: Callable[[SavedForward, Sequence[torch.Tensor]], Waiting | None] | None = None
     orders: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     further: Callable[[], Collection[str]] = tuple
 
@@ -206,10 +207,12 @@ class _Function(torch.autograd.Function):
         ctx.kept, ctx.group, ctx.chained = kept, step.groups[0], token is not None
         ctx.set_materialize_grads(False)
         if step.unread is not None and kept.caller is not None:
-            values = step.unread(kept)
-            kept.values = weakref.ref(values)
-            for i in step.hidden:
-                outputs[i] = Unread.made(values, i, outputs[i])
+            waiting = step.unread(kept, outputs)
+            if waiting is not None:
+                places, values = waiting
+                kept.values = weakref.ref(values)
+                for i in places:
+                    outputs[i] = Unread.made(values, i, outputs[i])
         watched = [users[i] for i in step.reads_users]
         if probe is not None:
             kept.chain = Chain(kept, outputs)

@@ -24,11 +24,12 @@ from torch.utils import _pytree as pytree
 
 from ortrain.errors import StateError
 
+_TENSOR: Any = Tensor
 # Asks of what stands for an output what it is: no number.
 _ABOUT = {
     getattr(Tensor, name).__get__
     for name in ("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf",
-                 "grad_fn", "is_cpu", "is_cuda", "is_meta", "is_sparse", "is_quantized", "output_nr")
+                 "grad_fn", "is_cpu", "is_cuda", "is_meta", "is_sparse", "is_quantized")
 } | {
     getattr(Tensor, name)
     for name in ("size", "dim", "ndimension", "numel", "nelement", "element_size", "__len__",
@@ -37,8 +38,8 @@ _ABOUT = {
 # Asks for gradients of it, which come along all ways from it, those through the loss among them.
 _GRADIENTS = {
     Tensor.register_hook, Tensor.retain_grad, torch.autograd.grad, torch.autograd.backward,
-    Tensor.grad.__get__, Tensor.retains_grad.__get__,  # type: ignore[attr-defined]
-    Tensor._backward_hooks.__get__, Tensor._backward_hooks.__set__,  # type: ignore[attr-defined]
+    _TENSOR.grad.__get__, _TENSOR.retains_grad.__get__,
+    _TENSOR._backward_hooks.__get__, _TENSOR._backward_hooks.__set__,
 }  # fmt: skip
 
 _LIVE: weakref.WeakSet[Values] = weakref.WeakSet()
@@ -87,10 +88,14 @@ class Values:
             self._lost = error
 
 
+Waiting = tuple[Sequence[int], Values]
+"""Places of a call's outputs that nobody may read, and what has their numbers."""
+
+
 class Unread(Tensor):
     """An output that is computed when somebody reads it."""
 
-    _values: Values
+    _waits: Values
     _place: int
     _plain: Tensor | None
 
@@ -103,17 +108,17 @@ class Unread(Tensor):
             place: of the output.
             like: a tensor of its shape, dtype and device.
         """
-        found: Unread = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        found: Unread = Tensor._make_wrapper_subclass(
             Unread, like.shape, dtype=like.dtype, device=like.device
         )
-        found._values, found._place, found._plain = values, place, None
+        found._waits, found._place, found._plain = values, place, None
         return found
 
-    @torch.compiler.disable  # a trace would take it for a function of what it is given
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def plain(self) -> Tensor:
-        """The output as PyTorch gives it."""
+        """The output as PyTorch gives it; a trace must not take it for a function of this."""
         if self._plain is None:
-            numbers = self._values.of(self._place)
+            numbers = self._waits.of(self._place)
             with torch.inference_mode(False), torch.set_grad_enabled(self.grad_fn is not None):
                 self._plain = _Read.apply(self, numbers) if self.grad_fn is not None else numbers
         return self._plain
@@ -131,7 +136,7 @@ class Unread(Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """What PyTorch computes with it below autograd."""
