@@ -77,7 +77,8 @@ def decide_bounds(values: Iterable[Any]) -> None:
     """Decides which of two sizes is the smaller one, where a size of some tensors is that.
 
     ``positions[:, :length]`` is as long as the shorter of the two, and what it is added to has the
-    length alone. Which one that is becomes a condition of the graph.
+    length alone. Which one that is becomes a condition of the graph. Of a number and a symbol that
+    are equal now it is the symbol, which goes on to be one.
     """
     for value in values:
         for size in value.shape if isinstance(value, torch.Tensor) else ():
@@ -85,10 +86,11 @@ def decide_bounds(values: Iterable[Any]) -> None:
                 continue
             environment: Any = size.node.shape_env
             for bound in sympy.sympify(size.node.expr).atoms(Min, Max):
-                first, *others = bound.args
+                first, *others = sorted(bound.args, key=lambda each: not each.free_symbols)
                 for other in others:
                     if not free_unbacked_symbols(first) | free_unbacked_symbols(other):
-                        environment.evaluate_expr(sympy.Le(first, other))
+                        pair = (first, other) if isinstance(bound, Min) else (other, first)
+                        environment.evaluate_expr(sympy.Le(*pair))
 
 
 def decide_sizes(values: Iterable[Any]) -> bool:

@@ -6,7 +6,7 @@ import copy
 import gc
 import io
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -75,7 +75,7 @@ def reads_of(model: ORTModule) -> Reads:
 
 
 @pytest.fixture(scope="module")
-def models() -> Iterator[Callable[[Any], tuple[ORTModule, nn.Module]]]:
+def models() -> Callable[[Any], tuple[ORTModule, nn.Module]]:
     """A module whose graph has been made, and the module: to make one takes the longest."""
     known: dict[Any, tuple[ORTModule, nn.Module]] = {}
 
@@ -91,7 +91,7 @@ def models() -> Iterator[Callable[[Any], tuple[ORTModule, nn.Module]]]:
             each.zero_grad()
         return model, plain
 
-    yield of
+    return of
 
 
 # -- whoever reads one has what PyTorch gives -----------------------------------------------------

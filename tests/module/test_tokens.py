@@ -15,12 +15,14 @@ from ortrain.step import tokens
 from tests.breadth import crossed
 from tests.token_cases import (
     CASES,
+    LENGTH,
     LENGTHS,
     SAMPLE,
     SHAPE,
     WORDS,
     Batch,
     batch,
+    distilbert,
     of,
     of_rows,
     of_tokens,
@@ -82,6 +84,31 @@ def test_training_is_eagers_at_every_density_with_one_capture(name: str, engine:
         eager.zero_grad()
     assert model.report.captures == 1
     assert model.report.left_out >= 3
+
+
+LAST_POSITIONS = {
+    "BertForSequenceClassification": {"max_position_embeddings": LENGTH},
+    "DistilBertForSequenceClassification": {"max_position_embeddings": LENGTH, **distilbert},
+    "ElectraForSequenceClassification": {"max_position_embeddings": LENGTH, "embedding_size": 8},
+    "GPT2LMHeadModel": {"n_positions": LENGTH, "n_embd": 16, "n_layer": 2, "n_head": 2},
+}
+
+
+@pytest.mark.parametrize("name", LAST_POSITIONS)
+def test_padding_up_to_the_last_position_is_left_out(name: str) -> None:
+    """And shorter batches have the same graph: a table of positions ends there, no length does."""
+    eager = quiet(of(name, **LAST_POSITIONS[name])())
+    eager.config.problem_type = "single_label_classification"  # which a first call would set
+    model = wrapped(copy.deepcopy(eager), "loss" if name == "GPT2LMHeadModel" else "all")
+    given = batch(LENGTHS["some"])
+    given = of_tokens(given) if name == "GPT2LMHeadModel" else of_rows(given)
+    for _ in range(2):
+        torch.testing.assert_close(loss_of(model(**given)), loss_of(eager(**given)))
+    for each, value in given.items():
+        given[each] = value[..., : LENGTH - 2].contiguous()
+    torch.testing.assert_close(loss_of(model(**given)), loss_of(eager(**given)))
+    assert model.report.captures == 1
+    assert model.report.left_out >= 2
 
 
 class Pooled(nn.Module):

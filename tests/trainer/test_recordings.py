@@ -39,7 +39,7 @@ class Mixed(ORTTrainerMixin, Trainer):
         (gpt2, "copy", {}),
         (t5, "copy", {"activation_checkpointing": True}),
     ],
-    ids=str,
+    ids=["bert", "bert accumulated and clipped", "bert in bfloat16", "gpt2", "t5 with checkpoints"],
 )
 def test_a_training_on_a_card_is_trainers_and_nobody_is_warned(
     tmp_path: Path,
