@@ -18,7 +18,7 @@ from ortrain.errors import CaptureError, NotServed, OrtrainError
 from ortrain.frontend.aten import has_reentrant, squeezes
 from ortrain.frontend.backend import InPyTorch, Parts, Served, steps_of
 from ortrain.frontend.call import Heard, NothingDone, heard
-from ortrain.frontend.graph import Graph
+from ortrain.frontend.graph import Empty, Graph
 from ortrain.frontend.proof import Prover
 from ortrain.frontend.watch import Watch
 from ortrain.pytorch.dynamo import (
@@ -92,7 +92,8 @@ class Compiled:
         self.made: list[Served] = []
         self.conversions = 0
         self.fresh = False
-        self.doing = self.why = ""
+        self.doing = ""
+        self._reasons: dict[str, None] = {}
         self.roots: dict[tuple[bool, bool], list[int]] = {}
         self.reentrant = self.again = False
         self.wrong: OrtrainError | None = None
@@ -102,6 +103,7 @@ class Compiled:
 
     def renew(self) -> None:
         """Begins anew: Dynamo leaves code alone in whose conversion an error was raised."""
+        self._codes = set[str]()
         self._run = converted(_called, _backend_of(self), self.watch.names)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -154,11 +156,12 @@ class Compiled:
     def fails(self, error: BaseException) -> None:
         """Notes why some of the module's code has no graph."""
         what = not_followed(error)
-        self.why = f"a graph would be wrong about it: {what}" if what else _line_of(error)
+        self._end_for(f"a graph would be wrong about it: {what}" if what else _line_of(error))
 
-    def begins(self) -> None:
-        """Before a conversion."""
+    def begins(self, code: str) -> None:
+        """Before a conversion; argument as of :class:`~ortrain.pytorch.dynamo.Hears`."""
         self.conversions += 1
+        self._codes.add(code)
         self._told.enter_context(progress(self.doing, shown=bool(self.doing)))
         self._told.enter_context(marked("capture"))
         self.overhead.begin("trace")
@@ -174,7 +177,23 @@ class Compiled:
         now = breaks()
         for reason, count in now.items():
             if count != self._breaks.get(reason):
-                self.why = reason.partition("\n")[0]
+                self._end_for(reason.partition("\n")[0])
+
+    def _end_for(self, reason: str) -> None:
+        """Notes why a graph ends, the latest last."""
+        self._reasons.pop(reason, None)
+        self._reasons[reason] = None
+
+    @property
+    def breaks(self) -> tuple[str, ...]:
+        """Why graphs end within the module's code."""
+        return tuple(self._reasons)
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """Why some of what was captured runs in PyTorch."""
+        found = [made.reason for made in self.made if isinstance(made, InPyTorch)]
+        return tuple(why.what for why in found if why is not None and not isinstance(why, Empty))
 
     def take(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """What runs a graph of Dynamo's."""
@@ -217,8 +236,12 @@ class Compiled:
 
     @property
     def is_whole(self) -> bool:
-        """Whether graphs are all that calls run."""
-        return not self.why and all(isinstance(made, Graph) for made in self.made)
+        """Whether calls run a graph and nothing else."""
+        return (
+            len(self._codes) == 1
+            and not self._reasons
+            and all(isinstance(made, Graph) for made in self.made)
+        )
 
     def refusal(self) -> OrtrainError:
         """Why a call has no graph."""
@@ -233,7 +256,8 @@ class Compiled:
             )
         return CaptureError(
             "there is no graph of it",
-            because=self.why or "Dynamo makes none of its code: TORCH_LOGS=graph_breaks says why",
+            because=next(reversed(self._reasons), "")
+            or "Dynamo makes none of its code: TORCH_LOGS=graph_breaks says why",
             help=HELP,
         )
 

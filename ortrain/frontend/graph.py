@@ -57,6 +57,10 @@ for node in NODES:
     node.backward = staticmethod(torch.compiler.disable(node.backward))
 
 
+class Empty(NotServed):
+    """A graph without operators. Remedy: none is needed."""
+
+
 class Waits(NotServed):
     """A call of sizes for which there is no recording yet: PyTorch runs it. Remedy: none."""
 
@@ -95,7 +99,7 @@ class Graph:
         self.translated = found = translated(module, real, options.opset)
         program = found.program
         if not len(program.graph):
-            raise NotServed(
+            raise Empty(
                 "the graph computes nothing",
                 because="it hands on what it is given, and views of that",
                 help="none is needed: PyTorch does so",

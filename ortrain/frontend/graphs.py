@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, distributed, is_grad_enabled, nn
 from torch.utils import _pytree as pytree
 
@@ -228,10 +229,13 @@ class Graphs:
     def _may_wait(self, compiled: Compiled, reference: Reference | None) -> bool:
         """Whether outputs beside the loss may be computed when somebody reads them.
 
-        Not before the graph has been compared with the module, and where others look at outputs.
+        Not before the graph has been compared with the module, and not where others look at
+        outputs, nor where calls are to be equal to the bit: the loss alone is rounded otherwise.
         """
         modes = is_grad_enabled(), self.module.training
         if self._reads.some or modes != (True, True) or self.options.skip_padding:
+            return False
+        if self.options.deterministic or torch.are_deterministic_algorithms_enabled():
             return False
         if distributed.is_available() and distributed.is_initialized():
             return False
@@ -331,7 +335,8 @@ class Graphs:
             return False
         fresh, compiled.fresh, self._described = compiled.fresh, False, compiled
         graphs = compiled.graphs
-        report.captures = len(compiled.made)
+        report.captures, report.breaks = len(compiled.made), compiled.breaks
+        report.refused = compiled.refused
         plans = [form.way.step.plan for graph in graphs for form in graph.forms.values()]
         if not plans:
             return fresh

@@ -44,6 +44,7 @@ from ortrain.step.prospect import Prospect, gain_of
 from ortrain.step.recalled import Note
 from ortrain.step.report import Report
 from ortrain.step.seeds import Seeds
+from ortrain.step.unread import Unread, read
 from ortrain.step.wrappers import needs_its_own_forward
 
 if TYPE_CHECKING:
@@ -121,6 +122,8 @@ class Machine:
         """Runs one call, as graphs or in PyTorch."""
         modes = is_grad_enabled(), self.module.training
         self.calls += 1
+        if Unread.exists:
+            args, kwargs = read((args, kwargs))
         policy = self.policies.get(modes)
         if policy is None:
             if any(map(is_lazy, self.module.parameters())):

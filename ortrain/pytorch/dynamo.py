@@ -82,8 +82,12 @@ class Hears(Protocol):
         """Hears why some of its code has no graph, and has run as it is."""
         ...
 
-    def begins(self) -> None:
-        """Before a conversion."""
+    def begins(self, code: str) -> None:
+        """Before a conversion.
+
+        Args:
+            code: what is converted, a function of the module's or what is behind a break in it.
+        """
         ...
 
     def ends(self) -> None:
@@ -120,7 +124,7 @@ class Teller:
         callback.on_compile_end(self._end)
         logging.getLogger(f"{torch._dynamo.__name__}.convert_frame").addFilter(self._unless_ours)
 
-    def _begin(self, _: Any) -> None:
+    def _begin(self, about: Any) -> None:
         if _here.settings is not None or (hears := self._whose()) is None:
             return
         _here.hears, _here.settings = hears, (stack := contextlib.ExitStack())
@@ -141,7 +145,7 @@ class Teller:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         warnings.simplefilter("default", OrtrainWarning)  # no error here, where a graph is made
-        hears.begins()
+        hears.begins(str(getattr(about, "compile_id", "")).partition("/")[0])
 
     def _end(self, _: Any) -> None:
         stack, hears = _here.settings, _here.hears

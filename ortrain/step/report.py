@@ -192,7 +192,9 @@ class Report:
         eager_calls: calls that ran in PyTorch.
         astray: calls among them at whose values the code went another way than the graph.
         recovered: backwards that PyTorch ran because the graph's had failed.
-        captures: how many times the module was captured.
+        captures: how many times the module was captured, or a part of it between breaks.
+        breaks: why graphs end within the module's code, which PyTorch runs up to the next one.
+        refused: why captures are no graphs, and PyTorch runs them.
         nodes: nodes of each program before and after lowering, by name of the program.
         left_out: calls of the graph in which work on tokens that nobody reads was left out.
         left_out_share: of the multiplications of these calls, on average.
@@ -224,6 +226,8 @@ class Report:
     astray: int = 0
     recovered: int = 0
     captures: int = 0
+    breaks: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
     nodes: dict[str, tuple[int, int]] = field(default_factory=dict)
     left_out: int = 0
     left_out_share: float = 0.0
@@ -291,6 +295,11 @@ class Report:
             rows.append(f"  CUDA graphs  {self.replays}")
         if self.captures:
             rows.append(f"  captures  {self.captures}")
+        if self.refused:
+            reasons = "; ".join(dict.fromkeys(self.refused))
+            rows.append(f"  refused   {len(self.refused)} of them run in PyTorch: {reasons}")
+        if self.breaks:
+            rows.append(f"  breaks    PyTorch runs code between graphs: {'; '.join(self.breaks)}")
         if self.stages:
             total = sum(self.stages.values())
             parts = ", ".join(f"{k} {_seconds(v)}" for k, v in self.stages.items())

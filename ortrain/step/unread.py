@@ -95,6 +95,7 @@ Waiting = tuple[Sequence[int], Values]
 class Unread(Tensor):
     """An output that is computed when somebody reads it."""
 
+    exists = False  # as far as there is one in this process
     _waits: Values
     _place: int
     _plain: Tensor | None
@@ -111,6 +112,7 @@ class Unread(Tensor):
         found: Unread = Tensor._make_wrapper_subclass(
             Unread, like.shape, dtype=like.dtype, device=like.device
         )
+        Unread.exists = True
         found._waits, found._place, found._plain = values, place, None
         return found
 
@@ -142,6 +144,13 @@ class Unread(Tensor):
         """What PyTorch computes with it below autograd."""
         args, kwargs = pytree.tree_map_only(Unread, _numbers, (tuple(args), kwargs or {}))
         return func(*args, **kwargs)
+
+
+def read(value: Any) -> Any:
+    """Arguments of a call as PyTorch would have them."""
+    if any(type(leaf) is Unread for leaf in pytree.tree_leaves(value)):
+        return pytree.tree_map_only(Unread, Unread.plain, value)
+    return value
 
 
 def _numbers(unread: Unread) -> Tensor:

@@ -135,6 +135,12 @@ def _penalty(out: dict[str, Tensor]) -> Tensor:
     return out["loss"] + slope.square().sum()
 
 
+class Hears(nn.Module):
+    def forward(self, x: Any) -> Tensor:
+        return (x[0] if isinstance(x, list) else x).tanh()
+
+
+HEARS = ORTModule(Hears(), options=Options(engine="aten"))
 # What is read, and what of it is differentiated besides.
 READERS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
     "its numbers": lambda out: out["logits"].detach().numpy().copy(),
@@ -171,6 +177,8 @@ READERS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
         lambda x: x.square().mean(), out["logits"], use_reentrant=False
     ).backward(),
     "a batch of functions": lambda out: torch.vmap(lambda row: row * 2)(out["logits"]),
+    "another model": lambda out: HEARS(out["logits"]).sum().backward(),
+    "another model, in a list": lambda out: HEARS([out["logits"]]).sum().backward(),
     "a conversion": lambda out: out["logits"].to(torch.bfloat16),
 }  # fmt: skip
 
@@ -288,6 +296,29 @@ def test_nothing_of_a_call_is_held_by_an_output_that_is_gone(
         assert not reads_of(model).some
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("way", ["option", "setting"])
+def test_runs_that_are_equal_to_the_bit_compute_all_in_every_call(way: str) -> None:
+    options = Options(engine="aten", deterministic=way == "option")
+    model = ORTModule(Scored(), options=options)
+    torch.use_deterministic_algorithms(way == "setting")
+    try:
+        train(model, 4)
+        assert type(model(*batch())["logits"]) is Tensor
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_outputs_of_a_graph_that_another_one_may_read_are_computed() -> None:
+    class Branching(Scored):
+        def forward(self, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            out = super().forward(ids, labels)
+            return {**out, "logits": out["logits"] * 2} if out["loss"] > 1e9 else out
+
+    model = wrapped(Branching())
+    train(model, 4)
+    assert type(model(*batch())["logits"]) is Tensor
 
 
 def test_evaluation_has_all_outputs(models: Callable[[Any], tuple[ORTModule, nn.Module]]) -> None:
