@@ -39,6 +39,7 @@ from ortrain.module_state.saving import saving_hooks
 from ortrain.passes.linear_loss import blocks_of
 from ortrain.passes.tokens import Shown
 from ortrain.pytorch.dynamo import without_conversions
+from ortrain.runtime.aten.graphs.recordings import unrecorded
 from ortrain.step.eager_draws import AsGraphs
 from ortrain.step.overhead import Overhead
 from ortrain.step.report import Report, Saving
@@ -261,7 +262,8 @@ class Graphs:
             return None
         faults: list[str] = []
         with self.overhead.of("parity"), contextlib.suppress(Exception):  # a backward's own
-            seen = seen_of(output, self.module, call.given, reference.roots, again=True)
+            with unrecorded():  # a backward that does not come again
+                seen = seen_of(output, self.module, call.given, reference.roots, again=True)
             everything = call.shown == "all" and not self.options.skip_padding
             faults = reference.faults(seen, all_are_read=everything)
         if not faults:

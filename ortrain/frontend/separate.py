@@ -102,8 +102,11 @@ def put_back(watch: Watch) -> Iterator[None]:
     finally:
         for table, names in zip(tables, before, strict=True):
             for name in table.keys() - names.keys():
-                del table[name]
-            table.update(names)
+                if not name.startswith("__"):  # else Dynamo's, of another thread
+                    del table[name]
+            for name, value in names.items():
+                if table.get(name) is not value:
+                    table[name] = value
         for kind, names in classes.items():
             for name, value in [*vars(kind).items()]:
                 if name not in names:

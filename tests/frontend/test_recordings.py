@@ -314,10 +314,10 @@ def against_each_other(wrap: Callable[[nn.Module], Any]) -> list[Tensor]:
     maker = wrap(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 6)))
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (judge, maker)]
     losses = []
-    for step in range(40):
+    for step in range(50):
         torch.manual_seed(step)
         real, noise = torch.randn(5, 6), torch.randn(5, 4)
-        if step < 10:  # so that the judge is recorded first
+        if step < 20:  # so that the judge is recorded first
             loss = judge(real).square().mean()
         else:
             loss = judge(real).mean() - judge(maker(noise)).mean()

@@ -214,7 +214,7 @@ def test_memory_that_is_shared_with_a_parameter_is_read_as_it_is(large: bool, vi
 
 
 def test_a_comparison_leaves_no_gradient_where_it_cannot_follow() -> None:
-    module = Holding(*REFUSED["a partial function"])
+    module = Holding(*PLACES["a partial function"])
     fired: list[Tensor] = []
     module.layer.weight.register_post_accumulate_grad_hook(fired.append)
     call, received = flatten_call((batches()[0],), {}), frozenset({"output"})

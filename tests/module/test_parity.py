@@ -59,8 +59,7 @@ def subject(request: pytest.FixtureRequest) -> Subject:
 def test_one_graph_serves_every_batch_size_and_length_but_of_one(subject: Subject) -> None:
     for batch, length in ((3, 7), (2, 9), (4, 5)):
         subject.check(batch, length)
-    lengths = 3 if subject.case is MODELS["recurrent"] else 1  # Dynamo has one for each of those
-    assert subject.graph.report.captures == lengths
+    assert subject.graph.report.captures == 1
     for batch, length in ((1, 5), (4, 1), (1, 1)):
         subject.check(batch, length)
 
@@ -87,7 +86,7 @@ def test_behind_a_first_batch_of_one_a_second_graph_serves_all_sizes(name: str) 
     subject = Subject.of(MODELS[name])
     for batch, length in ((1, 1), (3, 7), (2, 5)):
         subject.check(batch, length)
-    assert subject.graph.report.captures == (3 if name == "recurrent" else 2)
+    assert subject.graph.report.captures == 2
 
 
 @pytest.mark.parametrize("part", ["loss", "gradient", "buffer", "missing gradient"])
