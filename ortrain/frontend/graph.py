@@ -395,10 +395,18 @@ class Graph:
 
     @cached_property
     def beside(self) -> tuple[int, ...]:
-        """The outputs beside the loss that the user gets as they are, and not in views of them."""
+        """The outputs beside the loss that the user gets as they are, and not in views of them.
+
+        Further losses are none of them: a number is cheap, and probably read.
+        """
         outside = self.translated.outside
         others = {i for kind, i in outside.given if kind == "root"} | {self.loss}
-        roots = {each.index for each in outside.results if each.kind == "root"}
+        users = self.program.outputs(Role.USER_OUTPUT, Role.LOSS)
+        roots = {
+            each.index
+            for each in outside.results
+            if each.kind == "root" and len(users[each.index].shape or ()) > 1
+        }
         return () if self.loss is None else tuple(sorted(roots - others))
 
     @cached_property

@@ -70,16 +70,20 @@ def train(model: Any, calls: int = 4) -> list[Any]:
     return losses
 
 
+Models = Callable[[Any], tuple[ORTModule, Scored]]
+
+
 def reads_of(model: ORTModule) -> Reads:
-    return model._runner.graphs._reads  # type: ignore[no-any-return]
+    found: Reads = model._runner.graphs._reads
+    return found
 
 
 @pytest.fixture(scope="module")
-def models() -> Callable[[Any], tuple[ORTModule, nn.Module]]:
+def models() -> Models:
     """A module whose graph has been made, and the module: to make one takes the longest."""
-    known: dict[Any, tuple[ORTModule, nn.Module]] = {}
+    known: dict[Any, tuple[ORTModule, Scored]] = {}
 
-    def of(engine: Any) -> tuple[ORTModule, nn.Module]:
+    def of(engine: Any) -> tuple[ORTModule, Scored]:
         if engine not in known:
             plain = Scored()
             known[engine] = wrapped(copy.deepcopy(plain), engine), plain
@@ -187,7 +191,7 @@ READERS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_who_reads_an_output_has_what_pytorch_gives(
-    reader: str, engine: Any, models: Callable[[Any], tuple[ORTModule, nn.Module]]
+    reader: str, engine: Any, models: Models
 ) -> None:
     model, plain = models(engine)
     read, found = READERS[reader], list[Any]()
@@ -229,6 +233,31 @@ def test_what_nobody_reads_is_not_computed_from_the_fourth_call_on() -> None:
     torch.testing.assert_close(*gradients)
 
 
+def test_another_loss_that_is_read_has_nothing_else_computed() -> None:
+    class Weighted(Scored):
+        def forward(self, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            out = super().forward(ids, labels)
+            return {**out, "penalty": out["mean"].square().mean()}
+
+    found = []
+    for model in (wrapped(Weighted()), Weighted()):
+        seen = list[Tensor]()
+        for call in range(5):
+            out = model(*batch(call))
+            loss = out["loss"] + 0.1 * out["penalty"]
+            kind = type(out.pop("logits"))
+            del out
+            loss.backward()
+            seen += [
+                loss.detach(),
+                *(g.clone() for p in model.parameters() if (g := p.grad) is not None),
+            ]
+            model.zero_grad()
+        found.append(seen)
+        assert kind is (Unread if isinstance(model, ORTModule) else Tensor)
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("when", ["at once", "behind the backward", "behind the optimizer's step"])
 def test_whoever_reads_has_all_computed_from_then_on(when: str) -> None:
     plain = Scored()
@@ -253,7 +282,7 @@ def test_whoever_reads_has_all_computed_from_then_on(when: str) -> None:
 
 
 def test_an_output_that_is_held_is_computed_as_the_backward_begins(
-    models: Callable[[Any], tuple[ORTModule, nn.Module]],
+    models: Models,
 ) -> None:
     model, plain = models("aten")
     out, expected = model(*batch(5)), plain(*batch(5))
@@ -269,20 +298,21 @@ def test_an_output_that_is_held_is_computed_as_the_backward_begins(
 
 
 def test_weights_that_are_changed_by_hand_before_it_is_read_are_an_error(
-    models: Callable[[Any], tuple[ORTModule, nn.Module]],
+    models: Models,
 ) -> None:
     model, _ = models("aten")
+    bias = model.get_parameter("module.head.bias")
     out = model(*batch(5))
     with torch.no_grad():
-        model.module.head.bias.add_(1.0)
+        bias.add_(1.0)
     with pytest.raises(StateError, match=r"head\.bias"):
         out["logits"].sum()
     with torch.no_grad():
-        model.module.head.bias.sub_(1.0)
+        bias.sub_(1.0)
 
 
 def test_nothing_of_a_call_is_held_by_an_output_that_is_gone(
-    models: Callable[[Any], tuple[ORTModule, nn.Module]],
+    models: Models,
 ) -> None:
     model, _ = models("aten")
     gc.disable()
@@ -321,7 +351,7 @@ def test_outputs_of_a_graph_that_another_one_may_read_are_computed() -> None:
     assert type(model(*batch())["logits"]) is Tensor
 
 
-def test_evaluation_has_all_outputs(models: Callable[[Any], tuple[ORTModule, nn.Module]]) -> None:
+def test_evaluation_has_all_outputs(models: Models) -> None:
     model, plain = models("aten")
     for each in (model, plain):
         each.eval()
