@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 # Folders whose tests are of the default front end; the others still have the one before.
-MOVED = {"frontend", "module", "trainer", "optim"}
+MOVED = {"frontend", "module", "optim", "test_docs.py", "trainer"}
 
 
 @pytest.hookimpl(tryfirst=True)
