@@ -11,7 +11,7 @@ from torch import Tensor, distributed
 
 from ortrain.autodiff.engine import reachable
 from ortrain.errors import CheckFailed, NotServed, OrtrainError
-from ortrain.frontend.call import Reads, heard, spent
+from ortrain.frontend.call import heard, spent
 from ortrain.guards.autocast import without_autocast
 from ortrain.program import Program, Role
 from ortrain.step.autograd import Step
@@ -73,8 +73,7 @@ class Form:
         hidden: places of outputs that are zeros, since nobody reads them.
         tokens: what it leaves out; None where it is the whole.
         sizes: of a call, as an example; None for those of the graph's first call.
-        reads: hears of it where a hidden output is read, which then is computed; None where nobody
-            reads one.
+        waits: whether hidden outputs are computed when somebody reads them; else nobody does.
 
     Attributes:
         partial: places of outputs that are zero at tokens which were left out.
@@ -92,12 +91,13 @@ class Form:
         hidden: Sequence[int] = (),
         tokens: Tokens | None = None,
         sizes: dict[str, int] | None = None,
-        reads: Reads | None = None,
+        *,
+        waits: bool = False,
     ) -> None:
         self.graph, self.program, self.hidden, self.tokens = graph, program, hidden, tokens
         self.partial = () if tokens is None else tokens.partial
         self.sizes = graph.example if sizes is None else sizes
-        self.reads = reads if hidden else None
+        self.waits = waits and bool(hidden)
         self.users = [v.name or "" for v in program.outputs(Role.USER_OUTPUT, Role.LOSS)]
         self.ways: dict[tuple[str, ...], Way] = {}
         upstream = likely_upstream(program, graph.wrt)
@@ -198,15 +198,17 @@ class Form:
         graph = self.graph
 
         def compute() -> list[Tensor]:
-            with without_autocast(), spent("build"):
-                step = graph.whole().way.step
             with without_autocast():
+                with spent("build"):
+                    step = graph.whole().way.step
                 return graph.lie(kept.outputs_of(step))
 
-        if self.reads is not None:
-            return self.hidden, Values(compute, self.reads.heard)
         reads = None if (call := heard()) is None else call.reads
-        if reads is None or reads.asked or self.hidden or not graph.beside:
+        if reads is None:
+            return None
+        if self.waits:
+            return self.hidden, Values(compute, reads.heard)
+        if reads.asked or self.hidden or not graph.beside:
             return None
         reads.asked = True  # by a call that has computed them
         made = [*outputs]
@@ -237,7 +239,7 @@ class Form:
             budget=options.memory_budget,
             cache=graph.cache,
         )
-        if self.reads is None:
+        if not self.waits:
             return plan
         whole = graph.program  # of which the outputs are that nobody has read
         users = whole.outputs(Role.USER_OUTPUT, Role.LOSS)

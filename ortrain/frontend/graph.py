@@ -25,7 +25,7 @@ from ortrain.errors import (
     OrtrainError,
 )
 from ortrain.exclusive import EXCLUSIVE
-from ortrain.frontend.call import Look, Reads, draws_of, heard, in_its_place, spent
+from ortrain.frontend.call import Look, draws_of, heard, in_its_place, spent
 from ortrain.frontend.form import Form, sizes_of
 from ortrain.frontend.layouts import orders_of
 from ortrain.frontend.original import in_pytorch
@@ -133,7 +133,7 @@ class Graph:
         self.cache = Cache(options.cache_dir, options.cache_bytes)
         self.loss: int | None = None
         self.asks_for_loss = MOST_ASKED
-        self.forms: dict[tuple[Shown, bool, Reads | None], Form] = {}
+        self.forms: dict[tuple[Shown, bool, bool], Form] = {}
         self.tokens: dict[Shown, Tokens | None] = {}
         self.form = self._first_form(real)
         wanting = {found.places[name] for name in self.wrt}
@@ -228,9 +228,7 @@ class Graph:
             return None, why
         try:
             if self.prove is not None:
-                recorded = self.executor.replays is not None
-                with unrecorded() if recorded else contextlib.nullcontext():
-                    self.prove(form, args)
+                self.prove(form, args)
             if form.refused is None:
                 return self._ran(form, args), None
         except NotRecorded as why:
@@ -345,14 +343,11 @@ class Graph:
 
     def _form(self, args: Sequence[Any], *, runs: bool = True) -> Form:
         """The program for a call: without the tokens that nobody reads, where that saves enough."""
-        call, shown = heard(), _ALL
-        reads = None
+        call, shown, waits = heard(), _ALL, False
         if call is not None and self.loss is not None:
-            if call.shown == "loss":
-                shown = "loss"
-            elif (reads := call.reads) is not None:
-                reads = reads if reads.asked and not reads.some and self.waiting else None
-                shown = "all" if reads is None else "loss"
+            reads = call.reads if call.shown == "all" else None
+            waits = reads is not None and reads.asked and not reads.some and bool(self.waiting)
+            shown = "loss" if waits or call.shown == "loss" else shown
         if shown == "all" and self.options.skip_padding:
             shown = "tokens"
         tokens, saving = self._tokens(shown), None
@@ -362,7 +357,7 @@ class Graph:
                 call.savings.append(saving)
         if isinstance(self.options.memory_budget, int):
             self._make_room(args)
-        key = shown, saving is not None and saving.share > 0, reads
+        key = shown, saving is not None and saving.share > 0, waits
         form = self.forms.get(key)
         if form is None:
             with EXCLUSIVE, spent("build"):
@@ -387,10 +382,10 @@ class Graph:
 
     def whole(self) -> Form:
         """The program that computes everything."""
-        form = self.forms.get((_ALL, False, None))
+        form = self.forms.get((_ALL, False, False))
         if form is None:
             with EXCLUSIVE:
-                form = self.forms[_ALL, False, None] = self._made(_ALL, False)
+                form = self.forms[_ALL, False, False] = self._made(_ALL, False)
         return form
 
     @cached_property
@@ -458,15 +453,15 @@ class Graph:
         found.program, hidden = in_blocks(found.program, shown) or (found.program, ())
         return Tokens(found, program, self.cost, self.executor, hidden)
 
-    def _made(self, shown: Shown, without: bool, reads: Reads | None = None) -> Form:
+    def _made(self, shown: Shown, without: bool, waits: bool = False) -> Form:
         if without:
             tokens = self.tokens[shown]
             assert tokens is not None
             most = {**self.example, **tokens.most(self.example)}
-            return Form(self, tokens.program, tokens.hidden, tokens, most, reads)
+            return Form(self, tokens.program, tokens.hidden, tokens, most, waits=waits)
         whole = self.translated.program
         program, hidden = in_blocks(whole, shown) or (whole, ())
-        return Form(self, program, hidden, reads=reads)
+        return Form(self, program, hidden, waits=waits)
 
     def know_loss(self, place: int) -> None:
         """Takes it that a result is the module's loss, where it is a floating scalar."""

@@ -356,7 +356,7 @@ class Graphs:
         made = [(graph.form.way.step.plan, graph.form.sizes) for graph in graphs]
         report.saved_bytes = sum(saved_bytes(plan.programs, sizes) for plan, sizes in made)
         report.peak_bytes = sum(peak(p.programs, sizes) for p, sizes in made if p.pieces)
-        waits = any(graph.form.reads is not None for graph in graphs) and not self._reads.some
+        waits = any(graph.form.waits for graph in graphs) and not self._reads.some
         shown = "loss" if waits else shown
         report.dense = [each for graph in graphs for each in graph.dense(shown)]
         found = [graph.form.certificate for graph in graphs]

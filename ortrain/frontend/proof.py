@@ -24,6 +24,7 @@ from ortrain.guards.autocast import without_autocast
 from ortrain.module_state.saving import unhooked
 from ortrain.module_state.untouched import random_states
 from ortrain.program import Role
+from ortrain.runtime.aten.graphs.recordings import unrecorded
 from ortrain.step.agreement import TOLERANCES, compare
 from ortrain.step.certificate import ENOUGH, without_tf32
 from ortrain.step.digest import Digest
@@ -50,7 +51,7 @@ class Prover:
         graph = self._graph()
         if graph is None or not self._is_due(form, args):
             return
-        with EXCLUSIVE, spent("parity"):
+        with EXCLUSIVE, spent("parity"), unrecorded():
             form.certificate = found = proven(graph, form, args)
         if found.faults:
             form.refused = ParityError(

@@ -23,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
 from ortrain.errors import StateError
+from ortrain.pytorch.stand_ins import as_they_are, stand_in
 
 _TENSOR: Any = Tensor
 # Asks of what stands for an output what it is: no number.
@@ -109,9 +110,7 @@ class Unread(Tensor):
             place: of the output.
             like: a tensor of its shape, dtype and device.
         """
-        found: Unread = Tensor._make_wrapper_subclass(
-            Unread, like.shape, dtype=like.dtype, device=like.device
-        )
+        found: Unread = stand_in(Unread, like)
         Unread.exists = True
         found._waits, found._place, found._plain = values, place, None
         return found
@@ -132,7 +131,7 @@ class Unread(Tensor):
         """What Python calls with it."""
         kwargs = kwargs or {}
         if func in _GRADIENTS or (func in _ABOUT and args[0]._plain is None):
-            with torch._C.DisableTorchFunctionSubclass():
+            with as_they_are():
                 return func(*args, **kwargs)
         args, kwargs = pytree.tree_map_only(Unread, Unread.plain, (tuple(args), kwargs))
         return func(*args, **kwargs)
