@@ -28,6 +28,7 @@ from ortrain.step.chain import nobody_looks
 from ortrain.step.digest import Digest
 from ortrain.step.eager_draws import AsGraphs
 from ortrain.step.probe import cotangent
+from ortrain.step.replay import leaves_behind
 from ortrain.step.seeds import Seeds, draw_seed, drawing
 
 # Differences, relative to the values, that are no roundings: of outputs, and of gradients.
@@ -221,17 +222,8 @@ def _gradients(
 def _expect_no_other(roots: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
     """Raises where a backward would go on to the gradients of other tensors."""
     known = {id(leaf) for leaf in leaves}
-    nodes: list[Any] = [root.grad_fn for root in roots]
-    seen = set(nodes)
-    while nodes:
-        node = nodes.pop()
-        if node is None:
-            continue
-        if id(getattr(node, "variable", leaves[0])) not in known:
-            raise RuntimeError("a parameter that is read is not the copy's")
-        further = {each for each, _ in node.next_functions} - seen
-        seen |= further
-        nodes += further
+    if any(id(leaf) not in known for leaf in leaves_behind(roots)):
+        raise RuntimeError("a parameter that is read is not the copy's")
 
 
 def roots_of(output: Any, ran: Sequence[tuple[Any, Any]]) -> list[int]:

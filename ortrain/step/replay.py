@@ -166,24 +166,15 @@ class Original:
 
     def expect_no_other(self, outputs: Sequence[Tensor], views: Collection[Tensor]) -> None:
         """Raises where autograd would go on from the outputs to something else than the views."""
-        stops, leaves = {view.grad_fn for view in views}, {id(view) for view in views}
-        nodes = [output.grad_fn for output in outputs]
-        seen = set(nodes)
-        while nodes:
-            node = nodes.pop()
-            if node is None or node in stops:
-                continue
-            other = getattr(node, "variable", None)
-            if other is not None and id(other) not in leaves and other is not PROBE:
+        leaves = {id(view) for view in views}
+        for other in leaves_behind(outputs, {view.grad_fn for view in views}):
+            if id(other) not in leaves and other is not PROBE:
                 raise UnsupportedGradient(
                     f"{type(self.module).__name__} cannot run again in PyTorch for its gradients",
                     because="it reads a parameter that requires a gradient from elsewhere than "
                     "its own attributes",
                     help='run this module eagerly: Options(engine="torch")',
                 )
-            further = {each for each, _ in node.next_functions} - seen
-            seen |= further
-            nodes += further
 
     @contextlib.contextmanager
     def _as_captured(self) -> Iterator[None]:
@@ -329,6 +320,26 @@ class Repeated:
 
 def _giving(gradient: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda _: gradient
+
+
+def leaves_behind(outputs: Sequence[Tensor], stops: Collection[Any] = ()) -> Iterator[Tensor]:
+    """The tensors that a backward from some outputs gives gradients to.
+
+    Args:
+        outputs: where it begins.
+        stops: nodes of autograd's graph at which it ends.
+    """
+    nodes: list[Any] = [output.grad_fn for output in outputs]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in stops:
+            continue
+        if (leaf := getattr(node, "variable", None)) is not None:
+            yield leaf
+        further = {each for each, _ in node.next_functions} - seen
+        seen |= further
+        nodes += further
 
 
 def view_of(tensor: Tensor) -> Tensor:
