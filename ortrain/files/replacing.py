@@ -212,10 +212,13 @@ def _folder_beside(target: Path) -> tuple[Path, int]:
         path.mkdir()
         if os.name == "nt":
             return path, -1
-        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            continue  # removed as abandoned between the two calls
         if hold(descriptor) and is_open(path, descriptor):
             return path, descriptor
-        os.close(descriptor)
+        os.close(descriptor)  # or between these two
 
 
 def remove_abandoned(folder: Path, names: str) -> None:

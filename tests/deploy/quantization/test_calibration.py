@@ -27,6 +27,7 @@ from tests.deploy.quantization.models import (
     answers,
     checksums,
     classifier,
+    exact,
     generator,
     ids,
     operators,
@@ -225,7 +226,7 @@ def test_masks_of_infinities_have_no_range_and_their_nodes_stay(tmp_path: Path) 
     one = ORTQuantizer.from_pretrained(tmp_path / "a")
     found = one.fit(data, METHODS["minmax"])
     assert {"mask", "scores"}.isdisjoint(found)
-    config = AutoQuantizationConfig.avx512_vnni(is_static=True)
+    config = exact(AutoQuantizationConfig.avx512_vnni(is_static=True))
     one.quantize(config, tmp_path / "b", calibration_tensors_range=found)
     after = tmp_path / "b" / "model_quantized.onnx"
     old, new = answers(before, data[0])[0], answers(after, data[0])[0]
@@ -341,7 +342,7 @@ def test_static_quantization_answers_nearly_the_same(
 ) -> None:
     before = classifier(tmp_path / "a")
     static = {} if preset == "tensorrt" else {"is_static": True}
-    config = getattr(AutoQuantizationConfig, preset)(**static)
+    config = exact(getattr(AutoQuantizationConfig, preset)(**static))
     one = ORTQuantizer.from_pretrained(tmp_path / "a")
     data = [ids(8, 6, seed) for seed in range(4)]
     found = one.fit(data, METHODS[method], force_symmetric_range=config.use_symmetric_calibration)
@@ -357,7 +358,7 @@ def test_static_quantization_stores_weights_as_integers(tmp_path: Path) -> None:
     classifier(tmp_path / "a")
     one = ORTQuantizer.from_pretrained(tmp_path / "a")
     found = one.fit([ids()], METHODS["minmax"])
-    config = AutoQuantizationConfig.avx512_vnni(is_static=True)
+    config = exact(AutoQuantizationConfig.avx512_vnni(is_static=True))
     one.quantize(config, tmp_path / "b", calibration_tensors_range=found)
     model = onnx.load(tmp_path / "b" / "model_quantized.onnx")
     large = {i.name: i.data_type for i in model.graph.initializer if np.prod(i.dims) >= 4 * WIDTH}
@@ -385,7 +386,7 @@ def test_ranges_of_onnxruntimes_own_calibration_are_taken_as_well(tmp_path: Path
     classifier(tmp_path / "a")
     one = ORTQuantizer.from_pretrained(tmp_path / "a")
     found = one.fit([ids()], METHODS["minmax"])
-    config = AutoQuantizationConfig.avx512_vnni(is_static=True)
+    config = exact(AutoQuantizationConfig.avx512_vnni(is_static=True))
     one.quantize(config, tmp_path / "b", calibration_tensors_range=found)
     one.quantize(config, tmp_path / "c", calibration_tensors_range=tensors_data(found))
     assert checksums(tmp_path / "b") == checksums(tmp_path / "c")
@@ -393,7 +394,7 @@ def test_ranges_of_onnxruntimes_own_calibration_are_taken_as_well(tmp_path: Path
 
 def test_static_quantization_without_ranges_is_an_error(tmp_path: Path) -> None:
     classifier(tmp_path / "a")
-    config = AutoQuantizationConfig.avx512_vnni(is_static=True)
+    config = exact(AutoQuantizationConfig.avx512_vnni(is_static=True))
     with pytest.raises(ValueError, match="needs the ranges of activations"):
         ORTQuantizer.from_pretrained(tmp_path / "a").quantize(config, tmp_path / "b")
 
@@ -429,7 +430,9 @@ def test_a_transposed_weight_that_stays_is_neither_quantized_nor_complained_of(
     before = classifier(tmp_path / "a")
     one = ORTQuantizer.from_pretrained(tmp_path / "a")
     found = one.fit([ids()], METHODS["minmax"])
-    config = AutoQuantizationConfig.avx512_vnni(is_static=True, nodes_to_exclude=["product_0"])
+    config = exact(
+        AutoQuantizationConfig.avx512_vnni(is_static=True, nodes_to_exclude=["product_0"])
+    )
     one.quantize(config, tmp_path / "b", calibration_tensors_range=found)
     after = tmp_path / "b" / "model_quantized.onnx"
     kinds = {i.name: i.data_type for i in onnx.load(after).graph.initializer}

@@ -14,10 +14,12 @@ from ortrain.deploy.ort_config import ORTConfig
 from ortrain.deploy.quantization import AutoQuantizationConfig, ORTQuantizer, QuantizationConfig
 from ortrain.errors import InputError, OrtrainWarning
 from tests.deploy.quantization.models import (
+    OVERFLOWS,
     WIDTH,
     answers,
     checksums,
     classifier,
+    exact,
     generator,
     ids,
     operators,
@@ -28,8 +30,11 @@ from tests.deploy.quantization.models import (
 PRESETS = ("arm64", "avx2", "avx512", "avx512_vnni", "ppc64le", "auto")
 
 
+NEARLY = 0.04 if OVERFLOWS else 0.02  # a step of seven bits is twice as wide
+
+
 def dynamic(**more: Any) -> QuantizationConfig:
-    return AutoQuantizationConfig.avx512_vnni(is_static=False, **more)
+    return exact(AutoQuantizationConfig.avx512_vnni(is_static=False, **more))
 
 
 def quantized(source: Path, target: Path, config: QuantizationConfig | None = None) -> Path:
@@ -48,7 +53,9 @@ def test_each_preset_quantizes_every_product_and_answers_nearly_the_same(
     tmp_path: Path, preset: str, per_channel: bool
 ) -> None:
     before = classifier(tmp_path / "a")
-    config = getattr(AutoQuantizationConfig, preset)(is_static=False, per_channel=per_channel)
+    config = exact(
+        getattr(AutoQuantizationConfig, preset)(is_static=False, per_channel=per_channel)
+    )
     after = quantized(tmp_path / "a", tmp_path / "b", config)
     counts = operators(after)
     assert counts["MatMulInteger"] == 3
@@ -152,7 +159,7 @@ def test_a_weight_that_two_products_share_is_stored_once(tmp_path: Path) -> None
     large = [i.name for i in onnx.load(after).graph.initializer if len(i.dims) == 2]
     assert large == ["w_quantized"]
     feeds = {"x": rng.standard_normal((3, WIDTH), dtype=np.float32)}
-    assert relative(answers(before, feeds)[0], answers(after, feeds)[0]) < 0.02
+    assert relative(answers(before, feeds)[0], answers(after, feeds)[0]) < NEARLY
 
 
 @pytest.mark.parametrize("first", ["table", "product"])
@@ -172,7 +179,7 @@ def test_a_table_that_is_read_and_multiplied_with_has_its_scales_for_each(
     after = quantized(tmp_path / "a", tmp_path / "b")
     feeds = {"i": np.arange(5), "x": rng.standard_normal((5, WIDTH), dtype=np.float32)}
     for old, new in zip(answers(before, feeds), answers(after, feeds), strict=True):
-        assert relative(old, new) < 0.02
+        assert relative(old, new) < NEARLY
     assert operators(after)["MatMulInteger"] == 1
 
 
@@ -193,7 +200,9 @@ def test_a_table_that_is_also_the_transposed_output_layer_is_stored_once(
     inputs = {"i": (TensorProto.INT64, ["n", "s"])}
     outputs = {"rows": TensorProto.FLOAT, "y": TensorProto.FLOAT}
     before = saved(tmp_path / "a", nodes, inputs, outputs, {"w": table})
-    config = getattr(AutoQuantizationConfig, preset)(is_static=False, per_channel=per_channel)
+    config = exact(
+        getattr(AutoQuantizationConfig, preset)(is_static=False, per_channel=per_channel)
+    )
     after = quantized(tmp_path / "a", tmp_path / "b", config)
     assert operators(after)["MatMulInteger"] == 1
     large = [i.data_type for i in onnx.load(after).graph.initializer if len(i.dims) == 2]
@@ -201,8 +210,8 @@ def test_a_table_that_is_also_the_transposed_output_layer_is_stored_once(
     feeds = {"i": np.arange(64).reshape(8, 8)}
     old, new = answers(before, feeds), answers(after, feeds)
     for row in range(8) if per_channel else (slice(None),):
-        assert relative(old[0][row], new[0][row]) < 0.02
-    assert relative(old[1], new[1]) < 0.02
+        assert relative(old[0][row], new[0][row]) < NEARLY
+    assert relative(old[1], new[1]) < NEARLY
 
 
 def test_weights_in_constant_nodes_are_quantized(tmp_path: Path) -> None:
@@ -218,7 +227,7 @@ def test_weights_in_constant_nodes_are_quantized(tmp_path: Path) -> None:
     after = quantized(tmp_path / "a", tmp_path / "b")
     assert operators(after)["MatMulInteger"] == 1
     feeds = {"x": rng.standard_normal((3, WIDTH), dtype=np.float32)}
-    assert relative(answers(before, feeds)[0], answers(after, feeds)[0]) < 0.02
+    assert relative(answers(before, feeds)[0], answers(after, feeds)[0]) < NEARLY
 
 
 @pytest.mark.parametrize(
@@ -244,7 +253,7 @@ def test_gemm_in_each_of_its_forms_becomes_a_quantized_product(
     after = quantized(tmp_path / "a", tmp_path / "b")
     assert operators(after)["MatMulInteger"] == 1
     feeds = {"x": rng.standard_normal((3, WIDTH), dtype=np.float32)}
-    assert relative(answers(before, feeds)[0], answers(after, feeds)[0]) < 0.02
+    assert relative(answers(before, feeds)[0], answers(after, feeds)[0]) < NEARLY
 
 
 def test_a_fused_product_is_quantized_with_the_weight_as_it_is_meant(tmp_path: Path) -> None:
@@ -258,7 +267,7 @@ def test_a_fused_product_is_quantized_with_the_weight_as_it_is_meant(tmp_path: P
     after = quantized(tmp_path / "a", tmp_path / "b")
     assert operators(after)["MatMulInteger"] == 1
     feeds = {"x": rng.standard_normal((3, WIDTH), dtype=np.float32)}
-    assert relative(answers(before, feeds)[0], answers(after, feeds)[0]) < 0.02
+    assert relative(answers(before, feeds)[0], answers(after, feeds)[0]) < NEARLY
 
 
 @pytest.mark.parametrize("preset", ["avx2", "avx512_vnni"])
@@ -271,7 +280,7 @@ def test_a_convolution_is_quantized_and_runs(tmp_path: Path, preset: str) -> Non
     nodes = [helper.make_node("Conv", ["x", "w", "b"], ["y"], name="conv", pads=[1, 1, 1, 1])]
     inputs = {"x": (TensorProto.FLOAT, ["n", 3, 8, 8])}
     before = saved(tmp_path / "a", nodes, inputs, {"y": TensorProto.FLOAT}, weights)
-    config = getattr(AutoQuantizationConfig, preset)(is_static=False)
+    config = exact(getattr(AutoQuantizationConfig, preset)(is_static=False))
     after = quantized(tmp_path / "a", tmp_path / "b", config)
     assert operators(after)["ConvInteger"] == 1
     feeds = {"x": rng.standard_normal((2, 3, 8, 8), dtype=np.float32)}
@@ -316,7 +325,7 @@ def test_products_in_both_branches_of_an_if_are_quantized(tmp_path: Path, outsid
             "x": generator(3).standard_normal((3, WIDTH), dtype=np.float32),
             "switch": np.array(switch),
         }
-        assert relative(answers(before, feeds)[0], answers(after, feeds)[0]) < 0.02
+        assert relative(answers(before, feeds)[0], answers(after, feeds)[0]) < NEARLY
 
 
 def test_a_product_in_the_body_of_a_loop_is_quantized(tmp_path: Path) -> None:
@@ -407,7 +416,7 @@ def test_large_weights_that_stay_do_not_enter_the_quantizer(
     monkeypatch.setattr(rewriting, "_rewrite", watched)
     after = quantized(tmp_path / "a", tmp_path / "b")
     assert seen == [0]
-    assert relative(answers(before, ids())[0], answers(after, ids())[0]) < 0.02
+    assert relative(answers(before, ids())[0], answers(after, ids())[0]) < NEARLY
 
 
 def test_weights_beside_the_file_are_read_there_and_written_beside_the_new_one(
@@ -423,7 +432,7 @@ def test_weights_beside_the_file_are_read_there_and_written_beside_the_new_one(
     assert checksums(tmp_path / "a") == sums
     assert (tmp_path / "b" / "model_quantized.onnx_data").exists()
     assert ORTConfig.from_pretrained(tmp_path / "b").use_external_data_format
-    assert relative(answers(before, ids())[0], answers(after, ids())[0]) < 0.02
+    assert relative(answers(before, ids())[0], answers(after, ids())[0]) < NEARLY
 
 
 def test_a_product_that_stays_has_its_weight_in_full_where_a_table_shares_it(
@@ -443,7 +452,7 @@ def test_a_product_that_stays_has_its_weight_in_full_where_a_table_shares_it(
     feeds = {"i": np.arange(7), "x": rng.standard_normal((7, WIDTH), dtype=np.float32)}
     old, new = answers(before, feeds), answers(after, feeds)
     assert relative(old[1], new[1]) < 1e-6
-    assert 1e-4 < relative(old[0], new[0]) < 0.02
+    assert 1e-4 < relative(old[0], new[0]) < NEARLY
 
 
 def attention(folder: Path, *, inputs: int = 4, **attributes: Any) -> Path:
@@ -513,7 +522,7 @@ def test_a_fused_gemm_is_quantized_with_its_activation_behind_it(
     after = quantized(tmp_path / "a", tmp_path / "b")
     assert (operators(after)["MatMulInteger"], operators(after)[activation]) == (1, 1)
     feeds = {"x": rng.standard_normal((3, WIDTH), dtype=np.float32)}
-    assert relative(answers(before, feeds)[0], answers(after, feeds)[0]) < 0.02
+    assert relative(answers(before, feeds)[0], answers(after, feeds)[0]) < NEARLY
 
 
 def test_a_recurrent_layer_is_quantized(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from ortrain.deploy.quantization import (
     graph_nodes,
     preparation,
 )
-from tests.deploy.quantization.models import Arrays, answers, operators, relative
+from tests.deploy.quantization.models import Arrays, answers, exact, operators, relative
 
 _SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -174,7 +174,7 @@ def test_every_product_of_an_export_is_quantized(tmp_path: Path, name: str, expo
     quantizer = ORTQuantizer.from_pretrained(tmp_path / "a")
     old = answers(before, feeds)[0]
 
-    quantizer.quantize(AutoQuantizationConfig.avx512_vnni(is_static=False), tmp_path / "b")
+    quantizer.quantize(exact(AutoQuantizationConfig.avx512_vnni(is_static=False)), tmp_path / "b")
     after = tmp_path / "b" / "model_quantized.onnx"
     counts = operators(after)
     assert counts["MatMulInteger"] == wanted
@@ -188,7 +188,7 @@ def test_every_product_of_an_export_is_quantized(tmp_path: Path, name: str, expo
     assert 0 < relative(old, answers(few, feeds)[0]) < 0.02
 
     found = quantizer.fit([feeds], AutoCalibrationConfig.minmax())
-    static = AutoQuantizationConfig.avx512_vnni(is_static=True)
+    static = exact(AutoQuantizationConfig.avx512_vnni(is_static=True))
     quantizer.quantize(static, tmp_path / "d", calibration_tensors_range=found)
     pairs = tmp_path / "d" / "model_quantized.onnx"
     assert len(integers(pairs)) >= wanted
@@ -254,8 +254,8 @@ def test_every_product_of_an_optimized_export_is_quantized(tmp_path: Path, name:
     ranges = quantizer.fit([feeds], AutoCalibrationConfig.minmax())
     for index, (config, limit) in enumerate(
         (
-            (AutoQuantizationConfig.avx512_vnni(is_static=False), 0.05),
-            (AutoQuantizationConfig.avx512_vnni(is_static=True), 0.15),
+            (exact(AutoQuantizationConfig.avx512_vnni(is_static=False)), 0.05),
+            (exact(AutoQuantizationConfig.avx512_vnni(is_static=True)), 0.15),
             (WeightOnlyConfig(bits=8, block_size=16), 0.02),
         )
     ):

@@ -23,7 +23,7 @@ from ortrain.errors import InputError, OrtrainWarning
 from tests.breadth import crossed
 from tests.deploy.optimization import exports
 from tests.deploy.quantization.families import OTHERS, exported
-from tests.deploy.quantization.models import checksums
+from tests.deploy.quantization.models import checksums, exact
 from tests.deploy.quantization.test_zoo import error, outputs
 
 Feeds = list[dict[str, np.ndarray]]
@@ -48,9 +48,9 @@ METHODS = {
 # How large the error may be, and the noise that roundings are in the weights, by their deviation:
 # where a model magnifies that to more, the limit is that of `magnified`.
 CONFIGS: dict[str, tuple[Any, float, float]] = {
-    "dynamic": (lambda: AutoQuantizationConfig.avx512_vnni(False), 0.12, 2**-7),
+    "dynamic": (lambda: exact(AutoQuantizationConfig.avx512_vnni(False)), 0.12, 2**-7),
     "dynamic avx2": (lambda: AutoQuantizationConfig.avx2(False, per_channel=False), 0.12, 2**-7),
-    "minmax": (lambda: AutoQuantizationConfig.avx512_vnni(True), 0.3, 2**-7),
+    "minmax": (lambda: exact(AutoQuantizationConfig.avx512_vnni(True)), 0.3, 2**-7),
     "percentiles": (AutoQuantizationConfig.tensorrt, 0.3, 2**-7),
     # It cuts by intent: attention of few words at 0.6. With zeros counted, errors were 0.7 to 0.95.
     "entropy": (lambda: AutoQuantizationConfig.avx2(True), 0.6, 2**-7),

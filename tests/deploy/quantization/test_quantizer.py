@@ -27,6 +27,7 @@ from tests.deploy.quantization.models import (
     answers,
     checksums,
     classifier,
+    exact,
     generator,
     ids,
     operators,
@@ -39,7 +40,7 @@ WIDTH = HEADS * SIZE
 
 
 def dynamic(**more: Any) -> QuantizationConfig:
-    return AutoQuantizationConfig.avx512_vnni(is_static=False, **more)
+    return exact(AutoQuantizationConfig.avx512_vnni(is_static=False, **more))
 
 
 def _attention(name: str, source: str, weights: Arrays) -> list[onnx.NodeProto]:
@@ -177,7 +178,7 @@ def test_a_decoder_with_a_cache_is_calibrated_with_one_and_without(tmp_path: Pat
     # The cache that comes back has the keys of the tokens before.
     low, high = found["past_key_values.0.key"]
     assert low < 0 < high
-    config = AutoQuantizationConfig.avx512_vnni(is_static=True)
+    config = exact(AutoQuantizationConfig.avx512_vnni(is_static=True))
     quantizer.quantize(config, tmp_path / "b", calibration_tensors_range=found)
     after = tmp_path / "b" / "model_quantized.onnx"
     session = answers(before, {**ids(4, 5), **empty(4)})
@@ -252,7 +253,7 @@ def test_an_encoder_and_its_decoders_are_calibrated_on_what_they_give_each_other
     assert found["decoder_model.onnx/encoder_hidden_states"] == pytest.approx(wanted)
     assert found["encoder_model.onnx/last_hidden_state"] == pytest.approx(wanted)
     assert "decoder_with_past_model.onnx/past_key_values.0.encoder.key" in found
-    config = AutoQuantizationConfig.avx512_vnni(is_static=True)
+    config = exact(AutoQuantizationConfig.avx512_vnni(is_static=True))
     quantizer.quantize(config, tmp_path / "b", calibration_tensors_range=found)
     before, after = generated(tmp_path / "a", ""), generated(tmp_path / "b", "_quantized")
     for old, new in zip(before, after, strict=True):
@@ -395,7 +396,7 @@ def test_weights_go_beside_the_file_where_they_are_too_large_for_it(
     sums = checksums(tmp_path / "a")
     quantizer = ORTQuantizer.from_pretrained(tmp_path / "a")
     found = quantizer.fit([ids()], AutoCalibrationConfig.percentiles())
-    static = AutoQuantizationConfig.avx512_vnni(is_static=True)
+    static = exact(AutoQuantizationConfig.avx512_vnni(is_static=True))
     for config, limit in ((dynamic(), 0.03), (static, 0.1), (WeightOnlyConfig(block_size=16), 0.2)):
         target = tmp_path / type(config).__name__ / str(config.is_static)
         quantizer.quantize(config, target, calibration_tensors_range=found)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import numpy_helper
 
@@ -24,7 +23,7 @@ from ortrain.deploy.quantization import (
 )
 from ortrain.errors import InputError, OrtrainWarning
 from tests.breadth import crossed
-from tests.deploy.quantization.models import Arrays, checksums
+from tests.deploy.quantization.models import OVERFLOWS, Arrays, checksums, exact, session
 from tests.deploy.quantization.zoo import GRAPHS, SIZES, Graph, drawn, weight, whole
 
 _PRESETS = ("arm64", "avx2", "avx512", "avx512_vnni", "ppc64le")
@@ -59,14 +58,22 @@ FACTORS = {
 }
 # Scores count beside a mask in float16, and are told to in docs/fusions.md.
 LEFT_OUT = {("a constant mask of the lowest number", "half computed")}
+if OVERFLOWS:  # also in products of two activations, which have no seven bits; it is for devices
+    LEFT_OUT |= {(name, "static tensorrt") for name in (
+        "products of activations", "a constant mask of the lowest number",
+    )}  # fmt: skip
+
+
+def limit_of(kind: str) -> float:
+    limit = next(limit for begin, limit in LIMITS.items() if kind.startswith(begin))
+    config = CONFIGS[kind]()
+    return limit * (1 if exact(config) == config else 2)  # as wide as a step of seven bits
 
 
 def outputs(path: Path, batches: list[Arrays]) -> list[list[np.ndarray]]:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 4
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    names = {value.name for value in session.get_inputs()}
-    return [session.run(None, {n: a for n, a in b.items() if n in names}) for b in batches]
+    run = session(path)
+    names = {value.name for value in run.get_inputs()}
+    return [run.run(None, {n: a for n, a in b.items() if n in names}) for b in batches]
 
 
 def error(before: list[list[np.ndarray]], after: list[list[np.ndarray]]) -> float:
@@ -99,7 +106,8 @@ def quantized(graph: Graph, folder: Path, kind: str, *, external: bool = False) 
         try:
             if kind.startswith("static"):
                 ranges = quantizer.fit(batches, AutoCalibrationConfig.minmax())
-            quantizer.quantize(CONFIGS[kind](), folder / "target", calibration_tensors_range=ranges)
+            config = exact(CONFIGS[kind]())
+            quantizer.quantize(config, folder / "target", calibration_tensors_range=ranges)
         except InputError as refusal:
             told = ["nothing of", "no float32 weight"]
             told += ["inside If, Loop or Scan"] if kind.startswith("static") else []
@@ -120,7 +128,7 @@ def test_a_graph_with_one_peculiarity_answers_nearly_as_before(
     path = quantized(graph, tmp_path, kind, external=len(name) % 2 == 0)
     if path is None:
         return
-    limit = next(limit for begin, limit in LIMITS.items() if kind.startswith(begin))
+    limit = limit_of(kind)
     before = outputs(tmp_path / "source" / "model.onnx", graph.batches())
     assert error(before, outputs(path, graph.batches())) < limit * FACTORS.get(name, 1.0)
 
@@ -131,7 +139,7 @@ def test_a_graph_with_one_peculiarity_answers_nearly_as_before(
              "weights in 8 bits", "half"],
 )  # fmt: skip
 def test_files_of_old_opsets_are_quantized(tmp_path: Path, kind: str, opset: int) -> None:
-    limit = next(limit for begin, limit in LIMITS.items() if kind.startswith(begin))
+    limit = limit_of(kind)
     for name in (
         "products", "gemm of all attributes", "products of activations", "odd sizes",
         "a table that is the output layer", "convolutions", "attention of onnxruntime",
