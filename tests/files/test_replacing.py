@@ -156,3 +156,24 @@ def test_checksums_are_those_of_sha256sum(tmp_path: Path) -> None:
         (tmp_path / checksums.NAME).write_bytes(text.encode("utf-8", "surrogatepass"))
         with pytest.raises(ValueError, match=r"is damaged|cannot read"):
             checksums.check(tmp_path)
+
+
+@posix
+def test_a_folder_that_another_process_removes_before_it_is_held_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one takes it for abandoned: nothing holds it yet."""
+    opened, removed = os.open, []
+
+    def interrupted(path: Path, *more: int, **named: int) -> int:
+        if not removed and Path(path).name.startswith(".model."):
+            removed.append(path)
+            replacing.remove_abandoned(tmp_path, "model")
+        return opened(path, *more, **named)
+
+    monkeypatch.setattr(replacing.os, "open", interrupted)
+    with staged(tmp_path, "model", "checkpoint") as made:
+        assert removed
+        assert removed != [made]
+        (made / "model.pt").write_bytes(b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
