@@ -163,7 +163,7 @@ def test_a_folder_that_another_process_removes_before_it_is_held_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one takes it for abandoned: nothing holds it yet."""
-    opened, removed = os.open, []
+    opened, removed = os.open, list[Path]()
 
     def interrupted(path: Path, *more: int, **named: int) -> int:
         if not removed and Path(path).name.startswith(".model."):
@@ -171,7 +171,7 @@ def test_a_folder_that_another_process_removes_before_it_is_held_is_made_anew(
             replacing.remove_abandoned(tmp_path, "model")
         return opened(path, *more, **named)
 
-    monkeypatch.setattr(replacing.os, "open", interrupted)
+    monkeypatch.setattr(os, "open", interrupted)
     with staged(tmp_path, "model", "checkpoint") as made:
         assert removed
         assert removed != [made]
