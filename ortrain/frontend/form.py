@@ -50,7 +50,8 @@ class Way:
         places: of its inputs among the graph's.
         numbers: which of these are numbers.
         pairs: which are complex, and pairs of real numbers in the program.
-        copied: of which it takes copies.
+        copied: of which it takes copies: the caller's writes must leave what its backward reads,
+            where they leave that of PyTorch's.
         first: of which it does where other outputs may receive gradients than is thought.
         held: places of its parameters and buffers among the graph's inputs.
     """
@@ -168,17 +169,25 @@ class Form:
             step.hidden, step.is_partial = tuple(self.hidden), bool(self.partial)
             step.unread = self._unread
             places = [found.places[step.feeds.names[i]] for i in step.feeds.users]
-            first = [n for n, i in enumerate(places) if i in found.copied or i in graph.strided]
             way = self.ways[upstream] = Way(
                 step,
                 places,
                 [n for n, i in enumerate(places) if i in found.numbers],
                 [n for n, i in enumerate(places) if i in found.pairs],
-                [n for n in first if places[n] in found.copied or n in step.plan.reads_back],
-                first,
+                [],
+                [],
                 [found.places[name] for name in step.names],
             )
+            self.copy(way)
         return way
+
+    def copy(self, way: Way) -> None:
+        """Says of which inputs a step takes copies."""
+        copied, unread = self.graph.translated.copied, self.graph.unread
+        first = [n for n, i in enumerate(way.places) if i in copied or i in unread]
+        back = way.step.plan.reads_back
+        way.first[:] = first
+        way.copied[:] = [n for n in first if way.places[n] in copied or n in back]
 
     def _other(self, received: Received) -> Step:
         """The step where other outputs receive gradients than was thought, as they probably will.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -38,6 +38,7 @@ from ortrain.passes.tokens import Shown, packed
 from ortrain.passes.tokens.demand import is_loss
 from ortrain.program import Program, Role, set_role
 from ortrain.pytorch.conditions import example_of
+from ortrain.pytorch.operators import HigherOrderOperator
 from ortrain.pytorch.tracing import has_numbers
 from ortrain.pytorch.transforms import is_wrapped, tangents, transform_around
 from ortrain.runtime import engines
@@ -95,6 +96,13 @@ class Graph:
             raise NotServed("a tensor is on meta, and has no values", help=IN_PYTORCH)
         check_devices(real, options)
         self.fallback = in_pytorch(module)
+        # A checkpoint reads its inputs again, and a function of the user's own keeps what it likes.
+        self.has_bodies = any(
+            isinstance(node.target, HigherOrderOperator)
+            for each in module.modules()
+            if isinstance(each, fx.GraphModule)
+            for node in each.graph.nodes
+        )
         self.alone = not isinstance(module.graph.output_node().args[0], tuple | list)
         self.translated = found = translated(module, real, options.opset)
         program = found.program
@@ -116,7 +124,8 @@ class Graph:
         tensors = [each for each in real if isinstance(each, Tensor)]
         self.device = next((t.device for t in tensors), torch.device("cpu"))
         self.orders = orders_of(program, {name: real[found.places[name]] for name in self.wrt})
-        self.strided = {i for i, value in enumerate(real) if _is_copied(value)}
+        # Inputs that PyTorch's backward does not read, so that the user may write to them.
+        self.unread = {i for i, value in enumerate(real) if _is_copied(value)}
         # Such as those of an optimizer that steps in the backward, and frees each gradient.
         self.early = any(t._post_accumulate_grad_hooks for t in tensors)
         self.users = [found.places[v.name or ""] for v in program.inputs(Role.USER_INPUT)]
@@ -470,6 +479,13 @@ class Graph:
         if self.loss is None and result.kind == "root" and is_loss(users[result.index]):
             self.loss, self.asks_for_loss = result.index, 0
             set_role(users[self.loss], Role.LOSS)
+
+    def leave(self, places: Collection[int]) -> None:
+        """Takes it that PyTorch's backward reads none of these inputs, so that they may change."""
+        self.unread |= {*places} - {*self.written}
+        for form in self.forms.values():
+            for way in form.ways.values():
+                form.copy(way)
 
     def lay(self, orders: Mapping[tuple[str, str], tuple[int, ...]]) -> None:
         """Has results and gradients lie in memory as those of PyTorch do.

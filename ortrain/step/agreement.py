@@ -154,6 +154,21 @@ def compare(
     return Certificate(loss, outputs, gradients, buffers, tuple(faults), orders)
 
 
+def agrees(one: Evidence, other: Evidence, precision: torch.dtype) -> bool:
+    """Whether two runs give the same beyond doubt, so that nothing else needs to decide it.
+
+    Args:
+        one: a run.
+        other: another run on the same tensors.
+        precision: the narrowest dtype that is computed in.
+    """
+    rows = _Rows(precision)
+    for kind in ("output", "gradient", "buffer"):
+        rows.add(kind, one.tensors(kind), other.tensors(kind))
+    wanting = [{name: wants for name, (_, wants) in run.outputs.items()} for run in (one, other)]
+    return not rows.faults and not rows.doubtful and wanting[0] == wanting[1]
+
+
 def _orders(eager: Evidence, graph: Evidence) -> dict[tuple[str, str], tuple[int, ...]]:
     """The order of eager's axes where a tensor of the graph lacks one of the views of eager's.
 

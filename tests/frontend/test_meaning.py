@@ -13,6 +13,7 @@ from torch.fx.experimental import _config as sizes
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from ortrain import Options, ORTModule
 from ortrain.errors import UnsupportedGradient
 from ortrain.frontend.form import Form
 from ortrain.frontend.graph import Graph
@@ -484,6 +485,49 @@ def test_a_repeated_forward_may_take_what_the_first_has_left() -> None:
     x = torch.randn(3, 4)
     expect_equal_steps(module, call, eager, lambda run: checkpoint(run, x, use_reentrant=False))
     assert made == [True, True]
+
+
+DERIVED: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "times a number": lambda x, n: x * n,
+    "less a number": lambda x, n: x - n,
+    "negated": lambda x, n: -x,
+    "as it is": lambda x, n: x,
+    "a view": lambda x, n: x.flip(0).flip(0).view(3, 4),
+    "compared": lambda x, n: (x > n).float(),
+    "of whole numbers": lambda x, n: (x.to(torch.int64) % 2).float(),
+    "bounded": lambda x, n: x.clamp(max=n),
+    "two ways": lambda x, n: x * n + torch.where(x > n, 1.0, x),
+}
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize("name", DERIVED)
+def test_an_argument_may_be_written_to_where_pytorchs_backward_does_not_read_it(
+    name: str, engine: str
+) -> None:
+    def forward(x: Tensor, n: float) -> Tensor:
+        return torch.tanh(DERIVED[name](x, n) @ WEIGHT).sum()
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor, n: float) -> Tensor:
+            return forward(x, n)
+
+    model = ORTModule(Model(), options=Options(engine=engine))
+    for step in range(6):
+        found: list[Any] = []
+        for run in (forward, model):
+            x, WEIGHT.grad = torch.arange(12.0).view(3, 4) / 4, None
+            loss = run(x, 0.5 + step)
+            x.zero_()
+            try:
+                loss.backward()
+            except RuntimeError as error:
+                found.append("inplace" in str(error))
+            else:
+                found.append(WEIGHT.grad)
+        assert type(found[0]) is type(found[1])
+        torch.testing.assert_close(*found)
+    assert model.report.graph_calls
 
 
 @pytest.mark.parametrize("before", [0, 1, 5])

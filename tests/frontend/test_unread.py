@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,10 @@ from torch.nn.functional import cross_entropy
 
 from ortrain import Options, ORTModule
 from ortrain.errors import StateError
+from ortrain.frontend import proof
 from ortrain.frontend.call import Reads
+from ortrain.frontend.form import Form
+from ortrain.frontend.graph import Graph
 from ortrain.passes import linear_loss
 from ortrain.step import tokens
 from ortrain.step.unread import Unread
@@ -231,6 +235,33 @@ def test_what_nobody_reads_is_not_computed_from_the_fourth_call_on() -> None:
     assert model.report.blocks, "logits are made for some rows at a time"
     gradients = [[p.grad for p in each.parameters()] for each in (model, plain)]
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_program_of_less_is_compared_with_one_that_agrees(
+    wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With PyTorch only where there is a doubt."""
+    in_pytorch: list[tuple[int, ...]] = []
+    eager, run = proof._Trial.eager, Graph.run
+
+    def counted(trial: Any, *more: Any, **named: Any) -> Any:
+        in_pytorch.append(trial.form.hidden)
+        return eager(trial, *more, **named)
+
+    def run_of(graph: Graph, form: Form, *more: Any) -> Any:
+        results = run(graph, form, *more)
+        return (results[0] * 1.01, *results[1:]) if wrong and form.hidden else results
+
+    monkeypatch.setattr(proof._Trial, "eager", counted)
+    monkeypatch.setattr(Graph, "run", run_of)
+    model, plain = ORTModule(Scored(), options=Options(engine="aten")), Scored()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch.testing.assert_close(train(model, 6), train(plain, 6))
+    assert in_pytorch[0] == ()
+    assert any(in_pytorch) == wrong
+    assert any("does not compute what PyTorch does" in str(each.message) for each in told) == wrong
 
 
 def test_another_loss_that_is_read_has_nothing_else_computed() -> None:
