@@ -1,7 +1,8 @@
 """A model's equal blocks, each compiled for itself: one graph serves them all.
 
 The layers of a transformer are of one class. Their graph is there in the time of one layer, however
-many there are; what is around them runs in PyTorch.
+many there are; what is around them runs in PyTorch. Blocks of several kinds have theirs one call
+after another.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from ortrain.frontend.call import NothingDone, heard
 from ortrain.frontend.compiled import Compiled
 from ortrain.module_state.saving import saving_hooks
 from ortrain.pytorch.routes import is_routed, plainly, route, without
+
+# Graphs that one call makes; blocks behind these run in PyTorch then, so that no step waits long.
+AT_ONCE = 1
 
 _CHECKPOINTED = NotServed(
     "its blocks are within checkpoints, or hooks on saved tensors",
@@ -69,6 +73,8 @@ class _Way:
         # A checkpoint with reentrance has none at its first run.
         if saving_hooks(False) is not None or is_grad_enabled() is not call.grad:
             call.failed = _CHECKPOINTED
+            return plainly(self.block, args, kwargs)
+        if len(self.compiled.made) - call.made >= AT_ONCE:
             return plainly(self.block, args, kwargs)
         before = call.module, call.given
         call.module, call.given = self.block, (args, kwargs)

@@ -72,6 +72,7 @@ class Heard:
         failed: why the last one that PyTorch ran in its place is none.
         savings: of those that may leave tokens out; None of those that are too small.
         begun: whether a graph of it has run, as a step or in PyTorch.
+        made: how many graphs there were before it.
         seeds: of its draws.
         grad: whether it has gradients.
         mode: around it, where what PyTorch runs draws as graphs do.
@@ -88,7 +89,7 @@ class Heard:
         self.ran: list[tuple[Any, Any]] = []
         self.failed: OrtrainError | None = None
         self.savings: list[Saving | None] = []
-        self.begun = False
+        self.begun, self.made = False, len(compiled.made)
         self.seeds, self.grad = Seeds(), is_grad_enabled()
         self.mode: Any = None
         self.draws: Callable[[Seeds], AbstractContextManager[Any]] | None = None

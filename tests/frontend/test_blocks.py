@@ -92,6 +92,37 @@ def test_a_model_trains_as_without_and_its_layers_have_one_graph() -> None:
     assert made(model).conversions == 1
 
 
+def test_blocks_of_several_kinds_have_their_graphs_one_call_after_another() -> None:
+    """So that no step waits long."""
+
+    class Narrow(Block):
+        pass
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.ModuleList(Block(0.3) for _ in range(3))
+            self.second = nn.ModuleList(Narrow(p) for p in (0.3, 0.3, 0.5, 0.5))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = nn.functional.one_hot(ids, 20)[..., :8].float()
+            for block in (*self.first, *self.second):
+                x = block(x)
+            return x.square().mean()
+
+    module = Both()
+    model, late = ORTModule(module), ORTModule(copy.deepcopy(module))
+    late.steps_to_come = 0
+    count, losses = [], []
+    for step in range(8):
+        losses.append(trained(model, 1))
+        count.append(len(made(model).made) if model._runner.graphs is not None else 0)
+        assert count[-1] - (count[-2] if step else 0) <= 1
+    assert count[-1] == count[-2] >= 3
+    torch.testing.assert_close(losses, [trained(late, 1) for _ in range(8)])
+    torch.testing.assert_close([*module.parameters()], [*late.parameters()])
+
+
 def test_what_is_drawn_does_not_depend_on_when_they_are_graphs() -> None:
     module = Deep(dropout=0.3)
     early, late = ORTModule(module), ORTModule(copy.deepcopy(module))
