@@ -179,6 +179,7 @@ hunt-compiled: $(STAMP)
 # Pairs of runs with the same seed, half of them beside processes that keep the cores busy.
 test-repeat: $(STAMP)
 	$(OFFLINE) $(BIN)/python -m tests.repeat --write
+	$(OFFLINE) $(BIN)/python -m tests.repeat --deterministic --write
 
 # A quarter of an hour; what came of it is kept in the repository.
 fuzz: $(STAMP)

@@ -1,11 +1,12 @@
 """Whether two runs with the same seed are the same run, by default options and with dropout.
 
-    python -m tests.repeat [--pairs 20] [--write]
+    python -m tests.repeat [--pairs 20] [--deterministic] [--write]
 
 Each run is a process of its own. Half of the pairs run beside two processes that multiply matrices,
-as on a machine with other users. Two runs are equal if their losses are, to the bit.
-``results.json`` has, by version of torch, how many pairs were equal, and of the others when they
-parted.
+as on a machine with other users. Two runs are equal if their losses are, to the bit; they have
+drawn the same masks if these differ by roundings alone. ``results.json`` has, by version of torch
+and with or without ``Options(deterministic=True)``, how many pairs were equal and how many drew the
+same, and of each when its runs parted and how far.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortrain import ORTModule
+from ortrain import Options, ORTModule
 
 RESULTS = Path(__file__).with_name("results.json")
 STEPS = 80
+# Another mask changes a loss by some hundredths of it, and a rounding by some millionths.
+ROUNDINGS = 1e-3
 BUSY = "import torch; a = torch.randn(1500, 1500)\nwhile True: a @ a"
 
 
@@ -40,10 +43,10 @@ class Model(nn.Module):
         return nn.functional.cross_entropy(self.head(self.layers(x).mean(1)), labels)
 
 
-def run(seed: int) -> dict[str, Any]:
+def run(seed: int, deterministic: bool = False) -> dict[str, Any]:
     """One training: its losses, and how many steps ran as a graph."""
     torch.manual_seed(seed)
-    model = ORTModule(Model())
+    model = ORTModule(Model(), options=Options(deterministic=deterministic))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     for step in range(STEPS):
@@ -57,11 +60,12 @@ def run(seed: int) -> dict[str, Any]:
     return {"losses": losses, "graph": model.report.graph_calls, "mode": model.report.mode}
 
 
-def pair(seed: int, busy: bool) -> dict[str, Any]:
+def pair(seed: int, busy: bool, deterministic: bool) -> dict[str, Any]:
     """Two runs, one after the other, and where they part."""
     beside = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(2 if busy else 0)]
     try:
         command = [sys.executable, "-W", "ignore", "-m", "tests.repeat", "--seed", str(seed)]
+        command += ["--deterministic"] if deterministic else []
         lines = [
             subprocess.run(command, capture_output=True, text=True, check=True).stdout
             for _ in range(2)
@@ -75,9 +79,10 @@ def pair(seed: int, busy: bool) -> dict[str, Any]:
 
 
 def compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Where two runs part; None where they are equal to the bit."""
-    both = zip(first["losses"], second["losses"], strict=True)
+    """Where two runs part, None where they are equal to the bit, and how far."""
+    both = [*zip(first["losses"], second["losses"], strict=True)]
     return {
+        "apart": float(f"{max(abs(a - b) / abs(a) for a, b in both):.1e}"),
         "parted at step": next((step for step, (a, b) in enumerate(both) if a != b), None),
         "graph steps": [first["graph"], second["graph"]],
         "last losses": [round(each["losses"][-1], 6) for each in (first, second)],
@@ -91,27 +96,35 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--resume", action="store_true", help="after the pairs that are written")
     parser.add_argument("--write", action="store_true", help="results.json")
+    parser.add_argument("--deterministic", action="store_true")
     asked = parser.parse_args()
     if asked.seed is not None:
-        print(json.dumps(run(asked.seed)))
+        print(json.dumps(run(asked.seed, asked.deterministic)))
         return
-    version = torch.__version__.split("+")[0]
+    version = torch.__version__.split("+")[0] + ", deterministic" * asked.deterministic
     whole = json.loads(RESULTS.read_text()) if asked.write and RESULTS.exists() else {}
     rows = whole.get(version, {}).get("pairs", []) if asked.resume else []
     for seed in range(len(rows), asked.pairs):
         start = time.monotonic()
-        row = pair(seed, busy=bool(seed % 2))
+        row = pair(seed, bool(seed % 2), asked.deterministic)
         rows.append({**row, "seconds": round(time.monotonic() - start, 1)})
         print(rows[-1], flush=True)
         if asked.write:
-            whole[version] = {"equal": equal(rows), "minutes": minutes(rows), "pairs": rows}
+            counts = {"equal": equal(rows), "same masks": alike(rows)}
+            whole[version] = {**counts, "minutes": minutes(rows), "pairs": rows}
             RESULTS.write_text(json.dumps(whole, indent=1) + "\n")
-    print(f"{equal(rows)} of {len(rows)} pairs are equal; {minutes(rows)} minutes")
+    told = f"{equal(rows)} of {len(rows)} pairs are equal, {alike(rows)} drew the same"
+    print(f"{told}; {minutes(rows)} minutes")
 
 
 def equal(rows: list[dict[str, Any]]) -> int:
     """How many pairs never part."""
     return sum(row["parted at step"] is None for row in rows)
+
+
+def alike(rows: list[dict[str, Any]]) -> int:
+    """How many pairs differ by roundings alone."""
+    return sum(row["apart"] < ROUNDINGS for row in rows)
 
 
 def minutes(rows: list[dict[str, Any]]) -> float:

@@ -11,7 +11,11 @@ def test_runs_part_where_a_loss_differs_in_its_last_bit() -> None:
     first = {"losses": [0.5, 0.25, 0.1], "graph": 2}
     second = {"losses": [0.5, 0.25000000000000006, 0.2], "graph": 1}
     found = repeat.compared(first, second)
-    assert found == {"parted at step": 1, "graph steps": [2, 1], "last losses": [0.1, 0.2]}
+    assert found["apart"] == 1.0
+    assert found["parted at step"] == 1
+    assert (found["graph steps"], found["last losses"]) == ([2, 1], [0.1, 0.2])
+    assert (repeat.equal([found]), repeat.alike([found])) == (0, 0)
+    assert repeat.alike([{**found, "apart": 1e-6}]) == 1
     assert repeat.compared(first, first)["parted at step"] is None
 
 
