@@ -95,12 +95,13 @@ class Reference:
             Exception: it fails.
         """
         self.roots = roots
+        now = [(buffer, buffer.clone()) for buffer, _ in self._buffers]  # perhaps behind the call
         self._spare = _copied(*self._first)
         seen = self._run(*self._first)
-        if all(torch.equal(buffer, before) for buffer, before in self._buffers):
+        if all(torch.equal(buffer, before) for buffer, before in now):
             self.seen = seen
         else:  # which the copy has written to, or which are no numbers
-            self._fill_buffers()
+            _fill(now)
 
     def _run(self, twin: nn.Module, given: tuple[Any, Any]) -> Seen:
         """Calls a copy, which leaves no other trace."""
@@ -142,12 +143,7 @@ class Reference:
     def take_back(self) -> None:
         """Gives the module the buffers and PyTorch the random state that they had before."""
         torch.set_rng_state(self._state)
-        self._fill_buffers()
-
-    def _fill_buffers(self) -> None:
-        with torch.no_grad():
-            for buffer, before in self._buffers:
-                buffer.copy_(before)
+        _fill(self._buffers)
 
     def _numbers(self, one: Seen, other: Seen, places: Sequence[int]) -> list[str]:
         pairs = {f"output {i}": (one.outputs[i][0], other.outputs[i][0]) for i in places}
@@ -156,6 +152,13 @@ class Reference:
         found += _far(_both(one.buffers, other.buffers), FAR * times, floor)
         gradients = _both(one.gradients, other.gradients)
         return found + _far(gradients, FAR_GRADIENT * times, floor, "the gradient of ")
+
+
+def _fill(buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Puts values back."""
+    with torch.no_grad():
+        for buffer, before in buffers:
+            buffer.copy_(before)
 
 
 def _structure(mine: Seen, graphs: Seen, places: Sequence[int]) -> list[str]:

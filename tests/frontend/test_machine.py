@@ -827,3 +827,28 @@ def test_roundings_of_16_bits_are_no_faults(where: str, monkeypatch: pytest.Monk
             y = model(x)
         y.float().square().mean().backward()
     assert model.report.eager_calls == 0
+
+
+class Counting(nn.Module):
+    """A buffer that counts calls, and a checkpoint whose graph is compared behind the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.calls: Tensor
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpoint(self.up, self.norm(x), use_reentrant=True)
+        self.calls += 1
+        return (x * self.calls).sum()
+
+
+def test_a_comparison_behind_a_call_leaves_what_the_call_has_written() -> None:
+    eager, x = Counting(), torch.randn(3, 4, requires_grad=True)
+    model = held(copy.deepcopy(eager), fallback="raise")
+    for _ in range(3):
+        for each in (eager, model):
+            each(x).backward()
+        torch.testing.assert_close([*model.buffers()], [*eager.buffers()])
+    assert model.report.eager_calls == 0

@@ -331,7 +331,7 @@ def test_reduced_precision_raises() -> None:
     with pytest.raises(NotServed, match=r"^weight is torch\.bfloat16: .* served by onnxruntime; "):
         model(rows().bfloat16())
     model = ORTModule(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), options=GRAPH)
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(NotServed, match="^autocast is on"):
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(NotServed, match=r"^autocast is on"):
         model(rows())
     model(rows()).sum().backward()
     assert model.report.mode == "graph"
