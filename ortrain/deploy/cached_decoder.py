@@ -50,6 +50,7 @@ class CachedDecoder(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
+        self._cache = cache_name()  # which is found by what Dynamo does not follow
 
     def forward(self, past: States, cross: States, **kwargs: Any) -> tuple[Tensor, States, States]:
         """Logits for new tokens.
@@ -67,7 +68,7 @@ class CachedDecoder(nn.Module):
         own, other = _cache(past), _cache(cross)
         paired = self.model.config.is_encoder_decoder
         cache = EncoderDecoderCache(own, other) if paired else own
-        logits = self.model(**{cache_name(): cache}, **kwargs).logits
+        logits = self.model(**{self._cache: cache}, **kwargs).logits
         return logits, _contiguous(own), [] if cross else _contiguous(other)
 
     def example_for_capture(

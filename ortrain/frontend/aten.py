@@ -35,6 +35,7 @@ from ortrain.frontend.writes import check_checkpoints
 from ortrain.pytorch.operators import HigherOrderOperator
 from ortrain.pytorch.switches import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRADIENTS
 from ortrain.pytorch.tracing import traced, with_number
+from ortrain.runtime.engines import are_narrow
 
 higher_order = torch.ops.higher_order
 
@@ -47,6 +48,12 @@ def has_reentrant(module: fx.GraphModule) -> bool:
         node.target in _CHECKPOINTS and node.kwargs.get("use_reentrant", True)
         for node in _all_nodes(module)
     )
+
+
+def is_narrow(module: fx.GraphModule) -> bool:
+    """Whether one of Dynamo's graphs computes in 16 bits."""
+    values = [node.meta.get("example_value") for node in _all_nodes(module)]
+    return are_narrow({value.dtype for value in values if isinstance(value, Tensor)})
 
 
 _SQUEEZES = {torch.squeeze, "squeeze", "squeeze_"}

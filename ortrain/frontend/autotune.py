@@ -55,6 +55,12 @@ class Times:
         """Seconds of a step of typical size; 0 where none is known."""
         return median(self.counted) * median(self.sizes) if self.counted else 0.0
 
+    @property
+    def seconds(self) -> list[float]:
+        """Those of each of the last steps."""
+        last = self.counted[-len(self.sizes) :]
+        return [time * size for time, size in zip(last, self.sizes, strict=True)]
+
     def enough(self, least: int = LEAST) -> bool:
         """Whether they tell how fast it is, by so many steps or more."""
         count = len(self.counted)

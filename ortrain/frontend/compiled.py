@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ortrain.config import Options
 from ortrain.errors import CaptureError, NotServed, OrtrainError
-from ortrain.frontend.aten import has_reentrant, squeezes
+from ortrain.frontend.aten import has_reentrant, is_narrow, squeezes
 from ortrain.frontend.backend import InPyTorch, Parts, Served, steps_of
 from ortrain.frontend.call import Heard, NothingDone, heard
 from ortrain.frontend.graph import Empty, Graph
@@ -71,6 +71,7 @@ class Compiled:
         roots: by the modes of calls, places of tensors that they return, from which gradients
             come, once graphs have run; none where these have been compared with the module.
         reentrant: whether there are checkpoints with reentrance in its graphs.
+        narrow: whether something in its graphs is computed in 16 bits.
         wrong: why the graphs are not the module's; None as far as is known.
         again: whether the next call is to be converted anew.
         doing: what conversions say that they do where they take long; empty for nothing.
@@ -95,7 +96,7 @@ class Compiled:
         self.doing = ""
         self._reasons: dict[str, None] = {}
         self.roots: dict[tuple[bool, bool], list[int]] = {}
-        self.reentrant = self.again = False
+        self.reentrant = self.narrow = self.again = False
         self.wrong: OrtrainError | None = None
         self._told, self._until_it_ends = contextlib.ExitStack(), contextlib.ExitStack()
         self.renew()
@@ -191,9 +192,9 @@ class Compiled:
 
     @property
     def refused(self) -> tuple[str, ...]:
-        """Why some of what was captured runs in PyTorch."""
-        found = [made.reason for made in self.made if isinstance(made, InPyTorch)]
-        return tuple(why.what for why in found if why is not None and not isinstance(why, Empty))
+        """Why some of what was captured runs in PyTorch, whole graphs or statements of them."""
+        found = [why for made in self.made for why in _reasons_in(made)]
+        return tuple(why.what for why in found if not isinstance(why, Empty))
 
     def take(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """What runs a graph of Dynamo's."""
@@ -208,6 +209,7 @@ class Compiled:
             self.made.append(InPyTorch(module, ONES_MATTER))
             return _Shell(self.made[-1])
         self.reentrant |= has_reentrant(module)
+        self.narrow |= is_narrow(module)
         with self.overhead.of("build"), marked("build"):
             made = steps_of(module, inputs, self.options)
         self.made.append(made)
@@ -326,6 +328,14 @@ def graphs_in(made: Served) -> Iterator[Graph]:
     elif isinstance(made, Parts):
         for part in made.parts:
             yield from graphs_in(part)
+
+
+def _reasons_in(made: Served) -> Iterator[OrtrainError]:
+    """Why PyTorch runs a graph, or statements of it."""
+    if isinstance(made, InPyTorch | Parts) and made.reason is not None:
+        yield made.reason
+    for part in made.parts if isinstance(made, Parts) else ():
+        yield from _reasons_in(part)
 
 
 def _whose() -> Compiled | None:

@@ -31,6 +31,7 @@ from ortrain.frontend.layouts import orders_of
 from ortrain.frontend.original import in_pytorch
 from ortrain.frontend.program import translated
 from ortrain.graph.cost import Multiplications
+from ortrain.guards.autocast import active
 from ortrain.guards.layout import laid
 from ortrain.module_state.saving import saving_hooks
 from ortrain.passes.linear_loss import in_blocks
@@ -39,6 +40,7 @@ from ortrain.passes.tokens.demand import is_loss
 from ortrain.program import Program, Role, set_role
 from ortrain.pytorch.conditions import example_of
 from ortrain.pytorch.operators import HigherOrderOperator
+from ortrain.pytorch.sources import name_of
 from ortrain.pytorch.tracing import has_numbers
 from ortrain.pytorch.transforms import is_wrapped, tangents, transform_around
 from ortrain.runtime import engines
@@ -95,6 +97,8 @@ class Graph:
         if any(isinstance(each, Tensor) and each.is_meta for each in real):
             raise NotServed("a tensor is on meta, and has no values", help=IN_PYTORCH)
         check_devices(real, options)
+        holders = module.graph.find_nodes(op="placeholder")
+        check_precision(holders, real, options)
         self.fallback = in_pytorch(module)
         # A checkpoint reads its inputs again, and a function of the user's own keeps what it likes.
         self.has_bodies = any(
@@ -131,7 +135,6 @@ class Graph:
         self.users = [found.places[v.name or ""] for v in program.inputs(Role.USER_INPUT)]
         self.axes = axes_of(program, self.users)
         self.example = {s: example_of(real[place].shape[axis]) for s, place, axis in self.axes}
-        holders = module.graph.find_nodes(op="placeholder")
         values = [holder.meta["example_value"] for holder in holders]
         self.numbers = {
             i: str(v.node.expr) for i, v in enumerate(values) if isinstance(v, torch.SymInt)
@@ -540,6 +543,25 @@ def check_devices(real: Sequence[Any], options: Options) -> None:
             because="graphs in onnxruntime take tensors of the CPU",
             help='engine="aten" serves it, or "auto"',
         )
+
+
+def check_precision(holders: Sequence[fx.Node], real: Sequence[Any], options: Options) -> None:
+    """Refuses 16 bits where an engine has few kernels for them.
+
+    Raises:
+        NotServed: a tensor has them, or autocast casts to them.
+    """
+    if any(not engines.serves(options.engine, {dtype}) for _, dtype in active()):
+        raise NotServed("autocast is on: mixed precision is not served by onnxruntime; " + _BY_ATEN)
+    for holder, value in zip(holders, real, strict=True):
+        if isinstance(value, Tensor) and not engines.serves(options.engine, {value.dtype}):
+            raise NotServed(
+                f"{name_of(holder)} is {value.dtype}: reduced precision is not served by "
+                f"onnxruntime; {_BY_ATEN}"
+            )
+
+
+_BY_ATEN = 'engine="aten" serves it'
 
 
 def _is_copied(value: Any) -> bool:

@@ -265,6 +265,7 @@ class Graphs:
             with unrecorded():  # a backward that does not come again
                 seen = seen_of(output, self.module, call.given, reference.roots, again=True)
             everything = call.shown == "all" and not self.options.skip_padding
+            reference.narrow |= compiled.narrow
             faults = reference.faults(seen, all_are_read=everything)
         if not faults:
             return None

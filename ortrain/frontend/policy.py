@@ -263,6 +263,8 @@ class Policy:
             return max(paying, key=lambda each: each.gain * horizon - each.cost)
         self._look_at = marks.clock() + max(step, elapsed / 8)
         if self.way == TORCH:  # by what it takes then, a graph will be judged
+            if self.contest is not None:
+                self.contest.eager = self._known.seconds
             self._known = Times()
         return None
 

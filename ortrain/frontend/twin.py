@@ -19,11 +19,11 @@ from torch.utils import _pytree as pytree
 
 from ortrain.frontend.separate import put_back
 from ortrain.frontend.watch import Watch
-from ortrain.guards.autocast import without_autocast
+from ortrain.guards.autocast import active, without_autocast
 from ortrain.module_state.modes import parametrizations_uncached
 from ortrain.module_state.saving import unhooked
 from ortrain.module_state.untouched import random_states
-from ortrain.step.agreement import NARROW
+from ortrain.runtime.engines import are_narrow
 from ortrain.step.chain import nobody_looks
 from ortrain.step.digest import Digest
 from ortrain.step.eager_draws import AsGraphs
@@ -35,8 +35,10 @@ from ortrain.step.seeds import Seeds, draw_seed, drawing
 FAR, FAR_GRADIENT = 0.05, 0.1
 # Where bfloat16 or float16 are computed with, so many times as much.
 NARROW_FAR = 4
-# What is smaller than this share of the largest is compared with that.
-FLOOR = 1e-3
+# What is smaller than this share of the largest is compared with that; where bfloat16 or float16
+# are computed with, the second: the gradient of a bias of attention's keys is of roundings alone,
+# in bfloat16 0.002 of the largest.
+FLOOR, NARROW_FLOOR = 1e-3, 0.03
 
 
 @dataclass
@@ -67,6 +69,7 @@ class Reference:
         Exception: it cannot be copied.
 
     Attributes:
+        narrow: whether 16 bits are computed with, as far as is known.
         roots: places among the tensors that the call returns, from which gradients come.
         seen: what the copy gives; None until it has run.
     """
@@ -80,8 +83,7 @@ class Reference:
         self._first = _copied(module, (args, kwargs))
         self._spare: Any = None
         tensors = [*module.parameters(), *_tensors((args, kwargs))]
-        narrow = any(t.dtype in NARROW for t in tensors) or torch.is_autocast_enabled("cpu")
-        self._far = NARROW_FAR if narrow else 1
+        self.narrow = are_narrow({t.dtype for t in tensors}) or bool(active())
         self._own_draws = False
         self.roots: Sequence[int] = ()
         self.seen: Seen | None = None
@@ -93,12 +95,13 @@ class Reference:
             Exception: it fails.
         """
         self.roots = roots
+        now = [(buffer, buffer.clone()) for buffer, _ in self._buffers]  # perhaps behind the call
         self._spare = _copied(*self._first)
         seen = self._run(*self._first)
-        if all(torch.equal(buffer, before) for buffer, before in self._buffers):
+        if all(torch.equal(buffer, before) for buffer, before in now):
             self.seen = seen
         else:  # which the copy has written to, or which are no numbers
-            self._fill_buffers()
+            _fill(now)
 
     def _run(self, twin: nn.Module, given: tuple[Any, Any]) -> Seen:
         """Calls a copy, which leaves no other trace."""
@@ -140,19 +143,22 @@ class Reference:
     def take_back(self) -> None:
         """Gives the module the buffers and PyTorch the random state that they had before."""
         torch.set_rng_state(self._state)
-        self._fill_buffers()
-
-    def _fill_buffers(self) -> None:
-        with torch.no_grad():
-            for buffer, before in self._buffers:
-                buffer.copy_(before)
+        _fill(self._buffers)
 
     def _numbers(self, one: Seen, other: Seen, places: Sequence[int]) -> list[str]:
         pairs = {f"output {i}": (one.outputs[i][0], other.outputs[i][0]) for i in places}
-        found = _far(pairs, FAR * self._far)
-        found += _far(_both(one.buffers, other.buffers), FAR * self._far)
+        times, floor = (NARROW_FAR, NARROW_FLOOR) if self.narrow else (1, FLOOR)
+        found = _far(pairs, FAR * times, floor)
+        found += _far(_both(one.buffers, other.buffers), FAR * times, floor)
         gradients = _both(one.gradients, other.gradients)
-        return found + _far(gradients, FAR_GRADIENT * self._far, "the gradient of ")
+        return found + _far(gradients, FAR_GRADIENT * times, floor, "the gradient of ")
+
+
+def _fill(buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Puts values back."""
+    with torch.no_grad():
+        for buffer, before in buffers:
+            buffer.copy_(before)
 
 
 def _structure(mine: Seen, graphs: Seen, places: Sequence[int]) -> list[str]:
@@ -277,10 +283,12 @@ def _both(one: Any, other: Any) -> dict[str, tuple[Digest, Digest]]:
     return {name: pair for name, pair in found.items() if None not in pair}
 
 
-def _far(pairs: dict[str, tuple[Digest, Digest]], far: float, what: str = "") -> list[str]:
+def _far(
+    pairs: dict[str, tuple[Digest, Digest]], far: float, floor: float, what: str = ""
+) -> list[str]:
     """Phrases about pairs that are further apart, relative to their size, than roundings are."""
     usable = {name: pair for name, pair in pairs.items() if pair[0].alike(pair[1])}
-    least = FLOOR * max((one.scale for one, _ in usable.values()), default=0.0)
+    least = floor * max((one.scale for one, _ in usable.values()), default=0.0)
     found = []
     for name, (one, other) in usable.items():
         if one.dtype.is_floating_point or one.dtype.is_complex:

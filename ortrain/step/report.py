@@ -194,7 +194,7 @@ class Report:
         recovered: backwards that PyTorch ran because the graph's had failed.
         captures: how many times the module was captured, or a part of it between breaks.
         breaks: why graphs end within the module's code, which PyTorch runs up to the next one.
-        refused: why captures are no graphs, and PyTorch runs them.
+        refused: why captures, or statements of them, are no graphs, and PyTorch runs them.
         nodes: nodes of each program before and after lowering, by name of the program.
         left_out: calls of the graph in which work on tokens that nobody reads was left out.
         left_out_share: of the multiplications of these calls, on average.
@@ -297,7 +297,7 @@ class Report:
             rows.append(f"  captures  {self.captures}")
         if self.refused:
             reasons = "; ".join(dict.fromkeys(self.refused))
-            rows.append(f"  refused   {len(self.refused)} of them run in PyTorch: {reasons}")
+            rows.append(f"  refused   PyTorch runs captures, or statements of them: {reasons}")
         if self.breaks:
             rows.append(f"  breaks    PyTorch runs code between graphs: {'; '.join(self.breaks)}")
         if self.stages:

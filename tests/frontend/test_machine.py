@@ -791,3 +791,64 @@ def test_what_has_no_graph_behind_a_break_is_told() -> None:
     model = held(Behind())
     with pytest.warns(OrtrainWarning, match="a generator of Python's of its own"):
         model(torch.ones(2, 4))
+
+
+class Attending(nn.Module):
+    """Attention, whose keys' bias has a gradient of roundings alone."""
+
+    def __init__(self, *, inside: bool) -> None:
+        super().__init__()
+        self.inside = inside
+        self.query, self.key, self.value = (nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.inside:
+            return self.attended(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.attended(x)
+
+    def attended(self, x: Tensor) -> Tensor:
+        parts = self.query, self.key, self.value
+        q, k, v = (part(x).unflatten(-1, (4, 8)).transpose(1, 2) for part in parts)
+        weights = nn.functional.dropout(torch.softmax(q @ k.mT, -1), 0.4)
+        return (weights.to(v.dtype) @ v).transpose(1, 2).flatten(-2)
+
+
+@pytest.mark.parametrize("where", ["around", "inside", "parameters"])
+def test_roundings_of_16_bits_are_no_faults(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ortrain.runtime.aten.strips.STRIP", 1)  # in which sums round otherwise
+    monkeypatch.setattr("ortrain.autodiff.attention._RATIO", 0)
+    module, x = Attending(inside=where == "inside"), torch.randn(3, 6, 32)
+    if where == "parameters":
+        module, x = module.to(torch.bfloat16), x.to(torch.bfloat16)
+    model = held(module, fallback="raise")
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16, enabled=where == "around"):
+            y = model(x)
+        y.float().square().mean().backward()
+    assert model.report.eager_calls == 0
+
+
+class Counting(nn.Module):
+    """A buffer that counts calls, and a checkpoint whose graph is compared behind the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.calls: Tensor
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpoint(self.up, self.norm(x), use_reentrant=True)
+        self.calls += 1
+        return (x * self.calls).sum()
+
+
+def test_a_comparison_behind_a_call_leaves_what_the_call_has_written() -> None:
+    eager, x = Counting(), torch.randn(3, 4, requires_grad=True)
+    model = held(copy.deepcopy(eager), fallback="raise")
+    for _ in range(3):
+        for each in (eager, model):
+            each(x).backward()
+        torch.testing.assert_close([*model.buffers()], [*eager.buffers()])
+    assert model.report.eager_calls == 0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops import while_loop
 
-from ortrain import Options
+from ortrain import Options, ORTModule
 from ortrain.frontend.backend import InPyTorch, Parts
 from ortrain.frontend.graph import Graph
 from tests.frontend.compiling import both_found, compiled
@@ -87,6 +87,30 @@ def repeated(x: Tensor) -> Tensor:
 
 
 FUNCTIONS = [spectrum, hooked, without_gradient, written, under_autocast, two, chosen, repeated]
+
+
+class Spectral(nn.Module):
+    """Enough for a step before what no graph has, and behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(*[nn.Linear(4, 4), nn.Tanh()] * 2) for _ in "ab")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x)
+        x = torch.fft.fft(x).abs()
+        x = self.layers[1](x)
+        return torch.linalg.svdvals(x).sum()
+
+
+def test_the_report_says_which_statements_run_in_pytorch() -> None:
+    model = ORTModule(Spectral(), options=Options(engine="aten"))
+    model(torch.randn(3, 4)).backward()
+    assert model.report.mode == "graph"
+    complex_numbers, decomposition = model.report.refused
+    assert "aten::fft_fft is complex" in complex_numbers
+    assert "aten::_linalg_svd" in decomposition
+    assert f"statements of them: {complex_numbers}; {decomposition}" in str(model.report)
 
 
 @pytest.mark.parametrize("engine", ["aten", "onnxruntime"])

@@ -121,6 +121,7 @@ def test_a_short_run_has_no_graph(clock: Clock) -> None:
     assert {*run(policy, clock, {TORCH: 0.01, MODULE: 0.001}, 50)} == {TORCH}
     assert policy.contest is not None
     assert policy.contest.waits
+    assert "waits: after 20 eager steps or more" in str(policy.contest)
 
 
 def test_a_run_of_unknown_length_has_one_once_it_has_lasted(clock: Clock) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ortrain import DebugOptions, LogLevel, Options, ORTModule, explain
 from ortrain.config import Fallback
-from ortrain.errors import CaptureError, ExecutionError, OrtrainWarning
+from ortrain.errors import CaptureError, ExecutionError, NotServed, OrtrainWarning
 from ortrain.frontend.backend import _KNOWN
 from ortrain.frontend.graphs import Graphs
 from tests.models import MODELS
@@ -328,9 +328,13 @@ def test_the_error_of_an_argument_says_what_it_is() -> None:
 
 def test_reduced_precision_raises() -> None:
     model = ORTModule(nn.Linear(4, 4).bfloat16(), options=GRAPH)
-    with pytest.raises(ExecutionError, match="onnxruntime refuses the graph") as caught:
+    with pytest.raises(NotServed, match=r"^weight is torch\.bfloat16: .* served by onnxruntime; "):
         model(rows().bfloat16())
-    assert 'engine="aten" serves reduced precision' in caught.value.help
+    model = ORTModule(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), options=GRAPH)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(NotServed, match=r"^autocast is on"):
+        model(rows())
+    model(rows()).sum().backward()
+    assert model.report.mode == "graph"
 
 
 # --- engine="torch" -----------------------------------------------------------------------------

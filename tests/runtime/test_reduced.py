@@ -124,7 +124,7 @@ def test_it_is_off_behind_a_program_that_fails(able: list[list[str]]) -> None:
     model(torch.randn(8, 2, 6, 6))
     with reduced_products_asked_for():
         made = AtenExecutor()
-    plan = model._runner.compiler.plan
+    plan = model._runner.graphs.last.graphs[-1].step.plan
     compiled = made.compile(plan.lowered[0])
     assert compiled.reduced
     with pytest.raises(ExecutionError):

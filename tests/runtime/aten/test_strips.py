@@ -117,7 +117,7 @@ def step(
 
 
 def sources(module: ortrain.ORTModule) -> list[str]:
-    plan = module._runner.compiler.plan
+    plan = module._runner.graphs.last.graphs[-1].step.plan
     return [plan.forward.source, *(piece.compiled.source for piece in plan.pieces)]
 
 
