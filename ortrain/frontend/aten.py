@@ -56,6 +56,19 @@ def is_narrow(module: fx.GraphModule) -> bool:
     return are_narrow({value.dtype for value in values if isinstance(value, Tensor)})
 
 
+# Other functions that run code of the user's are traced aside (``speculate_subgraph`` in Dynamo),
+# which goes on with a copy of what it knows of attributes that were assigned to: what is assigned
+# later is written nowhere. So it is of ``torch.cond`` and of hooks on tensors, in torch 2.13.
+_KEEP_WRITES = {*_CHECKPOINTS, APPLY}
+
+
+def loses_writes(module: fx.GraphModule) -> str:
+    """Behind which function Dynamo may lose what its graph's code assigns; empty for none."""
+    found = (node.target for node in _all_nodes(module))
+    lost = (each for each in found if isinstance(each, HigherOrderOperator))
+    return next((each.name() for each in lost if each not in _KEEP_WRITES), "")
+
+
 _SQUEEZES = {torch.squeeze, "squeeze", "squeeze_"}
 
 

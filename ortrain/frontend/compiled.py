@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ortrain.config import Options
 from ortrain.errors import CaptureError, NotServed, OrtrainError
-from ortrain.frontend.aten import has_reentrant, is_narrow, squeezes
+from ortrain.frontend.aten import has_reentrant, is_narrow, loses_writes, squeezes
 from ortrain.frontend.backend import InPyTorch, Parts, Served, steps_of
 from ortrain.frontend.call import Heard, NothingDone, heard
 from ortrain.frontend.graph import Empty, Graph
@@ -23,6 +23,7 @@ from ortrain.frontend.proof import Prover
 from ortrain.frontend.watch import Watch
 from ortrain.pytorch.dynamo import (
     MOST,
+    NotFollowed,
     Teller,
     as_one_graph,
     breaks,
@@ -208,6 +209,8 @@ class Compiled:
             self.again = True
             self.made.append(InPyTorch(module, ONES_MATTER))
             return _Shell(self.made[-1])
+        if name := loses_writes(module):
+            raise NotFollowed(f"behind {name} Dynamo forgets what is assigned to attributes")
         self.reentrant |= has_reentrant(module)
         self.narrow |= is_narrow(module)
         with self.overhead.of("build"), marked("build"):

@@ -852,3 +852,71 @@ def test_a_comparison_behind_a_call_leaves_what_the_call_has_written() -> None:
             each(x).backward()
         torch.testing.assert_close([*model.buffers()], [*eager.buffers()])
     assert model.report.eager_calls == 0
+
+
+# -- what code assigns behind functions that Dynamo traces aside ----------------------------------
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
+def _with_hook(x: Tensor) -> Tensor:
+    x.register_hook(lambda gradient: gradient * 0.5)
+    return x
+
+
+ASIDE: dict[str, Callable[[Tensor], Tensor]] = {
+    "checkpoint": lambda x: checkpoint(torch.tanh, x, use_reentrant=False),
+    "checkpoint with reentrance": lambda x: checkpoint(torch.tanh, x, use_reentrant=True),
+    "function of autograd": Twice.apply,
+    "hook": _with_hook,
+    "cond": lambda x: torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: y * 3, (x,)),
+    "vmap": lambda x: torch.vmap(torch.tanh)(x),
+    "gradients inside": lambda x: torch.func.grad(lambda y: (y * y).sum())(x),
+}
+
+
+class Assigns(nn.Module):
+    """Assigns to attributes before, between and behind calls of a function."""
+
+    def __init__(self, aside: Callable[[Tensor], Tensor], breaks: bool) -> None:
+        super().__init__()
+        self.layer, self.aside, self.breaks = nn.Linear(4, 4), aside, breaks
+        self.count, self.counts, self.seen = 0, dict[str, int](), list[int]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        for place in range(3):
+            self.count += 1
+            self.counts["k"] = self.counts.get("k", 0) + place
+            self.seen.append(self.count)
+            if self.breaks:
+                torch._dynamo.graph_break()
+            self.count += 1
+            x = self.aside(x)
+            self.count += 1
+        self.count += 1
+        return torch.tanh(self.layer(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("name", ASIDE)
+def test_what_is_assigned_behind_a_function_that_is_traced_aside_is_there(
+    name: str, breaks: bool
+) -> None:
+    module = Assigns(ASIDE[name], breaks)
+    plain = copy.deepcopy(module)
+    model = held(module)
+    for rows in (3, 4, 5, 3):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(model(x), plain(x))
+        found = [(each.count, each.counts, each.seen) for each in (module, plain)]
+        assert found[0] == found[1]
