@@ -16,7 +16,7 @@ from transformers import LogitsProcessorList
 
 from ortrain import Options, ORTModule, OrtrainWarning
 from ortrain.deploy.generation import ORTGenerator
-from ortrain.errors import CaptureError, NotServed
+from ortrain.errors import NotServed
 from tests.breadth import sampled
 from tests.deploy.decoders import TEXT_MODELS, Branches, Peeks, batch, gpt2, mistral, t5, whisper
 
