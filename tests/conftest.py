@@ -44,7 +44,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 # Folders whose tests are of the default front end; the others still have the one before.
-MOVED = {"frontend", "module", "optim", "test_docs.py", "trainer"}
+MOVED = {
+    *"""
+    autodiff benchmarks classic cli compat data deploy examples families files frontend graph
+    hooks hunt libraries module ondevice ops optim passes pytorch repeat runtime test_breadth.py
+    test_cache.py test_docs.py test_extras.py test_json_config.py test_kinds.py test_layers.py
+    test_lazy.py test_release.py test_shaken.py test_variables.py trainer
+    """.split()
+}
 
 
 @pytest.hookimpl(tryfirst=True)

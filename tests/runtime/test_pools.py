@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from ortrain import Options, ORTModule
+from ortrain.frontend import machine
 from ortrain.runtime import memory
 from ortrain.runtime.aten import rows
 from ortrain.runtime.memory import Ceiling, release_pools
 from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
-from ortrain.step import contest
 from tests.programs import program
 
 MB = 1 << 20
@@ -51,10 +51,12 @@ def test_a_tables_gradient_is_let_go_of_and_made_anew(
         assert torch.equal(first, kept)
 
 
-def test_a_contest_gives_back_what_each_contestant_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_contest_gives_back_what_each_contestant_keeps(
+    graph_wins: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     released = []
     model = ORTModule(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), options=Options())
-    monkeypatch.setattr(contest, "release_pools", lambda: released.append(model.report.mode))
+    monkeypatch.setattr(machine, "release_pools", lambda: released.append(model.report.mode))
     for _ in range(400):
         model(torch.randn(3, 4)).sum().backward()
         if model.report.contest.winner:
