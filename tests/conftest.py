@@ -43,23 +43,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             cases[name].add_marker("breadth")
 
 
-# Folders whose tests are of the default front end; the others still have the one before.
-MOVED = {
-    *"""
-    autodiff benchmarks classic cli compat data deploy examples families files frontend graph
-    hooks hunt libraries module ondevice ops optim passes pytorch repeat runtime test_breadth.py
-    test_cache.py test_docs.py test_extras.py test_json_config.py test_kinds.py test_layers.py
-    test_lazy.py test_release.py test_shaken.py test_variables.py trainer
-    """.split()
-}
+# Folders whose tests are of the front end that Dynamo has replaced, and of results of it.
+OLD = {"capture", "fuzz", "guards", "kept", "sweep"}
+
+
+def _is_of_old(item: pytest.Item) -> bool:
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    return folder in OLD or item.get_closest_marker("old_front_end") is not None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before its fixtures are made: skips what needs an extra, and says which front end it has."""
-    folder = item.path.relative_to(Path(__file__).parent).parts[0]
-    is_moved = folder in MOVED and item.get_closest_marker("old_front_end") is None
-    os.environ["ORTRAIN_FRONT_END"] = "new" if is_moved else "old"
+    os.environ["ORTRAIN_FRONT_END"] = "old" if _is_of_old(item) else "new"
     for extra in ("deepspeed", "lightning"):
         if item.get_closest_marker(extra) is not None and find_spec(extra) is None:
             pytest.skip(f"the extra `{extra}` is not installed")
@@ -68,8 +64,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(autouse=True)
 def old_front_end(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What looks at the front end that Dynamo has replaced has it, as long as it is there."""
-    folder = request.node.path.relative_to(Path(__file__).parent).parts[0]
-    if folder not in MOVED or request.node.get_closest_marker("old_front_end") is not None:
+    if _is_of_old(request.node):
         monkeypatch.setenv("ORTRAIN_FRONT_END", "old")
 
 
