@@ -507,9 +507,9 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The batch sizes at which a comparison was made."""
     sizes: list[int] = []
 
-    def proven(graph: Graph, form: Any, args: Sequence[Any]) -> Any:
+    def proven(graph: Graph, form: Any, args: Sequence[Any], *more: Any) -> Any:
         sizes.append(len(args[graph.users[0]]))
-        return own(graph, form, args)
+        return own(graph, form, args, *more)
 
     own = proof.proven
     monkeypatch.setattr(proof, "proven", proven)
