@@ -76,6 +76,20 @@ def graphs_of_their_own() -> None:
 
 
 @pytest.fixture(autouse=True)
+def regions_are_left() -> Iterator[None]:
+    """Nothing leaves autocast half: its casts would stay as they are while weights change."""
+    before = autocast_depth()
+    yield
+    assert autocast_depth() == before
+
+
+def autocast_depth() -> int:
+    """How many regions of autocast there are around."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+@pytest.fixture(autouse=True)
 def no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a capture may take long, and tests compare what is printed."""
     monkeypatch.setattr("ortrain.step.progress.FIRST", 1e6)

@@ -13,12 +13,14 @@ from torch import Tensor, fx
 from torch.utils.checkpoint import checkpoint
 
 from ortrain.frontend.functions import differentiable
-from ortrain.guards.autocast import Autocast, autocast_as, without_autocast
+from ortrain.guards.autocast import Autocast, autocast_as, switched_back, without_autocast
 from ortrain.pytorch.sources import is_buffer
+from ortrain.pytorch.switches import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRADIENTS
 from ortrain.step.draws import replayed_draws
 from ortrain.step.replay import Repeated, instead_of, view_of
 
 higher_order = torch.ops.higher_order
+_SWITCHES = {SET_GRADIENTS, ENTER_AUTOCAST, EXIT_AUTOCAST}
 
 
 class Original:
@@ -84,18 +86,27 @@ def in_pytorch(module: fx.GraphModule) -> Callable[..., Any]:
         for node in each.graph.nodes
     ):
         return Code(module)
-    return _InPyTorch(module).run
+    return Code(module, _InPyTorch(module).run)
 
 
 class Code:
-    """A graph's code, and not its call as a module: hooks on all modules are none for it."""
+    """A graph's code, and not its call as a module: hooks on all modules are none for it.
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    Args:
+        module: the graph.
+        run: gives its outputs; its code by default.
+    """
+
+    def __init__(self, module: fx.GraphModule, run: Callable[..., Any] | None = None) -> None:
         self._module = module
+        self._switches = any(node.target in _SWITCHES for node in module.graph.nodes)
+        if run is not None:
+            self._code = run
 
     def __call__(self, *args: Any) -> Any:
         """The graph's outputs for a call's inputs."""
-        return self._code(*args)
+        with switched_back() if self._switches else contextlib.nullcontext():
+            return self._code(*args)
 
     @cached_property
     def _code(self) -> Callable[..., Any]:

@@ -50,3 +50,32 @@ def uncached() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
+
+
+@contextlib.contextmanager
+def switched_back() -> Iterator[None]:
+    """Gradients and autocast are as before where what is inside raises between two switches.
+
+    A graph has calls that switch them on and off, and no ``with`` statement around them.
+    """
+    grad, depth = torch.is_grad_enabled(), _depth()
+    regions = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES]
+    cached = torch.is_autocast_cache_enabled()
+    try:
+        yield
+    except BaseException:
+        while _depth() > depth:
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+        for device, is_on, dtype in regions:
+            torch.set_autocast_enabled(device, is_on)
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(cached)
+        torch.set_grad_enabled(grad)
+        raise
+
+
+def _depth() -> int:
+    """How many regions of autocast there are around; casts are kept until none is."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()

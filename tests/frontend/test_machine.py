@@ -28,6 +28,7 @@ import ortrain
 from ortrain import Options, ORTModule
 from ortrain.errors import InputError, NotServed, OrtrainWarning, ParityError
 from ortrain.frontend.graph import Graph
+from tests.conftest import autocast_depth
 
 PACKAGE = Path(ortrain.__file__).parent
 
@@ -827,6 +828,36 @@ def test_roundings_of_16_bits_are_no_faults(where: str, monkeypatch: pytest.Monk
             y = model(x)
         y.float().square().mean().backward()
     assert model.report.eager_calls == 0
+
+
+class Within(nn.Module):
+    """Reads words within autocast, or without gradients."""
+
+    def __init__(self, region: Callable[[], Any]) -> None:
+        super().__init__()
+        self.words, self.layer, self.region = nn.Embedding(5, 4), nn.Linear(4, 4), region
+
+    def forward(self, ids: Tensor) -> Tensor:
+        with self.region():
+            h = self.layer(self.words(ids))
+        return h.float()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("region", [lambda: torch.autocast("cpu", torch.bfloat16), torch.no_grad])
+@pytest.mark.parametrize("good", [0, 1, 3])
+def test_a_region_in_which_a_call_raises_is_left(region: Callable[[], Any], good: int) -> None:
+    """A graph switches autocast and gradients on and off, without a ``with`` statement."""
+    model, ids = held(Within(region)), torch.tensor([1, 2])
+    for _ in range(good):
+        model(ids)
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            model(torch.tensor([1, 7]))
+        assert autocast_depth() == 0
+        assert not torch.is_autocast_enabled("cpu")
+        assert torch.is_grad_enabled()
+    model(ids)
 
 
 class Counting(nn.Module):
