@@ -8,14 +8,16 @@ after another.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from torch import is_grad_enabled, nn
 
 from ortrain.errors import NotServed, OrtrainError
 from ortrain.frontend.call import NothingDone, heard
-from ortrain.frontend.compiled import Compiled
+from ortrain.frontend.compiled import OVER_BUDGET, Compiled
 from ortrain.module_state.saving import saving_hooks
+from ortrain.pytorch.dynamo import without_conversions
 from ortrain.pytorch.routes import is_routed, plainly, route, without
 
 # Graphs that one call makes; blocks behind these run in PyTorch then, so that no step waits long.
@@ -80,7 +82,11 @@ class _Way:
         call.module, call.given = self.block, (args, kwargs)
         route(self.block, None)  # what Dynamo converts is the block's call
         try:
-            with without(call.mode):
+            forbids = not call.may_convert and self.compiled.is_whole
+            with (
+                without(call.mode),
+                without_conversions(raises=True) if forbids else nullcontext(),
+            ):
                 return self.compiled(self.block, args, kwargs)
         except NothingDone as nothing:
             why = nothing.why
@@ -88,5 +94,8 @@ class _Way:
             route(self.block, self)
             call.module, call.given = before
         output = plainly(self.block, args, kwargs)
-        self.refused = why  # else the call was wrong
+        if why is OVER_BUDGET:
+            call.failed = why
+        else:
+            self.refused = why  # else the call was wrong
         return output

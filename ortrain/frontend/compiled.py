@@ -28,6 +28,7 @@ from ortrain.pytorch.dynamo import (
     as_one_graph,
     breaks,
     converted,
+    is_forbidden,
     is_of_conversion,
     is_running,
     not_followed,
@@ -44,6 +45,13 @@ HELP = "none is needed: such calls run in PyTorch"
 ONES_MATTER = NotServed(
     "it drops axes of size one, which no symbol may be then",
     because="some of the call had run by then: the next one is converted anew",
+    help=HELP,
+)
+
+
+OVER_BUDGET = CaptureError(
+    "what its code depends on changes from call to call",
+    because="a graph for each change would take too much of the run",
     help=HELP,
 )
 
@@ -129,6 +137,8 @@ class Compiled:
         except NothingDone:
             raise
         except Exception as error:
+            if is_forbidden(error):
+                raise NothingDone(OVER_BUDGET) from None
             if not is_of_conversion(error):
                 if self.conversions != before:
                     self.renew()

@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 from ortrain.autodiff.held import peak, saved_bytes
 from ortrain.config import DebugOptions, Engine, Options
 from ortrain.errors import (
-    CaptureError,
     NotServed,
     OfThisCall,
     OrtrainError,
@@ -27,7 +26,7 @@ from ortrain.errors import (
 )
 from ortrain.frontend.blocks import Blocks
 from ortrain.frontend.call import Heard, Look, NothingDone, Reads
-from ortrain.frontend.compiled import HELP, ONES_MATTER, Compiled
+from ortrain.frontend.compiled import HELP, ONES_MATTER, OVER_BUDGET, Compiled
 from ortrain.frontend.equal import equal_blocks
 from ortrain.frontend.form import AGAIN
 from ortrain.frontend.graph import Graph, Waits
@@ -53,11 +52,6 @@ _BORROWED = OfThisCall(
     "some parameters are no parameters, as torch.func.functional_call sets them", help=HELP
 )
 _RAISES = OfThisCall("the call raises an error", help=HELP)
-_OVER_BUDGET = CaptureError(
-    "what its code depends on changes from call to call",
-    because="a graph for each change would take too much of the run",
-    help=HELP,
-)
 
 
 @dataclass
@@ -154,9 +148,13 @@ class Graphs:
             self._prepare(call, may_convert)
             call.reads = self._reads if self._may_wait(compiled, reference) else None
             try:
-                with nullcontext() if may_convert else without_conversions():
+                # Where PyTorch may run the whole, it does so from outside, and draws as graphs do.
+                raises = compiled.is_whole
+                with nullcontext() if may_convert else without_conversions(raises=raises):
                     output = compiled(self.module, args, kwargs)
             except NothingDone as nothing:
+                if nothing.why is OVER_BUDGET:
+                    return Outcome(done=False, why=OVER_BUDGET.at(""))
                 if nothing.why is None:
                     return Outcome(done=False, why=_RAISES.at(""))
                 return Outcome(done=False, why=nothing.why, lasting=True, always=nothing.always)
@@ -284,7 +282,7 @@ class Graphs:
             return NotServed(why, help=HELP)
         if not compiled.watch.has_its_parameters():
             return _BORROWED.at("")
-        return None if may_convert or compiled.made else _OVER_BUDGET.at("")
+        return None if may_convert or compiled.made else OVER_BUDGET.at("")
 
     def _outcome(self, output: Any, call: Heard, compiled: Compiled, may_convert: bool) -> Outcome:
         if call.ran:
@@ -297,7 +295,7 @@ class Graphs:
             why = call.failed.at(call.failed.where)
             return Outcome(output, why=why, meant=waits or call.failed is AGAIN, waits=waits)
         if not may_convert:
-            return Outcome(output, why=_OVER_BUDGET.at(""))
+            return Outcome(output, why=OVER_BUDGET.at(""))
         return Outcome(output, why=compiled.refusal(), lasting=True)
 
     def _made(self, engine: Engine, way: str) -> Compiled:

@@ -257,10 +257,24 @@ def as_one_graph() -> contextlib.AbstractContextManager[Any]:
     return found
 
 
-def without_conversions() -> contextlib.AbstractContextManager[Any]:
-    """Code that has no graph for its values runs as it is inside."""
-    stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("eager_on_recompile")
-    return stance
+def without_conversions(*, raises: bool = False) -> contextlib.AbstractContextManager[Any]:
+    """Code that has no graph for its values runs as it is inside.
+
+    Args:
+        raises: whether it is an error instead, before any of it has run (:func:`is_forbidden`).
+    """
+    found: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance(
+        _FORBIDDEN if raises else "eager_on_recompile"
+    )
+    return found
+
+
+def is_forbidden(error: Exception) -> bool:
+    """Whether a conversion would have been needed that must not be."""
+    return type(error) is RuntimeError and f"'{_FORBIDDEN}'" in str(error)
+
+
+_FORBIDDEN = "fail_on_recompile"
 
 
 def is_of_conversion(error: Exception) -> bool:

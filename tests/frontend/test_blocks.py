@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ortrain import ORTModule
 from ortrain.frontend import autotune, machine
-from ortrain.frontend.policy import BLOCKS, Challenger
+from ortrain.frontend.policy import BLOCKS, MODULE, Challenger, Policy
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ class Deep(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         x = nn.functional.dropout(self.embedding(ids), self.dropout, self.training)
-        mask = (ids > 2)[..., None].float()
+        mask = (ids > 2)[..., None].to(x.dtype)
         for layer in self.layers:
             if self.checkpoints is not None:
                 x = checkpoint(layer, x, mask, use_reentrant=self.checkpoints)
@@ -92,8 +92,11 @@ def test_a_model_trains_as_without_and_its_layers_have_one_graph() -> None:
     assert made(model).conversions == 1
 
 
-def test_blocks_of_several_kinds_have_their_graphs_one_call_after_another() -> None:
+def test_blocks_of_several_kinds_have_their_graphs_one_call_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """So that no step waits long."""
+    monkeypatch.setattr(Policy, "may_convert", True)  # whatever conversions take
 
     class Narrow(Block):
         pass
@@ -131,6 +134,27 @@ def test_what_is_drawn_does_not_depend_on_when_they_are_graphs() -> None:
     assert early.report.graph_calls
     assert not late.report.graph_calls
     assert not torch.allclose(trained(early)[0], trained(copy.deepcopy(module))[0])
+
+
+@pytest.mark.parametrize("ways", [[Challenger(BLOCKS, 0.0, 0.9)], [Challenger(MODULE, 0.0, 0.9)]])
+def test_a_call_that_would_need_a_graph_too_many_draws_the_same(
+    ways: list[Challenger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "challengers_of", lambda *_, **__: ways)
+    module = Deep(dropout=0.3)
+    model, late = ORTModule(module), ORTModule(copy.deepcopy(module))
+    late.steps_to_come = 0
+    torch.testing.assert_close(trained(model), trained(late))
+    before = model.report.graph_calls
+    assert before
+    monkeypatch.setattr(Policy, "may_convert", False)
+    for each in (model, late):
+        each.double()
+    torch.testing.assert_close(trained(model), trained(late))
+    assert model.report.graph_calls == before
+    for each in (model, late):
+        each.float()
+    torch.testing.assert_close(trained(model), trained(late))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
