@@ -97,8 +97,11 @@ def proven(graph: Graph, form: Form, args: Sequence[Any], known: Form | None = N
 
 
 def _agreeing(graph: Graph, form: Form) -> Form | None:
-    """A program of the graph that agrees with PyTorch, and shows all that another one does."""
-    for each in graph.forms.values():
+    """A program of the graph that agrees with PyTorch, and shows all that another one does.
+
+    Of several the latest, which as a rule computes least.
+    """
+    for each in reversed(graph.forms.values()):
         agrees = each.certificate is not None and not each.certificate.faults
         if agrees and {*each.hidden} <= {*form.hidden} and {*each.partial} <= {*form.partial}:
             return each
