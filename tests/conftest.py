@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+from ortrain.guards.autocast import autocast_depth
 from tests.breadth import THINNED, beyond
 
 # The tests run in parallel, and sums over one thread are always in the same order.
@@ -62,13 +63,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
-def old_front_end(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What looks at the front end that Dynamo has replaced has it, as long as it is there."""
-    if _is_of_old(request.node):
-        monkeypatch.setenv("ORTRAIN_FRONT_END", "old")
-
-
-@pytest.fixture(autouse=True)
 def graphs_of_their_own() -> None:
     """No test finds a graph that an earlier one has made."""
     if (backend := sys.modules.get("ortrain.frontend.backend")) is not None:
@@ -81,12 +75,6 @@ def regions_are_left() -> Iterator[None]:
     before = autocast_depth()
     yield
     assert autocast_depth() == before
-
-
-def autocast_depth() -> int:
-    """How many regions of autocast there are around."""
-    torch.autocast_increment_nesting()
-    return torch.autocast_decrement_nesting()
 
 
 @pytest.fixture(autouse=True)

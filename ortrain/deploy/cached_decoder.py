@@ -50,7 +50,7 @@ class CachedDecoder(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self._cache = cache_name()  # which is found by what Dynamo does not follow
+        self._cache = cache_name()  # Dynamo does not follow how it is found
 
     def forward(self, past: States, cross: States, **kwargs: Any) -> tuple[Tensor, States, States]:
         """Logits for new tokens.

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from ortrain.capture.trace.refusal import first_line
 from ortrain.errors import OrtrainError
 from ortrain.frontend.functions import APPLY, BACKWARD, check_functions, lowered
 from ortrain.frontend.layouts import laid_out
+from ortrain.frontend.original import all_nodes, higher_order_in
 from ortrain.frontend.repeats import Repeats
 from ortrain.frontend.writes import check_checkpoints
 from ortrain.pytorch.operators import HigherOrderOperator
@@ -46,27 +47,26 @@ def has_reentrant(module: fx.GraphModule) -> bool:
     """Whether one of Dynamo's graphs has a checkpoint with ``use_reentrant=True``."""
     return any(
         node.target in _CHECKPOINTS and node.kwargs.get("use_reentrant", True)
-        for node in _all_nodes(module)
+        for node in all_nodes(module)
     )
 
 
 def is_narrow(module: fx.GraphModule) -> bool:
     """Whether one of Dynamo's graphs computes in 16 bits."""
-    values = [node.meta.get("example_value") for node in _all_nodes(module)]
+    values = [node.meta.get("example_value") for node in all_nodes(module)]
     return are_narrow({value.dtype for value in values if isinstance(value, Tensor)})
 
 
-# Other functions that run code of the user's are traced aside (``speculate_subgraph`` in Dynamo),
-# which goes on with a copy of what it knows of attributes that were assigned to: what is assigned
-# later is written nowhere. So it is of ``torch.cond`` and of hooks on tensors, in torch 2.13.
+# Dynamo traces the code in any other higher-order operator aside (``speculate_subgraph``). It goes
+# on with a copy of what it knows of attributes, and loses what the code assigns to them later. In
+# torch 2.13 this holds for ``torch.cond`` and for hooks on tensors.
 _KEEP_WRITES = {*_CHECKPOINTS, APPLY}
 
 
 def loses_writes(module: fx.GraphModule) -> str:
     """Behind which function Dynamo may lose what its graph's code assigns; empty for none."""
-    found = (node.target for node in _all_nodes(module))
-    lost = (each for each in found if isinstance(each, HigherOrderOperator))
-    return next((each.name() for each in lost if each not in _KEEP_WRITES), "")
+    found = (each.name() for each in higher_order_in(module) if each not in _KEEP_WRITES)
+    return next(found, "")
 
 
 _SQUEEZES = {torch.squeeze, "squeeze", "squeeze_"}
@@ -76,15 +76,8 @@ def squeezes(module: fx.GraphModule) -> bool:
     """Whether one of Dynamo's graphs drops an axis where its size is one, and it may be so."""
     return any(
         node.target in _SQUEEZES and any(map(_has_symbols, node.all_input_nodes))
-        for node in _all_nodes(module)
+        for node in all_nodes(module)
     )
-
-
-def _all_nodes(module: fx.GraphModule) -> Iterator[fx.Node]:
-    """The nodes of a graph, and of those that it calls."""
-    for part in module.modules():
-        if isinstance(part, fx.GraphModule):
-            yield from part.graph.nodes
 
 
 def _has_symbols(node: Any) -> bool:

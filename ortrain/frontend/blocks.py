@@ -1,8 +1,8 @@
 """A model's equal blocks, each compiled for itself: one graph serves them all.
 
 The layers of a transformer are of one class. Their graph is there in the time of one layer, however
-many there are; what is around them runs in PyTorch. Blocks of several kinds have theirs one call
-after another.
+many there are; what is around them runs in PyTorch. A call makes one graph at most: blocks of
+several kinds get theirs in one call after another.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -50,19 +50,19 @@ class Way:
         places: of its inputs among the graph's.
         numbers: which of these are numbers.
         pairs: which are complex, and pairs of real numbers in the program.
-        copied: of which it takes copies: the caller's writes must leave what its backward reads,
-            where they leave that of PyTorch's.
-        first: of which it does where other outputs may receive gradients than is thought.
         held: places of its parameters and buffers among the graph's inputs.
+        copied: of which it takes copies. Its backward reads these and PyTorch's does not, so that
+            the user may write to them.
+        first: of which it does where other outputs may receive gradients than is thought.
     """
 
     step: Step
     places: list[int]
     numbers: list[int]
     pairs: list[int]
-    copied: list[int]
-    first: list[int]
     held: list[int]
+    copied: list[int] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
 
 
 class Form:
@@ -174,8 +174,6 @@ class Form:
                 places,
                 [n for n, i in enumerate(places) if i in found.numbers],
                 [n for n, i in enumerate(places) if i in found.pairs],
-                [],
-                [],
                 [found.places[name] for name in step.names],
             )
             self.copy(way)

@@ -28,7 +28,7 @@ from ortrain.exclusive import EXCLUSIVE
 from ortrain.frontend.call import Look, draws_of, heard, in_its_place, spent
 from ortrain.frontend.form import Form, sizes_of
 from ortrain.frontend.layouts import orders_of
-from ortrain.frontend.original import in_pytorch
+from ortrain.frontend.original import higher_order_in, in_pytorch
 from ortrain.frontend.program import translated
 from ortrain.graph.cost import Multiplications
 from ortrain.guards.autocast import active
@@ -39,7 +39,6 @@ from ortrain.passes.tokens import Shown, packed
 from ortrain.passes.tokens.demand import is_loss
 from ortrain.program import Program, Role, set_role
 from ortrain.pytorch.conditions import example_of
-from ortrain.pytorch.operators import HigherOrderOperator
 from ortrain.pytorch.sources import name_of
 from ortrain.pytorch.tracing import has_numbers
 from ortrain.pytorch.transforms import is_wrapped, tangents, transform_around
@@ -101,12 +100,7 @@ class Graph:
         check_precision(holders, real, options)
         self.fallback = in_pytorch(module)
         # A checkpoint reads its inputs again, and a function of the user's own keeps what it likes.
-        self.has_bodies = any(
-            isinstance(node.target, HigherOrderOperator)
-            for each in module.modules()
-            if isinstance(each, fx.GraphModule)
-            for node in each.graph.nodes
-        )
+        self.has_bodies = any(True for _ in higher_order_in(module))
         self.alone = not isinstance(module.graph.output_node().args[0], tuple | list)
         self.translated = found = translated(module, real, options.opset)
         program = found.program

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ortrain.frontend.functions import differentiable
 from ortrain.guards.autocast import Autocast, autocast_as, switched_back, without_autocast
+from ortrain.pytorch.operators import HigherOrderOperator
 from ortrain.pytorch.sources import is_buffer
 from ortrain.pytorch.switches import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRADIENTS
 from ortrain.step.draws import replayed_draws
@@ -81,12 +82,23 @@ def in_pytorch(module: fx.GraphModule) -> Callable[..., Any]:
     """
     if not any(
         node.target is higher_order.tag_activation_checkpoint or _is_misprinted(node)
-        for each in module.modules()
-        if isinstance(each, fx.GraphModule)
-        for node in each.graph.nodes
+        for node in all_nodes(module)
     ):
         return Code(module)
     return Code(module, _InPyTorch(module).run)
+
+
+def all_nodes(module: fx.GraphModule) -> Iterator[fx.Node]:
+    """The nodes of a graph, and of those that it calls."""
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            yield from part.graph.nodes
+
+
+def higher_order_in(module: fx.GraphModule) -> Iterator[HigherOrderOperator]:
+    """The operators of a graph that run a graph themselves, such as checkpoints."""
+    found = (node.target for node in all_nodes(module))
+    return (each for each in found if isinstance(each, HigherOrderOperator))
 
 
 class Code:
@@ -99,7 +111,7 @@ class Code:
 
     def __init__(self, module: fx.GraphModule, run: Callable[..., Any] | None = None) -> None:
         self._module = module
-        self._switches = any(node.target in _SWITCHES for node in module.graph.nodes)
+        self._switches = any(node.target in _SWITCHES for node in all_nodes(module))
         if run is not None:
             self._code = run
 

@@ -102,8 +102,8 @@ def _agreeing(graph: Graph, form: Form) -> Form | None:
     Of several the latest, which as a rule computes least.
     """
     for each in reversed(graph.forms.values()):
-        agrees = each.certificate is not None and not each.certificate.faults
-        if agrees and {*each.hidden} <= {*form.hidden} and {*each.partial} <= {*form.partial}:
+        is_right = each.certificate is not None and not each.certificate.faults
+        if is_right and {*each.hidden} <= {*form.hidden} and {*each.partial} <= {*form.partial}:
             return each
     return None
 
@@ -145,7 +145,6 @@ class _Trial:
         self.precision = precision_of(plan.programs)
         self.reached = [i for i, given in enumerate(plan.upstream) if given]
         self.shown: dict[int, Tensor] = {}
-        self._saved = _Saved()
 
     def given(self) -> list[Tensor]:
         """The arguments, parameters among them."""
@@ -160,13 +159,15 @@ class _Trial:
         with random_states(), unhooked(), drawing(None):
             torch.manual_seed(self.seed)
             args = self._copies(dtype, rounding)
+            saved = _Saved()
             draws: Any = contextlib.nullcontext()
             if self.draws:
                 draws = replayed_draws(int(draw_seed(1)))
-            with draws, self._saved:
+            with draws, saved:
                 results = self.own.fallback(*args)
-            if dtype is None and is_grad_enabled() and not self.own.has_bodies:
-                self.own.leave([i for i in self.own.filled if not self._saved.has(args[i])])
+            is_the_call = dtype is None and not rounding and is_grad_enabled()
+            if is_the_call and not self.own.has_bodies:
+                self.own.leave([i for i in self.own.filled if not saved.has(args[i])])
             return self._evidence(args, results)
 
     def graph(self, rounding: int) -> Evidence:

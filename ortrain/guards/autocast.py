@@ -58,13 +58,13 @@ def switched_back() -> Iterator[None]:
 
     A graph has calls that switch them on and off, and no ``with`` statement around them.
     """
-    grad, depth = torch.is_grad_enabled(), _depth()
+    grad, depth = torch.is_grad_enabled(), autocast_depth()
     regions = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES]
     cached = torch.is_autocast_cache_enabled()
     try:
         yield
     except BaseException:
-        while _depth() > depth:
+        while autocast_depth() > depth:
             if torch.autocast_decrement_nesting() == 0:
                 torch.clear_autocast_cache()
         for device, is_on, dtype in regions:
@@ -75,7 +75,7 @@ def switched_back() -> Iterator[None]:
         raise
 
 
-def _depth() -> int:
+def autocast_depth() -> int:
     """How many regions of autocast there are around; casts are kept until none is."""
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()

@@ -11,6 +11,18 @@ from torch import Tensor, fx, nn
 from ortrain.frontend.backend import InPyTorch, ortrain
 
 
+class Doubled(torch.autograd.Function):
+    """Has its argument as it is, and not through a function of PyTorch's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
 def compiled(
     code: Any,
     engine: str = "aten",

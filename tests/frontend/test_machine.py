@@ -28,7 +28,8 @@ import ortrain
 from ortrain import Options, ORTModule
 from ortrain.errors import InputError, NotServed, OrtrainWarning, ParityError
 from ortrain.frontend.graph import Graph
-from tests.conftest import autocast_depth
+from ortrain.guards.autocast import autocast_depth
+from tests.frontend.compiling import Doubled
 
 PACKAGE = Path(ortrain.__file__).parent
 
@@ -888,16 +889,6 @@ def test_a_comparison_behind_a_call_leaves_what_the_call_has_written() -> None:
 # -- what code assigns behind functions that Dynamo traces aside ----------------------------------
 
 
-class Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient * 2
-
-
 def _with_hook(x: Tensor) -> Tensor:
     x.register_hook(lambda gradient: gradient * 0.5)
     return x
@@ -906,7 +897,7 @@ def _with_hook(x: Tensor) -> Tensor:
 ASIDE: dict[str, Callable[[Tensor], Tensor]] = {
     "checkpoint": lambda x: checkpoint(torch.tanh, x, use_reentrant=False),
     "checkpoint with reentrance": lambda x: checkpoint(torch.tanh, x, use_reentrant=True),
-    "function of autograd": Twice.apply,
+    "function of autograd": Doubled.apply,
     "hook": _with_hook,
     "cond": lambda x: torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: y * 3, (x,)),
     "vmap": lambda x: torch.vmap(torch.tanh)(x),

@@ -24,6 +24,7 @@ from ortrain.frontend.graph import Graph
 from ortrain.passes import linear_loss
 from ortrain.step import tokens
 from ortrain.step.unread import Unread
+from tests.frontend.compiling import Doubled
 
 WORDS = 40
 ENGINES = ("aten", "onnxruntime")
@@ -103,18 +104,6 @@ def models() -> Models:
 
 
 # -- whoever reads one has what PyTorch gives -----------------------------------------------------
-
-
-class Doubled(torch.autograd.Function):
-    """Has its argument as it is, and not through a function of PyTorch's."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient * 2
 
 
 def _saved(logits: Tensor) -> Any:
