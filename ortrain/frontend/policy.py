@@ -46,6 +46,11 @@ CHANGES = "what its code depends on changes from call to call: a graph for each 
 BUSY = 2.0
 # The share of the whole's gain that blocks have: of padded BERT, which they do not shorten, 0.6.
 OF_BLOCKS = 0.6
+# A way that has saved less than this share of what was foreseen was not the first graph: the next
+# one need not wait until the run has paid for both.
+POOR = 0.5
+# Steps that a loop is likely to take, where they are so long that a graph is made at once.
+LIKELY = 2 / LONG
 
 
 @dataclass(frozen=True)
@@ -259,7 +264,11 @@ class Policy:
             self.contest.waits = not paying
         if paying:
             left = self.prospect.steps
-            horizon = elapsed if left is None else left * step
+            if left is None:
+                is_long = any(self._is_long(each, step) for each in paying)
+                horizon = max(elapsed, LIKELY * step) if is_long else elapsed
+            else:
+                horizon = left * step
             return max(paying, key=lambda each: each.gain * horizon - each.cost)
         self._look_at = marks.clock() + max(step, elapsed / 8)
         if self.way == TORCH:  # by what it takes then, a graph will be judged
@@ -271,13 +280,17 @@ class Policy:
     def _pays(self, each: Challenger, elapsed: float, step: float) -> bool:
         """Whether a way will save more than it costs, as far as anybody knows."""
         assert self.prospect is not None
-        left, is_first = self.prospect.steps, not self._first
-        if not is_first and self.overhead.total - self._first + each.cost > SHARE * elapsed:
+        left = self.prospect.steps
+        if self._first and self.overhead.total - self._first + each.cost > SHARE * elapsed:
             return False
         if left is not None:
             return (left * each.gain - CERTIFICATE) * step > each.cost
-        is_long = is_first and step > each.cost * LONG
-        return is_long or elapsed > (each.cost + CERTIFICATE * step) / each.gain
+        paid = (each.cost + CERTIFICATE * step) / each.gain
+        return self._is_long(each, step) or elapsed > paid
+
+    def _is_long(self, each: Challenger, step: float) -> bool:
+        """Whether steps are so long that a first graph costs as much as few of them."""
+        return not self._first and step > each.cost * LONG
 
     def _recall(self, note: Note) -> None:
         """Takes what an earlier process has found, where steps take about as long as they did."""
@@ -319,19 +332,25 @@ class Policy:
         self._duel = None
         left = {each.way: each for each in self.challengers}
         names = [*left]
-        self._first = self._first or self.overhead.total
+        self.challengers = self.challengers[names.index(about) + 1 if about in left else 0 :]
+        if not self.challengers or not self._is_poor(duel, left.get(duel.challenger)):
+            self._first = self._first or self.overhead.total
         if told not in (TORCH, duel.champion, duel.challenger):
             if told in left:  # which the first process has come to by another way
                 self._first, self._spent = 0.0, self.overhead.total
                 self._allowed = max(2 * left[told].cost, LEAST)
             else:
                 told = TORCH
-        self.challengers = self.challengers[names.index(about) + 1 if about in left else 0 :]
         self.way, self._known = told, Times()
         self._conclude(duel)
         if self.settled:
             self._close()
         return self.way
+
+    def _is_poor(self, duel: Duel, challenger: Challenger | None) -> bool:
+        """Whether a way has saved far less than was foreseen."""
+        best, before = (_mean(duel.times[each]) for each in (duel.challenger, duel.champion))
+        return bool(challenger and before) and 1 - best / before < POOR * challenger.gain
 
     def _tell_others(self, challenger: str, winner: str) -> None:
         if self._verdicts is not None:

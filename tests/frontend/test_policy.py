@@ -158,6 +158,29 @@ def test_the_whole_comes_at_once_where_steps_are_many(clock: Clock) -> None:
     assert ways[-1] == MODULE
 
 
+@pytest.mark.parametrize("blocks", [0.095, 0.12])
+def test_the_whole_is_the_first_graph_where_blocks_have_saved_little(
+    clock: Clock, blocks: float
+) -> None:
+    policy = policy_of([PART, WHOLE])
+    ways = run(
+        policy, clock, {TORCH: 0.1, BLOCKS: blocks, MODULE: 0.04}, 300, {BLOCKS: 0.5, MODULE: 2.0}
+    )
+    first = ways.index(MODULE)
+    assert BLOCKS in ways[:first]
+    assert first * 0.1 <= 1.3 * (2.0 + 0.5) / 0.25
+    assert ways[-1] == MODULE
+
+
+def test_where_steps_are_long_the_whole_is_tried_at_once(clock: Clock) -> None:
+    policy = policy_of([PART, Challenger(MODULE, cost=5.0, gain=0.5)])
+    seconds = {TORCH: 2.5, BLOCKS: 2.4, MODULE: 0.8}
+    ways = run(policy, clock, seconds, 40, {BLOCKS: 0.5, MODULE: 5.0})
+    assert ways.index(MODULE) <= 3
+    assert BLOCKS not in ways
+    assert ways[-1] == MODULE
+
+
 def test_batches_of_different_sizes_are_compared_by_size(clock: Clock) -> None:
     policy = policy_of([WHOLE], steps=1000)
     seconds = {TORCH: 0.001, MODULE: 0.0009}
