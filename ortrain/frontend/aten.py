@@ -74,15 +74,21 @@ _SQUEEZES = {torch.squeeze, "squeeze", "squeeze_"}
 
 def squeezes(module: fx.GraphModule) -> bool:
     """Whether one of Dynamo's graphs drops an axis where its size is one, and it may be so."""
-    return any(
-        node.target in _SQUEEZES and any(map(_has_symbols, node.all_input_nodes))
-        for node in all_nodes(module)
+    return any(node.target in _SQUEEZES and _may_drop(node) for node in all_nodes(module))
+
+
+def _may_drop(node: fx.Node) -> bool:
+    """Whether one of the axes that it drops where they are one has a symbol for a size."""
+    value = node.all_input_nodes[0].meta.get("example_value") if node.all_input_nodes else None
+    if not isinstance(value, torch.Tensor):
+        return False
+    dropped = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    axes = range(value.dim()) if dropped is None else dropped
+    axes = axes if isinstance(axes, range | tuple | list) else (axes,)
+    known = [axis for axis in axes if isinstance(axis, int) and -value.dim() <= axis < value.dim()]
+    return len(known) < len([*axes]) or any(
+        isinstance(value.shape[axis], torch.SymInt) for axis in known
     )
-
-
-def _has_symbols(node: Any) -> bool:
-    value = node.meta.get("example_value")
-    return isinstance(value, torch.Tensor) and any(isinstance(s, torch.SymInt) for s in value.shape)
 
 
 def aten_of(module: fx.GraphModule, fakes: list[Any]) -> fx.GraphModule:

@@ -24,7 +24,7 @@ from ortrain.frontend.autotune import Duel, Times
 from ortrain.frontend.equal import equal_blocks
 from ortrain.step import marks
 from ortrain.step.overhead import Overhead
-from ortrain.step.prospect import CERTIFICATE, FIRST, LAYER, LONG, Prospect
+from ortrain.step.prospect import CERTIFICATE, FIRST, LAYER, Prospect
 from ortrain.step.recalled import Note
 from ortrain.step.report import Contest
 from ortrain.step.sample import Sample
@@ -32,8 +32,9 @@ from ortrain.step.verdict import Verdict
 
 TORCH, BLOCKS, MODULE = "torch", "blocks", "module"
 
-# Seconds of processor time in which there is to be a first graph.
-SOON = 3.0
+# A graph that is likely to take more seconds than this comes behind blocks, whatever it gains: the
+# first graph is there soon.
+SOON = 5.0
 # What everything behind the first graph may take, as a share of the run so far.
 SHARE = 0.1
 # What a challenger's graphs may take at least, in seconds, and twice what they are thought to.
@@ -46,11 +47,19 @@ CHANGES = "what its code depends on changes from call to call: a graph for each 
 BUSY = 2.0
 # The share of the whole's gain that blocks have: of padded BERT, which they do not shorten, 0.6.
 OF_BLOCKS = 0.6
+# Blocks that take more than this share of what the whole takes are not tried.
+CHEAP = 0.6
+# Seconds that the first conversion of a process takes to load Dynamo and the front end.
+LOADING = 0.6
+_FRONT_END = "ortrain.frontend.graphs"
 # A way that has saved less than this share of what was foreseen was not the first graph: the next
 # one need not wait until the run has paid for both.
 POOR = 0.5
-# Steps that a loop is likely to take, where they are so long that a graph is made at once.
-LIKELY = 2 / LONG
+# Steps that a loop is likely to take: a way that pays by then is tried at once.
+LIKELY = 40
+# What a way may cost, times what is foreseen, where it is weighed against another: Dynamo traces a
+# model anew for each graph break, up to four times.
+RISK = 2.0
 
 
 @dataclass(frozen=True)
@@ -113,11 +122,12 @@ def challengers_of(module: nn.Module, gain: float, *, trains: bool) -> list[Chal
         trains: whether the calls have gradients.
     """
     whole = Challenger(MODULE, Prospect.of(module).cost, gain)
-    if not trains or whole.cost <= SOON or not (blocks := equal_blocks(module)):
+    if not trains or not (blocks := equal_blocks(module)):
         return [whole]
     kinds = {type(block): block for block in blocks}.values()
     layers = sum(not [*part.children()] for block in kinds for part in block.modules())
-    return [Challenger(BLOCKS, FIRST + 2 * LAYER * layers, gain * OF_BLOCKS), whole]
+    parts = Challenger(BLOCKS, FIRST + 2 * LAYER * layers, gain * OF_BLOCKS)
+    return [parts, whole] if parts.cost < CHEAP * whole.cost else [whole]
 
 
 class Policy:
@@ -264,12 +274,10 @@ class Policy:
             self.contest.waits = not paying
         if paying:
             left = self.prospect.steps
-            if left is None:
-                is_long = any(self._is_long(each, step) for each in paying)
-                horizon = max(elapsed, LIKELY * step) if is_long else elapsed
-            else:
-                horizon = left * step
-            return max(paying, key=lambda each: each.gain * horizon - each.cost)
+            horizon = max(elapsed, LIKELY * step) if left is None else left * step
+            if paying[0].way == BLOCKS and paying[-1].cost > SOON:
+                return paying[0]
+            return max(paying, key=lambda each: each.gain * horizon - RISK * each.cost)
         self._look_at = marks.clock() + max(step, elapsed / 8)
         if self.way == TORCH:  # by what it takes then, a graph will be judged
             if self.contest is not None:
@@ -280,17 +288,16 @@ class Policy:
     def _pays(self, each: Challenger, elapsed: float, step: float) -> bool:
         """Whether a way will save more than it costs, as far as anybody knows."""
         assert self.prospect is not None
-        left = self.prospect.steps
-        if self._first and self.overhead.total - self._first + each.cost > SHARE * elapsed:
+        left, cost = self.prospect.steps, each.cost
+        if _FRONT_END not in sys.modules:
+            cost += LOADING
+        if self._first and self.overhead.total - self._first + cost > SHARE * elapsed:
             return False
         if left is not None:
-            return (left * each.gain - CERTIFICATE) * step > each.cost
-        paid = (each.cost + CERTIFICATE * step) / each.gain
-        return self._is_long(each, step) or elapsed > paid
-
-    def _is_long(self, each: Challenger, step: float) -> bool:
-        """Whether steps are so long that a first graph costs as much as few of them."""
-        return not self._first and step > each.cost * LONG
+            return (left * each.gain - CERTIFICATE) * step > cost
+        # A first one is tried at once where it pays in a loop of a usual length.
+        is_long = not self._first and LIKELY * step * each.gain > cost
+        return is_long or elapsed > (cost + CERTIFICATE * step) / each.gain
 
     def _recall(self, note: Note) -> None:
         """Takes what an earlier process has found, where steps take about as long as they did."""

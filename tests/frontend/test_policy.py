@@ -41,8 +41,9 @@ class Clock:
 
 
 @pytest.fixture(autouse=True)
-def no_waiting() -> None:
-    """A graph is made when it pays."""
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph is made when it pays, and everything is loaded."""
+    monkeypatch.setattr("ortrain.frontend.policy.LOADING", 0.0)
 
 
 @pytest.fixture
@@ -181,6 +182,24 @@ def test_where_steps_are_long_the_whole_is_tried_at_once(clock: Clock) -> None:
     assert ways[-1] == MODULE
 
 
+def test_a_deep_model_has_blocks_first(clock: Clock) -> None:
+    policy = policy_of([PART, Challenger(MODULE, cost=8.0, gain=0.5)], steps=1000)
+    seconds = {TORCH: 1.0, BLOCKS: 0.7, MODULE: 0.4}
+    ways = run(policy, clock, seconds, 300, {BLOCKS: 0.5, MODULE: 8.0})
+    assert ways.index(BLOCKS) <= 3
+    assert ways.index(BLOCKS) < ways.index(MODULE)
+    assert ways[-1] == MODULE
+
+
+def test_a_short_run_has_blocks_rather_than_the_whole_whose_cost_nobody_knows(
+    clock: Clock,
+) -> None:
+    policy = policy_of([Challenger(BLOCKS, 1.2, 0.3), Challenger(MODULE, 2.4, 0.5)], steps=60)
+    ways = run(policy, clock, {TORCH: 0.15, BLOCKS: 0.1, MODULE: 0.08}, 60, {BLOCKS: 1.2})
+    assert BLOCKS in ways
+    assert MODULE not in ways
+
+
 def test_batches_of_different_sizes_are_compared_by_size(clock: Clock) -> None:
     policy = policy_of([WHOLE], steps=1000)
     seconds = {TORCH: 0.001, MODULE: 0.0009}
@@ -267,9 +286,8 @@ def test_equal_blocks_are_the_members_of_a_list() -> None:
     assert equal_blocks(model) == layers
     assert equal_blocks(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))) == []
     assert equal_blocks(nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)])) == []
-    with torch.no_grad():
-        ways = [each.way for each in challengers_of(model, 0.25, trains=True)]
-    assert ways == [MODULE]  # small enough to be made at once
+    two = nn.Sequential(Block(), Block())
+    assert [each.way for each in challengers_of(two, 0.25, trains=True)] == [MODULE]
     deep = nn.ModuleList([Block() for _ in range(60)])
     assert [each.way for each in challengers_of(deep, 0.25, trains=True)] == [BLOCKS, MODULE]
     assert [each.way for each in challengers_of(deep, 0.25, trains=False)] == [MODULE]
