@@ -40,7 +40,7 @@ from ortrain.step.fallback import alone
 from ortrain.step.marks import now
 from ortrain.step.memory_stats import print_memory
 from ortrain.step.overhead import Overhead
-from ortrain.step.prospect import Prospect, gain_of
+from ortrain.step.prospect import Prospect, gain_of, share_of
 from ortrain.step.recalled import Note
 from ortrain.step.report import Report
 from ortrain.step.seeds import Seeds
@@ -340,7 +340,9 @@ class Machine:
         chosen = cast(Engine, "aten" if "aten" in able else able[0])
         if self.options.deterministic or torch.are_deterministic_algorithms_enabled():
             return Policy(MODULE, self.overhead, engine=chosen)  # which no clock decides
-        ways = challengers_of(self.module, gain_of(dtypes, device), trains=grad)
+        gain = gain_of(dtypes, device)
+        gain *= share_of(self.module) if device.type == "cpu" else 1.0
+        ways = challengers_of(self.module, gain, trains=grad)
         if not self.draws:
             ways = [each for each in ways if each.way != BLOCKS]
         prospect = self.prospect if grad else None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, cast
 
@@ -24,7 +24,7 @@ from ortrain.frontend.autotune import Duel, Times
 from ortrain.frontend.equal import equal_blocks
 from ortrain.step import marks
 from ortrain.step.overhead import Overhead
-from ortrain.step.prospect import CERTIFICATE, FIRST, LAYER, Prospect
+from ortrain.step.prospect import CERTIFICATE, FIRST, LAYER, Prospect, layers_in
 from ortrain.step.recalled import Note
 from ortrain.step.report import Contest
 from ortrain.step.sample import Sample
@@ -59,7 +59,7 @@ POOR = 0.5
 LIKELY = 40
 # What a way may cost, times what is foreseen, where it is weighed against another: Dynamo traces a
 # model anew for each graph break, up to four times.
-RISK = 2.0
+RISK = 3.0
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,15 @@ def challengers_of(module: nn.Module, gain: float, *, trains: bool) -> list[Chal
     whole = Challenger(MODULE, Prospect.of(module).cost, gain)
     if not trains or not (blocks := equal_blocks(module)):
         return [whole]
-    kinds = {type(block): block for block in blocks}.values()
-    layers = sum(not [*part.children()] for block in kinds for part in block.modules())
+    kinds = {_kind(block): block for block in blocks}.values()
+    layers = sum(map(layers_in, kinds))
     parts = Challenger(BLOCKS, FIRST + 2 * LAYER * layers, gain * OF_BLOCKS)
     return [parts, whole] if parts.cost < CHEAP * whole.cost else [whole]
+
+
+def _kind(block: nn.Module) -> tuple[Any, ...]:
+    """What blocks have in common that one graph serves."""
+    return type(block), *(parameter.shape for parameter in block.parameters())
 
 
 class Policy:
@@ -340,7 +345,7 @@ class Policy:
         left = {each.way: each for each in self.challengers}
         names = [*left]
         self.challengers = self.challengers[names.index(about) + 1 if about in left else 0 :]
-        if not self.challengers or not self._is_poor(duel, left.get(duel.challenger)):
+        if duel.challenger in left and not self._learn(duel, left[duel.challenger]):
             self._first = self._first or self.overhead.total
         if told not in (TORCH, duel.champion, duel.challenger):
             if told in left:  # which the first process has come to by another way
@@ -354,10 +359,21 @@ class Policy:
             self._close()
         return self.way
 
-    def _is_poor(self, duel: Duel, challenger: Challenger | None) -> bool:
-        """Whether a way has saved far less than was foreseen."""
+    def _learn(self, duel: Duel, challenger: Challenger) -> bool:
+        """Takes what a way has saved for what those behind it will save as well.
+
+        Returns:
+            Whether that was little, and others are to be tried.
+        """
         best, before = (_mean(duel.times[each]) for each in (duel.challenger, duel.champion))
-        return bool(challenger and before) and 1 - best / before < POOR * challenger.gain
+        if not before or not self.challengers:
+            return False
+        saved = max(1 - best / before, 0.0)
+        now = saved if duel.winner == duel.challenger else 0.0
+        for place, each in enumerate(self.challengers):
+            more = each.gain - challenger.gain + saved - now
+            self.challengers[place] = replace(each, gain=more / (1 - now))
+        return saved < POOR * challenger.gain
 
     def _tell_others(self, challenger: str, winner: str) -> None:
         if self._verdicts is not None:

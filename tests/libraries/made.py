@@ -31,7 +31,7 @@ def llama(large: bool, kind: Any, **more: Any) -> Any:
         **more: of its configuration.
     """
     torch.manual_seed(0)
-    width, layers = (320, 4) if large else (32, 1)
+    width, layers = (448, 4) if large else (32, 1)
     return kind(
         LlamaConfig(
             vocab_size=len(WORDS) + 3,

@@ -16,7 +16,7 @@ class Encoder(nn.Module):
 
     def __init__(self, large: bool) -> None:
         super().__init__()
-        width, layers = (256, 4) if large else (32, 1)
+        width, layers = (384, 4) if large else (32, 1)
         layer = nn.TransformerEncoderLayer(width, 4, width * 4, 0.0, batch_first=True)
         self.first = nn.Linear(16, width)
         self.layers, self.head = nn.TransformerEncoder(layer, layers), nn.Linear(width, 4)
@@ -123,7 +123,7 @@ def unet(way: Way) -> None:
         down_block_types=("DownBlock2D", "AttnDownBlock2D", "DownBlock2D")[: len(widths)],
         up_block_types=("UpBlock2D", "AttnUpBlock2D", "UpBlock2D")[-len(widths) :],
     )
-    _denoise(way, inner, (8 if way.large else 2, 3, 16, 16))
+    _denoise(way, inner, (24 if way.large else 2, 3, 16, 16))
 
 
 def dit(way: Way) -> None:
@@ -148,5 +148,6 @@ def dit(way: Way) -> None:
             each.dropout_prob = 0.0
         if isinstance(each, nn.Dropout):
             each.p = 0.0
-    labels = torch.randint(0, 1000, (8,), generator=torch.Generator().manual_seed(0))
-    _denoise(way, inner, (8, 3, 16, 16), class_labels=labels)
+    rows = 24 if way.large else 8
+    labels = torch.randint(0, 1000, (rows,), generator=torch.Generator().manual_seed(0))
+    _denoise(way, inner, (rows, 3, 16, 16), class_labels=labels)

@@ -19,7 +19,7 @@ class Way:
     Attributes:
         options: of ``ORTModule``; None is plain.
         steps: that it takes.
-        large: whether a plain step takes some 0.2 seconds, or as little as it may.
+        large: whether 300 plain steps take a minute or more, or as little as they may.
         losses: of each step, and of a Trainer the norm of each gradient.
         said: what ortrain has printed, and what it has warned of.
     """

@@ -20,9 +20,12 @@ from ortrain.step.prospect import (
     GAIN_OF_NARROW,
     LEAD,
     LONG,
+    OF_CONVOLUTIONS,
+    OF_RECURRENT,
     RIVAL,
     Prospect,
     gain_of,
+    share_of,
 )
 
 
@@ -139,6 +142,16 @@ def test_what_is_to_be_gained_goes_by_precision_and_processor(
         assert gain_of({torch.float32, narrow}) == GAIN_OF_NARROW
     assert gain_of({torch.int16}) == wide
     assert gain_of({torch.bfloat16}, torch.device("cuda")) == GAIN
+
+
+def test_layers_that_run_the_same_kernels_in_a_graph_save_little() -> None:
+    assert share_of(nn.Linear(4, 4)) == 1.0
+    assert share_of(nn.Conv1d(4, 4, 3)) == OF_CONVOLUTIONS
+    assert share_of(nn.LSTM(4, 4)) == OF_RECURRENT
+    both = nn.Sequential(nn.Linear(10, 10, bias=False), nn.Conv2d(10, 10, 1, bias=False))
+    assert share_of(both) == pytest.approx((1 + OF_CONVOLUTIONS) / 2)
+    assert share_of(nn.Sequential(nn.Embedding(1000, 4), nn.Linear(4, 4))) == 1.0
+    assert share_of(nn.ReLU()) == 1.0
 
 
 def test_a_fine_tuning_of_sixty_steps_gets_a_graph() -> None:

@@ -24,7 +24,33 @@ from ortrain.graph.indices import from_the_start
 def gather(
     op: Translator, self: ir.Value, dim: int, index: ir.Value, *, sparse_grad: bool = False
 ) -> ir.Value:
+    rows = _rows(self, dim, index)
+    if rows is not None:
+        return op.Gather(self, from_the_start(op, op.Reshape(rows, [-1])), axis=dim)
     return op.GatherElements(self, from_the_start(op, index), axis=dim)
+
+
+def _rows(self: ir.Value, dim: int, index: ir.Value) -> ir.Value | None:
+    """What an index is expanded from that has whole rows of a tensor, as of a graph's edges.
+
+    Args:
+        self: what is read or written.
+        dim: the axis.
+        index: of the rank of ``self``.
+
+    Returns:
+        The index with axes of size one beside ``dim``; None where it is another for each element.
+    """
+    node, dims, whole = index.producer(), shapes.dims(index), shapes.dims(self)
+    if node is None or node.op_type != "Expand" or dims is None or whole is None:
+        return None
+    narrow = shapes.dims(node.inputs[0])
+    if narrow is None or len(narrow) != len(dims) or len(dims) < 2:
+        return None
+    beside = [axis for axis in range(len(dims)) if axis != dim % len(dims)]
+    if any(narrow[axis] != 1 or dims[axis] is None or dims[axis] != whole[axis] for axis in beside):
+        return None
+    return node.inputs[0]
 
 
 @translation(aten.index_select.default)
@@ -347,6 +373,10 @@ def _scatter(
     src: ir.Value,
     reduction: str = "none",
 ) -> ir.Value:
+    rows = _rows(self, dim, index) if reduction == "add" else None
+    if rows is not None and dim in (0, -(shapes.rank(self) or 0)):
+        places = op.Reshape(from_the_start(op, rows), [-1, 1])
+        return op.ScatterND(self, places, src, reduction=reduction)
     places = from_the_start(op, index)
     return op.ScatterElements(self, places, src, axis=dim, reduction=reduction)
 
@@ -381,18 +411,21 @@ def scatter_reduce(
         raise refuse("scatter_reduce of whole numbers")
     assert self.dtype is not None
     src = _leading(op, src, index)
-    index = from_the_start(op, index)
+    places = from_the_start(op, index)
     if not include_self:
         neutral = {"amax": float("-inf"), "amin": float("inf")}.get(reduce, 0.0)
         nothing = op.Expand(op.constant(neutral, self.dtype), op.shape(index))
-        self = op.ScatterElements(self, index, nothing, axis=dim)
-    total = op.ScatterElements(self, index, src, axis=dim, reduction=_SCATTERED[reduce])
+        self = op.ScatterElements(self, places, nothing, axis=dim)
+    if reduce in ("sum", "mean"):
+        total = _scatter(op, self, dim, index, src, "add")
+    else:
+        total = op.ScatterElements(self, places, src, axis=dim, reduction=_SCATTERED[reduce])
     if reduce != "mean":
         return total
     one = op.constant(1.0, self.dtype)
     start = op.Expand(one if include_self else op.constant(0.0, self.dtype), op.shape(self))
     each = op.Expand(one, op.shape(index))
-    count = op.ScatterElements(start, index, each, axis=dim, reduction="add")
+    count = _scatter(op, start, dim, index, each, "add")
     return op.Div(total, count if include_self else op.Max(count, 1.0))
 
 
