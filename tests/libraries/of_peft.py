@@ -17,12 +17,8 @@ PARTS = ["q_proj", "v_proj"]
 
 
 def _batch(way: Way, step: int) -> dict[str, Any]:
-    ids = torch.randint(
-        3,
-        len(WORDS),
-        (16, 96) if way.large else (8, 12),
-        generator=torch.Generator().manual_seed(step),
-    )
+    shape = (16, 96) if way.large else (8, 12)
+    ids = torch.randint(3, len(WORDS), shape, generator=torch.Generator().manual_seed(step))
     return {"input_ids": ids, "labels": ids}
 
 

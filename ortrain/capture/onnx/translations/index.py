@@ -424,6 +424,7 @@ def scatter_reduce(
         return total
     one = op.constant(1.0, self.dtype)
     start = op.Expand(one if include_self else op.constant(0.0, self.dtype), op.shape(self))
+    start.shape = self.shape
     each = op.Expand(one, op.shape(index))
     count = _scatter(op, start, dim, index, each, "add")
     return op.Div(total, count if include_self else op.Max(count, 1.0))
