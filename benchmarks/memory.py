@@ -20,11 +20,9 @@ from typing import Any
 
 from contestants import CONTESTANTS, Training
 from measurement import ProcessFailed, Results, Row, arguments, in_a_process, one_of
-from workloads import BESIDE, WORKLOADS
+from workloads import MODELS
 
 from ortrain.runtime.memory import Ceiling, in_use, release_free_memory, resident
-
-MODELS = WORKLOADS | BESIDE
 
 
 class Peak(threading.Thread):

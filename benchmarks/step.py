@@ -16,7 +16,7 @@ import memory
 from contestants import CONTESTANTS
 from lanes import Lanes, with_bases
 from measurement import Results, Row, arguments, compared, one_of, ratio, table, turns
-from workloads import WORKLOADS, Workload
+from workloads import MODELS, WORKLOADS, Workload
 
 
 def measure(
@@ -67,7 +67,7 @@ def more(row: Row) -> str:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("workloads", nargs="*", default=[*WORKLOADS], type=one_of(WORKLOADS))
+    parser.add_argument("workloads", nargs="*", default=[*WORKLOADS], type=one_of(MODELS))
     parser.add_argument("--contestants", nargs="+", type=one_of(CONTESTANTS))
     parser.add_argument("--seconds", type=float, default=60.0, help="per workload, about")
     parser.add_argument("--memory", action="store_true", help="peaks, in processes of their own")
@@ -77,7 +77,7 @@ def main() -> None:
         parser.error("--memory: what is measured is the processor's")
     results = Results("step", options.json, options.device)
     for key in options.workloads:
-        workload = WORKLOADS[key]
+        workload = MODELS[key]
         known = [n for n, c in CONTESTANTS.items() if c.precision in workload.precisions]
         names = with_bases(options.contestants or known)
         found = measure(workload, names, options.rounds, options.seconds, options.device)

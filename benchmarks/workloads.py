@@ -123,6 +123,71 @@ def masked_words() -> Made:
     return RobertaForMaskedLM(config).train(), [batch]
 
 
+def deberta() -> Made:
+    """The first layers of DeBERTa-v3-base, whose attention goes by relative positions."""
+    from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
+
+    torch.manual_seed(0)
+    config: Any = DebertaV2Config(
+        vocab_size=30522, hidden_size=768, num_hidden_layers=4, num_attention_heads=12,
+        intermediate_size=3072, relative_attention=True, position_buckets=256,
+        pos_att_type=["p2c", "c2p"], norm_rel_ebd="layer_norm", share_att_key=True,
+        position_biased_input=False,
+    )  # fmt: skip
+    config.num_labels = 2
+    return DebertaV2ForSequenceClassification(config).train(), [text_batch(30522, 8, 128)]
+
+
+def experts() -> Made:
+    """A decoder of two layers with eight experts each, of which a word has two."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        vocab_size=8000, hidden_size=384, intermediate_size=768, num_hidden_layers=2,
+        num_attention_heads=6, num_key_value_heads=2, num_local_experts=8, use_cache=False,
+    )  # fmt: skip
+    batch = text_batch(8000, 8, 128)
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    labels = torch.where(mask > 0, ids, -100)
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    return MixtralForCausalLM(config).train(), [batch]
+
+
+# --- speech -------------------------------------------------------------------------------------
+
+
+def wav2vec2() -> Made:
+    """The first layers of wav2vec 2.0 base on sounds of a quarter of a second to one."""
+    from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
+
+    torch.manual_seed(0)
+    config: Any = Wav2Vec2Config(num_hidden_layers=4, mask_time_prob=0.0, layerdrop=0.0)
+    config.feat_extract_norm = "layer"  # those of the base model are trained without a mask
+    lengths = torch.randint(4000, 16001, (4, 1))
+    lengths[0] = 16000
+    mask = (torch.arange(16000) < lengths).long()
+    batch = {
+        "input_values": torch.randn(4, 16000) * mask,
+        "attention_mask": mask,
+        "labels": torch.randint(1, 32, (4, 8)),
+    }
+    return Wav2Vec2ForCTC(config).train(), [batch]
+
+
+def whisper() -> Made:
+    """Whisper tiny on windows of three seconds."""
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    torch.manual_seed(0)
+    config: Any = WhisperConfig(max_source_positions=150, use_cache=False)
+    batch = {
+        "input_features": torch.randn(8, 80, 300),
+        "labels": torch.where(torch.rand(8, 32) < 0.3, -100, torch.randint(0, 50000, (8, 32))),
+    }
+    return WhisperForConditionalGeneration(config).train(), [batch]
+
+
 class Tagger(nn.Module):
     """Two layers of a bidirectional LSTM that give each word a tag; returns the loss."""
 
@@ -271,8 +336,24 @@ WORKLOADS = {
         precisions=("bf16",),
     ),
 }
-"""What is timed; `memory.py` has more."""
+"""What is timed by default; `step.py` and `memory.py` have more."""
 BESIDE = {
+    "deberta": Workload(
+        title="4 layers of DeBERTa-v3-base, batch 8 x 128 padded, dropout, AdamW", make=deberta
+    ),
+    "experts": Workload(
+        title="Mixtral, 2 layers of 8 experts, batch 8 x 128 padded, AdamW",
+        make=experts,
+        only_loss=True,
+    ),
+    "wav2vec2": Workload(
+        title="4 layers of wav2vec 2.0 base, 4 sounds of a second padded, dropout, AdamW",
+        make=wav2vec2,
+        only_loss=True,
+    ),
+    "whisper": Workload(
+        title="Whisper tiny, 8 windows of 3 s, 32 words, AdamW", make=whisper, only_loss=True
+    ),
     "bert-checkpointed": Workload(
         title="4 layers of BERT-base, checkpointed, batch 32 x 128 padded, dropout, AdamW",
         make=bert_checkpointed,
@@ -282,7 +363,7 @@ BESIDE = {
         make=partial(bert, batch=2, length=512, attn_implementation="eager"),
     ),
 }
-"""What `memory.py` measures besides."""
+MODELS = WORKLOADS | BESIDE
 
 
 def loss_of(output: Any) -> torch.Tensor:
