@@ -26,7 +26,15 @@ from ortrain.cache import Cache
 from ortrain.config import EXECUTORS, DebugOptions, Engine, LogLevel, Options
 from ortrain.errors import CheckFailed, NotServed, OfThisCall, OrtrainError, warn_caller
 from ortrain.exclusive import EXCLUSIVE
-from ortrain.frontend.policy import BLOCKS, MODULE, TORCH, Policy, Verdicts, challengers_of
+from ortrain.frontend.policy import (
+    BLOCKS,
+    MODULE,
+    TORCH,
+    Policy,
+    Verdicts,
+    challengers_of,
+    padding_in,
+)
 from ortrain.module_state.saving import saving_hooks
 from ortrain.pytorch.backwards import is_changing, is_checkpointed
 from ortrain.pytorch.routes import is_routed
@@ -342,7 +350,9 @@ class Machine:
             return Policy(MODULE, self.overhead, engine=chosen)  # which no clock decides
         gain = gain_of(dtypes, device)
         gain *= share_of(self.module) if device.type == "cpu" else 1.0
-        ways = challengers_of(self.module, gain, trains=grad)
+        # A number of the GPU would be waited for.
+        padding = padding_in(kwargs) if device.type == "cpu" else 0.0
+        ways = challengers_of(self.module, gain, trains=grad, padding=padding)
         if not self.draws:
             ways = [each for each in ways if each.way != BLOCKS]
         prospect = self.prospect if grad else None

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from torch import distributed, nn
 
 from ortrain.cache import Cache
@@ -15,12 +16,14 @@ from ortrain.frontend.policy import (
     CHANGES,
     MISSES,
     MODULE,
+    OF_BLOCKS,
     SHARE,
     TORCH,
     Challenger,
     Policy,
     Verdicts,
     challengers_of,
+    padding_in,
 )
 from ortrain.step import marks
 from ortrain.step.overhead import Overhead
@@ -291,6 +294,18 @@ def test_equal_blocks_are_the_members_of_a_list() -> None:
     deep = nn.ModuleList([Block() for _ in range(60)])
     assert [each.way for each in challengers_of(deep, 0.25, trains=True)] == [BLOCKS, MODULE]
     assert [each.way for each in challengers_of(deep, 0.25, trains=False)] == [MODULE]
+
+
+def test_padding_is_what_the_whole_gains_and_blocks_do_not() -> None:
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    assert padding_in({"attention_mask": mask}) == 0.25
+    assert padding_in({"attention_mask": mask.bool()}) == 0.25
+    assert padding_in({"attention_mask": None, "x": mask}) == 0
+    assert padding_in({"attention_mask": torch.empty(0, 4)}) == 0
+    deep = nn.ModuleList([Block() for _ in range(60)])
+    blocks, whole = challengers_of(deep, 0.5, trains=True, padding=0.5)
+    assert whole.gain == 0.75
+    assert (blocks.way, blocks.gain) == (BLOCKS, 0.5 * OF_BLOCKS)
 
 
 @pytest.mark.parametrize("seconds", [0.5, 2.0])
