@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ortrain.autodiff.held import SAME_MEMORY, Sizes, bytes_of, megabytes, peak
+from ortrain.autodiff.held import SAME_MEMORY, Sizes, bytes_of, peak
 from ortrain.autodiff.partition import Kept, is_constant, partition, with_constants
 from ortrain.config import Budget
 from ortrain.errors import BudgetError
@@ -26,6 +26,7 @@ from ortrain.graph.cost import factors
 from ortrain.graph.walk import reads
 from ortrain.ops.kept import is_kept
 from ortrain.program import Program, region_of
+from ortrain.units import megabytes
 
 # Multiplications and bytes a second of two cores, roughly: their ratio is what matters.
 _MULTIPLICATIONS, _BYTES, _LAUNCH = 100e9, 10e9, 5e-6

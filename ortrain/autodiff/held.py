@@ -230,8 +230,3 @@ def _is_view(node: ir.Node, source: ir.Value) -> bool:
     made_by, length = source.producer(), shapes.rank(node.outputs[0])
     moved = made_by is not None and made_by.op_type == "Transpose"
     return not (node.op_type == "Reshape" and moved and (length or 0) < (shapes.rank(source) or 0))
-
-
-def megabytes(count: float) -> str:
-    """A number of bytes for people."""
-    return f"{count / 2**20:,.1f} MiB"

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ortrain.autodiff.held import Moment, bytes_of, curve, megabytes, peak
+from ortrain.autodiff.held import Moment, bytes_of, curve, peak
 from ortrain.errors import SaveError
 from ortrain.files.replacing import replace_file
 from ortrain.program import Program, Role, origin_of
+from ortrain.units import megabytes
 
 # Of a drawing, in points.
 _WIDTH, _HEIGHT, _MARGIN = 720, 240, 48

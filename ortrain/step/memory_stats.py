@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ortrain.autodiff.held import megabytes, peak, saved_bytes
+from ortrain.autodiff.held import peak, saved_bytes
 from ortrain.runtime.memory import resident
 from ortrain.step.build import Plan
 from ortrain.step.progress import speaks
+from ortrain.units import megabytes
 
 # Each of the first steps has a line, and then those that are powers of two.
 _FIRST = 10

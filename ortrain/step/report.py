@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ortrain.autodiff.held import megabytes
 from ortrain.kept.call import Kept
 from ortrain.runtime.replays import Replays
 from ortrain.step.overhead import Overhead
+from ortrain.units import megabytes
 
 # So many parts with the same fate are named.
 MOST_NAMES = 6
