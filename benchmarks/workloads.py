@@ -128,12 +128,12 @@ def deberta() -> Made:
     from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
 
     torch.manual_seed(0)
-    config: Any = DebertaV2Config(
-        vocab_size=30522, hidden_size=768, num_hidden_layers=4, num_attention_heads=12,
-        intermediate_size=3072, relative_attention=True, position_buckets=256,
-        pos_att_type=["p2c", "c2p"], norm_rel_ebd="layer_norm", share_att_key=True,
-        position_biased_input=False,
-    )  # fmt: skip
+    sizes: dict[str, Any] = {
+        "vocab_size": 30522, "num_hidden_layers": 4, "relative_attention": True,
+        "position_buckets": 256, "pos_att_type": ["p2c", "c2p"], "norm_rel_ebd": "layer_norm",
+        "share_att_key": True, "position_biased_input": False,
+    }  # fmt: skip
+    config: Any = DebertaV2Config(**sizes)
     config.num_labels = 2
     return DebertaV2ForSequenceClassification(config).train(), [text_batch(30522, 8, 128)]
 

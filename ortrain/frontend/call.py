@@ -79,6 +79,8 @@ class Heard:
         draws: gives such a mode for a graph that PyTorch runs, where there is no recording to
             replay; None where steps run without one.
         may_convert: whether graphs and recordings may be made for it.
+        may_part: asked once code has turned out to be several graphs, each of which is traced anew:
+            whether it is worth it still.
         reads: learns whether anything but the loss is read; None where all outputs are computed.
         looks: of its graphs that have run as steps, what :class:`Look` tells; None where nobody
             asks.
@@ -94,6 +96,7 @@ class Heard:
         self.mode: Any = None
         self.draws: Callable[[Seeds], AbstractContextManager[Any]] | None = None
         self.may_convert = True
+        self.may_part: Callable[[], bool] = lambda: True
         self.looks: list[Look] | None = None
         self.reads: Reads | None = None
         self._before: tuple[Heard | None, Seeds | None] = (None, None)

@@ -28,6 +28,7 @@ from ortrain.pytorch.dynamo import (
     as_one_graph,
     breaks,
     converted,
+    ends_within,
     is_forbidden,
     is_of_conversion,
     is_running,
@@ -52,6 +53,13 @@ ONES_MATTER = NotServed(
 OVER_BUDGET = CaptureError(
     "what its code depends on changes from call to call",
     because="a graph for each change would take too much of the run",
+    help=HELP,
+)
+
+
+LATER = CaptureError(
+    "its graphs end within its code",
+    because="each of them is traced anew, which takes longer than they are likely to save",
     help=HELP,
 )
 
@@ -83,6 +91,8 @@ class Compiled:
         narrow: whether something in its graphs is computed in 16 bits.
         wrong: why the graphs are not the module's; None as far as is known.
         again: whether the next call is to be converted anew.
+        parted: whether graphs end within the module's code, which PyTorch runs from one to the
+            next. It is found out by a first conversion, of which nothing has run.
         doing: what conversions say that they do where they take long; empty for nothing.
         ones_are_sizes: whether a size of one is like others. What is broadcast may be one in one
             call and many in the next, which a symbol cannot be.
@@ -105,7 +115,7 @@ class Compiled:
         self.doing = ""
         self._reasons: dict[str, None] = {}
         self.roots: dict[tuple[bool, bool], list[int]] = {}
-        self.reentrant = self.narrow = self.again = False
+        self.reentrant = self.narrow = self.again = self.parted = False
         self.wrong: OrtrainError | None = None
         self._told, self._until_it_ends = contextlib.ExitStack(), contextlib.ExitStack()
         self.renew()
@@ -113,8 +123,7 @@ class Compiled:
 
     def renew(self) -> None:
         """Begins anew: Dynamo leaves code alone in whose conversion an error was raised."""
-        self._codes = set[str]()
-        self._run = converted(_called, _backend_of(self), self.watch.names)
+        self._run = converted(_called, _backend_of(self), self.watch.names, parted=self.parted)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module's call, as graphs where there are some.
@@ -146,15 +155,22 @@ class Compiled:
             if what := not_followed(error):
                 found = NotServed(f"a graph would be wrong about it: {what}", help=HELP)
                 raise NothingDone(found, always=True) from None
-            if not self.ones_are_sizes or (call is not None and len(call.ran) != ran):
+            if ends_within(error) and not self.parted:
+                self.parted = True
+                self.renew()
+                self._end_for(str(error).partition("\n")[0])
+                if call is not None and not call.may_part():
+                    raise NothingDone(LATER) from None
+            elif not self.ones_are_sizes or (call is not None and len(call.ran) != ran):
                 raise NothingDone(_failed(module, error)) from error
+            else:
+                self.ones_are_sizes, before = False, -1
         finally:
             self._until_it_ends.close()
-        self.ones_are_sizes = False
         try:
             return self(module, args, kwargs)
         except NothingDone:
-            self.ones_are_sizes = True
+            self.ones_are_sizes |= before < 0
             raise
 
     def has_begun(self) -> bool:
@@ -170,10 +186,9 @@ class Compiled:
         what = not_followed(error)
         self._end_for(f"a graph would be wrong about it: {what}" if what else _line_of(error))
 
-    def begins(self, code: str) -> None:
-        """Before a conversion; argument as of :class:`~ortrain.pytorch.dynamo.Hears`."""
+    def begins(self) -> None:
+        """Before a conversion."""
         self.conversions += 1
-        self._codes.add(code)
         self._told.enter_context(progress(self.doing, shown=bool(self.doing)))
         self._told.enter_context(marked("capture"))
         self.overhead.begin("trace")
@@ -252,11 +267,7 @@ class Compiled:
     @property
     def is_whole(self) -> bool:
         """Whether calls run a graph and nothing else."""
-        return (
-            len(self._codes) == 1
-            and not self._reasons
-            and all(isinstance(made, Graph) for made in self.made)
-        )
+        return not self.parted and all(isinstance(made, Graph) for made in self.made)
 
     def refusal(self) -> OrtrainError:
         """Why a call has no graph."""

@@ -26,7 +26,7 @@ from ortrain.errors import (
 )
 from ortrain.frontend.blocks import Blocks
 from ortrain.frontend.call import Heard, Look, NothingDone, Reads
-from ortrain.frontend.compiled import HELP, ONES_MATTER, OVER_BUDGET, Compiled
+from ortrain.frontend.compiled import HELP, LATER, ONES_MATTER, OVER_BUDGET, Compiled
 from ortrain.frontend.equal import equal_blocks
 from ortrain.frontend.form import AGAIN
 from ortrain.frontend.graph import Graph, Waits
@@ -127,6 +127,7 @@ class Graphs:
         shown: Shown,
         *,
         may_convert: bool,
+        may_part: Callable[[], bool],
     ) -> Outcome:
         """Runs a call through Dynamo.
 
@@ -136,6 +137,7 @@ class Graphs:
             kwargs: of the call.
             shown: what of its outputs somebody reads.
             may_convert: whether graphs may be made for it.
+            may_part: as of :class:`~ortrain.frontend.call.Heard`.
         """
         compiled = self.last = self._made(engine, MODULE)
         if self._blocks is not None:
@@ -146,6 +148,7 @@ class Graphs:
         reference = self._reference(compiled, args, kwargs, shown, may_convert, compiled.is_whole)
         with Heard(self.module, compiled, (args, kwargs), shown) as call:
             self._prepare(call, may_convert)
+            call.may_part = may_part
             call.reads = self._reads if self._may_wait(compiled, reference) else None
             try:
                 # Where PyTorch may run the whole, it does so from outside, and draws as graphs do.
@@ -153,6 +156,8 @@ class Graphs:
                 with nullcontext() if may_convert else without_conversions(raises=raises):
                     output = compiled(self.module, args, kwargs)
             except NothingDone as nothing:
+                if nothing.why is LATER:
+                    return Outcome(done=False, why=LATER.at(""), meant=True)
                 if nothing.why is OVER_BUDGET:
                     return Outcome(done=False, why=OVER_BUDGET.at(""))
                 if nothing.why is None:

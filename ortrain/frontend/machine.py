@@ -170,7 +170,9 @@ class Machine:
         if way == BLOCKS:
             outcome = graphs.by_blocks(policy.engine, args, kwargs, may_convert=may)
         else:
-            outcome = graphs.whole(policy.engine, args, kwargs, shown, may_convert=may)
+            outcome = graphs.whole(
+                policy.engine, args, kwargs, shown, may_convert=may, may_part=policy.may_part
+            )
         for saving in outcome.savings:
             report.note_tokens(saving)
         if graphs.describe(report, shown):

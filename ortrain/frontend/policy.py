@@ -59,9 +59,11 @@ _FRONT_END = "ortrain.frontend.graphs"
 POOR = 0.5
 # Steps that a loop is likely to take: a way that pays by then is tried at once.
 LIKELY = 40
-# What a way may cost, times what is foreseen, where it is weighed against another: Dynamo traces a
-# model anew for each graph break, up to four times.
-RISK = 3.0
+# What a way may cost, times what is foreseen, where it is weighed against another.
+RISK = 2.0
+# What graphs of code that ends them within take, times what it took to find that out: Dynamo traces
+# the code up to a break twice more.
+PARTED = 4.0
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,13 @@ class Challenger:
         way: its name.
         cost: seconds that it takes to make, about.
         gain: the share of eager's time that it is likely to save.
+        in_parts: the same where graphs end within the code: padding that crosses is computed.
     """
 
     way: str
     cost: float
     gain: float
+    in_parts: float = 1.0
 
 
 class Verdicts:
@@ -134,7 +138,8 @@ def challengers_of(
         trains: whether the calls have gradients.
         padding: the share of a batch that is padding, which a graph of the whole leaves out.
     """
-    whole = Challenger(MODULE, Prospect.of(module).cost, 1 - (1 - gain) * (1 - padding))
+    cost = Prospect.of(module).cost
+    whole = Challenger(MODULE, cost, 1 - (1 - gain) * (1 - padding), in_parts=gain)
     if not trains or not (blocks := equal_blocks(module)):
         return [whole]
     kinds = {_kind(block): block for block in blocks}.values()
@@ -241,6 +246,25 @@ class Policy:
             return self.overhead.made - self._spent <= max(self._allowed, share)
         return self.overhead.total - self._first <= share
 
+    def may_part(self) -> bool:
+        """Whether the way that is tried is worth it, now that its code ends graphs within.
+
+        If it is not, it waits, as one that costs so much.
+        """
+        duel = self._duel
+        if duel is None or self.prospect is None:
+            return self.may_convert
+        cost, horizon = PARTED * (self.overhead.made - self._spent), self._horizon(self.prospect)
+        known = {each.way: each for each in self.challengers}
+        tried = known[duel.challenger]
+        gain = min(tried.gain, tried.in_parts)
+        known[tried.way] = replace(tried, cost=cost, gain=gain)
+        saves = {way: each.gain * horizon - each.cost for way, each in known.items()}
+        if saves[tried.way] >= max(0.0, *saves.values()):
+            return True
+        self._duel, self.challengers = None, [*known.values()]
+        return False
+
     def void(self) -> None:
         """The call that is under way has run otherwise than was meant: its time is not counted."""
         if self._last is not None:
@@ -291,8 +315,7 @@ class Policy:
         if self.contest is not None:
             self.contest.waits = not paying
         if paying:
-            left = self.prospect.steps
-            horizon = max(elapsed, LIKELY * step) if left is None else left * step
+            horizon = self._horizon(self.prospect)
             if paying[0].way == BLOCKS and paying[-1].cost > SOON:
                 return paying[0]
             return max(paying, key=lambda each: each.gain * horizon - RISK * each.cost)
@@ -302,6 +325,11 @@ class Policy:
                 self.contest.eager = self._known.seconds
             self._known = Times()
         return None
+
+    def _horizon(self, prospect: Prospect) -> float:
+        """Seconds that the run is likely to go on for as it is."""
+        elapsed, step = marks.clock() - self._began, self._known.step
+        return max(elapsed, LIKELY * step) if prospect.steps is None else prospect.steps * step
 
     def _pays(self, each: Challenger, elapsed: float, step: float) -> bool:
         """Whether a way will save more than it costs, as far as anybody knows."""

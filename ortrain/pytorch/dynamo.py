@@ -27,8 +27,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._dynamo import callback, config, maybe_mark_dynamic
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo import callback, config, error_on_graph_break, maybe_mark_dynamic
+from torch._dynamo.decorators import skip
+from torch._dynamo.exc import TorchDynamoException, Unsupported, UserError
 from torch._dynamo.utils import counters
 from torch.backends import mha
 from torch.fx.experimental import _config as sizes
@@ -65,10 +66,13 @@ class Hears(Protocol):
     Attributes:
         guards_hooks: whether graphs are for modules with these hooks alone.
         ones_are_sizes: whether a size of one is like others, and no reason for another graph.
+        parted: whether graphs may end within the code; else that is an error, of which
+            :func:`ends_within` knows.
     """
 
     guards_hooks: bool
     ones_are_sizes: bool
+    parted: bool
 
     def has_begun(self) -> bool:
         """Whether code of the call has run, so that it cannot begin again."""
@@ -82,12 +86,8 @@ class Hears(Protocol):
         """Hears why some of its code has no graph, and has run as it is."""
         ...
 
-    def begins(self, code: str) -> None:
-        """Before a conversion.
-
-        Args:
-            code: what is converted, a function of the module's or what is behind a break in it.
-        """
+    def begins(self) -> None:
+        """Before a conversion."""
         ...
 
     def ends(self) -> None:
@@ -124,7 +124,7 @@ class Teller:
         callback.on_compile_end(self._end)
         logging.getLogger(f"{torch._dynamo.__name__}.convert_frame").addFilter(self._unless_ours)
 
-    def _begin(self, about: Any) -> None:
+    def _begin(self, _: Any) -> None:
         if _here.settings is not None or (hears := self._whose()) is None:
             return
         _here.hears, _here.settings = hears, (stack := contextlib.ExitStack())
@@ -139,13 +139,15 @@ class Teller:
             # all, it would do again. Dynamo asks for it once the conversion has ended.
             hears.until_it_ends(config.patch(suppress_errors=True))
         stack.enter_context(whole_recurrences())
+        if not hears.parted:
+            stack.enter_context(error_on_graph_break(True))
         if hears.ones_are_sizes:
             stack.enter_context(_sizes.patch(backed_size_oblivious=True))
         # They are of Dynamo's own doing: it looks at the gradient of each tensor that is given.
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         warnings.simplefilter("default", OrtrainWarning)  # no error here, where a graph is made
-        hears.begins(str(getattr(about, "compile_id", "")).partition("/")[0])
+        hears.begins()
 
     def _end(self, _: Any) -> None:
         stack, hears = _here.settings, _here.hears
@@ -207,7 +209,11 @@ def _is_harmless(value: Any) -> bool:
 
 
 def converted(
-    function: Callable[..., Any], backend: Callable[..., Any], names: dict[str, Any]
+    function: Callable[..., Any],
+    backend: Callable[..., Any],
+    names: dict[str, Any],
+    *,
+    parted: bool = False,
 ) -> Callable[..., Any]:
     """A function whose graphs a backend runs: it has none in common with others of the same code.
 
@@ -218,6 +224,7 @@ def converted(
         backend: takes Dynamo's graphs.
         names: the global names of what it calls. Dynamo reads those of the code that it begins with
             where they are, and others by what ``sys.modules`` has under their module's name.
+        parted: whether the function runs as it is, and what it calls is converted.
     """
     assert isinstance(function, FunctionType)
     name = f"{function.__name__}_{next(_numbers)}"
@@ -227,6 +234,8 @@ def converted(
     apart = {"recompile_limit": MOST, "isolate_recompiles": True}
     options: Any = {name: value for name, value in apart.items() if name in known}
     looks: Any = {"guard_filter_fn": _expect_followed}
+    if parted:
+        skip(own)
     made: Callable[..., Any] = torch.compile(own, backend=backend, options=looks, **options)
     return made
 
@@ -283,6 +292,11 @@ def is_of_conversion(error: Exception) -> bool:
         return True
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and frames[-1].filename.startswith(_FOLDERS)
+
+
+def ends_within(error: Exception) -> bool:
+    """Whether a graph would end within code whose graphs may not be parted."""
+    return isinstance(error, Unsupported | UserError)
 
 
 def not_followed(error: BaseException) -> str:

@@ -26,6 +26,7 @@ def no_waiting() -> None:
 def blocks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are tried as soon as a step has been seen, and nothing else is."""
     ways = [Challenger(BLOCKS, cost=0.0, gain=0.9)]
+    monkeypatch.setattr("ortrain.frontend.policy.LOADING", 0.0)
     monkeypatch.setattr(machine, "challengers_of", lambda *_, **__: ways)
     monkeypatch.setattr(autotune, "SECONDS", 0.0)
     monkeypatch.setattr(autotune, "MARGIN", 100.0)  # blocks win whatever the clock says

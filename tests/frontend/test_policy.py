@@ -203,6 +203,32 @@ def test_a_short_run_has_blocks_rather_than_the_whole_whose_cost_nobody_knows(
     assert MODULE not in ways
 
 
+@pytest.mark.parametrize(("steps", "found"), [(60, [BLOCKS]), (600, [MODULE]), (None, [BLOCKS])])
+def test_code_that_turns_out_to_be_several_graphs_is_weighed_anew(
+    clock: Clock, steps: int | None, found: list[str]
+) -> None:
+    whole = Challenger(MODULE, 1.5, 0.7, in_parts=0.5)
+    policy = policy_of([Challenger(BLOCKS, 1.2, 0.3), whole], steps)
+    seconds = {TORCH: 0.15, BLOCKS: 0.1, MODULE: 0.08}
+    ways = []
+    for _ in range(70):
+        way = policy.next()
+        ways.append(way)
+        sample = policy.sample(way, 1, clock.now) if policy.measures else None
+        if way == MODULE and ways.count(way) == 1:
+            clock.now += 1.5
+            policy.overhead.add("trace", 1.5)
+            if not policy.may_part():
+                policy.void()
+                way = TORCH
+        clock.now += seconds[way]
+        if sample is not None:
+            sample.forward_ends()
+            sample.forward_done([], [], trains=False)
+    assert MODULE in ways[:4]
+    assert {*ways[-30:]} == {*found}
+
+
 def test_batches_of_different_sizes_are_compared_by_size(clock: Clock) -> None:
     policy = policy_of([WHOLE], steps=1000)
     seconds = {TORCH: 0.001, MODULE: 0.0009}

@@ -16,9 +16,8 @@ def _train(way: Way, kind: Any, config: Any, model: Any, given: Any, **more: Any
     with tempfile.TemporaryDirectory() as folder:
         args = config(
             **way.arguments(folder),
-            per_device_train_batch_size=8,
             gradient_checkpointing=False,
-            **{"bf16": False, **more},
+            **{"bf16": False, "per_device_train_batch_size": 8, **more},
         )
         trainer = way.trainer(kind, model=model, args=args, processing_class=tokenizer(), **given)
         way.trained(trainer)
@@ -36,7 +35,7 @@ def sft(way: Way, **more: Any) -> None:
 
 def sft_bf16(way: Way) -> None:
     """In bfloat16, trl's default."""
-    sft(way, bf16=True)
+    sft(way, bf16=True, per_device_train_batch_size=16 if way.large else 8)
 
 
 def sft_dft(way: Way) -> None:
