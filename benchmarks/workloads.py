@@ -129,7 +129,8 @@ def deberta() -> Made:
 
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
-        "vocab_size": 30522, "num_hidden_layers": 4, "relative_attention": True,
+        "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 4, "num_attention_heads": 12,
+        "intermediate_size": 3072, "relative_attention": True,
         "position_buckets": 256, "pos_att_type": ["p2c", "c2p"], "norm_rel_ebd": "layer_norm",
         "share_att_key": True, "position_biased_input": False,
     }  # fmt: skip
