@@ -28,6 +28,7 @@ import ortrain
 from ortrain import Options, ORTModule
 from ortrain.errors import InputError, NotServed, OrtrainWarning, ParityError
 from ortrain.frontend.graph import Graph
+from ortrain.frontend.policy import Policy
 from ortrain.guards.autocast import autocast_depth
 from tests.frontend.compiling import Doubled
 
@@ -942,3 +943,73 @@ def test_what_is_assigned_behind_a_function_that_is_traced_aside_is_there(
         torch.testing.assert_close(model(x), plain(x))
         found = [(each.count, each.counts, each.seen) for each in (module, plain)]
         assert found[0] == found[1]
+
+
+class Picked(nn.Module):
+    """Drops axes that are one whatever the sizes are, and one that need not be."""
+
+    def __init__(self, drops: bool) -> None:
+        super().__init__()
+        self.linear, self.drops = nn.Linear(4, 6), drops
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        h: Tensor = self.linear(x)
+        found = h.gather(-1, labels.unsqueeze(-1)).squeeze(-1) + h.sum(1, keepdim=True).squeeze(1)
+        found = found + h[:, :1].squeeze() if self.drops else found
+        return found.square()
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_an_axis_that_is_one_for_certain_is_dropped_in_one_graph_for_all_sizes(drops: bool) -> None:
+    module = Picked(drops)
+    model = held(module)
+    for rows in (5, 3, 1, 8):
+        x, labels = torch.randn(rows, 4), torch.randint(0, 6, (rows,))
+        torch.testing.assert_close(model(x, labels), module(x, labels))
+    assert (model.report.captures == 1) is not drops
+
+
+class Parted(nn.Module):
+    """Ends its graph behind some layers; counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3))
+        self.head, self.count = nn.Linear(4, 1), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        for layer in self.layers:
+            x = layer(x)
+        if x.sum() > 1e6:
+            x = x / 2
+        return self.head(x).square().sum()
+
+
+@pytest.mark.parametrize("may", [False, True])
+def test_of_code_that_ends_its_graph_nothing_has_run_when_that_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, may: bool
+) -> None:
+    asked = []
+
+    def may_part(_: Policy) -> bool:
+        asked.append(module.count)
+        return may
+
+    monkeypatch.setattr(Policy, "may_part", may_part)
+    module = Parted()
+    eager = copy.deepcopy(module)
+    model = held(module)
+    for rows in (3, 5):
+        x = torch.randn(rows, 4)
+        found = []
+        for run in (model, eager):
+            run.zero_grad()
+            loss = run(x)
+            loss.backward()
+            found.append([loss.detach(), *(p.grad for p in run.parameters())])
+        torch.testing.assert_close(*found)
+    assert module.count == eager.count == 2
+    assert asked == [0]
+    assert model.report.graph_calls == (2 if may else 1)
+    assert model.report.breaks == ("Data-dependent branching",)
