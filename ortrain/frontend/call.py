@@ -73,6 +73,8 @@ class Heard:
         savings: of those that may leave tokens out; None of those that are too small.
         begun: whether a graph of it has run, as a step or in PyTorch.
         made: how many graphs there were before it.
+        converts: whether Dynamo converts what runs, for the module; around blocks, a function that
+            the user has compiled is the user's.
         seeds: of its draws.
         grad: whether it has gradients.
         mode: around it, where what PyTorch runs draws as graphs do.
@@ -91,7 +93,7 @@ class Heard:
         self.ran: list[tuple[Any, Any]] = []
         self.failed: OrtrainError | None = None
         self.savings: list[Saving | None] = []
-        self.begun, self.made = False, len(compiled.made)
+        self.begun, self.made, self.converts = False, len(compiled.made), False
         self.seeds, self.grad = Seeds(), is_grad_enabled()
         self.mode: Any = None
         self.draws: Callable[[Seeds], AbstractContextManager[Any]] | None = None

@@ -138,6 +138,8 @@ class Compiled:
             self.renew()
         before, call = self.conversions, heard()
         ran = 0 if call is None else len(call.ran)
+        if call is not None:
+            call.converts = True
         try:
             if not (distributed.is_available() and distributed.is_initialized()):
                 return self._run(module, args, kwargs)
@@ -167,6 +169,8 @@ class Compiled:
                 self.ones_are_sizes, before = False, -1
         finally:
             self._until_it_ends.close()
+            if call is not None:
+                call.converts = False
         try:
             return self(module, args, kwargs)
         except NothingDone:
@@ -364,7 +368,7 @@ def _reasons_in(made: Served) -> Iterator[OrtrainError]:
 
 def _whose() -> Compiled | None:
     call = heard()
-    return None if call is None else call.compiled
+    return None if call is None or not call.converts else call.compiled
 
 
 _TELLER = Teller(_whose)

@@ -266,3 +266,39 @@ def test_a_wrong_call_of_blocks_raises_their_own_error_and_the_next_is_a_graph()
         block.fits = True
     trained(model, 4)
     assert model.report.graph_calls > before
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's own doing
+def test_a_function_that_the_user_has_compiled_beside_blocks_is_the_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Policy, "may_convert", True)  # whatever conversions take
+    seen = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        seen.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=backend)
+    def scaled(x: Tensor, name: str) -> Tensor:
+        if x.sum() > 1e6:  # two graphs
+            x = x / 2
+        return x * 3 if name else x
+
+    class Beside(Deep):
+        calls = 0
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.embedding(ids)
+            for layer in self.layers:
+                x = layer(x)
+            self.calls += 1  # blocks have their graph by then, and each call is another
+            return (scaled(x, f"{self.calls}") if self.calls > 8 else x * 3).square().mean()
+
+    module = Beside()
+    plain = copy.deepcopy(module)
+    model = ORTModule(module)
+    losses = trained(model)
+    assert model.report.graph_calls > 8
+    assert len(seen) > 1
+    torch.testing.assert_close(losses, trained(plain))
