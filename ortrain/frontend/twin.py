@@ -203,6 +203,9 @@ def seen_of(
         found = _gradients(chosen, [*wanting.values()], again=again)
         for name, gradient in zip(wanting, found, strict=True):
             gradients[name] = None if gradient is None else _digest(gradient)
+        if not again:  # a copy lives on, and its gradients are as large as the model
+            for leaf in wanting.values():
+                leaf.grad = None
     buffers = {name: _digest(buffer) for name, buffer in module.named_buffers()}
     return Seen(outputs, gradients, buffers)
 
