@@ -59,8 +59,8 @@ _FRONT_END = "ortrain.frontend.graphs"
 POOR = 0.5
 # Steps that a loop is likely to take: a way that pays by then is tried at once.
 LIKELY = 40
-# What a way may cost, times what is foreseen, where it is weighed against another, or against a
-# number of steps that is known.
+# What a way may cost, times what is foreseen, where it is weighed against another, and the whole
+# against a number of steps that is known.
 RISK = 2.0
 # What graphs of code that ends them within take, times what it took to find that out: Dynamo traces
 # the code up to a break twice more.
@@ -341,7 +341,8 @@ class Policy:
         if self._first and self.overhead.total - self._first + cost > SHARE * elapsed:
             return False
         if left is not None:
-            return (left * each.gain - CERTIFICATE) * step > RISK * cost
+            risk = RISK if each.way == MODULE else 1.0
+            return (left * each.gain - CERTIFICATE) * step > risk * cost
         # A first one is tried at once where it pays in a loop of a usual length.
         is_long = not self._first and LIKELY * step * each.gain > cost
         return is_long or elapsed > (cost + CERTIFICATE * step) / each.gain
