@@ -22,7 +22,6 @@ from torch import Tensor, is_grad_enabled, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from ortrain.cache import Cache
 from ortrain.config import EXECUTORS, DebugOptions, Engine, LogLevel, Options
 from ortrain.errors import CheckFailed, NotServed, OfThisCall, OrtrainError, warn_caller
 from ortrain.exclusive import EXCLUSIVE
@@ -42,14 +41,11 @@ from ortrain.pytorch.transforms import tangents, transform_around
 from ortrain.runtime import engines
 from ortrain.runtime.engines import candidates
 from ortrain.runtime.memory import release_pools
-from ortrain.step.density import print_density
 from ortrain.step.eager_draws import AsGraphs
 from ortrain.step.fallback import alone
 from ortrain.step.marks import now
-from ortrain.step.memory_stats import print_memory
 from ortrain.step.overhead import Overhead
 from ortrain.step.prospect import Prospect, gain_of, share_of
-from ortrain.step.recalled import Note
 from ortrain.step.report import Report
 from ortrain.step.seeds import Seeds
 from ortrain.step.unread import Unread, read
@@ -58,6 +54,7 @@ from ortrain.step.wrappers import needs_its_own_forward
 if TYPE_CHECKING:
     from ortrain.frontend.graphs import Graphs, Outcome
     from ortrain.passes.tokens import Shown
+    from ortrain.step.recalled import Note
 
 # Kinds of calls without a graph; then all run in PyTorch.
 MOST_REFUSED = 8
@@ -192,6 +189,9 @@ class Machine:
 
     def _print(self, outcome: Outcome, report: Report) -> None:
         """Prints what is asked for of a step."""
+        from ortrain.step.density import print_density
+        from ortrain.step.memory_stats import print_memory
+
         looks = outcome.looks
         if self.debug_options.print_input_density:
             densities = {words: share for look in looks for words, share in look.densities.items()}
@@ -374,6 +374,9 @@ class Machine:
         """The note on what earlier processes have found of such calls; None where none is kept."""
         if self.options.cache_dir is None:
             return None
+        from ortrain.cache import Cache  # which loads onnx, as graphs do
+        from ortrain.step.recalled import Note
+
         cache = Cache(self.options.cache_dir, self.options.cache_bytes)
         leaves = pytree.tree_leaves((args, kwargs))
         tensors = [t for t in leaves if isinstance(t, Tensor)]

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +26,12 @@ from ortrain.frontend.equal import equal_blocks
 from ortrain.step import marks
 from ortrain.step.overhead import Overhead
 from ortrain.step.prospect import CERTIFICATE, FIRST, LAYER, Prospect, layers_in
-from ortrain.step.recalled import Note
 from ortrain.step.report import Contest
 from ortrain.step.sample import Sample
 from ortrain.step.verdict import Verdict
+
+if TYPE_CHECKING:
+    from ortrain.step.recalled import Note
 
 TORCH, BLOCKS, MODULE = "torch", "blocks", "module"
 

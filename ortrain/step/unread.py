@@ -111,13 +111,16 @@ class Unread(Tensor):
             like: a tensor of its shape, dtype and device.
         """
         found: Unread = stand_in(Unread, like)
+        if not Unread.exists:
+            # A trace must not take the output for a function of this. By a decorator, Dynamo would
+            # be loaded with this file, which takes half a second, also where there is no graph.
+            Unread.plain = torch.compiler.disable(Unread.plain)  # type: ignore[method-assign]
         Unread.exists = True
         found._waits, found._place, found._plain = values, place, None
         return found
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def plain(self) -> Tensor:
-        """The output as PyTorch gives it; a trace must not take it for a function of this."""
+        """The output as PyTorch gives it."""
         if self._plain is None:
             numbers = self._waits.of(self._place)
             with torch.inference_mode(False), torch.set_grad_enabled(self.grad_fn is not None):
