@@ -14,7 +14,7 @@ PACKAGE = ROOT / "ortrain"
 
 # From the lowest: files of a row import those of their own row and of rows above it, no others.
 LAYERS = """
-    errors uncollected lazy exclusive files cpuinfo
+    errors uncollected lazy exclusive files cpuinfo units
     extras kinds config variables
     json_config
     program graph ops
