@@ -350,10 +350,11 @@ class Machine:
         chosen = cast(Engine, "aten" if "aten" in able else able[0])
         if self.options.deterministic or torch.are_deterministic_algorithms_enabled():
             return Policy(MODULE, self.overhead, engine=chosen)  # which no clock decides
-        gain = gain_of(dtypes, device)
-        gain *= share_of(self.module) if device.type == "cpu" else 1.0
-        # A number of the GPU would be waited for.
-        padding = padding_in(kwargs) if device.type == "cpu" else 0.0
+        gain, padding = gain_of(dtypes, device), 0.0
+        if device.type == "cpu":
+            gain *= share_of(self.module)
+            if transform_around() is None:  # within vmap a tensor has no single number
+                padding = padding_in(kwargs)
         ways = challengers_of(self.module, gain, trains=grad, padding=padding)
         if not self.draws:
             ways = [each for each in ways if each.way != BLOCKS]

@@ -1013,3 +1013,23 @@ def test_of_code_that_ends_its_graph_nothing_has_run_when_that_is_found_out(
     assert asked == [0]
     assert model.report.graph_calls == (2 if may else 1)
     assert model.report.breaks == ("Data-dependent branching",)
+
+
+@pytest.mark.filterwarnings("ignore:ORTModule runs Masked in PyTorch")
+def test_within_a_transform_the_padding_of_a_first_call_is_not_counted() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+            return self.linear(x) * attention_mask[..., None]
+
+    module = Masked()
+    model = ORTModule(module)
+    x, mask = torch.randn(2, 3, 5, 4), torch.randint(0, 2, (2, 3, 5))
+    found = [
+        torch.func.vmap(lambda x, mask, call=call: call(x, attention_mask=mask))(x, mask)
+        for call in (model, module)
+    ]
+    torch.testing.assert_close(*found)
