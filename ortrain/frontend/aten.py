@@ -80,15 +80,14 @@ def squeezes(module: fx.GraphModule) -> bool:
 def _may_drop(node: fx.Node) -> bool:
     """Whether one of the axes that it drops where they are one has a symbol for a size."""
     value = node.all_input_nodes[0].meta.get("example_value") if node.all_input_nodes else None
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor) or not value.dim():
         return False
-    dropped = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-    axes = range(value.dim()) if dropped is None else dropped
-    axes = axes if isinstance(axes, range | tuple | list) else (axes,)
-    known = [axis for axis in axes if isinstance(axis, int) and -value.dim() <= axis < value.dim()]
-    return len(known) < len([*axes]) or any(
-        isinstance(value.shape[axis], torch.SymInt) for axis in known
-    )
+    axes = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    if axes is None:
+        axes = range(value.dim())
+    elif not isinstance(axes, tuple | list):
+        axes = (axes,)
+    return any(not isinstance(a, int) or isinstance(value.shape[a], torch.SymInt) for a in axes)
 
 
 def aten_of(module: fx.GraphModule, fakes: list[Any]) -> fx.GraphModule:

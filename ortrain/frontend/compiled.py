@@ -136,7 +136,7 @@ class Compiled:
         if self.again:
             self.again = self.ones_are_sizes = False
             self.renew()
-        before, call = self.conversions, heard()
+        before, call, flipped = self.conversions, heard(), False
         ran = 0 if call is None else len(call.ran)
         if call is not None:
             call.converts = True
@@ -166,7 +166,7 @@ class Compiled:
             elif not self.ones_are_sizes or (call is not None and len(call.ran) != ran):
                 raise NothingDone(_failed(module, error)) from error
             else:
-                self.ones_are_sizes, before = False, -1
+                self.ones_are_sizes, flipped = False, True
         finally:
             self._until_it_ends.close()
             if call is not None:
@@ -174,7 +174,7 @@ class Compiled:
         try:
             return self(module, args, kwargs)
         except NothingDone:
-            self.ones_are_sizes |= before < 0
+            self.ones_are_sizes |= flipped
             raise
 
     def has_begun(self) -> bool:

@@ -1,9 +1,10 @@
 """Dynamo's conversions of a module's code, and how it is set up for those that are ours.
 
-Private: all of ``torch._dynamo``, of whose names ``config``, ``callback``, ``maybe_mark_dynamic``
-and ``exc.TorchDynamoException`` are documented, and ``utils.counters`` and ``convert_frame``'s
-logger are not; and ``torch.fx.experimental._config``. Without ``counters`` and the logger a report
-does not tell why Dynamo makes no graph; without the rest, nothing is converted.
+Private: all of ``torch._dynamo``, of whose names ``config``, ``callback``, ``maybe_mark_dynamic``,
+``error_on_graph_break`` and those of ``exc`` are documented, and ``decorators.skip``,
+``utils.counters`` and ``convert_frame``'s logger are not; and ``torch.fx.experimental._config``.
+Without ``counters`` and the logger a report does not tell why Dynamo makes no graph; without the
+rest, nothing is converted.
 """
 
 from __future__ import annotations

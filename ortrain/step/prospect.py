@@ -40,7 +40,11 @@ GAIN_OF_WIDE = {"AuthenticAMD": 0.5, "GenuineIntel": 0.2}
 # The share of that which a graph saves of layers that run the same kernels in it: of a ResNet-18 a
 # tenth of the time was saved, of a UNet and of an LSTM nothing.
 OF_CONVOLUTIONS, OF_RECURRENT = 0.1, 0.02
-_CONVOLUTIONS, _RECURRENT = nn.modules.conv._ConvNd, nn.RNNBase
+_CONVOLUTIONS = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
+# They compute nothing, and are there by the dozen in adapters.
+_NOTHING = (nn.Identity, nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList)
 # A second engine for a graph that one runs already: what it takes to build, as a share of the
 # first capture (of four layers of BERT-base 1.1 s of 3.1 on an EPYC of the fourth generation), and
 # the share of the first one's time that it saves (onnxruntime of PyTorch's operators 0.05 to 0.015
@@ -71,26 +75,24 @@ def layers_in(module: nn.Module) -> int:
     )
 
 
-# Which are there by the dozen in adapters.
-_NOTHING = (nn.Identity, nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList)
-
-
 def share_of(module: nn.Module) -> float:
     """The share of :func:`gain_of` that is likely on a CPU, by which layers have the weights.
 
     Tables of embeddings are not counted: they take no time.
     """
-    weights = {1.0: 0, OF_CONVOLUTIONS: 0, OF_RECURRENT: 0}
+    total = likely = 0.0
     for layer in module.modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
             continue
-        is_convolution, is_recurrent = (
-            isinstance(layer, kind) for kind in (_CONVOLUTIONS, _RECURRENT)
-        )
-        share = OF_CONVOLUTIONS if is_convolution else OF_RECURRENT if is_recurrent else 1.0
-        weights[share] += sum(p.numel() for p in layer.parameters(recurse=False))
-    total = sum(weights.values())
-    return sum(share * count for share, count in weights.items()) / total if total else 1.0
+        share = 1.0
+        if isinstance(layer, _CONVOLUTIONS):
+            share = OF_CONVOLUTIONS
+        elif isinstance(layer, nn.RNNBase):
+            share = OF_RECURRENT
+        weights = sum(p.numel() for p in layer.parameters(recurse=False))
+        total += weights
+        likely += share * weights
+    return likely / total if total else 1.0
 
 
 @dataclass

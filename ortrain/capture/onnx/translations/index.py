@@ -411,15 +411,11 @@ def scatter_reduce(
         raise refuse("scatter_reduce of whole numbers")
     assert self.dtype is not None
     src = _leading(op, src, index)
-    places = from_the_start(op, index)
     if not include_self:
         neutral = {"amax": float("-inf"), "amin": float("inf")}.get(reduce, 0.0)
         nothing = op.Expand(op.constant(neutral, self.dtype), op.shape(index))
-        self = op.ScatterElements(self, places, nothing, axis=dim)
-    if reduce in ("sum", "mean"):
-        total = _scatter(op, self, dim, index, src, "add")
-    else:
-        total = op.ScatterElements(self, places, src, axis=dim, reduction=_SCATTERED[reduce])
+        self = _scatter(op, self, dim, index, nothing)
+    total = _scatter(op, self, dim, index, src, _SCATTERED[reduce])
     if reduce != "mean":
         return total
     one = op.constant(1.0, self.dtype)
