@@ -31,8 +31,10 @@ from ortrain.pytorch.dynamo import (
     ends_within,
     is_forbidden,
     is_of_conversion,
+    is_one_too_many,
     is_running,
     not_followed,
+    takes_no_symbol,
     with_open_sizes,
 )
 from ortrain.pytorch.sources import rename
@@ -157,7 +159,11 @@ class Compiled:
             if what := not_followed(error):
                 found = NotServed(f"a graph would be wrong about it: {what}", help=HELP)
                 raise NothingDone(found, always=True) from None
-            if ends_within(error) and not self.parted:
+            if is_one_too_many(error):
+                raise NothingDone(self.refusal()) from None
+            # "More than one" is a number where a symbol is more than that.
+            over_ones = self.ones_are_sizes and takes_no_symbol(error)
+            if ends_within(error) and not self.parted and not over_ones:
                 self.parted = True
                 self.renew()
                 self._end_for(str(error).partition("\n")[0])

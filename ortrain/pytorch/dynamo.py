@@ -297,7 +297,17 @@ def is_of_conversion(error: Exception) -> bool:
 
 def ends_within(error: Exception) -> bool:
     """Whether a graph would end within code whose graphs may not be parted."""
-    return isinstance(error, Unsupported | UserError)
+    return isinstance(error, Unsupported | UserError) and not is_one_too_many(error)
+
+
+def takes_no_symbol(error: Exception) -> bool:
+    """Whether an operator is given what depends on a symbolic size, and takes a number alone."""
+    return isinstance(error, Unsupported) and "not Sym" in str(error)
+
+
+def is_one_too_many(error: Exception) -> bool:
+    """Whether Dynamo makes no further graph of code, of which it has made so many."""
+    return isinstance(error, Unsupported) and "recompile limit" in str(error)
 
 
 def not_followed(error: BaseException) -> str:

@@ -85,8 +85,8 @@ def test_names_that_are_not_known_are_refused(run: Any, capsys: pytest.CaptureFi
 
 
 def test_the_cost_of_a_contest_is_told_with_its_share(run: Any) -> None:
-    found = run(contest, "mlp", "--steps", "10000", "--told", "--contestants", "auto")
-    row = found["10000_steps_told"]["mlp"]["auto"]
+    found = run(contest, "mlp", "--steps", "30000", "--told", "--contestants", "auto")
+    row = found["30000_steps_told"]["mlp"]["auto"]
     assert 0 < row["cost"] < row["seconds"]
     assert row["share"] == row["cost"] / row["seconds"]
 

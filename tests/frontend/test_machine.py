@@ -969,6 +969,29 @@ def test_an_axis_that_is_one_for_certain_is_dropped_in_one_graph_for_all_sizes(d
     assert (model.report.captures == 1) is not drops
 
 
+class Causal(nn.Module):
+    """Asks for a causal mask as transformers does: what ``and`` gives may be of a size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.causal = nn.Linear(4, 4), True
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x)
+        causal = h.shape[-2] > 1 and self.causal
+        found = nn.functional.scaled_dot_product_attention(h, h, h, is_causal=causal)
+        return found.square().sum()
+
+
+def test_what_an_operator_must_know_of_a_size_ends_no_graph() -> None:
+    module = Causal()
+    model = held(module)
+    for rows in (5, 3, 1, 8):
+        x = torch.randn(2, 1, rows, 4)
+        torch.testing.assert_close(model(x), module(x))
+    assert (model.report.captures, model.report.breaks) == (2, ())
+
+
 class Parted(nn.Module):
     """Ends its graph behind some layers; counts its calls."""
 
