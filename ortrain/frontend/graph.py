@@ -174,16 +174,18 @@ class Graph:
         return {symbol: args[place].shape[axis] for symbol, place, axis in self.axes}
 
     def rows(self, args: Sequence[Any], most: int) -> list[Any] | None:
-        """The first rows of a batch, of so many multiplications at most but two rows at least.
+        """The first rows of a batch, half of them and so many multiplications at most, but two.
 
-        None where the whole is not more, or it cannot be told what a row is.
+        PyTorch takes for half of them in float64 what it takes for all of them. None where there
+        are no more than two, or it cannot be told what a row is.
         """
         sizes = self.sizes(args)
-        cost = self.cost(sizes)
+        cost = max(self.cost(sizes), 1)
+        most = min(most, cost // 2)
         dims = [v.shape for v in self.program.inputs(Role.USER_INPUT)]
         names = [[str(dim) for dim in shape or ()] for shape in dims]
         batch = next((shape[0] for shape in names if shape and shape[0] in sizes), "")
-        if cost <= most or not batch or any(batch in dim for s in names for dim in s[1:]):
+        if not batch or sizes[batch] <= 2 or any(batch in dim for s in names for dim in s[1:]):
             return None
         if any(batch in name and batch != name for name in self.numbers.values()):
             return None

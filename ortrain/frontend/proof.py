@@ -25,6 +25,7 @@ from ortrain.module_state.saving import unhooked
 from ortrain.module_state.untouched import random_states
 from ortrain.program import Role
 from ortrain.runtime.aten.graphs.recordings import unrecorded
+from ortrain.runtime.memory import release_pools
 from ortrain.step.agreement import TOLERANCES, agrees, compare
 from ortrain.step.certificate import ENOUGH, without_tf32
 from ortrain.step.digest import Digest
@@ -110,10 +111,13 @@ def _agreeing(graph: Graph, form: Form) -> Form | None:
 
 def _proven(trial: _Trial, known: Form | None) -> Certificate:
     steps = trial.graph(0)  # first, since it tells which tokens it leaves out
+    release_pools()  # PyTorch has its gradients beside what is left of the step
     if known is not None and agrees(trial.by(known), steps, trial.precision):
         assert known.certificate is not None
         return known.certificate
-    return compare(trial.eager(), steps, trial, trial.graph)
+    found = compare(trial.eager(), steps, trial, trial.graph)
+    release_pools()
+    return found
 
 
 class _Saved(torch.autograd.graph.saved_tensors_hooks):

@@ -24,6 +24,8 @@ from ortrain.module_state.modes import parametrizations_uncached
 from ortrain.module_state.saving import unhooked
 from ortrain.module_state.untouched import random_states
 from ortrain.runtime.engines import are_narrow
+from ortrain.runtime.memory import release_pools
+from ortrain.step.backward import frees
 from ortrain.step.chain import nobody_looks
 from ortrain.step.digest import Digest
 from ortrain.step.eager_draws import AsGraphs
@@ -97,6 +99,7 @@ class Reference:
         self.roots = roots
         now = [(buffer, buffer.clone()) for buffer, _ in self._buffers]  # perhaps behind the call
         self._spare = _copied(*self._first)
+        release_pools()  # PyTorch has its gradients beside what steps keep
         seen = self._run(*self._first)
         if all(torch.equal(buffer, before) for buffer, before in now):
             self.seen = seen
@@ -200,9 +203,11 @@ def seen_of(
         chosen = []  # what they come from may have been made of the same parameters
     gradients: dict[str, Digest | None] = {}
     if chosen and wanting and is_grad_enabled():
-        found = _gradients(chosen, [*wanting.values()], again=again)
-        for name, gradient in zip(wanting, found, strict=True):
-            gradients[name] = None if gradient is None else _digest(gradient)
+        with frees():
+            found = _gradients(chosen, [*wanting.values()], again=again)
+            for name, gradient in zip(wanting, found, strict=True):
+                gradients[name] = None if gradient is None else _digest(gradient)
+            del found, gradient
         if not again:  # a copy lives on, and its gradients are as large as the model
             for leaf in wanting.values():
                 leaf.grad = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,28 @@ if TYPE_CHECKING:
 
 _transforms = torch._C._functorch.peek_interpreter_stack
 _is_batched = torch._C._functorch.is_legacy_batchedtensor
+
+
+class _Here(threading.local):
+    spent: list[SavedForward] | None = None
+
+
+_here = _Here()
+
+
+@contextlib.contextmanager
+def frees() -> Iterator[None]:
+    """Backwards of this thread that leave the graph for others free what the forward has saved.
+
+    Nothing has been kept beside the gradients then. Behind, the forward runs again for it.
+    """
+    _here.spent = found = []
+    try:
+        yield
+    finally:
+        _here.spent = None
+    for kept in found:
+        kept.save_again()
 
 
 @dataclass(frozen=True)
@@ -80,6 +104,9 @@ class Backward:
         whole: bool = False,
     ) -> None:
         self.kept, self.stash, self.upstream = kept, kept.stash, upstream
+        if keeps and _here.spent is not None and kept.may_be_spent:
+            _here.spent.append(kept)
+            keeps = False
         self.keeps, self.changed, self.done, self.whole = keeps, changed, 0, False
         self.carried: list[Any] = []
         if whole:

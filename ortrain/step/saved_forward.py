@@ -178,6 +178,18 @@ class SavedForward:
             fetches = other.plan.forward.run_values(list(feeds))
         return other, stash_of(other.plan, feeds, fetches)
 
+    @property
+    def may_be_spent(self) -> bool:
+        """Whether the forward gives the same once more, and writes to nothing."""
+        plan = self.step.plan
+        is_one = len(self.step.groups) == 1 and self.node is None
+        return is_one and not plan.kept and not plan.writes
+
+    def save_again(self) -> None:
+        """Has the forward run once more for what a backward has freed of it."""
+        plan = self.step.plan
+        self.stash = stash_of(plan, self.feeds, plan.forward.run_values(list(self.feeds)))
+
     def outputs_of(self, other: Step) -> list[torch.Tensor]:
         """What another step makes of the same call.
 

@@ -38,7 +38,9 @@ _DROPOUT = "hash.dropout"
 _INDEX = 5
 _EACH = ELEMENTWISE - ALONG_AN_AXIS
 # Calls that may change places with others.
-_PURE = tuple("torch. aten. nn. batches. blas. hash. late. norms. strips. . = def".split())
+_PURE = tuple(
+    "torch. aten. nn. batches. blas. convolutions. hash. late. norms. strips. . = def".split()
+)
 
 Dims = tuple[Dim, ...]
 

@@ -24,7 +24,8 @@ def conv(
     dims = [x.dims[0], w.dims[0], *window.counts(x)]
     x, pads = window.around(x)
     steps = (window.strides, pads, window.dilations, group)
-    return sized(t.call(f"torch.conv{rank}d", x, w, b, *steps), dims)
+    owner = "convolutions" if node.inputs[0] in t.images else "torch"
+    return sized(t.call(f"{owner}.conv{rank}d", x, w, b, *steps), dims)
 
 
 def _rank(t, x, w, node):

@@ -38,7 +38,9 @@ def conv(
         asked_for = [m and f is wide for m, f in zip(mask, in_float32, strict=True)]
         if any(asked_for):
             operands = [v.to(WIDE) for v in (dy, image, w)] if wide else (dy, image, w)
-            results = t.aten.convolution_backward(*operands, *steps, asked_for, outputs=3)
+            owner = "convolutions" if node.inputs[1] in t.images else "aten"
+            name = f"{owner}.convolution_backward"
+            results = t.call(name, *operands, *steps, asked_for, outputs=3)
             for place, (flag, made) in enumerate(zip(asked_for, results, strict=True)):
                 if flag:
                     found[place] = made.to(x.dtype) if wide else made
