@@ -184,18 +184,22 @@ class Graph:
         most = min(most, cost // 2)
         dims = [v.shape for v in self.program.inputs(Role.USER_INPUT)]
         names = [[str(dim) for dim in shape or ()] for shape in dims]
-        batch = next((shape[0] for shape in names if shape and shape[0] in sizes), "")
-        if not batch or sizes[batch] <= 2 or any(batch in dim for s in names for dim in s[1:]):
+        first = next((shape[0] for shape in names if shape and shape[0] in sizes), "")
+        if not first or sizes[first] <= 2:
             return None
-        if any(batch in name and batch != name for name in self.numbers.values()):
+        # Of inputs that nothing but their product ties to others, Dynamo names the rows otherwise.
+        alike = {s[0] for s in names if s and sizes.get(s[0]) == sizes[first]}
+        if any(each in dim for each in alike for s in names for dim in s[1:]):
             return None
-        rows = max(2, sizes[batch] * most // cost)
+        if any(each in name and each != name for each in alike for name in self.numbers.values()):
+            return None
+        rows = max(2, sizes[first] * most // cost)
         found = list(args)
         for place, shape in zip(self.users, names, strict=True):
-            if shape and shape[0] == batch:
+            if shape and shape[0] in alike:
                 found[place] = args[place].detach()[:rows].requires_grad_(args[place].requires_grad)
         for place, name in self.numbers.items():
-            found[place] = rows if name == batch else found[place]
+            found[place] = rows if name in alike else found[place]
         return found
 
     # -- a call ------------------------------------------------------------------------------

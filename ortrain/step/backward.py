@@ -40,13 +40,15 @@ def frees() -> Iterator[None]:
 
     Nothing has been kept beside the gradients then. Behind, the forward runs again for it.
     """
-    _here.spent = found = []
+    found: list[SavedForward] = []
+    _here.spent = found
     try:
         yield
     finally:
         _here.spent = None
     for kept in found:
-        kept.save_again()
+        if any(values is None for values in kept.stash):
+            kept.save_again()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortrain.graph import shapes
-from ortrain.runtime.aten.rows import Table
 from ortrain.runtime.aten.table import kernel
 
 HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
@@ -140,10 +139,10 @@ def _is_table(node):
 
 
 @kernel("ortrain::EmbeddingGradient", when=_is_table)
-def embedding(t, dy, weight, indices, *, padding_idx=-1):
+def embedding(t, dy, weight, indices, *, padding_idx=-1, node):
     count = weight.size(0)
     if t.device.type == "cpu":
-        table = t.keeper("table", Table())
+        table = t.table(node.inputs[1].name)
         result = t.call(f"{table.text}.gradient", dy, t.tensor(indices), count, padding_idx)
         result.is_contiguous = True
         return result
