@@ -32,7 +32,7 @@ from ortrain.frontend.form import AGAIN
 from ortrain.frontend.graph import Graph, Waits
 from ortrain.frontend.policy import BLOCKS, MODULE
 from ortrain.frontend.separate import comparable
-from ortrain.frontend.twin import Reference, roots_of, seen_of
+from ortrain.frontend.twin import Reference, roots_of, seen_of, tensors_of
 from ortrain.frontend.watch import Watch
 from ortrain.module_state.saving import saving_hooks
 from ortrain.passes.linear_loss import blocks_of
@@ -266,7 +266,9 @@ class Graphs:
         faults: list[str] = []
         with self.overhead.of("parity"), contextlib.suppress(Exception):  # a backward's own
             with unrecorded():  # a backward that does not come again
-                seen = seen_of(output, self.module, call.given, reference.roots, again=True)
+                seen = seen_of(
+                    tensors_of(output), self.module, call.given, reference.roots, again=True
+                )
             everything = call.shown == "all" and not self.options.skip_padding
             reference.narrow |= compiled.narrow
             faults = reference.faults(seen, all_are_read=everything)

@@ -20,7 +20,7 @@ from ortrain.exclusive import EXCLUSIVE
 from ortrain.frontend.call import spent
 from ortrain.frontend.form import Form, sizes_of
 from ortrain.frontend.graph import Graph
-from ortrain.guards.autocast import without_autocast
+from ortrain.guards.autocast import uncached, without_autocast
 from ortrain.module_state.saving import unhooked
 from ortrain.module_state.untouched import random_states
 from ortrain.program import Role
@@ -167,29 +167,29 @@ class _Trial:
             draws: Any = contextlib.nullcontext()
             if self.draws:
                 draws = replayed_draws(int(draw_seed(1)))
-            with draws, saved:
-                results = self.own.fallback(*args)
+            with draws, saved, uncached():
+                made = [self.own.fallback(*args)]
             is_the_call = dtype is None and not rounding and is_grad_enabled()
             if is_the_call and not self.own.has_bodies:
                 self.own.leave([i for i in self.own.filled if not saved.has(args[i])])
-            return self._evidence(args, results)
+            return self._evidence(args, made)
 
     def graph(self, rounding: int) -> Evidence:
         """What the step makes of it."""
         with random_states(), unhooked(), drawing(None):
             torch.manual_seed(self.seed)
             args = self._copies(None, rounding)
-            results = self.own.run(self.form, args)
+            made = [self.own.run(self.form, args)]
             if not self.shown:
-                self._note_shown(results)
-            return self._evidence(args, results)
+                self._note_shown(made[0])
+            return self._evidence(args, made)
 
     def by(self, form: Form) -> Evidence:
         """What another program of the graph makes of it, as far as this one shows that."""
         with random_states(), unhooked(), drawing(None):
             torch.manual_seed(self.seed)
             args = self._copies(None, 0)
-            return self._evidence(args, self.own.run(form, args))
+            return self._evidence(args, [self.own.run(form, args)])
 
     def _note_shown(self, results: Any) -> None:
         """Where the step shows something of outputs that lack tokens."""
@@ -216,10 +216,11 @@ class _Trial:
             found.append(own.requires_grad_(wants))
         return found
 
-    def _evidence(self, args: list[Any], results: Any) -> Evidence:
-        directions = TOLERANCES[self.precision].directions
-        evidence = Evidence()
-        results = [results] if isinstance(results, Tensor) else [*results]
+    def _evidence(self, args: list[Any], made: list[Any]) -> Evidence:
+        """What was made of arguments: the one of a list, which is emptied before the backward."""
+        directions, evidence, found = TOLERANCES[self.precision].directions, Evidence(), made.pop()
+        results = [found] if isinstance(found, Tensor) else [*found]
+        del found
         roots = []
         outside = self.own.translated.outside
         for i, (result, each) in enumerate(zip(results, outside.results, strict=True)):
@@ -249,7 +250,7 @@ class _Trial:
         if not roots:
             return evidence
         cotangents = [cotangent(root) for root in roots]
-        del results
+        del results, result
 
         def digested(name: str) -> Any:
             def take(gradient: Tensor | None) -> None:

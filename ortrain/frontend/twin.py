@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ortrain.frontend.separate import put_back
 from ortrain.frontend.watch import Watch
-from ortrain.guards.autocast import active, without_autocast
+from ortrain.guards.autocast import active, uncached, without_autocast
 from ortrain.module_state.modes import parametrizations_uncached
 from ortrain.module_state.saving import unhooked
 from ortrain.module_state.untouched import random_states
@@ -84,7 +84,7 @@ class Reference:
         self._buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
         self._first = _copied(module, (args, kwargs))
         self._spare: Any = None
-        tensors = [*module.parameters(), *_tensors((args, kwargs))]
+        tensors = [*module.parameters(), *tensors_of((args, kwargs))]
         self.narrow = are_narrow({t.dtype for t in tensors}) or bool(active())
         self._own_draws = False
         self.roots: Sequence[int] = ()
@@ -114,14 +114,14 @@ class Reference:
             put_back(self._watch),
         ):  # fmt: skip
             torch.set_rng_state(self._state)
-            with AsGraphs(seeds):
-                output = twin(*given[0], **given[1])
+            with AsGraphs(seeds), uncached():
+                tensors = tensors_of(twin(*given[0], **given[1]))
             drawn = torch.get_rng_state()
             torch.set_rng_state(self._state)
             if seeds.drawn:
                 draw_seed(1)
             self._own_draws |= not torch.equal(drawn, torch.get_rng_state())
-            return seen_of(output, twin, given, self.roots, again=False)
+            return seen_of(tensors, twin, given, self.roots, again=False)
 
     def faults(self, graphs: Seen, *, all_are_read: bool) -> list[str]:
         """What of the graphs is not the module's, a phrase each.
@@ -183,23 +183,32 @@ def _structure(mine: Seen, graphs: Seen, places: Sequence[int]) -> list[str]:
 
 
 def seen_of(
-    output: Any, module: nn.Module, given: tuple[Any, Any], roots: Sequence[int], *, again: bool
+    tensors: list[Tensor],
+    module: nn.Module,
+    given: tuple[Any, Any],
+    roots: Sequence[int],
+    *,
+    again: bool,
 ) -> Seen:
     """What a call has given.
 
     Args:
-        output: of the module.
+        tensors: that the module returns; the list is emptied before the backward, which then holds
+            no more than that of a loss whose other outputs nobody keeps.
         module: the module.
         given: its arguments, positional and by name.
         roots: places among its tensors, from which gradients come.
         again: whether another backward follows; else parameters and arguments are the call's own.
     """
-    tensors = _tensors(output)
     outputs = [(_digest(tensor), tensor.requires_grad) for tensor in tensors]
-    named = [*module.named_parameters(), *((f"args.{i}", t) for i, t in enumerate(_tensors(given)))]
+    named = [
+        *module.named_parameters(),
+        *((f"args.{i}", t) for i, t in enumerate(tensors_of(given))),
+    ]
     wanting = {name: tensor for name, tensor in named if tensor.requires_grad}
     chosen = [tensors[i] for i in roots if i < len(tensors) and tensors[i].requires_grad]
-    if again and any(t.grad_fn is not None for t in _tensors(given)):
+    tensors.clear()
+    if again and any(t.grad_fn is not None for t in tensors_of(given)):
         chosen = []  # what they come from may have been made of the same parameters
     gradients: dict[str, Digest | None] = {}
     if chosen and wanting and is_grad_enabled():
@@ -254,7 +263,7 @@ def roots_of(output: Any, ran: Sequence[tuple[Any, Any]]) -> list[int]:
         for each, result in zip(graph.translated.outside.results, flat, strict=True):
             if each.kind == "root" and upstream[each.index]:
                 expected.add(id(result))
-    tensors = _tensors(output)
+    tensors = tensors_of(output)
     found = [i for i, tensor in enumerate(tensors) if id(tensor) in expected]
     if found:
         return found
@@ -269,14 +278,15 @@ def _copied(module: nn.Module, given: Any) -> Any:
     for each in module.parameters():
         copied = memo[id(each)] = nn.Parameter(each.detach(), requires_grad=each.requires_grad)
         vars(copied).update(vars(each))  # of which Dynamo gives it one at its first conversion
-    for tensor in _tensors(given):
+    for tensor in tensors_of(given):
         if not tensor.is_leaf:
             own = tensor.detach().clone()
             memo[id(tensor)] = own.requires_grad_(tensor.requires_grad)
     return copy.deepcopy((module, given), memo)
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def tensors_of(value: Any) -> list[Tensor]:
+    """Those of a value that may be in containers."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 

@@ -8,6 +8,7 @@ one matrix product that reads the tensor once: 32 ms for 20 M elements on two co
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,8 @@ from functools import cache
 import torch
 
 _BLOCK = 1 << 14
+# So many blocks are looked at together, in float64 where they are neither that nor float32.
+_TOGETHER = 128
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,6 @@ class Digest:
             flat = tensor.detach().contiguous().reshape(-1)
             if flat.is_complex():
                 flat = torch.view_as_real(flat).reshape(-1)
-            if flat.dtype not in (torch.float32, torch.float64):
-                flat = flat.double()
             norm, projections = _projected(flat, directions)
             special: tuple[float, ...] = ()
             if not math.isfinite(norm + sum(projections)):
@@ -88,11 +89,14 @@ def _projected(flat: torch.Tensor, directions: int) -> tuple[float, tuple[float,
     count = flat.numel()
     whole = count - count % _BLOCK
     norms, rows = [], []
-    for part in (flat[:whole].view(-1, _BLOCK), flat[whole:].view(1, -1)):
+    dtype = flat.dtype if flat.dtype in (torch.float32, torch.float64) else torch.float64
+    drawn = _directions(dtype, flat.device, directions)
+    parts = flat[:whole].view(-1, _BLOCK).split(_TOGETHER), [flat[whole:].view(1, -1)]
+    for part in itertools.chain(*parts):
         if part.numel():
-            norms.append(torch.linalg.vector_norm(part, dim=1))
-            drawn = _directions(flat.dtype, flat.device, directions)
-            rows.append(part @ drawn[: part.shape[1]])
+            wide = part.to(dtype)
+            norms.append(torch.linalg.vector_norm(wide, dim=1))
+            rows.append(wide @ drawn[: part.shape[1]])
     if not rows:
         return 0.0, (0.0,) * directions
     projected = torch.cat(rows).double()

@@ -26,6 +26,7 @@ from ortrain.runtime.aten.products import (
     widen_in_products,
 )
 from ortrain.runtime.aten.table import find
+from ortrain.runtime.aten.tables import add_rows
 
 
 def lower(program: Program) -> Program:
@@ -44,6 +45,7 @@ def lower(program: Program) -> Program:
     fuse_layers(result)
     widen_in_products(result)
     scale_in_products(result)
+    add_rows(result)
     clean(result)
     if _shapes_are_missing(result.graph):
         shapes.infer_all(result.model)

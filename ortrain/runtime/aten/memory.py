@@ -18,6 +18,7 @@ IN_PLACE = frozenset(
     for name in """
     add sub mul div neg exp log sqrt rsqrt reciprocal abs erf relu sigmoid tanh masked_fill clamp
     floor ceil round sin cos square logical_not bitwise_and bitwise_or bitwise_xor addcmul addcdiv
+    index_add
     """.split()
 )
 # The operands may change places.

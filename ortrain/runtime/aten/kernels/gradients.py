@@ -149,6 +149,17 @@ def embedding(t, dy, weight, indices, *, padding_idx=-1, node):
     return t.aten.embedding_dense_backward(dy, t.tensor(indices), count, padding_idx, False)
 
 
+@kernel("aten::AddRows")
+def add_rows(t, x, dy, indices, *, padding_idx=-1):
+    if t.device.type != "cpu":  # sorted, so that it repeats
+        rows = t.aten.embedding_dense_backward(dy, t.tensor(indices), x.size(0), padding_idx, False)
+        return t.add(x, rows)
+    places, dy = t.tensor(indices).reshape(-1), dy.reshape(-1, x.size(1))
+    if padding_idx >= 0:
+        dy = t.masked_fill(dy, t.eq(places, padding_idx).unsqueeze(-1), 0)
+    return t.call("torch.index_add", x, 0, places, dy)
+
+
 @kernel("ortrain::GatherGradient")
 def gather(t, dy, data, indices, *, axis=0):
     indices = t.tensor(indices)
