@@ -34,6 +34,7 @@ from ortrain.frontend.policy import (
     challengers_of,
     padding_in,
 )
+from ortrain.guards.autocast import active
 from ortrain.module_state.saving import saving_hooks
 from ortrain.pytorch.backwards import is_changing, is_checkpointed
 from ortrain.pytorch.routes import is_routed
@@ -338,6 +339,7 @@ class Machine:
         held = [*self.module.parameters(), *self.module.buffers(), *tensors]
         device = next((t.device for t in held), torch.device("cpu"))
         dtypes = {t.dtype for t in held}
+        dtypes |= {dtype for kind, dtype in active() if kind == device.type}
         able = candidates(
             device, dtypes, self.options.provider,
             cuda_graphs=self.options.cuda_graphs is not False,

@@ -32,11 +32,14 @@ CERTIFICATE = 2
 LONG = 0.05
 # The share of eager's time that engines have saved where they were kept.
 GAIN = 0.25
-# That of floating-point numbers of 16 bits: 0.5 on EPYCs, 0.34 on a Xeon, of a schedule by hand.
-GAIN_OF_NARROW = 0.33
-# That of float32 by the processor's maker. On an EPYC, where MKL is slow, 0.54 of GPT-2 to 0.69 of
-# BERT; on a Xeon without AMX 0.11 of GPT-2, 0.24 of BERT without and 0.54 with padding.
-GAIN_OF_WIDE = {"AuthenticAMD": 0.5, "GenuineIntel": 0.2}
+# That of floating-point numbers of 16 bits, padding aside: on EPYCs 0.1 of GPT-2 and Llama, 0.3 of
+# BERT and MiniLM.
+GAIN_OF_NARROW = 0.25
+# That of float32 by the processor's maker and family. On EPYCs of the fifth generation, where MKL is
+# slow, 0.54 of MiniLM to 0.58 of BERT; on those before 0.18 of MiniLM and GPT-2, 0.33 of BERT; on a
+# Xeon without AMX 0.11 of GPT-2, 0.24 of BERT.
+GAIN_OF_WIDE = {"AuthenticAMD": 0.25, "GenuineIntel": 0.2}
+GAIN_ON_ZEN5, ZEN5 = 0.5, 26
 # The share of that which a graph saves of layers that run the same kernels in it: of a ResNet-18 a
 # tenth of the time was saved, of a UNet and of an LSTM nothing.
 OF_CONVOLUTIONS, OF_RECURRENT = 0.1, 0.02
@@ -65,7 +68,11 @@ def gain_of(dtypes: Collection[torch.dtype], device: torch.device = CPU) -> floa
         return GAIN
     if are_narrow(dtypes):
         return GAIN_OF_NARROW
-    return GAIN_OF_WIDE.get(cpuinfo().get("vendor_id", ""), GAIN)
+    known = cpuinfo()
+    maker, family = known.get("vendor_id", ""), known.get("cpu family", "")
+    if maker == "AuthenticAMD" and family.isdigit() and int(family) >= ZEN5:
+        return GAIN_ON_ZEN5
+    return GAIN_OF_WIDE.get(maker, GAIN)
 
 
 def layers_in(module: nn.Module) -> int:

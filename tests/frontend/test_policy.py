@@ -197,8 +197,8 @@ def test_a_deep_model_has_blocks_first(clock: Clock) -> None:
 def test_a_short_run_has_blocks_rather_than_the_whole_whose_cost_nobody_knows(
     clock: Clock,
 ) -> None:
-    policy = policy_of([Challenger(BLOCKS, 1.2, 0.3), Challenger(MODULE, 2.4, 0.5)], steps=60)
-    ways = run(policy, clock, {TORCH: 0.15, BLOCKS: 0.1, MODULE: 0.08}, 60, {BLOCKS: 1.2})
+    policy = policy_of([Challenger(BLOCKS, 1.2, 0.3), Challenger(MODULE, 2.4, 0.5)], steps=64)
+    ways = run(policy, clock, {TORCH: 0.15, BLOCKS: 0.1, MODULE: 0.08}, 64, {BLOCKS: 1.2})
     assert BLOCKS in ways
     assert MODULE not in ways
 
