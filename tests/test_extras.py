@@ -157,3 +157,18 @@ def test_the_extras_are_those_of_the_project() -> None:
     assert known[""] == {"numpy", "onnxruntime", "safetensors"}
     for extra, packages in EXTRAS.items():
         assert {DISTRIBUTIONS.get(name, name) for name in packages} <= known[extra]
+
+
+def test_a_run_that_is_watched_loads_nothing_that_makes_graphs() -> None:
+    code = """
+import sys, torch
+from torch import nn
+from ortrain import ORTModule
+model = ORTModule(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+for _ in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+print([name for name in ("onnx", "onnx_ir", "onnxruntime", "sympy", "torch._dynamo")
+       if name in sys.modules])
+"""
+    done = python("-c", code)
+    assert done.stdout == "[]\n", done.stderr

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import sysconfig
 import traceback
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-import sympy
 import torch
 from torch import fx
 
@@ -23,7 +23,7 @@ OWN = f"{Path(__file__).resolve().parent.parent}/"
 IN_PYTORCH = "none is needed: PyTorch runs it"
 # The way out where the code itself has to stay.
 BESIDE = "wrap the sub-modules beside it, or leave this module to PyTorch"
-_SYMBOLIC = f"{Path(sympy.__file__).parent}/"
+_SYMBOLIC = f"{Path(getattr(find_spec('sympy'), 'origin', None) or '').parent}/"  # loads nothing
 _STANDARD = f"{sysconfig.get_path('stdlib')}/"
 
 

@@ -6,13 +6,13 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ortrain.cpuinfo import cpuinfo
-from ortrain.runtime.base import Executor
-from ortrain.runtime.memory import Ceiling
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they load onnx, which a run that is watched does not need
     import onnx_ir as ir
     import torch
 
+    from ortrain.runtime.base import Executor
+    from ortrain.runtime.memory import Ceiling
 
 # Multiplications a node of the forward below which PyTorch's calls, 3 to 5 us each, cost more than
 # its kernels gain, and above which they are the faster ones; forward and backward in ms, float32,

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ortrain.capture.onnx.replay import is_replayed, replay
 from ortrain.module_state.saving import saving_hooks
 from ortrain.pytorch.modes import EagerMode
 from ortrain.step.seeds import Seeds
@@ -100,6 +99,8 @@ class _Draws(EagerMode):
     def __torch_dispatch__(
         self, operator: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        from ortrain.capture.onnx.replay import is_replayed, replay  # which loads onnx
+
         kwargs = kwargs or {}
         if is_replayed(operator):
             seed, stream = self._seeds.next()

@@ -12,8 +12,6 @@ from contextlib import contextmanager
 
 import torch
 
-from ortrain.ops.hash import advanced
-
 
 class Seeds:
     """Of one call.
@@ -68,6 +66,8 @@ def draw_seed(streams: int) -> torch.Tensor:
     """
     if (seeds := _here.seeds) is None:
         return _from_generator()
+    from ortrain.ops.hash import advanced  # which loads onnx, as whatever draws here has done
+
     seed = advanced(*seeds.next())
     seeds.drawn += streams
     return torch.tensor(seed)
