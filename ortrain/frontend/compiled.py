@@ -91,6 +91,7 @@ class Compiled:
             come, once graphs have run; none where these have been compared with the module.
         reentrant: whether there are checkpoints with reentrance in its graphs.
         narrow: whether something in its graphs is computed in 16 bits.
+        uncompared: what a comparison of them with the module has raised; empty for nothing.
         wrong: why the graphs are not the module's; None as far as is known.
         again: whether the next call is to be converted anew.
         parted: whether graphs end within the module's code, which PyTorch runs from one to the
@@ -114,7 +115,7 @@ class Compiled:
         self.made: list[Served] = []
         self.conversions = 0
         self.fresh = False
-        self.doing = ""
+        self.doing = self.uncompared = ""
         self._reasons: dict[str, None] = {}
         self.roots: dict[tuple[bool, bool], list[int]] = {}
         self.reentrant = self.narrow = self.again = self.parted = False
@@ -194,7 +195,7 @@ class Compiled:
     def fails(self, error: BaseException) -> None:
         """Notes why some of the module's code has no graph."""
         what = not_followed(error)
-        self._end_for(f"a graph would be wrong about it: {what}" if what else _line_of(error))
+        self._end_for(f"a graph would be wrong about it: {what}" if what else line_of(error))
 
     def begins(self) -> None:
         """Before a conversion."""
@@ -301,14 +302,15 @@ class Compiled:
 def _failed(module: nn.Module, error: Exception) -> CaptureError:
     why = CaptureError(
         f"PyTorch's Dynamo fails to convert {type(module).__name__}",
-        because=_line_of(error),
+        because=line_of(error),
         help=HELP,
     )
     why.__cause__ = error
     return why
 
 
-def _line_of(error: BaseException) -> str:
+def line_of(error: BaseException) -> str:
+    """Its first line, with its kind."""
     error = getattr(error, "inner_exception", error)  # what a backend has raised
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 

@@ -6,7 +6,7 @@ It is loaded with the first graph: Dynamo alone takes half a second to load.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,7 +26,7 @@ from ortrain.errors import (
 )
 from ortrain.frontend.blocks import Blocks
 from ortrain.frontend.call import Heard, Look, NothingDone, Reads
-from ortrain.frontend.compiled import HELP, LATER, ONES_MATTER, OVER_BUDGET, Compiled
+from ortrain.frontend.compiled import HELP, LATER, ONES_MATTER, OVER_BUDGET, Compiled, line_of
 from ortrain.frontend.equal import equal_blocks
 from ortrain.frontend.form import AGAIN
 from ortrain.frontend.graph import Graph, Waits
@@ -222,13 +222,22 @@ class Graphs:
             return None
         if not comparable(self.module, compiled.watch):
             return None
-        with self.overhead.of("parity"), contextlib.suppress(Exception):
+        with self._comparing(compiled):
             reference = Reference(self.module, compiled.watch, args, kwargs)
             if roots:
                 compiled.roots[modes] = []
                 reference.run([0] if shown == "loss" and 0 in roots else roots)
             return reference
         return None
+
+    @contextlib.contextmanager
+    def _comparing(self, compiled: Compiled) -> Iterator[None]:
+        """What is raised inside, as by a function of the user's, ends a comparison, and is told."""
+        with self.overhead.of("parity"):
+            try:
+                yield
+            except Exception as error:
+                compiled.uncompared, compiled.fresh = line_of(error), True
 
     def _may_wait(self, compiled: Compiled, reference: Reference | None) -> bool:
         """Whether outputs beside the loss may be computed when somebody reads them.
@@ -259,12 +268,12 @@ class Graphs:
             compiled.roots[modes] = roots = roots_of(output, call.ran)
             if reference is None or not compiled.reentrant:
                 return None
-            with self.overhead.of("parity"), contextlib.suppress(Exception):
+            with self._comparing(compiled):
                 reference.run(roots)
         if reference is None or reference.seen is None:
             return None
         faults: list[str] = []
-        with self.overhead.of("parity"), contextlib.suppress(Exception):  # a backward's own
+        with self._comparing(compiled):
             with unrecorded():  # a backward that does not come again
                 seen = seen_of(
                     tensors_of(output), self.module, call.given, reference.roots, again=True
@@ -366,7 +375,10 @@ class Graphs:
         shown = "loss" if waits else shown
         report.dense = [each for graph in graphs for each in graph.dense(shown)]
         found = [graph.form.certificate for graph in graphs]
-        report.certificate = "; ".join(str(each) for each in found if each is not None)
+        told = [str(each) for each in found if each is not None]
+        if compiled.uncompared:
+            told.append(f"the module itself is not compared: {compiled.uncompared}")
+        report.certificate = "; ".join(told)
         return fresh
 
 

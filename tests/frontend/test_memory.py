@@ -162,3 +162,19 @@ def test_float64_is_asked_for_what_roundings_do_not_explain(
     found = compare(trial.near(0.0, 0), graph(0), trial, graph)
     assert bool(found.faults) is not holds
     assert (torch.float64 in trial.asked) is wide
+
+
+class Alone(Words):
+    """Has no copy."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Alone:
+        raise TypeError("it is the only one")
+
+
+def test_a_comparison_that_raises_is_told() -> None:
+    model = ORTModule(Alone(), options=Options(engine="aten"))
+    for _ in range(2):
+        step(model, batch(4))
+    assert model.report.graph_calls == 2
+    told = "the module itself is not compared: TypeError: it is the only one"
+    assert told in model.report.certificate
