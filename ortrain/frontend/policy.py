@@ -53,8 +53,8 @@ BUSY = 2.0
 OF_BLOCKS = 0.75
 # Blocks that take more than this share of what the whole takes are not tried.
 CHEAP = 0.6
-# Seconds that the first conversion of a process takes to load Dynamo and the front end.
-LOADING = 0.6
+# Seconds that the first conversion of a process takes to load Dynamo, onnx and the front end.
+LOADING = 0.9
 _FRONT_END = "ortrain.frontend.graphs"
 # A way that has saved less than this share of what was foreseen was not the first graph: the next
 # one need not wait until the run has paid for both.
