@@ -162,7 +162,7 @@ class Compiled:
                 raise NothingDone(found, always=True) from None
             if is_one_too_many(error):
                 raise NothingDone(self.refusal()) from None
-            # "More than one" is a number where a symbol is more than that.
+            # Where a size of one is apart, a symbol is more than one for certain.
             over_ones = self.ones_are_sizes and takes_no_symbol(error)
             if ends_within(error) and not self.parted and not over_ones:
                 self.parted = True

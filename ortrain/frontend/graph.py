@@ -174,7 +174,7 @@ class Graph:
         return {symbol: args[place].shape[axis] for symbol, place, axis in self.axes}
 
     def rows(self, args: Sequence[Any], most: int) -> list[Any] | None:
-        """The first rows of a batch, half of them and so many multiplications at most, but two.
+        """The first rows of a batch: half at most, so many multiplications at most, two at least.
 
         PyTorch takes for half of them in float64 what it takes for all of them. None where there
         are no more than two, or it cannot be told what a row is.

@@ -297,7 +297,7 @@ def is_of_conversion(error: Exception) -> bool:
 
 def ends_within(error: Exception) -> bool:
     """Whether a graph would end within code whose graphs may not be parted."""
-    return isinstance(error, Unsupported | UserError) and not is_one_too_many(error)
+    return isinstance(error, Unsupported | UserError)
 
 
 def takes_no_symbol(error: Exception) -> bool:

@@ -139,10 +139,11 @@ def compare(
     if rows.doubtful:
         differences = {"output": outputs, "gradient": gradients, "buffer": buffers}
         left, typical = rows.doubtful, trial.typical()
+        other: list[Evidence] = []
 
-        def excuse(truth: Evidence | None) -> list[_Row]:
+        def excuse(found: list[_Row], truth: Evidence | None) -> list[_Row]:
             still = []
-            for row in left:
+            for row in found:
                 if row.is_noise(truth, typical):
                     differences[row.kind][row.name] = 0.0
                 elif not row.excused_by(truth, [row.eager]):
@@ -150,10 +151,12 @@ def compare(
             return still
 
         if trial.precision is torch.float32:
-            left = excuse(trial.eager(rounding=1))
+            other.append(trial.eager(rounding=1))
+            left = excuse(left, other[0])
         if left:
-            left = excuse(truth := _in_truth(trial))
-            left = _not_by_rounding(left, truth, eager, graph, trial, rounded)
+            truth = _in_truth(trial)
+            left = excuse(left, truth)
+            left = _not_by_rounding(left, truth, eager, graph, trial, rounded, other)
         faults += [row.fault for row in left]
         ties = [row.name for row in rows.doubtful if row.is_discrete and row not in left]
         outputs.update(dict.fromkeys(ties, 0.0))
@@ -201,23 +204,25 @@ def _not_by_rounding(
     graph: Evidence,
     trial: Compared,
     rounded: Callable[[int], Evidence],
+    theirs: list[Evidence],
 ) -> list[_Row]:
     """Those of some rows that are further away than PyTorch is however its tensors are rounded.
 
     Both engines run on the same tensors each time. The graph is further away on the call's own, and
-    on most of the others. Without a truth, PyTorch's run of the call is in its place.
+    on most of the others. Without a truth, PyTorch's run of the call is in its place. What PyTorch
+    has made of the first roundings already is in ``theirs``.
     """
     exact = truth or eager
     never = [row for row in rows if not row.is_comparable and not row.is_discrete]
     discrete = [row for row in rows if row.is_discrete]
     rows = [row for row in rows if row.is_comparable]
-    theirs: list[Evidence] = []
     ours: list[Evidence] = []
     count = TOLERANCES[trial.precision].roundings
     for number in range(1, count + 1):
         if not rows and not discrete:
             break
-        theirs.append(trial.eager(rounding=number))
+        if len(theirs) < number:
+            theirs.append(trial.eager(rounding=number))
         with contextlib.suppress(CheckFailed):  # whose branch another rounding takes
             ours.append(rounded(number))
         left = []

@@ -38,7 +38,7 @@ _here = _Here()
 def frees() -> Iterator[None]:
     """Backwards of this thread that leave the graph for others free what the forward has saved.
 
-    Nothing has been kept beside the gradients then. Behind, the forward runs again for it.
+    So that is not in memory beside the gradients. Afterwards the forward runs again for it.
     """
     found: list[SavedForward] = []
     _here.spent = found

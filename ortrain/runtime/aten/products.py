@@ -56,7 +56,7 @@ def fuse_layers(program: Program) -> int:
             width = shapes.dims(weight)
             if bias is not None and width is not None and shapes.dims(bias) == width[:1]:
                 last, inputs = reader, [x, weight, bias]
-        _replace(program, last, "Linear", inputs)
+        replace_with(program, last, "Linear", inputs)
         if last is not node:
             program.graph.remove(node, safe=True)
         changed += 1
@@ -93,7 +93,7 @@ def widen_in_products(program: Program) -> int:
             continue
         inputs = [_narrow(value) for value in node.inputs]
         if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
-            _replace(program, node, "WideMatMul", inputs)
+            replace_with(program, node, "WideMatMul", inputs)
             changed += 1
     return changed
 
@@ -113,7 +113,7 @@ def scale_in_products(program: Program) -> int:
         narrow = a.dtype in NARROW and a.dtype == b.dtype == rounding.outputs[0].dtype
         if not narrow or not is_narrowing(rounding) or min(map(_rank, (a, b))) < 3:
             continue
-        _replace(program, rounding, "ScaledMatMul", [a, b], alpha=factor)
+        replace_with(program, rounding, "ScaledMatMul", [a, b], alpha=factor)
         for old in (scaling, node):
             program.graph.remove(old, safe=True)
         changed += 1
@@ -143,9 +143,10 @@ def _narrow(value: ir.Value | None) -> ir.Value:
     return source
 
 
-def _replace(
+def replace_with(
     program: Program, node: ir.Node, op_type: str, inputs: list[ir.Value], **attributes: Any
 ) -> None:
+    """Puts an operator that the kernels alone know in the place of a node's first output."""
     with Builder.before(node, opset=program.opset) as op:
         made = op.node(op_type, tuple(inputs), domain=DOMAIN, **attributes)
         take_place(made, node.outputs[0])

@@ -14,11 +14,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortrain.graph import shapes
-from ortrain.graph.build import Builder
-from ortrain.graph.rewire import take_place
 from ortrain.graph.walk import only_reader
 from ortrain.program import Program
-from ortrain.runtime.aten.products import DOMAIN
+from ortrain.runtime.aten.products import replace_with
 
 _WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
@@ -34,19 +32,15 @@ def add_rows(program: Program) -> int:
             continue
         other = next((value for value in reader.inputs if value is not made), None)
         dy, table, indices = node.inputs[:3]
-        if other is None or table is None or shapes.rank(table) != 2:
+        if other is None or dy is None or table is None or indices is None:
             continue
-        if shapes.dims(other) != shapes.dims(table):
+        if shapes.rank(table) != 2 or shapes.dims(other) != shapes.dims(table):
             continue
-        if any(v is None or v.dtype not in _WIDE or v.dtype != other.dtype for v in (dy, made)):
+        if any(v.dtype not in _WIDE or v.dtype != other.dtype for v in (dy, made)):
             continue
         padding = node.attributes.get("padding_idx")
-        with Builder.before(reader, opset=program.opset) as op:
-            place = -1 if padding is None else padding.as_int()
-            sum_of = op.node("AddRows", (other, dy, indices), domain=DOMAIN, padding_idx=place)
-            take_place(sum_of, reader.outputs[0])
-        program.graph.remove(reader, safe=True)
+        place = -1 if padding is None else padding.as_int()
+        replace_with(program, reader, "AddRows", [other, dy, indices], padding_idx=place)
         program.graph.remove(node, safe=True)
-        program.model.opset_imports.setdefault(DOMAIN, 1)
         changed += 1
     return changed
