@@ -26,6 +26,7 @@ import workloads
 from torch import nn
 
 import examples
+from ortrain.frontend.policy import Policy
 from tests.cli.tiny import make_model
 
 
@@ -84,9 +85,19 @@ def test_names_that_are_not_known_are_refused(run: Any, capsys: pytest.CaptureFi
         assert f"{arguments[-1]}: expected one of " in capsys.readouterr().err
 
 
-def test_the_cost_of_a_contest_is_told_with_its_share(run: Any) -> None:
-    found = run(contest, "mlp", "--steps", "30000", "--told", "--contestants", "auto")
-    row = found["30000_steps_told"]["mlp"]["auto"]
+def test_the_cost_of_a_contest_is_told_with_its_share(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Policy, "_pays", lambda *_: True)
+    monkeypatch.setattr(
+        contest,
+        "in_a_process",
+        lambda _, workload, name, steps, told: contest.child(
+            workload, name, int(steps), bool(told)
+        ),
+    )
+    found = run(contest, "mlp", "--steps", "400", "--told", "--contestants", "auto")
+    row = found["400_steps_told"]["mlp"]["auto"]
     assert 0 < row["cost"] < row["seconds"]
     assert row["share"] == row["cost"] / row["seconds"]
 
