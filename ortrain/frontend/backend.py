@@ -12,7 +12,8 @@ from ortrain.capture.origin import own_failure
 from ortrain.config import Options
 from ortrain.errors import CaptureError, NotServed, OrtrainError
 from ortrain.exclusive import EXCLUSIVE
-from ortrain.frontend.call import draws_of, heard, in_its_place
+from ortrain.frontend.attempts import Attempts
+from ortrain.frontend.call import draws_of, heard
 from ortrain.frontend.graph import Graph
 from ortrain.frontend.key import Key, NoKey, Table
 from ortrain.frontend.original import Code, in_pytorch
@@ -38,12 +39,12 @@ class InPyTorch:
 
     def __init__(self, module: fx.GraphModule, reason: OrtrainError | None) -> None:
         self.reason, self.has_failed = reason, False
-        self._run = in_pytorch(module)
+        self._run = Attempts(in_pytorch(module))
 
     def __call__(self, *args: Any) -> Any:
         """The graph's outputs for a call's inputs."""
         with draws_of(heard()):
-            return in_its_place(self._run, args)
+            return self._run(args)
 
 
 class Parts:
@@ -75,7 +76,7 @@ class Parts:
             self.parts.append(served)
             delattr(module, str(node.target))
             setattr(module, str(node.target), served)
-        self._run = Code(module)
+        self._run = Attempts(Code(module))
 
     @property
     def has_failed(self) -> bool:
@@ -84,7 +85,7 @@ class Parts:
 
     def __call__(self, *args: Any) -> Any:
         """The graph's outputs for a call's inputs."""
-        return self._run(*args)
+        return self._run(args)
 
 
 Served = Graph | Parts | InPyTorch

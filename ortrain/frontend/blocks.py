@@ -78,8 +78,8 @@ class _Way:
             return plainly(self.block, args, kwargs)
         if len(self.compiled.made) - call.made >= AT_ONCE:
             return plainly(self.block, args, kwargs)
-        before = call.module, call.given
-        call.module, call.given = self.block, (args, kwargs)
+        before = call.module, call.given, call.begun
+        call.module, call.given, call.begun = self.block, (args, kwargs), False
         route(self.block, None)  # what Dynamo converts is the block's call
         try:
             forbids = not call.may_convert and self.compiled.is_whole
@@ -92,7 +92,7 @@ class _Way:
             why = nothing.why
         finally:
             route(self.block, self)
-            call.module, call.given = before
+            call.module, call.given, call.begun = before
         output = plainly(self.block, args, kwargs)
         if why is OVER_BUDGET:
             call.failed = why

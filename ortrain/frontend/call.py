@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
-from torch import Tensor, is_grad_enabled, nn
+from torch import is_grad_enabled, nn
 
 from ortrain.errors import OrtrainError
 from ortrain.passes.tokens import Shown
@@ -147,30 +146,3 @@ class NothingDone(Exception):
     def __init__(self, why: OrtrainError | None = None, *, always: bool = False) -> None:
         super().__init__(why)
         self.why, self.always = why, always
-
-
-def in_its_place(run: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """What PyTorch gives for a graph.
-
-    Args:
-        run: the graph in PyTorch.
-        args: its inputs.
-
-    Raises:
-        NothingDone: it raises, as the module would, which then raises it itself: what the module's
-            code assigns before is done by its code alone.
-    """
-    call = _here.call
-    if call is None or call.begun:
-        return run(*args)
-    tensors = [each for each in args if isinstance(each, Tensor) and not each.is_inference()]
-    before, state = [each._version for each in tensors], torch.get_rng_state()
-    try:
-        found = run(*args)
-    except Exception as error:
-        if [each._version for each in tensors] != before:
-            raise
-        torch.set_rng_state(state)
-        raise NothingDone from error
-    call.begun = True
-    return found

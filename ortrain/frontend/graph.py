@@ -25,7 +25,8 @@ from ortrain.errors import (
     OrtrainError,
 )
 from ortrain.exclusive import EXCLUSIVE
-from ortrain.frontend.call import Look, draws_of, heard, in_its_place, spent
+from ortrain.frontend.attempts import Attempts
+from ortrain.frontend.call import Look, draws_of, heard, spent
 from ortrain.frontend.form import Form, sizes_of
 from ortrain.frontend.layouts import orders_of
 from ortrain.frontend.original import higher_order_in, in_pytorch
@@ -147,6 +148,7 @@ class Graph:
             i for i, t in enumerate(real) if not (guarded or i in wanting) and isinstance(t, Tensor)
         ]
         self.written = found.original.written
+        self.attempts = Attempts(self.fallback, self.written)
         self.filled = [i for i in self.users if isinstance(real[i], Tensor)]
         # Compares a program with PyTorch before a call, where that is due.
         self.prove: Callable[[Form, Sequence[Any]], None] | None = None
@@ -210,7 +212,7 @@ class Graph:
         if failed is not None:
             around = draws_of(heard()) if isinstance(failed, Waits) else contextlib.nullcontext()
             with around:
-                outputs = in_its_place(self.fallback, args)  # where it raises, the call was wrong
+                outputs = self.attempts(args)  # where it raises, the call was wrong
             if isinstance(failed, ExecutionError) and not isinstance(failed, CheckFailed):
                 self.form.fails(failed, args)
         if (call := heard()) is not None:

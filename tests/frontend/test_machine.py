@@ -460,6 +460,54 @@ def test_what_a_wrong_call_assigns_before_it_raises_is_assigned_once() -> None:
     assert model.report.mode == "graph"
 
 
+class Marked(nn.Module):
+    """Writes and assigns before what may raise."""
+
+    mean: Tensor
+    last: Tensor
+
+    def __init__(self, between: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.between, self.table, self.layer = between, nn.Embedding(5, 4), nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("last", torch.zeros(4))
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        self.mean.mul_(0.9).add_(x.detach().mean(0))
+        self.last = x.sum(0)
+        x = self.between(torch.tanh(x * x + self.mean) * 2 - 1)
+        return self.layer(x + self.table(ids)) * self.last.mean()
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        pytest.param(lambda x: x * 2, id="one graph"),
+        pytest.param(lambda x: torch.fft.fft(x).abs(), id="parts"),
+    ],
+)
+@pytest.mark.parametrize("first", [False, True], ids=["later", "first"])
+def test_a_wrong_call_leaves_what_the_modules_own_leaves(
+    between: Callable[[Tensor], Tensor], first: bool
+) -> None:
+    module = Marked(between)
+    plain = copy.deepcopy(module)
+    model = held(module)
+    good = torch.rand(3, 4), torch.tensor([0, 1, 2])
+    out_of_range = torch.rand(3, 4), torch.tensor([0, 1, 7])
+    of_another_dtype = torch.rand(3, 4).double(), torch.tensor([0, 1, 2])
+    calls = [out_of_range, of_another_dtype, good, good, out_of_range, good]
+    for call in calls if first else [good, *calls]:
+        found: list[Any] = []
+        for run in (model, plain):
+            try:
+                found.append(run(*call).detach())
+            except (IndexError, RuntimeError) as error:
+                found.append(torch.tensor(len(str(error))))
+        torch.testing.assert_close(*found)
+        torch.testing.assert_close(dict(module.named_buffers()), dict(plain.named_buffers()))
+
+
 class Spectral(nn.Module):
     def forward(self, x: Tensor, whole: bool = True) -> Tensor:
         return torch.fft.fft(x).abs() if whole else torch.tanh(x) * x
