@@ -12,10 +12,12 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.nn import functional
 
+from ortrain.capture.onnx.translations.base import symbolic
 from ortrain.program import Program
+from ortrain.pytorch.conditions import with_sizes
 
 
 def _row_by_row(_: Tensor) -> torch.memory_format:
@@ -55,6 +57,48 @@ def laid_out(target: Any, args: Sequence[Any], result: Any) -> Any:
     if target is functional.interpolate and given.dim() == 3:
         kernel = _row_by_row
     return result if kernel is None else result.contiguous(memory_format=kernel(given))
+
+
+# Values of the symbols in sizes: at the first one views come about that there are at no other.
+_TRIED = (2, 3, 8)
+_RESHAPE = torch.ops.aten.reshape.default
+
+
+def decide_layouts(graph: fx.Graph) -> None:
+    """Has sizes be what they are that decide how a reshaped tensor lies in memory.
+
+    It is a view of what it is made of where it can be, with that one's order of axes, and else it
+    lies row by row. A trace takes it to be the same at all sizes.
+
+    Raises:
+        SymbolicSize: there are some, and the graph is to be traced anew.
+    """
+    known: dict[Any, bool] = {}
+    for node in graph.find_nodes(op="call_function", target=_RESHAPE):
+        given, result = node.args[0].meta["val"], node.meta["val"]
+        sizes, strides, shape = [*given.shape], [*given.stride()], [*result.shape]
+        if not any(isinstance(size, torch.SymInt) for size in (*sizes, *shape)):
+            continue
+        key = str((sizes, strides, shape))
+        if key not in known:
+            known[key] = len(sizes) > 1 and _is_undecided(sizes, strides, shape)
+        if known[key]:
+            error = symbolic(f"how the result of {node.name} lies in memory")
+            error.values = [given]
+            raise error
+
+
+def _is_undecided(sizes: Sequence[Any], strides: Sequence[Any], shape: Sequence[Any]) -> bool:
+    """Whether a tensor that is reshaped lies row by row at some sizes and otherwise at others."""
+    ends = len(sizes), len(sizes) + len(strides)
+    found = set()
+    for values in with_sizes([*sizes, *strides, *shape], _TRIED):
+        given = torch.empty_strided(values[: ends[0]], values[ends[0] : ends[1]], device="meta")
+        try:
+            found.add(given.reshape(values[ends[1] :]).is_contiguous())
+        except RuntimeError:  # there is no such shape of so many elements
+            continue
+    return len(found) > 1
 
 
 _PRODUCTS, _CONVOLUTIONS = {"MatMul", "Gemm"}, {"Conv", "ConvTranspose"}

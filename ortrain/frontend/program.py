@@ -28,6 +28,7 @@ from ortrain.capture.traced import Traced
 from ortrain.capture.translation import Watch, program_of, registry_of
 from ortrain.frontend.aten import aliases_of, aten_of
 from ortrain.frontend.grids import grids_as_views
+from ortrain.frontend.layouts import decide_layouts
 from ortrain.frontend.original import Original
 from ortrain.frontend.views import Outside, outside_of
 from ortrain.frontend.writes import written
@@ -92,6 +93,7 @@ def _translated(module: fx.GraphModule, real: Sequence[Any], opset: int) -> Tran
     fakes = aliases_of([holder.meta["example_value"] for holder in holders], list(real))
     autocast = active()
     graph = aten_of(module, fakes)
+    decide_layouts(graph.graph)
     inputs = graph.graph.find_nodes(op="placeholder")
     output = graph.graph.output_node()
     flat, _ = pytree.tree_flatten(output.args[0])

@@ -8,7 +8,8 @@ being found again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import sympy
@@ -91,6 +92,26 @@ def decide_bounds(values: Iterable[Any]) -> None:
                     if not free_unbacked_symbols(first) | free_unbacked_symbols(other):
                         pair = (first, other) if isinstance(bound, Min) else (other, first)
                         environment.evaluate_expr(sympy.Le(*pair))
+
+
+def with_sizes(values: Sequence[Any], tried: Sequence[int]) -> Iterator[list[Any]]:
+    """Sizes and numbers as they are where their symbols have some values.
+
+    Args:
+        values: some without a symbol, perhaps.
+        tried: the values of a symbol. Each has each of them with each of the others', where there
+            are three symbols or fewer, and else all have the same.
+    """
+    exprs = [sympy.sympify(v.node.expr) if isinstance(v, torch.SymInt) else v for v in values]
+    symbols = sorted({s for e in exprs for s in getattr(e, "free_symbols", ())}, key=str)
+    alike = len(symbols) > 3
+    each_with_each = product(tried, repeat=1 if alike else len(symbols))
+    for chosen in (one * len(symbols) for one in each_with_each) if alike else each_with_each:
+        known = dict(zip(symbols, map(sympy.Integer, chosen), strict=True))
+        try:
+            yield [int(e.xreplace(known)) if isinstance(e, sympy.Expr) else e for e in exprs]
+        except ZeroDivisionError:  # in a size that is a share of another one
+            continue
 
 
 def decide_sizes(values: Iterable[Any]) -> bool:

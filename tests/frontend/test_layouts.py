@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
+from ortrain import Options, ORTModule
 from tests.frontend.compiling import compiled
 
 
@@ -94,3 +95,20 @@ def test_gradients_of_weights_lie_as_in_pytorch(name: str, engine: str) -> None:
     torch.testing.assert_close(ours, eager)
     assert _order(ours) == _order(eager)
     assert all(made)
+
+
+@pytest.mark.parametrize("first", [2, 3])
+def test_what_is_a_view_at_some_sizes_alone_lies_as_in_pytorch_at_all(first: int) -> None:
+    class Shuffled(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            x = functional.pixel_shuffle(x.tanh().transpose(1, 2).unflatten(2, (-1, 1)), 2)
+            return torch.tanh(x.reshape(len(x), -1, 8)), x
+
+    module = Shuffled()
+    for model in (ORTModule(module, options=Options(engine="aten")), compiled(module)[0]):
+        for length in (first, 2, 3, 5, 2):
+            x = torch.randn(4, length, 8, requires_grad=True)
+            for ours, theirs in zip(model(x), module(x), strict=True):
+                assert ours.stride() == theirs.stride()
+        if isinstance(model, ORTModule):
+            assert model.report.graph_calls == 5
