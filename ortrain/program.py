@@ -30,6 +30,8 @@ TARGET = "ortrain.target"
 PHASE = "ortrain.phase"
 ORIGIN = "ortrain.origin"
 REGION = "ortrain.region"
+# How the names of regions begin that ortrain makes, and no code of the user's.
+OWN_REGION = "attention "
 CHECKS = "ortrain.checks"
 WIDTH = "ortrain.width"
 
@@ -136,6 +138,12 @@ def region_of(node: ir.Node) -> str:
     Of what is inside such a region the forward keeps nothing for the backward.
     """
     return node.metadata_props.get(REGION, "")
+
+
+def is_checkpointed(node: ir.Node) -> bool:
+    """Whether a node is in a checkpoint of the user's, or computes a gradient of what is."""
+    region = region_of(node)
+    return bool(region) and not region.startswith(OWN_REGION)
 
 
 class Program:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ortrain.graph import shapes
 from ortrain.graph.attention import attention_of, is_product
-from ortrain.program import REGION, region_of
+from ortrain.program import OWN_REGION, REGION, region_of
 
 # Elements of the weights for each of query and key above which they are computed again. With heads
 # of 64 these are lengths above 384. It is one product more beside the six of forward and backward.
@@ -35,7 +35,7 @@ def mark_long_attention(graph: ir.Graph, sizes: Mapping[str, int]) -> None:
         if inside and _is_long(inside[0], sizes):
             number += 1
             for each in inside:
-                each.metadata_props[REGION] = f"attention {number}"
+                each.metadata_props[REGION] = f"{OWN_REGION}{number}"
 
 
 def _is_long(node: ir.Node, sizes: Mapping[str, int]) -> bool:

@@ -29,7 +29,17 @@ from ortrain.ops.custom_gradient import is_custom_gradient
 from ortrain.ops.kept import keys_of
 from ortrain.passes import PIPELINES, rewrite
 from ortrain.passes.clean import clean
-from ortrain.program import Check, Program, Role, checks_of, role_of, set_role, target_of, width_of
+from ortrain.program import (
+    Check,
+    Program,
+    Role,
+    checks_of,
+    is_checkpointed,
+    role_of,
+    set_role,
+    target_of,
+    width_of,
+)
 from ortrain.runtime.base import Compiled, Exchange, Executor
 from ortrain.step.links import Links, links
 
@@ -104,7 +114,7 @@ class Plan:
         pieces: the backward, in order; empty for inference.
         arguments: names of the inputs that require a gradient: user inputs, then parameters.
         wrt: those that have one under ``upstream``, in the order of the pieces' ``gives``.
-        reads_back: feeds whose numbers the backward reads: their positions.
+        reads_back: feeds whose numbers the backward needs as they were: their positions.
         keeps_outputs: user outputs whose numbers the backward reads: their positions.
         early: whether each piece hands out its own gradients, before the next one runs.
         programs: the programs before lowering, for reports and for saving.
@@ -440,6 +450,8 @@ def _plan(
         needed = dependencies(program.graph, program.graph.outputs, sizes=False)
         taken = zip(program.graph.inputs, takes, strict=True)
         read |= {(source.kind, source.index) for value, source in taken if value in needed}
+    again = _read_by_checkpoints(backward)
+    read -= {("feed", i) for i, (_, name) in enumerate(feeds) if name in again}
     return Plan(
         forward=_checked(compiled[0], exchange, lowered[0].graph),
         exchange=exchange,
@@ -464,6 +476,19 @@ def _plan(
         kept=tuple([kept(key) for key in keys_of(forward.graph)]),
         linked=linked,
     )
+
+
+def _read_by_checkpoints(backward: Sequence[Program]) -> set[str]:
+    """Inputs that nothing reads but checkpoints of the user's, which take what is there by then.
+
+    A checkpoint in PyTorch computes with a weight as it is in the backward, whatever it was.
+    """
+    read: dict[str, bool] = {}
+    for program in backward:
+        for value in program.graph.inputs:
+            name, inside = value.name or "", all(is_checkpointed(n) for n in value.consumers())
+            read[name] = read.get(name, True) and inside
+    return {name for name, inside in read.items() if inside}
 
 
 def _checked(compiled: Compiled, exchange: Exchange, graph: ir.Graph) -> Any:

@@ -570,6 +570,48 @@ def test_an_argument_that_pytorch_has_saved_may_not_be_written_to() -> None:
 
 
 @pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_reads_what_is_there_in_the_backward(engine: str, reentrant: bool) -> None:
+    scale, inner = torch.full((4,), 2.0), torch.linspace(-1, 1, 16).view(4, 4).requires_grad_()
+
+    def forward(x: Tensor) -> Tensor:
+        x = torch.tanh(x @ WEIGHT)
+        return checkpoint(
+            lambda x: torch.tanh(torch.tanh(x @ inner) * scale) @ inner, x, use_reentrant=reentrant
+        )
+
+    call, made = compiled(forward, engine)
+    for changed in (inner, scale, WEIGHT, inner):
+        found: list[Any] = []
+        for run in (call, forward):
+            WEIGHT.grad, inner.grad, before = None, None, changed.detach().clone()
+            loss = run(torch.linspace(-1, 1, 12).view(3, 4)).sum()
+            with torch.no_grad():
+                changed.mul_(1.5)
+            loss.backward()
+            found.append([WEIGHT.grad, inner.grad])
+            changed.detach().copy_(before)
+        torch.testing.assert_close(*found)
+    assert all(made)
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+def test_what_code_beside_a_checkpoint_reads_as_well_may_not_be_written_to(engine: str) -> None:
+    def forward(x: Tensor) -> Tensor:
+        x = torch.tanh(torch.tanh(x @ WEIGHT) @ WEIGHT)
+        return checkpoint(lambda x: torch.tanh(x @ WEIGHT), x, use_reentrant=False)
+
+    call, made = compiled(forward, engine)
+    for run in (call, forward):
+        loss = run(torch.ones(3, 4)).sum()
+        with torch.no_grad():
+            WEIGHT.mul_(1.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    assert all(made)
+
+
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
 def test_the_backward_reads_what_hooks_have_kept_and_nothing_else(engine: str) -> None:
     def region(x: Tensor) -> Tensor:
         x = torch.tanh(torch.tanh(x @ WEIGHT) @ WEIGHT)
