@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ortrain.frontend.call import NothingDone, heard
 
@@ -69,8 +69,9 @@ def _changed(args: Sequence[Any], versions: Mapping[int, int]) -> set[int]:
 
 
 def _may_be_set_back(value: Any) -> bool:
-    plain = _counts(value) and value.layout is torch.strided and not value.requires_grad
-    return plain and value.nbytes <= MOST
+    if not _counts(value) or value.requires_grad or isinstance(value, nn.Parameter):
+        return False
+    return value.layout is torch.strided and value.nbytes <= MOST
 
 
 def _set_back(tensor: Tensor, copy: Tensor | None) -> bool:
