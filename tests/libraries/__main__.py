@@ -161,6 +161,12 @@ def apart(plain: list[float], ours: list[float]) -> float | None:
     return max(abs(a - b) / max(abs(a), floor) for a, b in zip(plain, ours, strict=True))
 
 
+def processor() -> str:
+    """Maker and generation of this one."""
+    known = importlib.import_module("benchmarks.processor")  # which mypy knows by another name
+    return str(known.slug(known.first_processor(known.CPUINFO.read_text())))
+
+
 def main() -> None:
     """Trains, and tells what came of it."""
     parser = argparse.ArgumentParser(prog="python -m tests.libraries")
@@ -184,6 +190,7 @@ def main() -> None:
             start = time.monotonic()
             found = row(name, large)
             found["seconds"] = round(time.monotonic() - start, 1)
+            found["processor"] = processor()
             key = f"{name}, large" if large else name
             print(key, json.dumps(found, indent=1), flush=True)
             if asked.write:

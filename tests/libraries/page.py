@@ -10,8 +10,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "libraries.md"
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 Found = Mapping[str, Any]
 HEAD = (
-    "| library | training | numbers | 60 steps | 300 steps | captures | as a graph |\n"
-    "| --- | --- | --- | --- | --- | --- | --- |"
+    "| library | training | numbers | 60 steps | 300 steps | captures | as a graph | on |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- |"
 )
 
 
@@ -58,6 +58,7 @@ def line(row: Any, key: str, found: Found) -> str:
         seconds(found, 300),
         str(long.get("captures", "")),
         f"{share}, else parts" if "parts" in long.get("modes", ()) else share,
+        found.get("processor", ""),
     ]
     return f"| {' | '.join(columns)} |"
 

@@ -55,6 +55,7 @@ def test_a_row_that_was_stopped_says_so() -> None:
         "plain, 20": run,
         "aten, 20": run,
         "difference": 1e-6,
+        "processor": "amd-zen5",
         "plain, 60": run,
         "default, 60": {**run, "seconds": 4.0},
         "plain, 300": run,
@@ -63,5 +64,5 @@ def test_a_row_that_was_stopped_says_so() -> None:
     text = tables({"2.0": {"sft": found}}, ROWS)
     assert "1e-06 (50% graph) | 2.0 → 4.0 (0.50×) | **2.0 → stopped** |" in text
     found["default, 300"] = run
-    assert "| 3 | 50% |" in tables({"2.0": {"sft": found}}, ROWS)
+    assert "| 3 | 50% | amd-zen5 |" in tables({"2.0": {"sft": found}}, ROWS)
     assert "- trl, SFT, varied lengths: a hook" in tables({"2.0": {"sft": found}}, ROWS)
