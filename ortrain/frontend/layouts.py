@@ -89,15 +89,18 @@ def decide_layouts(graph: fx.Graph) -> None:
 
 
 def _is_undecided(sizes: Sequence[Any], strides: Sequence[Any], shape: Sequence[Any]) -> bool:
-    """Whether a tensor that is reshaped lies row by row at some sizes and otherwise at others."""
-    ends = len(sizes), len(sizes) + len(strides)
+    """Whether a reshaped tensor's axes lie in their order at some sizes and otherwise at others."""
+    first, last = len(sizes), len(sizes) + len(strides)
     found = set()
     for values in with_sizes([*sizes, *strides, *shape], _TRIED):
-        given = torch.empty_strided(values[: ends[0]], values[ends[0] : ends[1]], device="meta")
+        given = torch.empty_strided(values[:first], values[first:last], device="meta")
         try:
-            found.add(given.reshape(values[ends[1] :]).is_contiguous())
+            result = given.reshape(values[last:])
         except RuntimeError:  # there is no such shape of so many elements
             continue
+        # An axis of one may have any stride.
+        steps = [n for n, size in zip(result.stride(), result.shape, strict=True) if size > 1]
+        found.add(steps == sorted(steps, reverse=True))
     return len(found) > 1
 
 

@@ -112,3 +112,16 @@ def test_what_is_a_view_at_some_sizes_alone_lies_as_in_pytorch_at_all(first: int
                 assert ours.stride() == theirs.stride()
         if isinstance(model, ORTModule):
             assert model.report.graph_calls == 5
+
+
+def test_a_part_of_the_rows_that_is_reshaped_leaves_sizes_open() -> None:
+    class Shifted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh((x * 2)[:, :-1].reshape(-1, 8))
+
+    module = Shifted()
+    model = ORTModule(module, options=Options(engine="aten"))
+    for length in (4, 3, 6, 5):
+        x = torch.randn(3, length, 8, requires_grad=True)
+        torch.testing.assert_close(model(x), module(x))
+    assert (model.report.graph_calls, model.report.captures) == (4, 1)
