@@ -22,12 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as of_all
+from torch.overrides import has_torch_function
 from torch.utils.checkpoint import checkpoint
 
 import ortrain
 from ortrain import Options, ORTModule
 from ortrain.errors import InputError, NotServed, OrtrainWarning, ParityError
 from ortrain.frontend.graph import Graph
+from ortrain.frontend.machine import QUIET
 from ortrain.frontend.policy import Policy
 from ortrain.guards.autocast import autocast_depth
 from tests.frontend.compiling import Doubled
@@ -458,6 +460,43 @@ def test_what_a_wrong_call_assigns_before_it_raises_is_assigned_once() -> None:
         torch.testing.assert_close(*found)
         assert module.calls == plain.calls
     assert model.report.mode == "graph"
+
+
+class Watched(nn.Module):
+    """Tells of each call whether PyTorch's functions are heard."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.heard, self.rate = nn.Linear(4, 4), list[bool](), 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.heard.append(has_torch_function((x,)))
+        return nn.functional.dropout(self.layer(x), self.rate, self.training)
+
+
+def test_calls_that_draw_nothing_are_soon_watched_for_draws_no_more() -> None:
+    module = Watched()
+    model = ORTModule(module)
+    for _ in range(5):
+        model(torch.ones(2, 4))
+    assert module.heard == [True] * QUIET + [False] * 2
+    model.eval()
+    model(torch.ones(2, 4))
+    assert module.heard.pop()
+    model.train()
+    module.rate = 0.5
+    for _ in range(5):  # the first of them is the first that draws
+        model(torch.ones(2, 4))
+    assert module.heard[5:] == [False] + [True] * 4
+
+
+def test_calls_that_draw_are_watched_for_as_long_as_a_graph_may_come() -> None:
+    module = Watched()
+    module.rate = 0.5
+    model = ORTModule(module)
+    for _ in range(8):
+        model(torch.ones(2, 4))
+    assert all(module.heard)
 
 
 class Marked(nn.Module):
