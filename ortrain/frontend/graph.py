@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, is_grad_enabled
+from torch._subclasses import FakeTensor
 
 from ortrain.autodiff.engine import influences
 from ortrain.cache import Cache
@@ -288,6 +289,8 @@ class Graph:
             return _WANTS
         if self.written and self._shared(args):
             return _SHARED
+        if FakeTensor in {*map(type, args)}:
+            return _FAKE
         return None if all(args[i].numel() for i in self.filled) else _EMPTY
 
     def run(self, form: Form, args: Sequence[Any], caller: Caller | None = None) -> Any:
@@ -527,6 +530,7 @@ _TRANSFORMED = OfThisCall(
 )
 _WANTS = OfThisCall("an input requires a gradient that did not before", help=_HELP)
 _SHARED = OfThisCall("an input that is written to shares its memory with another", help=_HELP)
+_FAKE = OfThisCall("an input is a tensor of FakeTensorMode, which has no numbers", help=_HELP)
 _EMPTY = OfThisCall(
     "an input is empty", because="each runtime has its own of statistics of nothing", help=_HELP
 )

@@ -60,8 +60,9 @@ if TYPE_CHECKING:
 
 # Kinds of calls without a graph; then all run in PyTorch.
 MOST_REFUSED = 8
-_CACHES = "transformers.cache_utils"
+_CACHES, _FAKES = "transformers.cache_utils", "torch._subclasses.fake_tensor"
 WITH_CACHE = "a key-value cache is among its arguments: calls that generate run in PyTorch"
+FAKE = "its arguments are tensors of FakeTensorMode, which have no numbers"
 REPEATED = "a checkpoint around it runs it twice, and both times must be alike"
 LAZY = "it has parameters without a size, which the call gives them"
 CHANGING = "hooks are set on saved tensors, of which a graph has others than PyTorch"
@@ -150,8 +151,11 @@ class Machine:
         if policy.spell:
             policy.spell -= 1
             return self._in_pytorch(policy.reason, args, kwargs)
-        if any(type(value).__module__ == _CACHES for value in (*args, *kwargs.values())):
+        kinds = {type(value).__module__ for value in (*args, *kwargs.values())}
+        if _CACHES in kinds:
             return self._in_pytorch(WITH_CACHE, args, kwargs)
+        if _FAKES in kinds:
+            return self._in_pytorch(FAKE, args, kwargs)
         if policy.contest is not None and is_checkpointed():
             return self._in_pytorch(REPEATED, args, kwargs)
         if policy.refused and (why := policy.refused.get(_form_of(args, kwargs))):
@@ -284,8 +288,9 @@ class Machine:
             return self.module(*args, **kwargs)
         modes, seeds = (is_grad_enabled(), self.module.training), Seeds()
         quiet, before = self._quiet.get(modes, 0), torch.get_rng_state()
-        # Where somebody else hears of functions, too, the generator's state cannot be looked at.
-        looks = self.device == CPU and not has_torch_function((before,))
+        # Where somebody else hears of functions, or makes fakes, that state cannot be looked at.
+        unheard = type(torch.empty(0)) is Tensor and not has_torch_function((before,))
+        looks = unheard and self.device == CPU
         plain = looks and quiet >= QUIET
         with nullcontext() if plain else AsGraphs(seeds):
             output = self.module(*args, **kwargs)
