@@ -66,6 +66,7 @@ FAKE = "its arguments are tensors of FakeTensorMode, which have no numbers"
 REPEATED = "a checkpoint around it runs it twice, and both times must be alike"
 LAZY = "it has parameters without a size, which the call gives them"
 CHANGING = "hooks are set on saved tensors, of which a graph has others than PyTorch"
+TRACED = "torch.jit traces it"
 TRANSFORMED = "a transform of torch.func, or forward-mode derivatives, are taken around it"
 TURN = "its turn in the contest with the graph"
 
@@ -73,6 +74,8 @@ TURN = "its turn in the contest with the graph"
 # draws: each of PyTorch's functions takes 2 to 8 µs more then. They are again, for good, once the
 # generator of random numbers moves.
 QUIET = 3
+
+_is_tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 
 # How many modules of a kind have been held: processes that run the same script number them alike.
 _held: Counter[str] = Counter()
@@ -136,6 +139,8 @@ class Machine:
         """Runs one call, as graphs or in PyTorch."""
         modes = is_grad_enabled(), self.module.training
         self.calls += 1
+        if _is_tracing():
+            return self._in_pytorch(TRACED, args, kwargs)
         if Unread.exists:
             args, kwargs = read((args, kwargs))
         policy = self.policies.get(modes)
@@ -284,7 +289,7 @@ class Machine:
 
     def _in_pytorch(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._note_eager(reason)
-        if not self.draws:
+        if not self.draws or _is_tracing():
             return self.module(*args, **kwargs)
         modes, seeds = (is_grad_enabled(), self.module.training), Seeds()
         quiet, before = self._quiet.get(modes, 0), torch.get_rng_state()

@@ -1,4 +1,4 @@
-"""Calls with tensors that have sizes and no numbers run in PyTorch, and the next is a graph."""
+"""Calls of tensors that have sizes and no numbers, and traces: PyTorch runs them."""
 
 from __future__ import annotations
 
@@ -53,3 +53,18 @@ def test_a_model_that_is_compiled_in_place_has_a_call_with_fakes() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         assert isinstance(model(mode.from_tensor(torch.ones(2, 4))), FakeTensor)
     assert type(model(torch.ones(2, 4))) is Tensor
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime", "auto"])
+def test_torch_jit_traces_the_module_whatever_runs_its_calls(engine: Any) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    model = ORTModule(module, options=Options(engine=engine))
+    for _ in range(2):
+        model(torch.ones(2, 4))
+    traced = torch.jit.trace(model, (torch.ones(2, 4),))
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(traced(x), module(x))
+    assert model(x).shape == (3, 4)
+    if engine != "auto":
+        assert model.report.mode == "graph"
