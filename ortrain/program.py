@@ -30,7 +30,7 @@ TARGET = "ortrain.target"
 PHASE = "ortrain.phase"
 ORIGIN = "ortrain.origin"
 REGION = "ortrain.region"
-# How the names of regions begin that ortrain makes, and no code of the user's.
+# The names of regions that ortrain makes begin so; others are checkpoints of the user's.
 OWN_REGION = "attention "
 CHECKS = "ortrain.checks"
 WIDTH = "ortrain.width"

@@ -1,7 +1,7 @@
-"""A graph as PyTorch runs it for a held module, which does nothing where it raises.
+"""Runs of a graph in PyTorch that leave nothing behind where they raise.
 
-A call that is wrong raises the module's own error: what its code assigns before that is done by its
-code alone, which is to find everything as it was.
+A wrong call raises the module's own error. So the module's code runs once more, and does again what
+it does before the error: it has to find everything as it was.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ortrain.frontend.call import NothingDone, heard
 
-# Bytes of a tensor that is kept as it was before: larger ones are hardly counters and statistics.
+# Bytes of a tensor that is copied before a run: counters and statistics are hardly larger.
 MOST = 1 << 20
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, is_grad_enabled
-from torch._subclasses import FakeTensor
 
 from ortrain.autodiff.engine import influences
 from ortrain.cache import Cache
@@ -41,8 +40,8 @@ from ortrain.passes.tokens import Shown, packed
 from ortrain.passes.tokens.demand import is_loss
 from ortrain.program import Program, Role, set_role
 from ortrain.pytorch.conditions import example_of
+from ortrain.pytorch.modes import FakeTensor
 from ortrain.pytorch.sources import name_of
-from ortrain.pytorch.tracing import has_numbers
 from ortrain.pytorch.transforms import is_wrapped, tangents, transform_around
 from ortrain.runtime import engines
 from ortrain.runtime.aten.graphs.recordings import NotRecorded, unrecorded, waiting
@@ -393,7 +392,7 @@ class Graph:
 
     def _first_form(self, real: Sequence[Any]) -> Form:
         """The program that the call which is being compiled will need."""
-        if all(not isinstance(t, Tensor) or has_numbers(t) for t in real):
+        if FakeTensor not in {*map(type, real)}:
             return self._form(real, runs=False)
         return self.whole()
 

@@ -59,19 +59,19 @@ def laid_out(target: Any, args: Sequence[Any], result: Any) -> Any:
     return result if kernel is None else result.contiguous(memory_format=kernel(given))
 
 
-# Values of the symbols in sizes: at the first one views come about that there are at no other.
+# Values of the symbols in sizes. At two some results are views that are copies at other sizes.
 _TRIED = (2, 3, 8)
 _RESHAPE = torch.ops.aten.reshape.default
 
 
 def decide_layouts(graph: fx.Graph) -> None:
-    """Has sizes be what they are that decide how a reshaped tensor lies in memory.
+    """Finds sizes that decide how a reshaped tensor lies in memory.
 
-    It is a view of what it is made of where it can be, with that one's order of axes, and else it
-    lies row by row. A trace takes it to be the same at all sizes.
+    ``reshape`` gives a view where it can, whose axes may lie in another order, and else a copy that
+    lies row by row. A trace knows one of the two, and takes it for all sizes.
 
     Raises:
-        SymbolicSize: there are some, and the graph is to be traced anew.
+        SymbolicSize: there are such sizes: the graph is traced anew, with numbers for them.
     """
     known: dict[Any, bool] = {}
     for node in graph.find_nodes(op="call_function", target=_RESHAPE):

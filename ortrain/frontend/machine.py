@@ -38,6 +38,7 @@ from ortrain.frontend.policy import (
 from ortrain.guards.autocast import active
 from ortrain.module_state.saving import saving_hooks
 from ortrain.pytorch.backwards import is_changing, is_checkpointed
+from ortrain.pytorch.modes import FakeTensor, makes_numbers
 from ortrain.pytorch.routes import is_routed
 from ortrain.pytorch.transforms import tangents, transform_around
 from ortrain.runtime import engines
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
 
 # Kinds of calls without a graph; then all run in PyTorch.
 MOST_REFUSED = 8
-_CACHES, _FAKES = "transformers.cache_utils", "torch._subclasses.fake_tensor"
+_CACHES = "transformers.cache_utils"
 WITH_CACHE = "a key-value cache is among its arguments: calls that generate run in PyTorch"
 FAKE = "its arguments are tensors of FakeTensorMode, which have no numbers"
 REPEATED = "a checkpoint around it runs it twice, and both times must be alike"
@@ -138,9 +139,9 @@ class Machine:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs one call, as graphs or in PyTorch."""
         modes = is_grad_enabled(), self.module.training
-        self.calls += 1
         if _is_tracing():
-            return self._in_pytorch(TRACED, args, kwargs)
+            return self.aside(TRACED, lambda: self.module(*args, **kwargs))
+        self.calls += 1
         if Unread.exists:
             args, kwargs = read((args, kwargs))
         policy = self.policies.get(modes)
@@ -156,10 +157,10 @@ class Machine:
         if policy.spell:
             policy.spell -= 1
             return self._in_pytorch(policy.reason, args, kwargs)
-        kinds = {type(value).__module__ for value in (*args, *kwargs.values())}
-        if _CACHES in kinds:
+        given = (*args, *kwargs.values())
+        if any(type(value).__module__ == _CACHES for value in given):
             return self._in_pytorch(WITH_CACHE, args, kwargs)
-        if _FAKES in kinds:
+        if FakeTensor in {*map(type, given)}:
             return self._in_pytorch(FAKE, args, kwargs)
         if policy.contest is not None and is_checkpointed():
             return self._in_pytorch(REPEATED, args, kwargs)
@@ -289,12 +290,12 @@ class Machine:
 
     def _in_pytorch(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._note_eager(reason)
-        if not self.draws or _is_tracing():
+        if not self.draws:
             return self.module(*args, **kwargs)
         modes, seeds = (is_grad_enabled(), self.module.training), Seeds()
         quiet, before = self._quiet.get(modes, 0), torch.get_rng_state()
         # Where somebody else hears of functions, or makes fakes, that state cannot be looked at.
-        unheard = type(torch.empty(0)) is Tensor and not has_torch_function((before,))
+        unheard = makes_numbers() and not has_torch_function((before,))
         looks = unheard and self.device == CPU
         plain = looks and quiet >= QUIET
         with nullcontext() if plain else AsGraphs(seeds):

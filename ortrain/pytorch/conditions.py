@@ -98,19 +98,18 @@ def with_sizes(values: Sequence[Any], tried: Sequence[int]) -> Iterator[list[Any
     """Sizes and numbers as they are where their symbols have some values.
 
     Args:
-        values: some without a symbol, perhaps.
-        tried: the values of a symbol. Each has each of them with each of the others', where there
-            are three symbols or fewer, and else all have the same.
+        values: they may have symbols.
+        tried: the values of a symbol. Up to three symbols have all combinations of them; of more
+            symbols all have the same value.
     """
     exprs = [sympy.sympify(v.node.expr) if isinstance(v, torch.SymInt) else v for v in values]
     symbols = sorted({s for e in exprs for s in getattr(e, "free_symbols", ())}, key=str)
-    alike = len(symbols) > 3
-    each_with_each = product(tried, repeat=1 if alike else len(symbols))
-    for chosen in (one * len(symbols) for one in each_with_each) if alike else each_with_each:
+    count = len(symbols)
+    for chosen in product(tried, repeat=count) if count <= 3 else [[n] * count for n in tried]:
         known = dict(zip(symbols, map(sympy.Integer, chosen), strict=True))
         try:
             yield [int(e.xreplace(known)) if isinstance(e, sympy.Expr) else e for e in exprs]
-        except ZeroDivisionError:  # in a size that is a share of another one
+        except ZeroDivisionError:  # a size is a share of another one
             continue
 
 

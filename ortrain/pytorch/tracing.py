@@ -62,11 +62,6 @@ def number_in(tensor: Tensor) -> Any:
     return getattr(tensor, "item_memo", None)
 
 
-def has_numbers(tensor: Tensor) -> bool:
-    """Whether a tensor is none of a trace, which has sizes alone."""
-    return not isinstance(tensor, FakeTensor)
-
-
 def with_number(value: Any, known: Any) -> Any:
     """A fake tensor that holds the number of another: one that Dynamo has made of a float."""
     number = number_in(known)

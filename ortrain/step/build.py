@@ -479,9 +479,10 @@ def _plan(
 
 
 def _read_by_checkpoints(backward: Sequence[Program]) -> set[str]:
-    """Inputs that nothing reads but checkpoints of the user's, which take what is there by then.
+    """Inputs that only checkpoints of the user's read.
 
-    A checkpoint in PyTorch computes with a weight as it is in the backward, whatever it was.
+    Their numbers may change before the backward: a checkpoint in PyTorch computes with a weight as
+    it is then.
     """
     read: dict[str, bool] = {}
     for program in backward:

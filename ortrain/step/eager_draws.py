@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ortrain.module_state.saving import saving_hooks
-from ortrain.pytorch.modes import EagerMode
+from ortrain.pytorch.modes import EagerMode, makes_numbers
 from ortrain.step.seeds import Seeds
 
 _NAMES = {
@@ -102,7 +102,7 @@ class _Draws(EagerMode):
         from ortrain.capture.onnx.replay import is_replayed, replay  # which loads onnx
 
         kwargs = kwargs or {}
-        if is_replayed(operator) and type(torch.empty(0)) is Tensor:  # fakes have no seed
+        if is_replayed(operator) and makes_numbers():  # a fake is no seed
             seed, stream = self._seeds.next()
             result = replay(operator, args, kwargs, seed=seed, stream=stream)
             if result is not NotImplemented:
