@@ -32,13 +32,14 @@ from ortrain.frontend.form import AGAIN
 from ortrain.frontend.graph import Graph, Waits
 from ortrain.frontend.policy import BLOCKS, MODULE
 from ortrain.frontend.separate import comparable
-from ortrain.frontend.twin import Reference, roots_of, seen_of, tensors_of
+from ortrain.frontend.twin import FAR, Reference, roots_of, seen_of, tensors_of
 from ortrain.frontend.watch import Watch
 from ortrain.module_state.saving import saving_hooks
 from ortrain.passes.linear_loss import blocks_of
 from ortrain.passes.tokens import Shown
 from ortrain.pytorch.dynamo import without_conversions
 from ortrain.runtime.aten.graphs.recordings import unrecorded
+from ortrain.step.agreement import NARROW
 from ortrain.step.eager_draws import AsGraphs
 from ortrain.step.overhead import Overhead
 from ortrain.step.report import Report, Saving
@@ -226,7 +227,8 @@ class Graphs:
             reference = Reference(self.module, compiled.watch, args, kwargs)
             if roots:
                 compiled.roots[modes] = []
-                reference.run([0] if shown == "loss" and 0 in roots else roots)
+                asked = [0] if shown == "loss" and 0 in roots else roots
+                reference.run(asked, twice=_wavers(compiled.graphs))
             return reference
         return None
 
@@ -269,7 +271,7 @@ class Graphs:
             if reference is None or not compiled.reentrant:
                 return None
             with self._comparing(compiled):
-                reference.run(roots)
+                reference.run(roots, twice=False)
         if reference is None or reference.seen is None:
             return None
         faults: list[str] = []
@@ -279,7 +281,8 @@ class Graphs:
                     tensors_of(output), self.module, call.given, reference.roots, again=True
                 )
             everything = call.shown == "all" and not self.options.skip_padding
-            reference.narrow |= compiled.narrow
+            if compiled.narrow and reference.precision not in NARROW:
+                reference.precision = torch.bfloat16
             faults = reference.faults(seen, all_are_read=everything)
         if not faults:
             return None
@@ -380,6 +383,12 @@ class Graphs:
             told.append(f"the module itself is not compared: {compiled.uncompared}")
         report.certificate = "; ".join(told)
         return fresh
+
+
+def _wavers(graphs: Sequence[Graph]) -> bool:
+    """Whether graphs have been seen as far from PyTorch as no rounding should be."""
+    found = (form.certificate for graph in graphs for form in graph.forms.values())
+    return any(max(each.differences.values(), default=0.0) > FAR for each in found if each)
 
 
 def _learn_loss(output: Any, ran: Sequence[tuple[Graph, Any]]) -> None:

@@ -1,0 +1,83 @@
+"""What tells a held module's graphs from the module: roundings do not, however far they lead."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ortrain.frontend.twin import Reference, Seen, seen_of, tensors_of
+from ortrain.frontend.watch import Watch
+
+
+class Chaotic(nn.Module):
+    """The logistic map, which doubles a rounding each time, beside a steady number."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.start, self.steady = nn.Parameter(torch.full((64,), 0.3)), nn.Parameter(torch.ones(64))
+        self.register_buffer("seen", torch.zeros(64))
+        self.times = times
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        value = self.start + 0.01 * x.sigmoid()
+        for _ in range(self.times):
+            value = 3.99 * value * (1 - value)
+        self.seen += self.steady.detach()
+        return value.sum(), (self.steady * x).sum()
+
+
+def faults(module: nn.Module, change: Callable[[nn.Module], None], *, twice: bool) -> list[str]:
+    """What a comparison with a changed module finds."""
+    other, x = copy.deepcopy(module), torch.linspace(0, 1, 64)
+    reference = Reference(module, Watch(module), (x,), {})
+    reference.run([0, 1], twice=twice)
+    assert (reference.rounded is not None) == twice
+    with torch.no_grad():
+        change(other)
+    found: Seen = seen_of(tensors_of(other(x)), other, ((x,), {}), [0, 1], again=False)
+    before = [p.detach().clone() for p in module.parameters()]
+    told = reference.faults(found, all_are_read=True)
+    assert all(torch.equal(p, was) for p, was in zip(module.parameters(), before, strict=True))
+    assert not module.get_buffer("seen").any()
+    assert all(p.grad is None for p in module.parameters())
+    return told
+
+
+def rounded(module: nn.Module) -> None:
+    module.get_parameter("start").mul_(1 + 2**-22)
+
+
+def steadily_wrong(module: nn.Module) -> None:
+    rounded(module)
+    module.get_parameter("steady").mul_(1.2)
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_roundings_that_lead_far_are_no_fault_and_a_fault_beside_them_is_one(twice: bool) -> None:
+    module = Chaotic(40)
+    assert faults(module, rounded, twice=twice) == []
+    told = faults(module, steadily_wrong, twice=twice)
+    assert [each.partition(" ")[0] for each in told] == ["output", "seen"]
+    assert all("differs by 17%" in each for each in told), told
+
+
+def test_where_roundings_stay_roundings_the_same_change_is_a_fault() -> None:
+    def changed(module: nn.Module) -> None:
+        module.get_parameter("start").mul_(1.2)
+
+    told = faults(Chaotic(2), changed, twice=False)
+    assert told
+    assert all("output 0" in each or "start" in each for each in told), told
+
+
+def test_in_sixteen_bits_a_parameter_is_rounded_as_they_are() -> None:
+    def moved(module: nn.Module) -> None:
+        module.get_parameter("start").mul_(1 + 2**-9)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        assert faults(Chaotic(10), moved, twice=True) == []
+    assert faults(Chaotic(10), moved, twice=True)
