@@ -35,9 +35,8 @@ SIZES: dict[str, dict[str, float]] = {
     "ortrain.ops.gradients.conv": {"MOST_TAPS": 0},
     # No guard compares what a tensor holds: each that is no parameter is read at every call.
     "ortrain.module_state.survey": {"LARGE_TENSOR": 0},
-    # Gradients of tables are added up in small ones, or in memory that stays.
+    # Gradients of tables are added up in small ones.
     "ortrain.graph.scatter": {"LARGE": 0},
-    "ortrain.runtime.aten.rows": {"LARGE": 0},
     # Logits are made in blocks, each of a few rows.
     "ortrain.passes.linear_loss": {"CLASSES": 0, "BLOCK": 0, "NARROW_BLOCK": 0, "ROWS": 3},
     "ortrain.runtime.aten.linear_loss": {"_CLASSES": 2},

@@ -10,7 +10,6 @@ from torch import nn
 from ortrain import Options, ORTModule
 from ortrain.frontend import machine
 from ortrain.runtime import memory
-from ortrain.runtime.aten import rows
 from ortrain.runtime.memory import Ceiling, release_pools
 from ortrain.runtime.onnxruntime import OnnxRuntimeExecutor
 from tests.programs import program
@@ -31,24 +30,6 @@ def test_the_arena_gives_back_what_is_free() -> None:
     release_pools()
     assert memory.resident() < before - 200 * MB
     assert compiled.run([one])[0] == expected
-
-
-@pytest.mark.parametrize("held", [False, True])
-def test_a_tables_gradient_is_let_go_of_and_made_anew(
-    monkeypatch: pytest.MonkeyPatch, held: bool
-) -> None:
-    monkeypatch.setattr(rows, "LARGE", 0)
-    table, dy = rows.Table(), torch.ones(2, 3)
-    first = table.gradient(dy, torch.tensor([1, 2]), 4, -1)
-    kept = first.clone()
-    if not held:
-        del first
-    release_pools()
-    assert not table._kept
-    second = table.gradient(dy, torch.tensor([0, 0]), 4, -1)
-    assert second.tolist() == [[2.0] * 3, *[[0.0] * 3] * 3]
-    if held:
-        assert torch.equal(first, kept)
 
 
 def test_a_contest_gives_back_what_each_contestant_keeps(

@@ -28,7 +28,6 @@ from ortrain.runtime.aten.lines import render
 from ortrain.runtime.aten.lowering import lower
 from ortrain.runtime.aten.memory import plan
 from ortrain.runtime.aten.modules import MODULES
-from ortrain.runtime.aten.rows import Table
 from ortrain.runtime.aten.table import find, serves
 from ortrain.runtime.aten.writer import Writer
 from ortrain.runtime.base import Exchange
@@ -173,7 +172,6 @@ class AtenExecutor:
         self.replays = None if recorder is None else Replays()
         self.asked = asked_for()
         self.reduced = self.asked and self.device.type == "cpu" and has_effect()
-        self._tables: dict[tuple[str, int], Table] = {}
 
     def __str__(self) -> str:
         products = ""
@@ -222,7 +220,7 @@ class AtenExecutor:
 
     def _written(self, program: Program) -> AtenCompiled:
         """The function of a lowered program."""
-        writer = Writer(program, self.device, self._tables)
+        writer = Writer(program, self.device)
         block = writer.write()
         if self.device.type == "cpu":
             cut(block, writer.name)

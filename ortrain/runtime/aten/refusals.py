@@ -49,7 +49,7 @@ class _Trial(Writer):
     """
 
     def __init__(self, program: Program, device: torch.device) -> None:
-        super().__init__(program, device, {})
+        super().__init__(program, device)
         self.reasons: dict[str, str] = {}
         self._unknown: set[ir.Value] = set()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,7 +28,6 @@ from ortrain.runtime.aten.lines import Block, Line, Raw
 from ortrain.runtime.aten.modules import MODULES
 from ortrain.runtime.aten.operands import Host, Operand, Size, Tensor
 from ortrain.runtime.aten.operators import ARITHMETIC, CONTIGUOUS, ELEMENTWISE, TAKES_NUMBERS, VIEWS
-from ortrain.runtime.aten.rows import Table
 from ortrain.runtime.aten.table import find, named
 
 # What generated code calls.
@@ -61,7 +59,6 @@ class Writer:
         values: the operand of each of the program's values.
         constants: tensors by their names in the function.
         keepers: what the function keeps from call to call, by their names in it.
-        tables: memory for gradients of tables, by the weight and the number of the use.
         opset: of the program.
         device: that the function's tensors are on.
         streams: by the inputs that the function takes :func:`~ortrain.runtime.aten.hash.spread`
@@ -69,11 +66,8 @@ class Writer:
         images: values of the program that lie with their channels last.
     """
 
-    def __init__(
-        self, program: Program, device: torch.device, tables: dict[tuple[str, int], Table]
-    ) -> None:
+    def __init__(self, program: Program, device: torch.device) -> None:
         self.program, self.opset, self.device = program, program.opset, device
-        self.tables, self._uses = tables, Counter[str]()
         self.values: dict[ir.Value, Operand] = {}
         self.constants: dict[str, Tensor] = {}
         self.keepers: dict[str, object] = {}
@@ -301,11 +295,6 @@ class Writer:
         own = self.name(name)
         self.keepers[own] = keeper
         return Raw(own)
-
-    def table(self, weight: str) -> Raw:
-        """Memory for a gradient of a table, for which programs that know the weight have one."""
-        self._uses[weight] += 1
-        return self.keeper("table", self.tables.setdefault((weight, self._uses[weight]), Table()))
 
     def tensor(self, operand: Operand) -> Tensor:
         """The operand as a tensor."""

@@ -139,14 +139,11 @@ def _is_table(node):
 
 
 @kernel("ortrain::EmbeddingGradient", when=_is_table)
-def embedding(t, dy, weight, indices, *, padding_idx=-1, node):
+def embedding(t, dy, weight, indices, *, padding_idx=-1):
     count = weight.size(0)
-    if t.device.type == "cpu":
-        table = t.table(node.inputs[1].name)
-        result = t.call(f"{table.text}.gradient", dy, t.tensor(indices), count, padding_idx)
-        result.is_contiguous = True
-        return result
-    return t.aten.embedding_dense_backward(dy, t.tensor(indices), count, padding_idx, False)
+    rows = t.aten.embedding_dense_backward(dy, t.tensor(indices), count, padding_idx, False)
+    rows.is_contiguous = True
+    return rows
 
 
 @kernel("aten::AddRows")
