@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, distributed
 
 from ortrain.autodiff.engine import reachable
+from ortrain.autodiff.held import largest, peak
 from ortrain.errors import CheckFailed, NotServed, OrtrainError
 from ortrain.frontend.call import heard, spent
 from ortrain.guards.autocast import without_autocast
@@ -177,6 +178,10 @@ class Form:
                 [found.places[name] for name in step.names],
             )
             self.copy(way)
+            ceiling, plan = graph.executor.ceiling, way.step.plan
+            if ceiling is not None and plan.pieces and graph.options.memory_budget is not None:
+                ceiling.limit = peak(plan.programs, self.sizes)
+                ceiling.margin = largest(plan.programs, self.sizes)
         return way
 
     def copy(self, way: Way) -> None:

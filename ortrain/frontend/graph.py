@@ -510,7 +510,7 @@ class Graph:
 
     def _executor(self) -> Any:
         options = self.options
-        bounded = options.memory_budget is not None and options.arena and Ceiling.serves()
+        bounded = options.arena and Ceiling.serves()
         return engines.executor(
             options.engine,
             device=self.device,

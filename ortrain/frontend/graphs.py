@@ -39,6 +39,7 @@ from ortrain.passes.linear_loss import blocks_of
 from ortrain.passes.tokens import Shown
 from ortrain.pytorch.dynamo import without_conversions
 from ortrain.runtime.aten.graphs.recordings import unrecorded
+from ortrain.runtime.memory import release_pools
 from ortrain.step.agreement import NARROW
 from ortrain.step.eager_draws import AsGraphs
 from ortrain.step.overhead import Overhead
@@ -284,6 +285,7 @@ class Graphs:
             if compiled.narrow and reference.precision not in NARROW:
                 reference.precision = torch.bfloat16
             faults = reference.faults(seen, all_are_read=everything)
+        release_pools()  # the user's backward finds no holes of this one
         if not faults:
             return None
         reference.take_back()

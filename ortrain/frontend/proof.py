@@ -111,7 +111,6 @@ def _agreeing(graph: Graph, form: Form) -> Form | None:
 
 def _proven(trial: _Trial, known: Form | None) -> Certificate:
     steps = trial.graph(0)  # first, since it tells which tokens it leaves out
-    release_pools()  # PyTorch has its gradients beside what is left of the step
     if known is not None and agrees(trial.by(known), steps, trial.precision):
         assert known.certificate is not None
         return known.certificate
@@ -160,6 +159,7 @@ class _Trial:
 
     def eager(self, dtype: torch.dtype | None = None, rounding: int = 0) -> Evidence:
         """What PyTorch makes of it."""
+        release_pools()  # it has its gradients beside what is left of other runs
         with random_states(), unhooked(), drawing(None):
             torch.manual_seed(self.seed)
             args = self._copies(dtype, rounding)

@@ -126,6 +126,7 @@ class Reference:
     def _round(self) -> None:
         """Calls a copy on parameters that are rounded otherwise."""
         twin, given = self._spare
+        release_pools()
         drawn = torch.Generator().manual_seed(1)
         for parameter in twin.parameters():
             parameter.data = rounded_like(parameter.detach(), self.precision, drawn)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import math
 import mmap
 import os
 import sys
@@ -27,6 +26,9 @@ _KEPT, _LARGE, _GIVEN_BACK, _MAPPED = 2**31 - 1, 32 << 20, 1 << 20, 65536
 # on 2 texts of 512 tokens left 750 MB in holes, which it did not fill: it took 1048 MiB, and 916
 # without them.
 HOLES = 64 << 20
+
+# By so much a process may take more than it ever has before holes go back.
+RISE = 1.02
 
 # What engines keep beside the heap of the C library, by name; each gives it back when called.
 POOLS: dict[str, Callable[[], None]] = {}
@@ -99,15 +101,18 @@ class Ceiling:
     tokens that holds 1.3 GiB took 3.0. Once the process is about to take more than the step should
     hold, holes go back to the system, all of them in 50 ms.
 
+    Without a limit that is when it takes more than it ever has, as in PyTorch's steps before, and
+    again when it takes some percent more than then: steps that need more are soon left alone.
+
     Attributes:
-        limit: bytes that a step should hold beyond what was there before it; 0 for no ceiling. A
-            step that holds more raises it.
+        limit: bytes that a step should hold beyond what was there before it; 0 where nobody has
+            said. A step that holds more raises it.
         margin: bytes of its largest tensor.
     """
 
     def __init__(self) -> None:
         self.limit = self.margin = 0
-        self._line: float = math.inf
+        self._line = 0.0
         self._before = 0
         self._elsewhere: int | None = None
 
@@ -119,6 +124,7 @@ class Ceiling:
     def begin(self) -> None:
         """A step begins: what is in use now is not of it."""
         if not self.limit:
+            self._line = max(self._line, most_resident())
             return
         if self._elsewhere is None:
             self._close()
@@ -127,7 +133,13 @@ class Ceiling:
 
     def __call__(self) -> None:
         """Looks how much the process takes; 2 us."""
-        if resident() > self._line:
+        now = resident()
+        if now <= self._line:
+            return
+        if not self.limit:
+            release_free_memory()
+            self._line = RISE * now
+        else:
             found = self._close()
             self.limit = max(self.limit, found - self._before)
             least = self._before + self.limit - self.margin
@@ -174,13 +186,23 @@ def resident() -> int:
     Raises:
         OSError: the operating system is another than Linux.
     """
-    return int(os.pread(_status(os.getpid()), 64, 0).split(None, 2)[1]) * mmap.PAGESIZE
+    return int(os.pread(_file("statm", os.getpid()), 64, 0).split(None, 2)[1]) * mmap.PAGESIZE
+
+
+def most_resident() -> int:
+    """Bytes that the process has taken at most; 0 where nobody tells. 15 us.
+
+    Raises:
+        OSError: the operating system is another than Linux.
+    """
+    told = os.pread(_file("status", os.getpid()), 4096, 0).partition(b"VmHWM:")[2]
+    return int(told.split(None, 1)[0]) << 10 if told else 0
 
 
 @functools.cache
-def _status(process: int) -> int:
+def _file(name: str, process: int) -> int:
     """An open file that tells of this process; one that was forked has its own."""
-    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    return os.open(f"/proc/self/{name}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 @functools.cache

@@ -15,6 +15,8 @@ from functools import cache
 
 import torch
 
+from ortrain.runtime.memory import POOLS
+
 _BLOCK = 1 << 14
 # So many blocks are looked at together, in float64 where they are neither that nor float32.
 _TOGETHER = 128
@@ -111,6 +113,9 @@ def _directions(dtype: torch.dtype, device: torch.device, count: int) -> torch.T
     generator = torch.Generator().manual_seed(0x0A7A)
     drawn = torch.randn(_BLOCK, count, generator=generator, dtype=torch.float64)
     return drawn.to(device, dtype)
+
+
+POOLS["directions"] = _directions.cache_clear  # of 6 MiB
 
 
 def _weights(blocks: int) -> torch.Tensor:

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from ortrain import Options, ORTModule
 from ortrain.frontend import proof
-from ortrain.runtime.aten import rows
-from ortrain.runtime.aten.executor import AtenExecutor
 from ortrain.step.agreement import compare
 from ortrain.step.digest import Digest
 from ortrain.step.evidence import Evidence
@@ -98,28 +96,6 @@ def test_a_backward_beside_the_users_frees_what_the_forward_has_saved(
             assert_same(ours, step(module, given))
     assert again == [[None]]
     assert model.report.graph_calls == 3
-
-
-def test_programs_of_one_table_share_the_memory_of_its_gradient(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(rows, "LARGE", 0)
-    executors: list[AtenExecutor] = []
-    init = AtenExecutor.__init__
-
-    def noted(self: AtenExecutor, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        executors.append(self)
-
-    monkeypatch.setattr(AtenExecutor, "__init__", noted)
-    model = ORTModule(Words(), options=Options(engine="aten"))
-    for wants_logits in (True, True, False, False):  # another program without them
-        loss, logits = model(*batch(6))
-        (loss + logits.sum() if wants_logits else loss).backward()
-        model.zero_grad()
-    tables = [table for each in executors for table in each._tables.values()]
-    assert len(tables) == 1
-    assert len(tables[0]._kept) == 1
 
 
 class Rough:

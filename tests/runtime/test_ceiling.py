@@ -1,4 +1,4 @@
-"""Under a budget, holes of the heap go back to the system before a process takes too much."""
+"""Holes of the heap go back to the system before a process takes too much."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ class Process:
     """What takes memory: blocks in use, holes between them, and what is not of the heap."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.used, self.holes, self.elsewhere, self.closed = 100, 0, 1000, 0
+        self.used, self.holes, self.elsewhere, self.closed, self.most = 100, 0, 1000, 0, 1200
         monkeypatch.setattr(memory, "resident", lambda: self.used + self.holes + self.elsewhere)
         monkeypatch.setattr(memory, "in_use", lambda: self.used)
+        monkeypatch.setattr(memory, "most_resident", lambda: self.most)
         monkeypatch.setattr(memory, "release_free_memory", self.close)
 
     def close(self) -> None:
@@ -81,6 +82,34 @@ def test_what_is_there_before_a_step_is_not_of_it(process: Process, ceiling: Cei
     assert process.closed == 0
 
 
+def test_without_a_limit_steps_take_what_the_process_has_taken_before(process: Process) -> None:
+    ceiling = Ceiling()
+    ceiling.begin()
+    process.holes = 100
+    ceiling()
+    assert process.closed == 0
+    process.holes = 101
+    ceiling()
+    assert (process.closed, process.holes) == (1, 0)
+    process.most = 5000  # as a larger batch in PyTorch has taken since
+    ceiling.begin()
+    process.holes = 3900
+    ceiling()
+    assert process.closed == 1
+
+
+def test_a_step_that_needs_more_than_the_process_ever_took_gives_holes_back_once(
+    process: Process,
+) -> None:
+    ceiling = Ceiling()
+    for _ in range(100):
+        ceiling.begin()
+        process.used, process.holes = 400, 0
+        ceiling()
+        process.used = 100
+    assert process.closed == 1
+
+
 def test_what_is_said_of_this_process_is_true() -> None:
     if not Ceiling.serves():
         pytest.skip("the C library is another one")
@@ -89,6 +118,7 @@ def test_what_is_said_of_this_process_is_true() -> None:
     block = torch.ones(8 << 20)
     assert memory.in_use() - used >= 32 << 20
     assert memory.resident() - before >= 24 << 20
+    assert memory.most_resident() >= memory.resident() - (1 << 20)
     del block
 
 
@@ -112,3 +142,15 @@ def test_a_step_looks_where_it_has_a_budget(budget: float | None) -> None:
     module(x).square().mean().backward()
     for mine, parameter in zip(ours, module.parameters(), strict=True):
         torch.testing.assert_close(mine, parameter.grad)
+
+
+@pytest.mark.parametrize("budget", [None, 0.95])
+def test_a_graph_has_a_ceiling_and_a_limit_where_there_is_a_budget(budget: float | None) -> None:
+    if not Ceiling.serves():
+        pytest.skip("the C library is another one")
+    model = ORTModule(wide(), options=Options(engine="aten", memory_budget=budget))
+    model(torch.randn(4096, 512)).square().mean().backward()
+    [graph] = model._runner.graphs.last.graphs
+    ceiling = graph.executor.ceiling
+    assert (ceiling.limit > 8 << 20) == bool(budget)
+    assert (ceiling.margin > 4 << 20) == bool(budget)

@@ -13,6 +13,11 @@ import onnx_ir as ir
 from ortrain.runtime.aten.dtypes import DTYPES
 from ortrain.runtime.aten.operands import Host, Size, Tensor
 
+# What asks whether the process takes too much.
+ASKS = "; ceiling()"
+# So many elements, where an axis that is open has as many as usual, are large.
+LARGE, USUAL = 1 << 18, 64
+
 
 @dataclass(frozen=True)
 class Raw:
@@ -109,7 +114,7 @@ def render(
         block: its lines.
         depth: of indentation.
         inputs: name of the row that holds its parameters; None for a function of parameters.
-        watched: whether ``ceiling`` is asked after each line that makes a tensor.
+        watched: whether ``ceiling`` is asked after each line that makes a large tensor.
     """
     margin, pad = "    " * depth, "    " * (depth + 1)
     names = [source(p) for p in (*block.numbers, *block.parameters)]
@@ -129,16 +134,22 @@ def render(
         if line.body is not None:
             text.append(render(line.body, depth + 1))
         else:
-            text.append(f"{pad}{written(line)}{'; ceiling()' if watched and _makes(line) else ''}")
+            text.append(f"{pad}{written(line)}{ASKS if watched and _is_large(line) else ''}")
         if line.frees:
             text.append(f"{pad}del {', '.join(t.name for t in line.frees)}")
     text.append(f"{pad}return [{', '.join(source(r) for r in block.results)}]")
     return "\n".join(text)
 
 
-def _makes(line: Line) -> bool:
-    """Whether a line makes a tensor; a reshape may, or give a view."""
-    return any(isinstance(target, Tensor) for target in line.targets)
+def _is_large(line: Line) -> bool:
+    """Whether a line makes a tensor of a MiB and more; a reshape may, or give a view."""
+    made = [target.dims for target in line.targets if isinstance(target, Tensor)]
+    return any(dims is None or math.prod(map(_count, dims)) >= LARGE for dims in made)
+
+
+def _count(dim: Any) -> int:
+    """How many elements an axis has, as a rule where that is open."""
+    return dim if isinstance(dim, int) else USUAL
 
 
 def written(line: Line) -> str:
