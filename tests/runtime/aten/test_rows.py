@@ -1,4 +1,4 @@
-"""Rows are added to what else a table receives."""
+"""Gradients of tables: rows are added to what else one receives, and users may write to them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,44 @@ from ortrain.runtime.aten import lowering
 from ortrain.runtime.aten.tables import add_rows
 
 COUNT, WIDTH = 50, 8
+
+
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(COUNT, WIDTH)
+        self.tags = nn.Linear(WIDTH, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        result: Tensor = self.tags(self.words(ids)).square().mean()
+        return result
+
+
+def classic_step(model: nn.Module) -> None:
+    """SGD as it was written before torch 1.5: the decay is added to the gradient's data."""
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        change = parameter.grad.data
+        change.add_(parameter.data, alpha=0.1)
+        parameter.data.add_(change, alpha=-0.1)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_an_optimizer_that_writes_into_the_data_of_gradients_trains_as_in_eager(
+    to_none: bool,
+) -> None:
+    torch.manual_seed(0)
+    eager = Tagger()
+    wrapped = ORTModule(copy.deepcopy(eager), options=Options(engine="aten"))
+    for seed in range(5):
+        ids = torch.randint(0, COUNT, (3, 4), generator=torch.Generator().manual_seed(seed))
+        for model in (eager, wrapped):
+            model(ids).backward()
+            classic_step(model)
+            model.zero_grad(set_to_none=to_none)
+    torch.testing.assert_close(
+        dict(wrapped.module.named_parameters()), dict(eager.named_parameters())
+    )
 
 
 class Tied(nn.Module):
