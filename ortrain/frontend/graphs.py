@@ -40,7 +40,6 @@ from ortrain.passes.tokens import Shown
 from ortrain.pytorch.dynamo import without_conversions
 from ortrain.runtime.aten.graphs.recordings import unrecorded
 from ortrain.runtime.memory import release_pools
-from ortrain.step.agreement import NARROW
 from ortrain.step.eager_draws import AsGraphs
 from ortrain.step.overhead import Overhead
 from ortrain.step.report import Report, Saving
@@ -225,7 +224,7 @@ class Graphs:
         if not comparable(self.module, compiled.watch):
             return None
         with self._comparing(compiled):
-            reference = Reference(self.module, compiled.watch, args, kwargs)
+            reference = Reference(self.module, compiled.watch, args, kwargs, compiled.narrow)
             if roots:
                 compiled.roots[modes] = []
                 asked = [0] if shown == "loss" and 0 in roots else roots
@@ -275,6 +274,7 @@ class Graphs:
                 reference.run(roots, twice=False)
         if reference is None or reference.seen is None:
             return None
+        reference.narrow |= compiled.narrow
         faults: list[str] = []
         with self._comparing(compiled):
             with unrecorded():  # a backward that does not come again
@@ -282,10 +282,8 @@ class Graphs:
                     tensors_of(output), self.module, call.given, reference.roots, again=True
                 )
             everything = call.shown == "all" and not self.options.skip_padding
-            if compiled.narrow and reference.precision not in NARROW:
-                reference.precision = torch.bfloat16
             faults = reference.faults(seen, all_are_read=everything)
-        release_pools()  # the user's backward finds no holes of this one
+        release_pools()  # the user's backward begins without the holes of this one
         if not faults:
             return None
         reference.take_back()
@@ -388,7 +386,7 @@ class Graphs:
 
 
 def _wavers(graphs: Sequence[Graph]) -> bool:
-    """Whether graphs have been seen as far from PyTorch as no rounding should be."""
+    """Whether a graph's certificate has a difference that a comparison takes for a fault."""
     found = (form.certificate for graph in graphs for form in graph.forms.values())
     return any(max(each.differences.values(), default=0.0) > FAR for each in found if each)
 

@@ -51,8 +51,9 @@ BUSY = 2.0
 # The share of the whole's gain that blocks have, that of padding aside, which they compute: of
 # Llama 0.9, of BERT 0.7.
 OF_BLOCKS = 0.75
-# Blocks that take more than this share of what the whole takes are not tried. Four layers of Llama
-# take 0.7, and are there where the whole turns out to end within its code.
+# Blocks that take more than this share of what the whole takes are not tried. The block of
+# four layers of Llama takes 0.7 of it. It is the way that is left where the whole's graphs end
+# within its code.
 CHEAP = 0.75
 # Seconds that the first conversion of a process takes to load Dynamo, onnx and the front end.
 LOADING = 0.9

@@ -159,7 +159,7 @@ class _Trial:
 
     def eager(self, dtype: torch.dtype | None = None, rounding: int = 0) -> Evidence:
         """What PyTorch makes of it."""
-        release_pools()  # it has its gradients beside what is left of other runs
+        release_pools()  # PyTorch has its gradients beside what is left of other runs
         with random_states(), unhooked(), drawing(None):
             torch.manual_seed(self.seed)
             args = self._copies(dtype, rounding)

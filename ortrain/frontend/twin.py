@@ -3,10 +3,11 @@
 The parity of a graph (:mod:`ortrain.frontend.proof`) takes it that what Dynamo hands over is the
 module. Here the copy's outputs, buffers and gradients are looked at, and which of these there are.
 Roundings are the business of the graph's own parity: what counts here is what nobody would call
-one. Where there is more, a second copy runs on parameters that are rounded otherwise, which tells
-how far PyTorch is from itself: of ResNet-18 in bfloat16 with random weights a rounding changes some
-gradients by half. The copy shares the parameters' memory and nothing else, and draws what graphs
-draw.
+one. The copy shares the parameters' memory and nothing else, and draws what graphs draw.
+
+Where the graphs are further away, a second copy runs on parameters that are rounded otherwise. It
+tells how far PyTorch is from itself: a rounding changes some gradients of ResNet-18 in bfloat16
+with random weights by half.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ortrain.guards.autocast import active, uncached, without_autocast
 from ortrain.module_state.modes import parametrizations_uncached
 from ortrain.module_state.saving import unhooked
 from ortrain.module_state.untouched import random_states
+from ortrain.runtime.engines import are_narrow
 from ortrain.runtime.memory import release_pools
 from ortrain.step.agreement import NARROW
 from ortrain.step.backward import frees
@@ -44,7 +46,7 @@ NARROW_FAR = 4
 # are computed with, the second: the gradient of a bias of attention's keys is of roundings alone,
 # in bfloat16 0.002 of the largest.
 FLOOR, NARROW_FLOOR = 1e-3, 0.03
-# Graphs may be so many times as far from PyTorch as it is from itself, rounded otherwise.
+# Graphs may be so many times as far from PyTorch as PyTorch, rounded otherwise, is from itself.
 SLACK = 4
 
 
@@ -62,6 +64,11 @@ class Seen:
     gradients: dict[str, Digest | None]
     buffers: dict[str, Digest]
 
+    def numbers(self, places: Sequence[int]) -> Sequence[dict[str, Any]]:
+        """Outputs at some places, buffers and gradients, by what a phrase calls them."""
+        gradients = {f"the gradient of {name}": each for name, each in self.gradients.items()}
+        return {f"output {i}": self.outputs[i][0] for i in places}, self.buffers, gradients
+
 
 class Reference:
     """What a copy of a module makes of a call in PyTorch.
@@ -71,20 +78,25 @@ class Reference:
         watch: what it was converted with.
         args: of the call.
         kwargs: of the call.
+        narrow: whether graphs of the module compute in 16 bits, as far as is known.
 
     Raises:
         Exception: it cannot be copied.
 
     Attributes:
-        precision: the narrowest dtype that is computed in, as far as is known; float32 where it
-            is wider.
+        narrow: whether anything is computed in 16 bits or fewer, as far as is known.
         roots: places among the tensors that the call returns, from which gradients come.
         seen: what the copy gives; None until it has run.
-        rounded: what it gives on parameters that are rounded otherwise; None until that is asked.
+        rounded: what a copy gives on parameters that are rounded otherwise; None until one has run.
     """
 
     def __init__(
-        self, module: nn.Module, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        module: nn.Module,
+        watch: Watch,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        narrow: bool,
     ) -> None:
         self._watch = watch
         self._state = torch.get_rng_state()
@@ -92,19 +104,26 @@ class Reference:
         self._first: Any = _copied(module, (args, kwargs))
         self._spare: Any = None
         tensors = [*module.parameters(), *tensors_of((args, kwargs))]
-        dtypes = {t.dtype for t in tensors} | {dtype for _, dtype in active()}
-        self.precision = next((dtype for dtype in NARROW if dtype in dtypes), torch.float32)
+        self._dtypes = {t.dtype for t in tensors} | {dtype for _, dtype in active()}
+        self.narrow = narrow or are_narrow(self._dtypes)
         self._own_draws = False
         self.roots: Sequence[int] = ()
         self.seen: Seen | None = None
         self.rounded: Seen | None = None
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The narrowest dtype that is computed in, as far as is known; at most float32."""
+        usual = torch.bfloat16 if self.narrow else torch.float32
+        return next((dtype for dtype in NARROW if dtype in self._dtypes), usual)
 
     def run(self, roots: Sequence[int], *, twice: bool) -> None:
         """Calls the copy.
 
         Args:
             roots: as of this object.
-            twice: whether it is rounded otherwise as well, before a graph holds its tensors.
+            twice: whether the copy that is rounded otherwise runs, too: now, before graphs hold
+                the tensors of the call.
 
         Raises:
             Exception: it fails.
@@ -121,7 +140,7 @@ class Reference:
                 self._round()
         else:  # which the copy has written to, or which are no numbers
             _fill(now)
-        release_pools()  # the graph of the call finds no holes
+        release_pools()  # the graphs of the call begin without the holes of this
 
     def _round(self) -> None:
         """Calls a copy on parameters that are rounded otherwise."""
@@ -165,10 +184,9 @@ class Reference:
         found = _structure(mine, graphs, places)
         if found or self._own_draws:
             return found
-        if found := self._numbers(mine, graphs, places):
-            if self.rounded is None:
-                self._round()
-            found = self._numbers(mine, graphs, places)
+        if (found := self._far(graphs, places)) and self.rounded is None:
+            self._round()
+            found = self._far(graphs, places)
         return found
 
     def take_back(self) -> None:
@@ -176,18 +194,17 @@ class Reference:
         torch.set_rng_state(self._state)
         _fill(self._buffers)
 
-    def _numbers(self, one: Seen, other: Seen, places: Sequence[int]) -> list[str]:
-        narrow = self.precision in NARROW
-        times, floor = (NARROW_FAR, NARROW_FLOOR) if narrow else (1, FLOOR)
-        found = []
-        for what, far, of in (
-            ("", FAR, lambda seen: {f"output {i}": seen.outputs[i][0] for i in places}),
-            ("", FAR, lambda seen: seen.buffers),
-            ("the gradient of ", FAR_GRADIENT, lambda seen: seen.gradients),
-        ):
-            own = {} if self.rounded is None else of(self.rounded)
-            found += _far(_both(of(one), of(other)), own, far * times, floor, what)
-        return found
+    def _far(self, graphs: Seen, places: Sequence[int]) -> list[str]:
+        """Phrases about what is further apart than roundings are."""
+        assert self.seen is not None
+        times, floor = (NARROW_FAR, NARROW_FLOOR) if self.precision in NARROW else (1, FLOOR)
+        again = ({}, {}, {}) if self.rounded is None else self.rounded.numbers(places)
+        kinds = zip(self.seen.numbers(places), graphs.numbers(places), again, strict=True)
+        return [
+            phrase
+            for far, (mine, theirs, own) in zip((FAR, FAR, FAR_GRADIENT), kinds, strict=True)
+            for phrase in _far(_both(mine, theirs), own, far * times, floor)
+        ]
 
 
 def _fill(buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -339,7 +356,6 @@ def _far(
     rounded: dict[str, Digest | None],
     far: float,
     floor: float,
-    what: str,
 ) -> list[str]:
     """Phrases about pairs that are further apart, relative to their size, than roundings are.
 
@@ -348,7 +364,6 @@ def _far(
         rounded: the first of each, rounded otherwise, where that is known.
         far: relative to the size.
         floor: of the size, a share of the largest.
-        what: comes before the name.
     """
     usable = {name: pair for name, pair in pairs.items() if pair[0].alike(pair[1])}
     least = floor * max((one.scale for one, _ in usable.values()), default=0.0)
@@ -359,7 +374,7 @@ def _far(
             again = rounded.get(name)
             own = one.distance(again) if again is not None and one.alike(again) else 0.0
             if one.distance(other) > max(far * size, SLACK * own):
-                found.append(f"{what}{name} differs by {one.distance(other) / size:.0%}")
+                found.append(f"{name} differs by {one.distance(other) / size:.0%}")
     return found
 
 

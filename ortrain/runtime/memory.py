@@ -27,7 +27,7 @@ _KEPT, _LARGE, _GIVEN_BACK, _MAPPED = 2**31 - 1, 32 << 20, 1 << 20, 65536
 # without them.
 HOLES = 64 << 20
 
-# By so much a process may take more than it ever has before holes go back.
+# A process may take so many times what it has taken before holes go back again.
 RISE = 1.02
 
 # What engines keep beside the heap of the C library, by name; each gives it back when called.
@@ -101,8 +101,8 @@ class Ceiling:
     tokens that holds 1.3 GiB took 3.0. Once the process is about to take more than the step should
     hold, holes go back to the system, all of them in 50 ms.
 
-    Without a limit that is when it takes more than it ever has, as in PyTorch's steps before, and
-    again when it takes some percent more than then: steps that need more are soon left alone.
+    Without a limit, holes go back once the process takes more than it ever has, as in PyTorch's
+    steps before, and again with each 2 % more: a step that needs more is soon left alone.
 
     Attributes:
         limit: bytes that a step should hold beyond what was there before it; 0 where nobody has
@@ -190,7 +190,7 @@ def resident() -> int:
 
 
 def most_resident() -> int:
-    """Bytes that the process has taken at most; 0 where nobody tells. 15 us.
+    """Bytes that the process has taken at most; 0 where nobody tells. 8 us.
 
     Raises:
         OSError: the operating system is another than Linux.

@@ -33,7 +33,7 @@ class Chaotic(nn.Module):
 def faults(module: nn.Module, change: Callable[[nn.Module], None], *, twice: bool) -> list[str]:
     """What a comparison with a changed module finds."""
     other, x = copy.deepcopy(module), torch.linspace(0, 1, 64)
-    reference = Reference(module, Watch(module), (x,), {})
+    reference = Reference(module, Watch(module), (x,), {}, narrow=False)
     reference.run([0, 1], twice=twice)
     assert (reference.rounded is not None) == twice
     with torch.no_grad():
@@ -81,3 +81,14 @@ def test_in_sixteen_bits_a_parameter_is_rounded_as_they_are() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert faults(Chaotic(10), moved, twice=True) == []
     assert faults(Chaotic(10), moved, twice=True)
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_what_graphs_compute_in_counts_where_tensors_do_not_say_it(
+    dtype: torch.dtype, narrow: bool
+) -> None:
+    module = nn.Linear(3, 3).to(dtype)
+    reference = Reference(module, Watch(module), (torch.ones(1, 3, dtype=dtype),), {}, narrow)
+    wide = torch.bfloat16 if narrow else torch.float32
+    assert reference.precision is (dtype if dtype.itemsize < 4 else wide)

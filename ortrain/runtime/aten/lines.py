@@ -13,9 +13,7 @@ import onnx_ir as ir
 from ortrain.runtime.aten.dtypes import DTYPES
 from ortrain.runtime.aten.operands import Host, Size, Tensor
 
-# What asks whether the process takes too much.
-ASKS = "; ceiling()"
-# So many elements, where an axis that is open has as many as usual, are large.
+# A tensor of so many elements is large; an axis whose size is open counts as the second.
 LARGE, USUAL = 1 << 18, 64
 
 
@@ -134,22 +132,22 @@ def render(
         if line.body is not None:
             text.append(render(line.body, depth + 1))
         else:
-            text.append(f"{pad}{written(line)}{ASKS if watched and _is_large(line) else ''}")
+            asks = "; ceiling()" if watched and _makes_large(line) else ""
+            text.append(f"{pad}{written(line)}{asks}")
         if line.frees:
             text.append(f"{pad}del {', '.join(t.name for t in line.frees)}")
     text.append(f"{pad}return [{', '.join(source(r) for r in block.results)}]")
     return "\n".join(text)
 
 
-def _is_large(line: Line) -> bool:
-    """Whether a line makes a tensor of a MiB and more; a reshape may, or give a view."""
-    made = [target.dims for target in line.targets if isinstance(target, Tensor)]
-    return any(dims is None or math.prod(map(_count, dims)) >= LARGE for dims in made)
-
-
-def _count(dim: Any) -> int:
-    """How many elements an axis has, as a rule where that is open."""
-    return dim if isinstance(dim, int) else USUAL
+def _makes_large(line: Line) -> bool:
+    """Whether a line makes a large tensor; a reshape may, or give a view."""
+    for target in line.targets:
+        if isinstance(target, Tensor):
+            dims = target.dims
+            if dims is None or math.prod(d if isinstance(d, int) else USUAL for d in dims) >= LARGE:
+                return True
+    return False
 
 
 def written(line: Line) -> str:

@@ -141,9 +141,7 @@ def _is_table(node):
 @kernel("ortrain::EmbeddingGradient", when=_is_table)
 def embedding(t, dy, weight, indices, *, padding_idx=-1):
     count = weight.size(0)
-    rows = t.aten.embedding_dense_backward(dy, t.tensor(indices), count, padding_idx, False)
-    rows.is_contiguous = True
-    return rows
+    return t.aten.embedding_dense_backward(dy, t.tensor(indices), count, padding_idx, False)
 
 
 @kernel("aten::AddRows")
