@@ -18,7 +18,6 @@ from ortrain.program import Program, Role
 from ortrain.step.autograd import Step
 from ortrain.step.build import Plan, build, likely_upstream
 from ortrain.step.evidence import Certificate
-from ortrain.step.links import links
 from ortrain.step.saved_forward import Received, SavedForward, matters
 from ortrain.step.unread import Values, Waiting
 
@@ -166,6 +165,7 @@ class Form:
             numbers = [name for name, place in found.places.items() if place in found.numbers]
             step = Step(self._plan(upstream), None, self._other, found.original, numbers)
             step.orders, step.further = graph.orders, lambda: self._further
+            step.layouts, step.linked = found.sources, found.outside.linked(step.plan.reachable)
             step.feeds.streams = graph.streams  # also where some are left out
             step.hidden, step.is_partial = tuple(self.hidden), bool(self.partial)
             step.unread = self._unread
@@ -213,7 +213,7 @@ class Form:
             with without_autocast():
                 with spent("build"):
                     step = graph.whole().way.step
-                return graph.lie(kept.outputs_of(step))
+                return step.lie(kept.outputs_of(step))
 
         reads = None if (call := heard()) is None else call.reads
         if reads is None:
@@ -224,7 +224,7 @@ class Form:
             return None
         reads.asked = True  # by a call that has computed them
         made = [*outputs]
-        return graph.beside, Values(lambda: graph.lie(made), reads.heard)
+        return graph.beside, Values(lambda: kept.step.lie(made), reads.heard)
 
     @cached_property
     def _further(self) -> Collection[str]:
@@ -256,8 +256,4 @@ class Form:
         whole = graph.program  # of which the outputs are that nobody has read
         users = whole.outputs(Role.USER_OUTPUT, Role.LOSS)
         reached = reachable(whole.graph, whole.named(graph.wrt))
-        return replace(
-            plan,
-            reachable=tuple(v in reached for v in users),
-            linked=links(whole.graph, users, reached),
-        )
+        return replace(plan, reachable=tuple(v in reached for v in users))

@@ -33,7 +33,6 @@ from ortrain.frontend.original import higher_order_in, in_pytorch
 from ortrain.frontend.program import translated
 from ortrain.graph.cost import Multiplications
 from ortrain.guards.autocast import active
-from ortrain.guards.layout import laid
 from ortrain.module_state.saving import saving_hooks
 from ortrain.passes.linear_loss import in_blocks
 from ortrain.passes.tokens import Shown, packed
@@ -53,7 +52,6 @@ from ortrain.step.places import axes_of
 from ortrain.step.replay import Caller
 from ortrain.step.report import Dense
 from ortrain.step.tokens import TokenCounts, Tokens, dense
-from ortrain.step.unread import Unread
 
 # A forward may differentiate what it has computed: what then runs is no code of the user's.
 for node in NODES:
@@ -314,19 +312,12 @@ class Graph:
                 users[i] = self._user(given, way.places[i])
             call = tuple(given)
         if self.wrt and is_grad_enabled():
-            outputs = [*way.step.train(users, call, caller, held, certain=certain)]
+            outputs = way.step.train(users, call, caller, held, certain=certain, viewed=args)
             if not certain:
                 form.learn(outputs)
         else:
             outputs = way.step.infer(users, held)
-        return self._handed_on(args, self.lie(outputs))
-
-    def lie(self, outputs: list[Tensor]) -> list[Tensor]:
-        """The outputs of a step, as those of PyTorch lie in memory."""
-        for i, source in self.translated.sources.items():
-            if type(outputs[i]) is not Unread:
-                outputs[i] = laid(outputs[i], source.axes, source.back)
-        return outputs
+        return self._handed_on(args, outputs)
 
     def _wants_more(self, args: Sequence[Any]) -> bool:
         """Whether an input requires a gradient that did not when the graph was made."""
@@ -342,13 +333,14 @@ class Graph:
         value = args[place]
         return as_real(value) if isinstance(value, Tensor) else torch.tensor(value)
 
-    def _handed_on(self, args: Sequence[Any], roots: Sequence[Tensor]) -> Any:
+    def _handed_on(self, args: Sequence[Any], outputs: Sequence[Tensor]) -> Any:
         """The graph's outputs, of the step's."""
-        outside, views = self.translated.outside, ()
-        known = {"input": args, "root": roots}
-        if outside.views is not None:
-            views = outside.views(*[known[kind][place] for kind, place in outside.given])
-        known["view"] = views
+        outside, count = self.translated.outside, len(self.translated.outside.roots)
+        roots, views = outputs[:count], dict[int, Any](enumerate(outputs[count:]))
+        if not views:
+            for group in outside.views:
+                views |= group.taken(args, dict(enumerate(roots)))
+        known: dict[str, Any] = {"input": args, "root": roots, "view": views}
         results = tuple(
             each.constant if each.kind == "constant" else known[each.kind][each.index]
             for each in outside.results
@@ -411,7 +403,8 @@ class Graph:
         Further losses are none of them: a number is cheap, and probably read.
         """
         outside = self.translated.outside
-        others = {i for kind, i in outside.given if kind == "root"} | {self.loss}
+        given = [each for group in outside.views for each in group.given]
+        others = {i for kind, i in given if kind == "root"} | {self.loss}
         users = self.program.outputs(Role.USER_OUTPUT, Role.LOSS)
         roots = {
             each.index

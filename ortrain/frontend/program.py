@@ -99,7 +99,10 @@ def _translated(module: fx.GraphModule, real: Sequence[Any], opset: int) -> Tran
     flat, _ = pytree.tree_flatten(output.args[0])
     outside = outside_of(graph, flat)
     output.args = (tuple(outside.roots),)
+    if outside.links:  # what passes through views is asked for as well
+        output.args = ((*outside.roots, *outside.viewed),)
     original = fx.GraphModule(graph, _copy(graph.graph))
+    output.args = (tuple(outside.roots),)
     mark_regions(graph, autocast)
     grids_as_views(graph)
     names = _names(holders)

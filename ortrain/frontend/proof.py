@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled, nn
 
-from ortrain.errors import ParityError, listing
+from ortrain.capture.origin import IN_PYTORCH
+from ortrain.errors import NotServed, ParityError, listing
 from ortrain.exclusive import EXCLUSIVE
 from ortrain.frontend.call import spent
 from ortrain.frontend.form import Form, sizes_of
@@ -54,7 +55,11 @@ class Prover:
             return
         with EXCLUSIVE, spent("parity"), unrecorded():
             known = _agreeing(graph, form) if self._asked == "first" else None
-            form.certificate = found = proven(graph, form, args, known)
+            try:
+                form.certificate = found = proven(graph, form, args, known)
+            except NotServed as why:
+                form.refused = why
+                return
         if found.faults:
             form.refused = ParityError(
                 "a graph does not compute what PyTorch does",
@@ -124,16 +129,27 @@ class _Saved(torch.autograd.graph.saved_tensors_hooks):
 
     def __init__(self) -> None:
         self._places = set[int]()
-        # Held as it is, a result that its own operator saves would hold itself.
-        super().__init__(self._note, Tensor.detach)
+        super().__init__(self._note, self._given)
 
     def has(self, tensor: Tensor) -> bool:
         """Whether it is among that, or a view of it."""
         return tensor.untyped_storage().data_ptr() in self._places
 
-    def _note(self, tensor: Tensor) -> Tensor:
+    def _note(self, tensor: Tensor) -> tuple[Tensor, int]:
         if tensor.layout is torch.strided:
             self._places.add(tensor.untyped_storage().data_ptr())
+        # Held as it is, a result that its own operator saves would hold itself.
+        return tensor.detach(), tensor._version
+
+    @staticmethod
+    def _given(noted: tuple[Tensor, int]) -> Tensor:
+        tensor, version = noted
+        if tensor._version != version:
+            raise NotServed(
+                "the forward writes to a tensor that its backward reads",
+                because="PyTorch raises an error where that one's gradient is asked for",
+                help=IN_PYTORCH,
+            )
         return tensor.detach()
 
 

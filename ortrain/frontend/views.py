@@ -7,6 +7,9 @@ belongs to, and the views are taken of that by PyTorch, under autograd, as AOTAu
 
     y = x.view(-1); z = y[0]       step: nothing     outside: y = x.view(-1); z = y[0]
     h = f(x); a, b = h.chunk(2)    step: h           outside: a, b = h.chunk(2)
+
+Another output may be computed from such a view, or from an output: what that one's gradient sends
+there is heard by the view's hooks (:mod:`ortrain.step.chain`).
 """
 
 from __future__ import annotations
@@ -16,12 +19,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from ortrain.capture.fx.memory import memory
 from ortrain.capture.origin import IN_PYTORCH, captured_error
 from ortrain.capture.trace.returned import written_by
 from ortrain.errors import CaptureError
+from ortrain.frontend.writes import writes_of
+from ortrain.step.links import Linked, Links, Views
+
+_DETACHING = {torch.ops.aten.detach.default, torch.ops.aten.detach_.default}
 
 
 @dataclass(frozen=True)
@@ -31,14 +39,29 @@ class Outside:
     Attributes:
         roots: nodes that the step returns, in order; new tensors, or none of its own.
         results: for each leaf of the graph's output a constant, an input, a root or a view.
-        views: makes the views; None where there are none.
-        given: what it takes, inputs and roots by their places: ``("input", 2)``.
+        viewed: nodes of the views.
+        views: makes them all.
+        links: for each root the others that it is computed from, and behind these places the views.
     """
 
     roots: list[fx.Node]
     results: list[Result]
-    views: fx.GraphModule | None
-    given: list[tuple[str, int]]
+    viewed: list[fx.Node]
+    views: list[Views]
+    links: Links
+
+    def linked(self, reachable: Sequence[bool]) -> Linked | None:
+        """How the roots of a step are computed from one another; None where none is.
+
+        Args:
+            reachable: for each root whether it requires a gradient.
+        """
+        given = {i for i, each in enumerate(reachable) if not each}
+        before = tuple(
+            tuple(i for i in each if i not in given) if own else ()
+            for own, each in zip(reachable, self.links, strict=False)
+        )
+        return Linked(before, self.views) if any(before) else None
 
 
 @dataclass(frozen=True)
@@ -77,10 +100,10 @@ class _Parting:
         for node in self.inputs:
             self.owners.setdefault(memory(node), node)
         self.roots: list[fx.Node] = []
-        self.views = fx.Graph()
-        self.made: dict[fx.Node, fx.Node] = {}
-        self.holders: list[fx.Node] = []
-        self.given: list[tuple[str, int]] = []
+        self.position = {node: i for i, node in enumerate(module.graph.nodes)}
+        self.last = {
+            memory(each): i for node, i in self.position.items() for each in writes_of(node)
+        }
 
     def run(self) -> Outside:
         shared: dict[int | None, list[fx.Node]] = {}
@@ -103,54 +126,104 @@ class _Parting:
                 continue
             owner = self.owners.get(memory(own))
             alone = len({written_by(each) for each in shared[memory(own)]}) == 1
-            if owner is None and alone:
+            if owner is None and (alone or not _is_view(own)):
                 results.append(Result("root", self._root(own)))
                 continue
             if own not in viewed:
                 viewed.append(own)
             results.append(Result("view", viewed.index(own)))
-        views = self._module(viewed)
-        return Outside(self.roots, results, views, self.given)
+        views = self._views(viewed)
+        return Outside(self.roots, results, viewed, views, self._links(viewed))
 
     def _root(self, node: fx.Node) -> int:
         if node not in self.roots:
             self.roots.append(node)
         return self.roots.index(node)
 
-    def _module(self, viewed: Sequence[fx.Node]) -> fx.GraphModule | None:
-        if not viewed:
-            return None
-        results = [self._taken(node) for node in viewed]
-        self.views.output(tuple(results))
-        return fx.GraphModule(self.module, self.views)
+    def _views(self, viewed: Sequence[fx.Node]) -> list[Views]:
+        """What makes the views, those of each memory by themselves, and sizes too."""
+        groups: dict[int | None, list[int]] = {}
+        for i, node in enumerate(viewed):
+            groups.setdefault(memory(node), []).append(i)
+        return [self._group(viewed, places) for places in groups.values()]
 
-    def _taken(self, node: fx.Node) -> fx.Node:
-        """A node among those that PyTorch runs."""
-        node = written_by(node)
-        if node in self.made:
-            return self.made[node]
-        if node in self.inputs:
-            return self._given(node)
-        if not _is_view(node):
-            if memory(node) in self.owners:
+    def _group(self, viewed: Sequence[fx.Node], places: list[int]) -> Views:
+        graph = fx.Graph()
+        sources: dict[fx.Node, fx.Node] = {}
+        given: list[tuple[str, int]] = []
+        for node in self._sources([viewed[i] for i in places]):
+            is_input = node in self.inputs
+            place = self.inputs.index(node) if is_input else self._root(node)
+            given.append(("input" if is_input else "root", place))
+            sources[node] = graph.placeholder(f"given_{len(given)}")
+
+        def taken(node: fx.Node, made: dict[fx.Node, fx.Node]) -> fx.Node:
+            node = written_by(node)
+            if node in sources:
+                return sources[node]
+            if node not in made:
+                # Behind a write to their memory, autograd has each of the views before it anew of
+                # the whole: no gradient of one comes through another.
+                before = {} if self._is_changed(node) else made
+                made[node] = graph.node_copy(node, lambda each: taken(each, before))
+            return made[node]
+
+        made: dict[fx.Node, fx.Node] = {}
+        graph.output(tuple([taken(viewed[i], made) for i in places]))
+        return Views(fx.GraphModule(self.module, graph), given, places)
+
+    def _sources(self, views: Sequence[fx.Node]) -> list[fx.Node]:
+        """What views are taken of, and what gives them numbers: inputs, and new tensors."""
+        found: dict[fx.Node, bool] = {}
+        ahead = [*views]
+        while ahead:
+            node = written_by(ahead.pop())
+            if node in found:
+                continue
+            found[node] = is_source = node in self.inputs or not _is_view(node)
+            if not is_source:
+                ahead += node.all_input_nodes
+            elif node not in self.inputs and memory(node) in self.owners:
                 raise self._hidden(node)
-            return self._given(node)
-        given = {each: self._taken(each) for each in node.all_input_nodes}
-        self.made[node] = made = self.views.node_copy(node, given.__getitem__)
-        return made
+        return [node for node, is_source in found.items() if is_source]
 
-    def _given(self, node: fx.Node) -> fx.Node:
-        """What an input or a root is called there."""
-        if node not in self.made:
-            known = node in self.inputs
-            place = self.inputs.index(node) if known else self._root(node)
-            self.given.append(("input" if known else "root", place))
-            last = self.holders[-1] if self.holders else self.views._root
-            with self.views.inserting_after(last):
-                name = f"given_{len(self.holders)}"
-                self.made[node] = holder = self.views.placeholder(name)
-            self.holders.append(holder)
-        return self.made[node]
+    def _links(self, viewed: Sequence[fx.Node]) -> Links:
+        """The links between the results: at least those that autograd's graph has."""
+        place = {node: i for i, node in enumerate([*self.roots, *viewed])}
+        owner = {memory(node): i for i, node in enumerate(self.roots)}
+        # What a memory has in it by writes, and what a tensor has: sets of places, in bits.
+        here: dict[int | None, int] = {}
+        bits: dict[fx.Node, int] = {}
+        found = [0] * len(self.roots)
+        for i, node in enumerate(self.module.graph.nodes):
+            arriving = 0
+            for each in node.all_input_nodes:
+                arriving |= bits[each] | here.get(memory(each), 0)
+            if not _is_differentiable(node):
+                arriving = 0
+            own = place.get(node)
+            if own is not None and own < len(found):
+                found[own] |= arriving
+            if own is not None and not self._is_changed(node):
+                arriving = 1 << own
+            bits[node] = arriving
+            for each in writes_of(node):
+                written = memory(each)
+                if written in owner:
+                    found[owner[written]] |= arriving
+                here[written] = here.get(written, 0) | arriving
+                if self.last[written] == i:
+                    for other, number in place.items():
+                        here[written] |= (memory(other) == written) << number
+        result = tuple(
+            tuple(i for node, i in place.items() if each >> i & 1 and memory(node) != memory(root))
+            for root, each in zip(self.roots, found, strict=True)
+        )
+        return result if any(result) else ()
+
+    def _is_changed(self, node: fx.Node) -> bool:
+        """Whether the memory that a node shows is written to behind it."""
+        return self.position[node] < self.last.get(memory(node), -1)
 
     def _hidden(self, node: fx.Node) -> CaptureError:
         return captured_error(
@@ -171,3 +244,11 @@ def _is_view(node: fx.Node) -> bool:
     if node.target is operator.getitem and source.args and isinstance(source.args[0], fx.Node):
         source = source.args[0]
     return memory(source) == memory(node)
+
+
+def _is_differentiable(node: fx.Node) -> bool:
+    """Whether a gradient may come to what a node makes, and go on to what it is made of."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return value is None or isinstance(value, list | tuple)  # of several tensors
+    return (value.is_floating_point() or value.is_complex()) and node.target not in _DETACHING

@@ -15,14 +15,17 @@ from typing import Any
 
 import torch
 
+from ortrain.capture.trace.returned import Source
 from ortrain.errors import CheckFailed, StateError
 from ortrain.graph.walk import dependencies
+from ortrain.guards.layout import laid
 from ortrain.guards.structure import FlatCall
 from ortrain.module_state.saving import saving_hooks
 from ortrain.step.backward import Backward, Group, groups_of
 from ortrain.step.build import Plan
 from ortrain.step.chain import Chain, Follower
 from ortrain.step.feeds import Bound, Feeds
+from ortrain.step.links import Linked
 from ortrain.step.replay import PROBE, Caller, Repeats, Sealed
 from ortrain.step.saved_forward import Received, SavedForward, matters, stash_of
 from ortrain.step.unread import Unread, Waiting
@@ -51,6 +54,8 @@ class Step:
         unread: says of a call which outputs nobody may read, and what has their numbers; None where
             nobody asks.
         orders: of the axes in memory of some gradients of inputs, by name.
+        layouts: how outputs lie in memory that do not lie row by row, by their places.
+        linked: how outputs are computed from one another; None where none is.
         further: gives names of inputs that gradients of other outputs may need.
     """
 
@@ -58,6 +63,7 @@ class Step:
     hidden: tuple[int, ...] = ()
     unread: Callable[[SavedForward, Sequence[torch.Tensor]], Waiting | None] | None = None
     orders: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    layouts: Mapping[int, Source] = MappingProxyType({})
     further: Callable[[], Collection[str]] = tuple
 
     def __init__(
@@ -75,6 +81,7 @@ class Step:
         copied = updated & matters(plan) if plan.arguments and updated else set()
         self.feeds = Feeds(plan, copied, updated, several=tensors is None)
         self.other, self.original = other, original
+        self.linked = Linked(plan.linked) if plan.linked else None
         users = [self.feeds.names[i] for i in self.feeds.users]
         self.numbers = {i for i, name in enumerate(users) if name in numbers}
         asked = [name for name in plan.arguments if name not in users]
@@ -120,7 +127,14 @@ class Step:
         tensors = self.plan.exchange.all(fetches, self.plan.bools)
         for i, place in self.buffers:
             held[place].copy_(tensors[i])
-        return _expanded(tensors[: self.plan.outputs], self.plan)
+        return self.lie(_expanded(tensors[: self.plan.outputs], self.plan))
+
+    def lie(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The outputs as they lie in memory in PyTorch, in their list."""
+        for i, source in self.layouts.items():
+            if type(outputs[i]) is not Unread:
+                outputs[i] = laid(outputs[i], source.axes, source.back).detach()
+        return outputs
 
     def bind(self, held: Sequence[torch.Tensor]) -> Bound:
         """What the executor has of parameters and buffers."""
@@ -134,6 +148,7 @@ class Step:
         held: Sequence[torch.Tensor] | None = None,
         *,
         certain: bool = True,
+        viewed: Sequence[Any] = (),
     ) -> Sequence[torch.Tensor]:
         """Runs the forward and leaves a backward with autograd.
 
@@ -144,6 +159,10 @@ class Step:
             held: parameters and buffers by :attr:`names`; None for the step's own.
             certain: whether other outputs than the plan expects have not to be reckoned with, for
                 which the forward would run again. A caller may have written to arguments by then.
+            viewed: the arguments that views are taken of.
+
+        Returns:
+            The outputs and, where outputs are computed from one another, the views.
         """
         held = self.held if held is None else held
         self._check_shared(users)
@@ -151,7 +170,7 @@ class Step:
         if not certain and saving_hooks(False) is None:
             kept.copies = [each.detach().clone() for each in users]
         inputs, parameters = [users[i] for i in self.inputs], [held[i] for i in self.parameters]
-        chained = bool(self.plan.linked) and self.original is not None and call is not None
+        chained = self.linked is not None and self.original is not None and call is not None
         probe = PROBE if chained else None
         if len(self.groups) == 1:
             result = _Function.apply(kept, None, probe, *inputs, *parameters)
@@ -163,7 +182,7 @@ class Step:
             result = _Function.apply(kept, token, probe, *first[1])
         if kept.chain is not None:
             *roots, token = result
-            return kept.chain.given(roots, token)
+            return kept.chain.given(roots, token, viewed)
         return result if isinstance(result, tuple) else (result,)
 
     def _check_shared(self, users: Sequence[torch.Tensor]) -> None:
@@ -213,9 +232,11 @@ class _Function(torch.autograd.Function):
                 kept.values = weakref.ref(values)
                 for i in places:
                     outputs[i] = Unread.made(values, i, outputs[i])
+        outputs = step.lie(outputs)
         watched = [users[i] for i in step.reads_users]
         if probe is not None:
-            kept.chain = Chain(kept, outputs)
+            assert step.linked is not None
+            kept.chain = Chain(kept, outputs, step.linked)
         held = [kept.held[i] for i in step.reads_held]
         packed: list[torch.Tensor] = []
         if saving_hooks(False) is not None:
@@ -225,7 +246,7 @@ class _Function(torch.autograd.Function):
         if fixed:
             ctx.mark_non_differentiable(*fixed)
         if kept.chain is not None:
-            return (*[outputs[i] for i in kept.chain.roots], _zero())
+            return (*[outputs[i] for i in kept.chain.linked.roots], _zero())
         return outputs[0] if count == 1 else tuple(outputs)
 
     @staticmethod

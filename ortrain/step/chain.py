@@ -3,9 +3,10 @@
 Autograd calls the hooks of an output, keeps its ``grad`` and gives it to ``autograd.grad`` when all
 that was computed from it has sent its gradient. So logits must come behind the loss that the module
 has made of them. An output that is computed from others is therefore given by a :class:`Follower`,
-which has these as inputs. Where nobody looks at what passes between outputs, nothing does: the
-followers only note what arrives, and the graph's backward runs once for all of it. Where somebody
-does, the module's own forward runs again, and autograd says what each output sends to the others.
+which has these as inputs. A view that the module returns, and has computed others from, is such an
+input as well. Where nobody looks at what passes between outputs, nothing does: the followers only
+note what arrives, and the graph's backward runs once for all of it. Where somebody does, the
+module's own forward runs again, and autograd says what each output sends to the others.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from ortrain.errors import OrtrainError
-from ortrain.step.links import ordered
+from ortrain.step.links import Linked, Views
 from ortrain.step.replay import PROBE, Gradients
 from ortrain.step.sample import Sample
 
@@ -56,46 +57,53 @@ class Chain:
     Args:
         kept: what the forward has left, which the node of the roots holds.
         outputs: of the forward.
+        linked: how they are computed from one another.
 
     Attributes:
-        roots: places of the outputs that are computed from no other.
         arrived: the gradients of the other outputs in the backward that runs.
     """
 
     __slots__ = (
-        "arrived", "hooks", "kept", "outputs", "plan", "roots", "task", "tensors", "told",
+        "arrived", "hooks", "kept", "linked", "outputs", "plan", "task", "tensors", "told",
     )  # fmt: skip
 
-    def __init__(self, kept: SavedForward, outputs: list[Tensor]) -> None:
+    def __init__(self, kept: SavedForward, outputs: list[Tensor], linked: Linked) -> None:
         self.kept, self.plan, self.outputs = weakref.ref(kept), kept.step.plan, outputs
-        self.roots = [i for i, before in enumerate(self.plan.linked) if not before]
+        self.linked = linked
         self.arrived: dict[int, Tensor] = {}
         self.task, self.told = -1, False
         self.hooks: dict[int, OrderedDict[int, Any]] = {}
         self.tensors: dict[int, weakref.ref[Tensor]] = {}
 
-    def given(self, first: Sequence[Tensor], token: Tensor) -> list[Tensor]:
-        """All outputs, with their nodes.
+    def given(self, first: Sequence[Tensor], token: Tensor, inputs: Sequence[Any]) -> list[Tensor]:
+        """All outputs, with their nodes, and the views of them and of arguments.
 
         Args:
-            first: those of the roots.
-            token: by which the node of the roots comes behind all others.
+            first: those that are computed from no other.
+            token: by which their node comes behind all others.
+            inputs: the arguments of the call.
         """
-        results: dict[int, Tensor] = dict(zip(self.roots, first, strict=True))
-        linked = self.plan.linked
-        for place in ordered(linked):
-            before = [results[i] for i in linked[place]]
-            results[place] = Follower.apply(self, place, token, *before)
+        linked, count = self.linked, self.plan.outputs
+        results: dict[int, Tensor] = dict(zip(linked.roots, first, strict=True))
+        for each in linked.order:
+            if isinstance(each, Views):
+                made = each.taken(inputs, results)
+                results |= {count + i: view for i, view in made.items()}
+            else:
+                before = [results[i] for i in linked.before[each]]
+                results[each] = Follower.apply(self, each, token, *before)
         self.outputs = []
-        for place in {i for before in linked for i in before}:
+        for place in linked.heard:
             tensor = results[place]
+            if tensor.grad_fn is None:
+                continue  # a view of an argument that requires no gradient
             # What `register_hook` does at the first hook: the next ones are then seen here, also
             # where nobody holds the tensor any more.
             tensor._backward_hooks = self.hooks[place] = OrderedDict()
             node: Any = tensor.grad_fn
             node._register_hook_dict(tensor)
             self.tensors[place] = weakref.ref(tensor)
-        return [results[i] for i in range(len(linked))]
+        return [results[i] for i in range(len(results))]
 
     def arrives(self, place: int, gradient: Tensor | None) -> None:
         """Notes the gradient of an output in the backward that runs."""
@@ -112,13 +120,14 @@ class Chain:
             StateError: the module, or a tensor that the outputs depend on, was changed.
             UnsupportedGradient: the module cannot run again.
         """
-        before, kept = self.plan.linked[place], self.kept()
+        before, kept = self.linked.before[place], self.kept()
         if gradient is None or not self.told or kept is None:
             return [None] * len(before)
         try:
             with kept.repeated([i == place for i in range(self.plan.outputs)]) as repeated:
-                given, again = self.plan.reachable, is_grad_enabled()
-                return repeated.between(place, gradient, before, given, create_graph=again)
+                return repeated.between(
+                    place, gradient, before, self.plan.reachable, create_graph=is_grad_enabled()
+                )
         except OrtrainError:
             if self._has_hooks():
                 raise
@@ -130,12 +139,12 @@ class Chain:
         """The gradients of all outputs, and whether each is the whole one.
 
         Args:
-            first: those of the roots.
+            first: those of the outputs that are computed from no other.
         """
         if _task() != self.task:
             self.arrived, self.told = {}, False
         result: Gradients = [None] * self.plan.outputs
-        for place, gradient in zip(self.roots, first, strict=True):
+        for place, gradient in zip(self.linked.roots, first, strict=True):
             result[place] = gradient
         for place, gradient in self.arrived.items():
             result[place] = gradient

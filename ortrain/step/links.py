@@ -6,15 +6,90 @@ it is the gradient along all ways, those through later outputs among them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import onnx_ir as ir
+from torch import Tensor
 
 from ortrain.autodiff.engine import led_on
 
 Links = tuple[tuple[int, ...], ...]
 """For each output the others that it is computed from, without one of them in between."""
+
+
+@dataclass(frozen=True)
+class Views:
+    """Makes results that are views of one tensor's memory.
+
+    Attributes:
+        run: makes them.
+        given: what it takes, by places in the call and in the outputs: ``("input", 2)``.
+        makes: which of all views they are.
+    """
+
+    run: Callable[..., Sequence[Any]]
+    given: Sequence[tuple[str, int]]
+    makes: Sequence[int]
+
+    def taken(self, inputs: Sequence[Any], roots: Mapping[int, Tensor]) -> dict[int, Any]:
+        """The views by their places.
+
+        Args:
+            inputs: the arguments of the call.
+            roots: the outputs by theirs.
+        """
+        known: dict[str, Any] = {"input": inputs, "root": roots}
+        made = self.run(*[known[kind][place] for kind, place in self.given])
+        return dict(zip(self.makes, made, strict=True))
+
+
+@dataclass(frozen=True)
+class Linked:
+    """How outputs are computed from one another, and from views of outputs and arguments.
+
+    Attributes:
+        before: for each output the others that it is computed from. The places of views come behind
+            those of the outputs.
+        views: makes these.
+    """
+
+    before: Links
+    views: Sequence[Views] = ()
+
+    @property
+    def roots(self) -> list[int]:
+        """Places of the outputs that are computed from no other."""
+        return [place for place, before in enumerate(self.before) if not before]
+
+    @cached_property
+    def heard(self) -> set[int]:
+        """Places whose gradient has in it what other outputs send."""
+        roots = {i for views in self.views for kind, i in views.given if kind == "root"}
+        return {i for before in self.before for i in before} | roots
+
+    @cached_property
+    def order(self) -> list[int | Views]:
+        """The other outputs and the views, each behind what it is made of."""
+        count, done = len(self.before), {*self.roots}
+        wants: list[tuple[int | Views, set[int], Collection[int]]] = [
+            (place, {*before}, [place]) for place, before in enumerate(self.before) if before
+        ]
+        for each in self.views:
+            roots = {place for kind, place in each.given if kind == "root"}
+            wants.append((each, roots, [count + i for i in each.makes]))
+        result: list[int | Views] = []
+        while wants:
+            ready = [want for want in wants if want[1] <= done]
+            assert ready, "outputs are computed from each other in a circle"
+            for want in ready:
+                wants.remove(want)
+                result.append(want[0])
+                done.update(want[2])
+        return result
 
 
 def links(graph: ir.Graph, outputs: Sequence[ir.Value], reached: Collection[ir.Value]) -> Links:
@@ -43,18 +118,6 @@ def links(graph: ir.Graph, outputs: Sequence[ir.Value], reached: Collection[ir.V
                 found[place].update(places)
     result = tuple(tuple(sorted(each)) for each in found)
     return result if any(result) else ()
-
-
-def ordered(linked: Links) -> list[int]:
-    """The outputs that are computed from others, each behind those."""
-    done = {place for place, before in enumerate(linked) if not before}
-    result: list[int] = []
-    while len(done) < len(linked):
-        ready = [i for i in range(len(linked)) if i not in done and done.issuperset(linked[i])]
-        assert ready, "outputs are computed from each other in a circle"
-        result += ready
-        done.update(ready)
-    return result
 
 
 def _source(value: ir.Value) -> ir.Value:

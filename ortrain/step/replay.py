@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -214,7 +214,8 @@ class Repeated:
 
     Args:
         original: what has run it.
-        outputs: of the program, None where one is a number; as the module has computed them.
+        outputs: of the program, None where one is a number; as the module has computed them. Views
+            that it returns may stand behind them.
         views: what stood for the arguments and parameters, by their ids.
         wrt: the ids of those, in order.
     """
@@ -247,12 +248,15 @@ class Repeated:
         """
         pairs = [
             (output, gradient)
-            for output, gradient in zip(self.outputs, upstream, strict=True)
-            if gradient is not None and output is not None and output.requires_grad
+            for output, gradient in zip(self.outputs, upstream, strict=False)
+            if gradient is not None and _has_gradient(output)
         ]
         total: dict[int, Tensor | None] = dict.fromkeys(self.views)
         if pairs:
             hooks = [output.register_hook(_giving(g)) for output, g in pairs if whole]
+            views = self.outputs[len(upstream) :] if whole else ()
+            # What has come to a view went on from it.
+            hooks += [view.register_hook(_ended) for view in views if _has_gradient(view)]
             outputs, arriving = zip(*pairs, strict=True)
             self.original.expect_no_other(outputs, self.views.values())
             try:
@@ -287,22 +291,22 @@ class Repeated:
         """
         output = self.outputs[place]
         result: Gradients = [None] * len(before)
-        if output is None or not output.requires_grad:
+        if not _has_gradient(output):
             return result
-        heard: dict[int, Tensor] = {}
+        heard: dict[int, Tensor | None] = {}
 
-        def listening(number: int) -> Callable[[Tensor], Tensor]:
-            def listen(gradient: Tensor) -> Tensor:
+        def listening(number: int) -> Callable[[Tensor | None], Tensor | None]:
+            def listen(gradient: Tensor | None) -> Tensor | None:
                 heard[number] = gradient
-                return torch.zeros_like(gradient)  # and no further
+                return _ended(gradient)
 
             return listen
 
         others = [
             (number, each)
             for number, each in enumerate(self.outputs)
-            if number != place and each is not None and each is not output
-            if given[number] and each.requires_grad
+            if number != place and each is not output and _has_gradient(each)
+            if number >= len(given) or given[number]
         ]
         hooks = [each.register_hook(listening(number)) for number, each in others]
         wanted = [each for number, each in others if number in before]
@@ -318,8 +322,25 @@ class Repeated:
         return [heard.get(number) for number in before]
 
 
+def _has_gradient(output: Tensor | None) -> TypeGuard[Tensor]:
+    """Whether autograd leads back from an output.
+
+    To ask for its node also renews that of a view whose memory was written to since. PyTorch 2.13
+    crashes where a hook comes to such a view before.
+    """
+    if output is None or not output.requires_grad:
+        return False
+    _ = output.grad_fn
+    return True
+
+
 def _giving(gradient: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda _: gradient
+
+
+def _ended(gradient: Tensor | None) -> Tensor | None:
+    """A hook that lets nothing pass; of several views that are made at once, one may have none."""
+    return None if gradient is None else torch.zeros_like(gradient)
 
 
 def leaves_behind(outputs: Sequence[Tensor], stops: Collection[Any] = ()) -> Iterator[Tensor]:
