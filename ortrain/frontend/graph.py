@@ -314,7 +314,7 @@ class Graph:
         if self.wrt and is_grad_enabled():
             outputs = way.step.train(users, call, caller, held, certain=certain, viewed=args)
             if not certain:
-                form.learn(outputs)
+                form.learn(outputs[: way.step.plan.outputs])
         else:
             outputs = way.step.infer(users, held)
         return self._handed_on(args, outputs)

@@ -200,7 +200,8 @@ class _Parting:
             for each in node.all_input_nodes:
                 arriving |= bits[each] | here.get(memory(each), 0)
             if not _is_differentiable(node):
-                arriving = 0
+                bits[node] = 0
+                continue
             own = place.get(node)
             if own is not None and own < len(found):
                 found[own] |= arriving

@@ -215,7 +215,7 @@ class Repeated:
     Args:
         original: what has run it.
         outputs: of the program, None where one is a number; as the module has computed them. Views
-            that it returns may stand behind them.
+            that it returns may stand behind them, and sizes.
         views: what stood for the arguments and parameters, by their ids.
         wrt: the ids of those, in order.
     """
@@ -223,7 +223,7 @@ class Repeated:
     def __init__(
         self,
         original: Repeats,
-        outputs: Sequence[Tensor | None],
+        outputs: Sequence[Any],
         views: Mapping[int, Tensor],
         wrt: Sequence[int],
     ) -> None:
@@ -322,13 +322,13 @@ class Repeated:
         return [heard.get(number) for number in before]
 
 
-def _has_gradient(output: Tensor | None) -> TypeGuard[Tensor]:
+def _has_gradient(output: Any) -> TypeGuard[Tensor]:
     """Whether autograd leads back from an output.
 
     To ask for its node also renews that of a view whose memory was written to since. PyTorch 2.13
     crashes where a hook comes to such a view before.
     """
-    if output is None or not output.requires_grad:
+    if not isinstance(output, Tensor) or not output.requires_grad:
         return False
     _ = output.grad_fn
     return True
