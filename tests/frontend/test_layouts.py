@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -125,3 +126,15 @@ def test_a_part_of_the_rows_that_is_reshaped_leaves_sizes_open() -> None:
         x = torch.randn(3, length, 8, requires_grad=True)
         torch.testing.assert_close(model(x), module(x))
     assert (model.report.graph_calls, model.report.captures) == (4, 1)
+
+
+@pytest.mark.parametrize("certificate", ["first", "off"])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_an_axis_of_one_at_first_is_none_for_good(batch_first: bool, certificate: Any) -> None:
+    module = nn.GRU(3, 4, batch_first=batch_first)
+    model = ORTModule(copy.deepcopy(module), options=Options(engine="aten", certificate=certificate))
+    for rows, length in [(5, 2), (3, 1), (2, 2), (1, 3), (4, 4)]:
+        x = torch.randn(rows, length, 3)
+        for ours, expected in zip(model(x), module(x), strict=True):
+            assert ours.stride() == expected.stride()
+    assert model.report.graph_calls == 5

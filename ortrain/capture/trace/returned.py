@@ -15,7 +15,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -23,8 +22,10 @@ from torch.export.graph_signature import InputKind, TensorArgument
 
 from ortrain.capture.traced import Traced
 from ortrain.guards.layout import inverse, laid
+from ortrain.pytorch.conditions import with_sizes
 
-_SOME = 1009
+# What the symbols of sizes stand for: an axis may be of one in the example alone.
+_SOME = 1009, 2
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def _memory(node: fx.Node) -> int:
 
 
 def _stored(tensor: Tensor) -> tuple[int, ...]:
-    """The axes of a tensor in the order in which they lie in memory.
+    """The axes of a tensor in the order in which they lie in memory, at any sizes.
 
     An axis of size 1 stays where it is among the others, and those along which all elements are the
     same come first, so that they part no others. The channel of grey images lies last where its
@@ -158,8 +159,8 @@ def _stored(tensor: Tensor) -> tuple[int, ...]:
     """
     if tensor.layout is not torch.strided:
         return tuple(range(tensor.ndim))
-    sizes = [_hint(n) for n in tensor.shape]
-    strides: list[float] = [_hint(n) for n in tensor.stride()]
+    numbers = next(with_sizes([*tensor.shape, *tensor.stride()], _SOME))
+    sizes, strides = numbers[: tensor.ndim], [*map(float, numbers[tensor.ndim :])]
     grey = len(sizes) in (4, 5) and sizes[1] == strides[1] == 1
     for axis in reversed(range(len(sizes))):
         if sizes[axis] == 1:
@@ -168,13 +169,6 @@ def _stored(tensor: Tensor) -> tuple[int, ...]:
     if grey:
         strides[1] = 0.5
     return tuple(sorted(range(len(sizes)), key=lambda axis: -(strides[axis] or math.inf)))
-
-
-def _hint(size: Any) -> int:
-    """The size in the example; a size that only values tell stands for some number."""
-    if isinstance(size, int):
-        return size
-    return size.node.hint if size.node.has_hint() else _SOME
 
 
 def written_by(node: fx.Node) -> fx.Node:
