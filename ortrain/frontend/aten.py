@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from ortrain.capture.origin import IN_PYTORCH, captured_error
 from ortrain.capture.trace.checkpointing import CHECKPOINT
@@ -67,6 +67,25 @@ def loses_writes(module: fx.GraphModule) -> str:
     """Behind which function Dynamo may lose what its graph's code assigns; empty for none."""
     found = (each.name() for each in higher_order_in(module) if each not in _KEEP_WRITES)
     return next(found, "")
+
+
+def packs_padding(module: fx.GraphModule) -> bool:
+    """Whether one of Dynamo's graphs has an ``nn.TransformerEncoder`` that PyTorch runs otherwise.
+
+    Evaluated, and without gradients, it leaves out padding, for which it gives zeros. It does so by
+    the values of the mask, and not where it is compiled.
+    """
+    given = (node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder"))
+    wanted = any(isinstance(value, Tensor) and value.requires_grad for value in given)
+    grad = torch.is_grad_enabled()
+    for node in module.graph.nodes:
+        if node.target is SET_GRADIENTS:
+            grad = node.args[0]
+        within = [*node.meta.get("nn_module_stack", {}).values()]
+        masks = node.target == "masked_fill_" and within
+        if masks and issubclass(within[-1][1], nn.TransformerEncoder) and not (grad and wanted):
+            return True
+    return False
 
 
 _SQUEEZES = {torch.squeeze, "squeeze", "squeeze_"}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ortrain.frontend.call import NothingDone, heard
+from ortrain.module_state.saving import saving_hooks
 
 # Bytes of a tensor that is copied before a run: counters and statistics are hardly larger.
 MOST = 1 << 20
@@ -48,6 +49,8 @@ class Attempts:
         try:
             found = self.run(*args)
         except Exception as error:
+            if saving_hooks(False) is not None:
+                raise  # a hook's own: checkpointing ends what it computes again so
             if not all(_set_back(args[i], copies.get(i)) for i in _changed(args, versions)):
                 raise
             torch.set_rng_state(state)

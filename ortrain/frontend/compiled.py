@@ -15,7 +15,13 @@ from torch.utils import _pytree as pytree
 
 from ortrain.config import Options
 from ortrain.errors import CaptureError, NotServed, OrtrainError
-from ortrain.frontend.aten import has_reentrant, is_narrow, loses_writes, squeezes
+from ortrain.frontend.aten import (
+    has_reentrant,
+    is_narrow,
+    loses_writes,
+    packs_padding,
+    squeezes,
+)
 from ortrain.frontend.backend import InPyTorch, Parts, Served, steps_of
 from ortrain.frontend.call import Heard, NothingDone, heard
 from ortrain.frontend.graph import Empty, Graph
@@ -110,7 +116,7 @@ class Compiled:
     ) -> None:
         self.options, self.watch, self.overhead = options, watch, overhead
         self.guards_hooks = watch.hooked  # a break has layers share code, and not all have hooks
-        self.ones_are_sizes = True
+        self.whole_layers, self.ones_are_sizes = watch.whole_layers, True
         self._tell = weakref.WeakMethod(tell)  # which graphs hold that others use as well
         self.made: list[Served] = []
         self.conversions = 0
@@ -119,7 +125,8 @@ class Compiled:
         self._reasons: dict[str, None] = {}
         self.roots: dict[tuple[bool, bool], list[int]] = {}
         self.reentrant = self.narrow = self.again = self.parted = False
-        self.wrong: OrtrainError | None = None
+        self.compared: set[tuple[bool, bool]] = set()
+        self.wrong: dict[tuple[bool, bool], OrtrainError] = {}
         self._told, self._until_it_ends = contextlib.ExitStack(), contextlib.ExitStack()
         self.renew()
         self._breaks: dict[str, int] = {}
@@ -247,6 +254,8 @@ class Compiled:
             return _Shell(self.made[-1])
         if name := loses_writes(module):
             raise NotFollowed(f"behind {name} Dynamo forgets what is assigned to attributes")
+        if self.watch.packs() and packs_padding(module):
+            raise NotFollowed("TransformerEncoder gives zeros for padding where it is not compiled")
         self.reentrant |= has_reentrant(module)
         self.narrow |= is_narrow(module)
         with self.overhead.of("build"), marked("build"):

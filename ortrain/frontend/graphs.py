@@ -40,7 +40,7 @@ from ortrain.passes.tokens import Shown
 from ortrain.pytorch.dynamo import without_conversions
 from ortrain.runtime.aten.graphs.recordings import unrecorded
 from ortrain.runtime.memory import release_pools
-from ortrain.step.eager_draws import AsGraphs
+from ortrain.step.eager_draws import as_graphs, layers_that_ask
 from ortrain.step.overhead import Overhead
 from ortrain.step.report import Report, Saving
 from ortrain.step.saved_graphs import save_pieces, save_stages
@@ -116,6 +116,7 @@ class Graphs:
         self._watch = Watch(module)
         self._blocks: Blocks | None = None
         self._reads = Reads()
+        self._asking = layers_that_ask(module)
         for part in module.modules():  # which may be held itself, and is called with the whole
             if (runner := part.__dict__.get("_runner")) is not None:
                 runner.calls += 1
@@ -184,7 +185,7 @@ class Graphs:
         self._blocks.switch(True)
         with Heard(self.module, compiled, (args, kwargs), "all") as call:
             self._prepare(call, may_convert)
-            call.mode = AsGraphs(call.seeds)
+            call.mode = as_graphs(self._asking, call.seeds)
             with call.mode, nullcontext() if may_convert else without_conversions():
                 output = self.module(*args, **kwargs)
         if self._blocks.refused is not None:
@@ -211,13 +212,14 @@ class Graphs:
 
         It is due at the second call with a graph that is the whole: the copy runs before it, so
         that the memory of both is not there at once. Where PyTorch runs some of the code between
-        graphs, the copy would do once more whatever that does. A graph with a checkpoint that has
-        reentrance is compared at the first call, before anybody has its outputs: Dynamo keeps less
-        of such a checkpoint than it means.
+        graphs, the copy would do once more whatever that does. Without gradients it is due behind
+        the first call, before anybody has its outputs: code may ask whether it is compiled, and do
+        something else then. So it is for a checkpoint that has reentrance, of which Dynamo keeps
+        less than it means.
         """
         modes = is_grad_enabled(), self.module.training
         roots = compiled.roots.get(modes)
-        if roots == [] or not may_convert or self.options.certificate == "off":
+        if modes in compiled.compared or not may_convert or self.options.certificate == "off":
             return None
         if roots is not None and not is_whole:
             return None
@@ -225,12 +227,17 @@ class Graphs:
             return None
         with self._comparing(compiled):
             reference = Reference(self.module, compiled.watch, args, kwargs, compiled.narrow)
-            if roots:
-                compiled.roots[modes] = []
+            if roots is not None:
+                compiled.compared.add(modes)
                 asked = [0] if shown == "loss" and 0 in roots else roots
                 reference.run(asked, twice=_wavers(compiled.graphs))
             return reference
         return None
+
+    @staticmethod
+    def _at_once(compiled: Compiled, call: Heard) -> bool:
+        """Whether graphs are compared behind the first call of them."""
+        return compiled.reentrant or (compiled.is_whole and not call.grad)
 
     @contextlib.contextmanager
     def _comparing(self, compiled: Compiled) -> Iterator[None]:
@@ -264,12 +271,13 @@ class Graphs:
         modes = call.grad, self.module.training
         if not call.ran:
             if reference is not None and reference.seen is not None:
-                compiled.roots[modes] = [*reference.roots]  # another time
+                compiled.compared.discard(modes)  # another time
             return None
         if modes not in compiled.roots:
             compiled.roots[modes] = roots = roots_of(output, call.ran)
-            if reference is None or not compiled.reentrant:
+            if reference is None or not self._at_once(compiled, call):
                 return None
+            compiled.compared.add(modes)
             with self._comparing(compiled):
                 reference.run(roots, twice=False)
         if reference is None or reference.seen is None:
@@ -287,16 +295,16 @@ class Graphs:
         if not faults:
             return None
         reference.take_back()
-        compiled.wrong = ParityError(
+        compiled.wrong[modes] = error = ParityError(
             f"the graphs of {type(self.module).__name__} do not compute what it does",
             because=listing(faults),
             help="it runs in PyTorch instead; please report it with the module's code",
         )
-        return compiled.wrong
+        return error
 
     def _refused(self, compiled: Compiled, may_convert: bool) -> OrtrainError | None:
-        if compiled.wrong is not None:
-            return compiled.wrong
+        if (wrong := compiled.wrong.get((is_grad_enabled(), self.module.training))) is not None:
+            return wrong
         if why := compiled.watch.not_followed:
             return NotServed(why, help=HELP)
         if not compiled.watch.has_its_parameters():

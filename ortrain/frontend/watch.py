@@ -36,6 +36,7 @@ class Watch:
         hooked: whether there are hooks.
         names: the global names of its forward.
         classes: of its parts, without those of torch.
+        whole_layers: whether PyTorch has kernels for whole layers of it.
         not_followed: what of its code Dynamo does not follow; empty without such a thing.
     """
 
@@ -54,11 +55,20 @@ class Watch:
         forward = getattr(module.forward, "__func__", module.forward)
         self.names = getattr(forward, "__globals__", {"__builtins__": builtins})
         self.classes = [kind for kind in kinds if not kind.__module__.startswith("torch.")]
+        self.whole_layers = nn.TransformerEncoderLayer in kinds
+        self._encoders = [part for part in parts if isinstance(part, nn.TransformerEncoder)]
         self.not_followed = next(self._not_followed(kinds), "")
         self._functions = self._functions_now()
         self.hooked = bool(self._hooks)
         self.found = [*self._hooks, *self._functions]
         self.key = (len(self._hooks), *map(id, self.found))
+
+    def packs(self) -> bool:
+        """Whether an encoder of it may leave out padding."""
+        return any(
+            getattr(each, "use_nested_tensor", False) and not each.layers[0].training
+            for each in self._encoders
+        )
 
     def _not_followed(self, kinds: Iterable[type]) -> Iterator[str]:
         """Reasons against a graph."""

@@ -66,12 +66,14 @@ class Hears(Protocol):
 
     Attributes:
         guards_hooks: whether graphs are for modules with these hooks alone.
+        whole_layers: whether PyTorch has kernels for whole layers of its module.
         ones_are_sizes: whether a size of one is like others, and no reason for another graph.
         parted: whether graphs may end within the code; else that is an error, of which
             :func:`ends_within` knows.
     """
 
     guards_hooks: bool
+    whole_layers: bool
     ones_are_sizes: bool
     parted: bool
 
@@ -132,9 +134,10 @@ class Teller:
         quiet = config.ignore_logging_functions | _told_once()
         own: dict[str, Any] = {"skip_nnmodule_hook_guards": not hears.guards_hooks}
         stack.enter_context(config.patch(**SETTINGS, **own, ignore_logging_functions=quiet))
-        # Of a whole layer at once, which only inference has, a graph has no operator.
-        stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
-        mha.set_fastpath_enabled(False)
+        if hears.whole_layers:
+            # Of a layer's kernel, which only inference has, a graph has no operator.
+            stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+            mha.set_fastpath_enabled(False)
         if hears.has_begun():
             # The code runs as it is: what the call has done, an exchange with other processes above
             # all, it would do again. Dynamo asks for it once the conversion has ended.

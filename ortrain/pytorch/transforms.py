@@ -1,11 +1,12 @@
 """Tensors of ``torch.func`` transforms, and which transforms are under way.
 
-Private: ``is_functorch_wrapped_tensor``, ``peek_interpreter_stack``,
+Private: ``is_functorch_wrapped_tensor``, ``get_unwrapped``, ``peek_interpreter_stack``,
 ``get_dynamic_layer_stack_depth`` and ``pop_dynamic_layer_stack_and_undo_to_depth`` of
 ``torch._C._functorch``, and ``_current_level`` of ``torch.autograd.forward_ad``. Without the first
-name the import fails: a tensor of a transform that has ended says that it requires a gradient, and
-gives none. Without the others it fails, too: a call of ``vmap`` that a failed trace has left under
-way would change all that the process computes after it, and tangents would be lost without a word.
+two the import fails: a tensor of a transform that has ended says that it requires a gradient, and
+gives none, and a batch of tensors has no memory of its own. Without the others it fails, too: a
+call of ``vmap`` that a failed trace has left under way would change all that the process computes
+after it, and tangents would be lost without a word.
 """
 
 import contextlib
@@ -18,11 +19,20 @@ from torch.autograd import forward_ad
 is_wrapped: Any = _functorch.is_functorch_wrapped_tensor
 """Whether a tensor belongs to a transform, such as ``torch.func.grad``, be it over or not."""
 
+_get_unwrapped: Any = _functorch.get_unwrapped
+
 transform_around: Any = _functorch.peek_interpreter_stack
 """The innermost transform that is under way; None without one."""
 
 tangents: Any = forward_ad
 """Where forward-mode derivatives are taken, its ``_current_level`` is not negative."""
+
+
+def unwrapped(tensor: Any) -> Any:
+    """The tensor that has the numbers of a transform's."""
+    while is_wrapped(tensor):
+        tensor = _get_unwrapped(tensor)
+    return tensor
 
 
 @contextlib.contextmanager

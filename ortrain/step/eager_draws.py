@@ -2,15 +2,18 @@
 
 A ``TorchFunctionMode`` hears of PyTorch's functions. Those that draw give the numbers of the call's
 next streams. What PyTorch runs once more in a backward has no such mode around it, so inside of
-checkpoints, and where gradients are switched off within a call, PyTorch draws its own.
+checkpoints, and where gradients are switched off within a call, PyTorch draws its own. Some layers
+ask whether there is a mode, and compute something else then: around these there is none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -59,6 +62,25 @@ def _draws_nothing(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
         return True
     default = 0.0 if function is functional.scaled_dot_product_attention else 0.5
     return not (args[place] if len(args) > place else kwargs.get(name, default))
+
+
+# In evaluation they take a kernel for a whole layer, and leave zeros in the place of padding.
+_ASKING = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+
+
+def layers_that_ask(module: nn.Module) -> list[nn.Module]:
+    """Those parts of a module that compute otherwise under a mode, if they are evaluated."""
+    return [part for part in module.modules() if isinstance(part, _ASKING)]
+
+
+def as_graphs(asking: Sequence[nn.Module], seeds: Seeds) -> AbstractContextManager[Any]:
+    """:class:`AsGraphs` around a call, or nothing.
+
+    Args:
+        asking: as of :func:`layers_that_ask`.
+        seeds: of the call.
+    """
+    return AsGraphs(seeds) if all(part.training for part in asking) else nullcontext()
 
 
 class AsGraphs(TorchFunctionMode):

@@ -132,9 +132,20 @@ def test_a_part_of_the_rows_that_is_reshaped_leaves_sizes_open() -> None:
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_an_axis_of_one_at_first_is_none_for_good(batch_first: bool, certificate: Any) -> None:
     module = nn.GRU(3, 4, batch_first=batch_first)
-    model = ORTModule(copy.deepcopy(module), options=Options(engine="aten", certificate=certificate))
+    options = Options(engine="aten", certificate=certificate)
+    model = ORTModule(copy.deepcopy(module), options=options)
     for rows, length in [(5, 2), (3, 1), (2, 2), (1, 3), (4, 4)]:
         x = torch.randn(rows, length, 3)
         for ours, expected in zip(model(x), module(x), strict=True):
             assert ours.stride() == expected.stride()
     assert model.report.graph_calls == 5
+
+
+def test_attention_lies_as_that_of_the_kernel_which_evaluation_has() -> None:
+    module = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    model = ORTModule(copy.deepcopy(module), options=Options(engine="aten"))
+    with torch.no_grad():
+        for rows in (2, 3):
+            x = torch.randn(rows, 5, 8)
+            assert model(x, x, x)[0].stride() == module(x, x, x)[0].stride()
+    assert model.report.graph_calls == 2

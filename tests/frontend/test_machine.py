@@ -392,6 +392,35 @@ def test_a_checkpoint_repeats_what_an_eager_step_has_drawn(reentrant: bool, outs
     assert model.report.eager_calls >= 1
 
 
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+@pytest.mark.parametrize("engine", ["aten", "auto"])
+@pytest.mark.parametrize("inner", [False, True])
+def test_both_runs_of_a_checkpoint_are_alike_where_no_graph_is_made(
+    inner: bool, engine: Any
+) -> None:
+    class Mapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.vmap(lambda row: row.tanh() * 2)(self.first(x))
+            if inner:
+                x = checkpoint(lambda x: self.second(x).tanh(), x, use_reentrant=True)
+            return x
+
+    module = Mapped()
+    plain = copy.deepcopy(module)
+    model = ORTModule(module, options=Options(engine=engine))
+    for _ in range(3):
+        x = torch.randn(3, 4, requires_grad=True)
+        for each in (model, plain):
+            checkpoint(lambda x, each=each: each(x).sum(), x, use_reentrant=False).backward()
+    torch.testing.assert_close(
+        [p.grad for p in module.parameters()], [p.grad for p in plain.parameters()]
+    )
+
+
 # -- calls that are none for a graph --------------------------------------------------------------
 
 

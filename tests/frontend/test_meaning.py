@@ -751,3 +751,63 @@ def test_a_margin_that_is_just_kept_has_no_gradient(engine: str, p: int, reducti
         found.append((loss.detach(), x.grad))
     torch.testing.assert_close(*found)
     assert made == [True]
+
+
+# -- code that is another one where it is compiled -------------------------------------------------
+
+
+class Asking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.layer(x))
+        return x * 2 if torch.compiler.is_compiling() and not self.training else x
+
+
+def test_no_call_without_gradients_has_what_code_computes_only_where_it_is_compiled() -> None:
+    module = Asking()
+    model = ORTModule(copy.deepcopy(module), options=Options(engine="aten"))
+    for _ in range(3):
+        for mode in (True, False):
+            model.train(mode), module.train(mode)
+            with torch.set_grad_enabled(mode):
+                x = torch.randn(3, 4)
+                torch.testing.assert_close(model(x), module(x))
+    assert model.report.graph_calls == 3
+
+
+@pytest.mark.parametrize("engine", ["aten", "auto"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_padding_that_an_evaluated_encoder_leaves_out_is_zero(engine: Any, inside: bool) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    encoder: Any = nn.TransformerEncoder(layer, 2)
+    whole = torch.zeros(3, 5, dtype=torch.bool)
+    padded = whole.clone()
+    padded[0, 3:] = True
+
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.head = encoder, nn.Linear(8, 2)
+
+        def forward(self, x: Tensor, src_key_padding_mask: Tensor | None = None) -> Tensor:
+            with torch.no_grad():
+                x = self.encoder(x, src_key_padding_mask=src_key_padding_mask)
+            return self.head(x)
+
+    module = Frozen() if inside else encoder
+    held = copy.deepcopy(module)
+    model = ORTModule(held, options=Options(engine=engine))
+    for _ in range(3):
+        for mode in (True, False):
+            for each in (module, held):
+                each.train(mode)
+                getattr(each, "encoder", each).train(mode and not inside)
+            with torch.set_grad_enabled(mode):
+                for mask in (whole, None, padded):
+                    x = torch.randn(3, 5, 8)
+                    ours = model(x, src_key_padding_mask=mask)
+                    theirs = module(x, src_key_padding_mask=mask)
+                    torch.testing.assert_close(ours, theirs)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from ortrain.pytorch.transforms import unwrapped
+
 # Marks nodes of ours: their ``val`` is borrowed from the tensor whose new value they are.
 FRESH = "ortrain.fresh"
 
@@ -17,7 +19,7 @@ def memory(node: fx.Node) -> int | None:
 
 def memory_of(tensor: torch.Tensor) -> int:
     """What tells whether two tensors show the same memory, fake ones among them."""
-    return tensor.untyped_storage()._cdata
+    return unwrapped(tensor).untyped_storage()._cdata
 
 
 def layout(node: fx.Node) -> tuple[str, ...]:
