@@ -162,7 +162,7 @@ class Form:
         way = self.ways.get(upstream)
         if way is None:
             graph, found = self.graph, self.graph.translated
-            numbers = [name for name, place in found.places.items() if place in found.numbers]
+            numbers = [name for name, place in found.places.items() if place in found.fixed]
             step = Step(self._plan(upstream), None, self._other, found.original, numbers)
             step.orders, step.further = graph.orders, lambda: self._further
             step.layouts, step.linked = found.sources, found.outside.linked(step.plan.reachable)

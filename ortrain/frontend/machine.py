@@ -297,8 +297,11 @@ class Machine:
             return self.module(*args, **kwargs)
         modes, seeds = (is_grad_enabled(), self.module.training), Seeds()
         quiet, before = self._quiet.get(modes, 0), torch.get_rng_state()
-        # Where somebody else hears of functions, or makes fakes, that state cannot be looked at.
-        unheard = makes_numbers() and not has_torch_function((before,))
+        # Where somebody else hears of functions, makes fakes, or takes derivatives of all that is
+        # called, that state cannot be looked at.
+        unheard = (
+            makes_numbers() and transform_around() is None and not has_torch_function((before,))
+        )
         looks = unheard and self.device == CPU
         plain = looks and quiet >= QUIET
         with nullcontext() if plain else as_graphs(self._asking, seeds):

@@ -35,7 +35,7 @@ from ortrain.frontend.writes import written
 from ortrain.guards.autocast import active
 from ortrain.program import Program
 from ortrain.pytorch.conditions import decide_bounds, decide_sizes
-from ortrain.pytorch.sources import is_buffer, name_of
+from ortrain.pytorch.sources import is_buffer, is_number, name_of
 from ortrain.pytorch.tracing import apart, values_of
 
 aten = torch.ops.aten
@@ -49,6 +49,7 @@ class Translated:
         program: the forward.
         places: of its inputs among the graph's, by name.
         numbers: which of them are numbers, and tensors without axes in the program.
+        fixed: these, and those that are handed over in tensors.
         pairs: which stand for pairs of real numbers, and are complex tensors in the graph.
         copied: places of those that the graph takes copies of, which the caller's writes leave.
         outside: what becomes of the program's outputs.
@@ -59,6 +60,7 @@ class Translated:
     program: Program
     places: dict[str, int]
     numbers: list[int]
+    fixed: list[int]
     pairs: list[int]
     copied: list[int]
     outside: Outside
@@ -124,9 +126,9 @@ def _translated(module: fx.GraphModule, real: Sequence[Any], opset: int) -> Tran
         persistent = True if kind is InputKind.BUFFER else None
         specs.append(InputSpec(kind, TensorArgument(node.name), names[i], persistent))
         if kind is InputKind.USER_INPUT:
-            is_number = not isinstance(node.meta["val"], Tensor)
-            numbers += [i] if is_number else []
-            leaves.append(Leaf(i, names[i], torch.empty(()) if is_number else node.meta["val"]))
+            is_plain = not isinstance(node.meta["val"], Tensor)
+            numbers += [i] if is_plain else []
+            leaves.append(Leaf(i, names[i], torch.empty(()) if is_plain else node.meta["val"]))
         else:
             held[names[i]] = value
     constants = _lift_constants(graph, specs, set(names))
@@ -148,7 +150,8 @@ def _translated(module: fx.GraphModule, real: Sequence[Any], opset: int) -> Tran
     places_written = [i for i, node in enumerate(inputs) if node in changed]
     own = Original(original, places_written, autocast)
     copies = [i for i, node in enumerate(inputs) if node in copied]
-    return Translated(program, places, numbers, pairs, copies, outside, sources, own)
+    fixed = [i for i in places.values() if is_number(holders[i])]
+    return Translated(program, places, numbers, fixed, pairs, copies, outside, sources, own)
 
 
 def _is_pairs(node: fx.Node, value: Any, changed: Collection[fx.Node]) -> bool:

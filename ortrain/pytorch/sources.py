@@ -1,7 +1,8 @@
 """Where Dynamo found an input of a graph, as a name that a user would give it.
 
-Private: ``meta["grapharg"]`` of a placeholder, with the ``name`` of its source. Without it the
-placeholder's own name serves: ``l_self_modules_head_parameters_weight_``.
+Private: ``meta["grapharg"]`` of a placeholder, with the ``name`` of its source, and whether it is a
+number that is handed over in a tensor. Without it the placeholder's own name serves:
+``l_self_modules_head_parameters_weight_``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from torch import fx
+from torch import Tensor, fx
 
 _STEP = re.compile(r"""\[(?:'([^']*)'|"([^"]*)"|(\d+))\]|\.(\w+)""")
 _TABLES = {"_modules", "_parameters", "_buffers", "__dict__", "self"}
@@ -47,6 +48,12 @@ def name_of(placeholder: fx.Node) -> str:
 def is_buffer(placeholder: fx.Node) -> bool:
     """Whether an input is a buffer of a module."""
     return "_buffers" in (_path(placeholder) or placeholder.name)
+
+
+def is_number(placeholder: fx.Node) -> bool:
+    """Whether an input is a number of the caller's code, as it is or in a tensor."""
+    value, given = placeholder.meta.get("example_value"), placeholder.meta.get("grapharg")
+    return not isinstance(value, Tensor) or bool(getattr(given, "pass_arg_as_tensor", False))
 
 
 def _path(placeholder: fx.Node) -> str | None:

@@ -421,6 +421,27 @@ def test_both_runs_of_a_checkpoint_are_alike_where_no_graph_is_made(
     )
 
 
+def test_a_number_that_a_checkpoints_repetition_changes_is_that_of_the_first_run() -> None:
+    class Decayed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.rate = nn.Linear(4, 4), 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.rate *= 0.9
+            return self.layer(x) * self.rate
+
+    module = Decayed()
+    plain = copy.deepcopy(module)
+    model = ORTModule(module, options=Options(engine="aten"))
+    for _ in range(3):
+        x = torch.randn(3, 4)
+        for each in (model, plain):
+            checkpoint(each, x, use_reentrant=False).square().sum().backward()
+        torch.testing.assert_close(module.layer.weight.grad, plain.layer.weight.grad)
+    assert model.report.graph_calls == 6
+
+
 # -- calls that are none for a graph --------------------------------------------------------------
 
 
@@ -454,6 +475,20 @@ def test_derivatives_of_another_kind_are_pytorchs() -> None:
     torch.testing.assert_close(*found)
     agree(model, x)
     assert model.report.mode == "graph"
+
+
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
+def test_derivatives_are_taken_through_calls_that_are_watched_for_draws() -> None:
+    module = nn.Linear(4, 4)
+    model, x = ORTModule(module), torch.randn(3, 4)
+    values = {name: p.detach() for name, p in module.named_parameters()}
+
+    def loss(call: nn.Module, values: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(call, values, x).square().sum()
+
+    for transform in (torch.func.grad, torch.func.jacrev, torch.func.jacfwd):
+        found = [transform(lambda v, call=call: loss(call, v))(values) for call in (model, module)]
+        torch.testing.assert_close(*found)
 
 
 def test_what_is_kept_in_pytorch_runs_there_between_steps() -> None:

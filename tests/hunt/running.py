@@ -241,7 +241,7 @@ class Run:
         return any(
             isinstance(part, nn.RReLU)
             or (isinstance(part, nn.modules.dropout._DropoutNd) and bool(part.p))
-            for part in self.inner().modules()
+            for part in (*self.inner().modules(), *(part for _, _, part in seats(self.inner())))
         )
 
     # -- what is remembered ----------------------------------------------------------------------
