@@ -7,6 +7,7 @@ twice.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
@@ -30,6 +31,7 @@ from ortrain.step.replay import PROBE, Caller, Repeats, Sealed
 from ortrain.step.saved_forward import Received, SavedForward, matters, stash_of
 from ortrain.step.unread import Unread, Waiting
 
+_STEPS = itertools.count()
 # Whether the backward that is running leaves the graph for another one, retain_graph=True.
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
@@ -46,6 +48,7 @@ class Step:
         numbers: names of the inputs that are numbers of the caller's code.
 
     Attributes:
+        number: tells it from all others.
         numbers: their positions among the tensors of a call.
         names: of the parameters and buffers, in the order in which a call brings them.
         leaves: the parameters that receive a gradient.
@@ -74,7 +77,7 @@ class Step:
         original: Repeats | None = None,
         numbers: Collection[str] = (),
     ) -> None:
-        self.plan = plan
+        self.plan, self.number = plan, next(_STEPS)
         # Whatever the backward is asked for that the plan does not give, the forward runs again
         # for it, from what it has read.
         updated = {name for _, name in plan.updated}

@@ -113,7 +113,7 @@ class SavedForward:
         given = self.call if isinstance(self.call, tuple) else ()
         call = {i: packed[id(v)] for i, v in enumerate(given) if id(v) in packed}
         self.empty(Packed(users, places, again, call))
-        return tensors
+        return [*tensors, torch.tensor([step.number])]
 
     def empty(self, packed: Packed) -> None:
         """Holds nothing any more that autograd holds."""
@@ -133,23 +133,40 @@ class SavedForward:
     def restore(self, saved: Sequence[torch.Tensor]) -> None:
         """Puts back what :meth:`pack` has handed to autograd.
 
+        Where a checkpoint's repetition has run another step, since something of the module is not
+        as it was, its arguments are put back, and this forward runs again on them: as in PyTorch
+        it is the first run that is differentiated.
+
         Args:
             saved: what the node has, packed tensors last.
+
+        Raises:
+            StateError: it cannot run again.
         """
         if (packed := self.packed) is None:
             return
         self.packed = None
         count = len(packed.users)
-        tensors = saved[len(saved) - count - len(packed.places) :]
+        *tensors, number = saved[len(saved) - count - len(packed.places) - 1 :]
         take = self.step.plan.exchange.take
         users = list(self.users)
         for i, tensor in zip(packed.users, tensors, strict=False):
             users[i], self.feeds[i] = tensor, take(tensor)
         self.users = users
-        for (values, i), tensor in zip(packed.places, tensors[count:], strict=True):
-            values[i] = take(tensor)
-        for values, i, user in packed.again:
-            values[i] = self.feeds[user]
+        if int(number) == self.step.number:
+            for (values, i), tensor in zip(packed.places, tensors[count:], strict=True):
+                values[i] = take(tensor)
+            for values, i, user in packed.again:
+                values[i] = self.feeds[user]
+        elif self.may_be_repeated:
+            self.save_again()
+        else:
+            raise StateError(
+                "a checkpoint's repetition has run another graph than its first run",
+                because="the module is not as it was, and this one draws random numbers or writes "
+                "to something",
+                help='leave this module to PyTorch: Options(engine="torch")',
+            )
         if packed.call:
             call = list(self.call or ())
             for i, user in packed.call.items():
@@ -180,10 +197,16 @@ class SavedForward:
 
     @property
     def may_be_spent(self) -> bool:
-        """Whether the forward gives the same once more, and writes to nothing."""
+        """Whether what one backward has freed may be made again for another."""
         plan = self.step.plan
         is_one = len(self.step.groups) == 1 and self.node is None
         return is_one and not plan.kept and not plan.writes
+
+    @property
+    def may_be_repeated(self) -> bool:
+        """Whether the forward gives the same on arguments alone, and writes to nothing."""
+        plan, step = self.step.plan, self.step
+        return not (plan.kept or plan.writes or plan.updated or step.feeds.seeded)
 
     def save_again(self) -> None:
         """Has the forward run once more for what a backward has freed of it."""

@@ -141,6 +141,13 @@ def test_an_axis_of_one_at_first_is_none_for_good(batch_first: bool, certificate
     assert model.report.graph_calls == 5
 
 
+def test_slopes_that_are_drawn_leave_a_result_that_lies_row_by_row() -> None:
+    module = nn.RReLU()
+    model = ORTModule(nn.RReLU(), options=Options(engine="aten"))
+    x = torch.randn(5, 2, 3).transpose(0, 1)
+    assert model(x).stride() == module(x).stride()
+
+
 def test_attention_lies_as_that_of_the_kernel_which_evaluation_has() -> None:
     module = nn.MultiheadAttention(8, 2, batch_first=True).eval()
     model = ORTModule(copy.deepcopy(module), options=Options(engine="aten"))

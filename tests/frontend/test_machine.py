@@ -428,8 +428,9 @@ def test_a_number_that_a_checkpoints_repetition_changes_is_that_of_the_first_run
             self.layer, self.rate = nn.Linear(4, 4), 1.0
 
         def forward(self, x: Tensor) -> Tensor:
+            x = self.layer(x)
             self.rate *= 0.9
-            return self.layer(x) * self.rate
+            return x * self.rate
 
     module = Decayed()
     plain = copy.deepcopy(module)
@@ -439,7 +440,7 @@ def test_a_number_that_a_checkpoints_repetition_changes_is_that_of_the_first_run
         for each in (model, plain):
             checkpoint(each, x, use_reentrant=False).square().sum().backward()
         torch.testing.assert_close(module.layer.weight.grad, plain.layer.weight.grad)
-    assert model.report.graph_calls == 6
+    assert model.report.graph_calls == 3  # a repetition ends before its graph does
 
 
 # -- calls that are none for a graph --------------------------------------------------------------

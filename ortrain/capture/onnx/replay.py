@@ -182,7 +182,7 @@ def _rrelu(
         return NotImplemented
     drawn = _moved(numbers("uniform", input.shape, input.dtype), lower, upper - lower)
     noise.copy_(torch.where(input <= 0, drawn, 1.0))
-    return input * noise
+    return (input * noise).contiguous()  # as the kernel leaves it
 
 
 # -- masks ---------------------------------------------------------------------------------------
