@@ -533,13 +533,15 @@ def test_an_encoder_in_inference_is_a_graph_of_its_layers(nested: bool) -> None:
     assert (model.report.graph_calls, model.report.captures) == (3, 1)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of nested tensors", "ignore:.*gives zeros for padding"
+)
 def test_an_encoder_that_packs_its_input_gives_what_pytorch_gives() -> None:
     model = ORTModule(encoder()().eval(), options=Options(engine="onnxruntime"))
-    mask, x = PADDED.clone(), torch.randn(2, 5, 8)
-    model.module.given["src_key_padding_mask"] = mask
+    model.module.given["src_key_padding_mask"] = PADDED.clone()
+    x = torch.randn(2, 5, 8)
     with torch.no_grad():
-        assert_same("packed", model(x)[~mask], model.module(x)[~mask])
+        assert_same("packed", model(x), model.module(x))
 
 
 LAZY = {
