@@ -81,9 +81,10 @@ def packs_padding(module: fx.GraphModule) -> bool:
     for node in module.graph.nodes:
         if node.target is SET_GRADIENTS:
             grad = node.args[0]
-        within = [*node.meta.get("nn_module_stack", {}).values()]
-        masks = node.target == "masked_fill_" and within
-        if masks and issubclass(within[-1][1], nn.TransformerEncoder) and not (grad and wanted):
+        if node.target != "masked_fill_" or (grad and wanted):
+            continue
+        within = [kind for _, kind in node.meta.get("nn_module_stack", {}).values()]
+        if within and issubclass(within[-1], nn.TransformerEncoder):
             return True
     return False
 

@@ -94,7 +94,9 @@ class Compiled:
         conversions: of code of the module.
         fresh: whether some have been made since it was last asked.
         roots: by the modes of calls, places of tensors that they return, from which gradients
-            come, once graphs have run; none where these have been compared with the module.
+            come, once graphs have run.
+        compared: the modes of calls whose graphs have been compared with the module.
+        wrong: by modes, why graphs are not the module's.
         reentrant: whether there are checkpoints with reentrance in its graphs.
         narrow: whether something in its graphs is computed in 16 bits.
         uncompared: what a comparison of them with the module has raised; empty for nothing.

@@ -339,7 +339,7 @@ class Graph:
         roots, views = outputs[:count], dict[int, Any](enumerate(outputs[count:]))
         if not views:
             for group in outside.views:
-                views |= group.taken(args, dict(enumerate(roots)))
+                views |= group.taken(args, roots)
         known: dict[str, Any] = {"input": args, "root": roots, "view": views}
         results = tuple(
             each.constant if each.kind == "constant" else known[each.kind][each.index]

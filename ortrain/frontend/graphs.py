@@ -40,7 +40,7 @@ from ortrain.passes.tokens import Shown
 from ortrain.pytorch.dynamo import without_conversions
 from ortrain.runtime.aten.graphs.recordings import unrecorded
 from ortrain.runtime.memory import release_pools
-from ortrain.step.eager_draws import as_graphs, layers_that_ask
+from ortrain.step.eager_draws import as_graphs
 from ortrain.step.overhead import Overhead
 from ortrain.step.report import Report, Saving
 from ortrain.step.saved_graphs import save_pieces, save_stages
@@ -116,7 +116,6 @@ class Graphs:
         self._watch = Watch(module)
         self._blocks: Blocks | None = None
         self._reads = Reads()
-        self._asking = layers_that_ask(module)
         for part in module.modules():  # which may be held itself, and is called with the whole
             if (runner := part.__dict__.get("_runner")) is not None:
                 runner.calls += 1
@@ -185,7 +184,7 @@ class Graphs:
         self._blocks.switch(True)
         with Heard(self.module, compiled, (args, kwargs), "all") as call:
             self._prepare(call, may_convert)
-            call.mode = as_graphs(self._asking, call.seeds)
+            call.mode = as_graphs(self.module, call.seeds)
             with call.mode, nullcontext() if may_convert else without_conversions():
                 output = self.module(*args, **kwargs)
         if self._blocks.refused is not None:
@@ -212,10 +211,11 @@ class Graphs:
 
         It is due at the second call with a graph that is the whole: the copy runs before it, so
         that the memory of both is not there at once. Where PyTorch runs some of the code between
-        graphs, the copy would do once more whatever that does. Without gradients it is due behind
-        the first call, before anybody has its outputs: code may ask whether it is compiled, and do
-        something else then. So it is for a checkpoint that has reentrance, of which Dynamo keeps
-        less than it means.
+        graphs, the copy would do once more whatever that does.
+
+        Two kinds of calls are compared behind the first of them, before anybody has its outputs.
+        One kind has no gradients: code may ask whether it is compiled, and compute something else
+        then. The other has a checkpoint with reentrance, of which Dynamo keeps less than it means.
         """
         modes = is_grad_enabled(), self.module.training
         roots = compiled.roots.get(modes)

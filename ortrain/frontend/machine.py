@@ -44,7 +44,7 @@ from ortrain.pytorch.transforms import tangents, transform_around
 from ortrain.runtime import engines
 from ortrain.runtime.engines import candidates
 from ortrain.runtime.memory import release_pools
-from ortrain.step.eager_draws import AsGraphs, as_graphs, layers_that_ask
+from ortrain.step.eager_draws import AsGraphs, as_graphs
 from ortrain.step.fallback import alone
 from ortrain.step.marks import now
 from ortrain.step.overhead import Overhead
@@ -119,7 +119,6 @@ class Machine:
         # the user has compiled is traced with whatever mode is around it.
         parts = self.module.modules()
         self.draws = options.engine == "auto" and not any(map(is_routed, parts))
-        self._asking = layers_that_ask(self.module)
         self.policies: dict[tuple[bool, bool], Policy] = {}
         self.graphs: Graphs | None = None
 
@@ -304,7 +303,7 @@ class Machine:
         )
         looks = unheard and self.device == CPU
         plain = looks and quiet >= QUIET
-        with nullcontext() if plain else as_graphs(self._asking, seeds):
+        with nullcontext() if plain else as_graphs(self.module, seeds):
             output = self.module(*args, **kwargs)
         if looks and before.numpy().tobytes() == torch.get_rng_state().numpy().tobytes():
             self._quiet[modes] = quiet + 1

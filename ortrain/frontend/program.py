@@ -49,7 +49,8 @@ class Translated:
         program: the forward.
         places: of its inputs among the graph's, by name.
         numbers: which of them are numbers, and tensors without axes in the program.
-        fixed: these, and those that are handed over in tensors.
+        fixed: places of all numbers, also of those that are handed over in tensors. A checkpoint's
+            repetition does not change them.
         pairs: which stand for pairs of real numbers, and are complex tensors in the graph.
         copied: places of those that the graph takes copies of, which the caller's writes leave.
         outside: what becomes of the program's outputs.
@@ -100,9 +101,8 @@ def _translated(module: fx.GraphModule, real: Sequence[Any], opset: int) -> Tran
     output = graph.graph.output_node()
     flat, _ = pytree.tree_flatten(output.args[0])
     outside = outside_of(graph, flat)
-    output.args = (tuple(outside.roots),)
-    if outside.links:  # what passes through views is asked for as well
-        output.args = ((*outside.roots, *outside.viewed),)
+    # Where outputs are computed from views, what passes there is asked of PyTorch.
+    output.args = ((*outside.roots, *(outside.viewed if outside.links else ())),)
     original = fx.GraphModule(graph, _copy(graph.graph))
     output.args = (tuple(outside.roots),)
     mark_regions(graph, autocast)

@@ -94,6 +94,9 @@ def proven(graph: Graph, form: Form, args: Sequence[Any], known: Form | None = N
         args: of the call.
         known: a program that agrees, and shows all that this one does: it is compared with that,
             which is faster; where there is a doubt, with PyTorch.
+
+    Raises:
+        NotServed: PyTorch cannot differentiate the graph.
     """
     rows = graph.rows(args, ENOUGH)
     if rows is not None:
@@ -147,7 +150,7 @@ class _Saved(torch.autograd.graph.saved_tensors_hooks):
         if tensor._version != version:
             raise NotServed(
                 "the forward writes to a tensor that its backward reads",
-                because="PyTorch raises an error where that one's gradient is asked for",
+                because="PyTorch raises an error when that gradient is asked for",
                 help=IN_PYTORCH,
             )
         return tensor.detach()

@@ -33,7 +33,7 @@ from ortrain.step.agreement import NARROW
 from ortrain.step.backward import frees
 from ortrain.step.chain import nobody_looks
 from ortrain.step.digest import Digest
-from ortrain.step.eager_draws import as_graphs, layers_that_ask
+from ortrain.step.eager_draws import as_graphs
 from ortrain.step.probe import cotangent, rounded_like
 from ortrain.step.replay import leaves_behind
 from ortrain.step.seeds import Seeds, draw_seed, drawing
@@ -160,7 +160,7 @@ class Reference:
             put_back(self._watch),
         ):  # fmt: skip
             torch.set_rng_state(self._state)
-            with as_graphs(layers_that_ask(twin), seeds), uncached():
+            with as_graphs(twin, seeds), uncached():
                 tensors = tensors_of(twin(*given[0], **given[1]))
             drawn = torch.get_rng_state()
             torch.set_rng_state(self._state)

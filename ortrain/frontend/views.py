@@ -8,8 +8,8 @@ belongs to, and the views are taken of that by PyTorch, under autograd, as AOTAu
     y = x.view(-1); z = y[0]       step: nothing     outside: y = x.view(-1); z = y[0]
     h = f(x); a, b = h.chunk(2)    step: h           outside: a, b = h.chunk(2)
 
-Another output may be computed from such a view, or from an output: what that one's gradient sends
-there is heard by the view's hooks (:mod:`ortrain.step.chain`).
+Another output may be computed from such a view. Then its gradient comes to the hooks of the view
+(:mod:`ortrain.step.chain`), for which the links between results are found here.
 """
 
 from __future__ import annotations
@@ -19,17 +19,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
+from ortrain.capture.fx.functional import DETACHES
 from ortrain.capture.fx.memory import memory
 from ortrain.capture.origin import IN_PYTORCH, captured_error
 from ortrain.capture.trace.returned import written_by
 from ortrain.errors import CaptureError
 from ortrain.frontend.writes import writes_of
 from ortrain.step.links import Linked, Links, Views
-
-_DETACHING = {torch.ops.aten.detach.default, torch.ops.aten.detach_.default}
 
 
 @dataclass(frozen=True)
@@ -162,8 +160,8 @@ class _Parting:
             if node in sources:
                 return sources[node]
             if node not in made:
-                # Behind a write to their memory, autograd has each of the views before it anew of
-                # the whole: no gradient of one comes through another.
+                # After a write to their memory autograd takes older views anew, each of the whole:
+                # no gradient of one comes through another.
                 before = {} if self._is_changed(node) else made
                 made[node] = graph.node_copy(node, lambda each: taken(each, before))
             return made[node]
@@ -252,4 +250,4 @@ def _is_differentiable(node: fx.Node) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return value is None or isinstance(value, list | tuple)  # of several tensors
-    return (value.is_floating_point() or value.is_complex()) and node.target not in _DETACHING
+    return (value.is_floating_point() or value.is_complex()) and node.target not in DETACHES

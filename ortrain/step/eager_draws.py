@@ -2,13 +2,12 @@
 
 A ``TorchFunctionMode`` hears of PyTorch's functions. Those that draw give the numbers of the call's
 next streams. What PyTorch runs once more in a backward has no such mode around it, so inside of
-checkpoints, and where gradients are switched off within a call, PyTorch draws its own. Some layers
-ask whether there is a mode, and compute something else then: around these there is none.
+checkpoints, and where gradients are switched off within a call, PyTorch draws its own. It does so
+as well where the module has evaluated layers that compute something else under a mode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -64,23 +63,16 @@ def _draws_nothing(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     return not (args[place] if len(args) > place else kwargs.get(name, default))
 
 
-# In evaluation they take a kernel for a whole layer, and leave zeros in the place of padding.
+# Evaluated, they use a kernel for the whole layer, which gives zeros for padding. Under a mode they
+# do not.
 _ASKING = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 
 
-def layers_that_ask(module: nn.Module) -> list[nn.Module]:
-    """Those parts of a module that compute otherwise under a mode, if they are evaluated."""
-    return [part for part in module.modules() if isinstance(part, _ASKING)]
-
-
-def as_graphs(asking: Sequence[nn.Module], seeds: Seeds) -> AbstractContextManager[Any]:
-    """:class:`AsGraphs` around a call, or nothing.
-
-    Args:
-        asking: as of :func:`layers_that_ask`.
-        seeds: of the call.
-    """
-    return AsGraphs(seeds) if all(part.training for part in asking) else nullcontext()
+def as_graphs(module: nn.Module, seeds: Seeds) -> AbstractContextManager[Any]:
+    """:class:`AsGraphs` for a call of a module; nothing where a part of it would see the mode."""
+    parts = module.modules()
+    seen = any(isinstance(part, _ASKING) and not part.training for part in parts)
+    return nullcontext() if seen else AsGraphs(seeds)
 
 
 class AsGraphs(TorchFunctionMode):

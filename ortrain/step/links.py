@@ -35,12 +35,14 @@ class Views:
     given: Sequence[tuple[str, int]]
     makes: Sequence[int]
 
-    def taken(self, inputs: Sequence[Any], roots: Mapping[int, Tensor]) -> dict[int, Any]:
+    def taken(
+        self, inputs: Sequence[Any], roots: Sequence[Tensor] | Mapping[int, Tensor]
+    ) -> dict[int, Any]:
         """The views by their places.
 
         Args:
             inputs: the arguments of the call.
-            roots: the outputs by theirs.
+            roots: the outputs.
         """
         known: dict[str, Any] = {"input": inputs, "root": roots}
         made = self.run(*[known[kind][place] for kind, place in self.given])

@@ -45,7 +45,7 @@ _DRAWS = {
     aten.bernoulli_.float: aten.bernoulli.p,
     aten.normal_.default: aten.normal_functional.default,
 }
-_DETACHES = {aten.detach.default, aten.detach_.default}
+DETACHES = {aten.detach.default, aten.detach_.default}
 # They change what one tensor object is, not what is in its memory.
 _RENAMES = {"squeeze_", "unsqueeze_", "transpose_", "t_", "swapaxes_", "swapdims_", "detach_"}
 _COMPARES = {"eq_", "ne_", "ge_", "gt_", "le_", "lt_", "logical_and_", "logical_or_",
@@ -335,7 +335,7 @@ class _Functional:
         forgets what was there: of a tensor with a gradient, the gradient goes to the old value, and
         operators that have saved it read the new one. That cannot be said in a graph.
         """
-        detached = any(view.target in _DETACHES for view in path)
+        detached = any(view.target in DETACHES for view in path)
         if not detached and not without_gradient(at):
             return new
         if self._connected(base):
@@ -384,7 +384,7 @@ class _Functional:
 
     def _is_read_by_detached_name(self, at: fx.Node, path: list[fx.Node]) -> bool:
         """Whether anything reads the detached tensor behind a write, or a view of it."""
-        name = next(view for view in path if view.target in _DETACHES)
+        name = next(view for view in path if view.target in DETACHES)
         shown = (name, *self._views(name))
         return any(self._behind(user, at) for node in shown for user in node.users)
 
@@ -408,7 +408,7 @@ class _Functional:
             if node.op == "placeholder":
                 spec = self.inputs.get(node.name)
                 found = possible and (spec is None or spec.kind not in _WITHOUT_GRADIENT)
-            elif not possible or node.target in _DETACHES or without_gradient(node):
+            elif not possible or node.target in DETACHES or without_gradient(node):
                 found = False
             else:
                 found = not _is_blank(node) and any(map(self._connected, node.all_input_nodes))
@@ -525,7 +525,7 @@ def _is_result(node: fx.Node) -> bool:
 
     What is written to it with gradients on gives it one: it is the tensor, and no other name of it.
     """
-    if node.target not in _DETACHES or not without_gradient(node):
+    if node.target not in DETACHES or not without_gradient(node):
         return False
     while (source := viewed(node)) is not None:
         names = [user for user in source.users if viewed(user) is source]
