@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ortrain import Options, ORTModule
 from tests.module.agreement import GRAPH, Called
@@ -69,6 +71,10 @@ ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
     ),
     "sign": lambda h: h.sign() * h.detach().nan_to_num(1.0),
     "infinity norm": lambda h: torch.linalg.vector_norm(h, float("inf"), -1),
+    "infinity norm of tensors": lambda h: h.norm(float("inf"), -1),
+    "logit": lambda h: h.logit(0.1),
+    "log_softmax of float64": lambda h: h.double().log_softmax(-1),
+    "adaptive_avg_pool1d": lambda h: nn.functional.adaptive_avg_pool1d(h, 4),
 }
 
 
@@ -84,6 +90,26 @@ def test_what_is_no_number_comes_out_as_in_pytorch(name: str, value: float) -> N
             x[1, 2] = x[2, 0] = value
             x[3] = value
         torch.testing.assert_close(model(x), module(x), equal_nan=True)
+    assert model.report.graph_calls >= 2
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "aten"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell])
+def test_a_recurrent_layer_loses_no_nan(
+    layer: Callable[[int, int], nn.Module], value: float, engine: str
+) -> None:
+    """onnxruntime's gates are between 0 and 1, whatever they are made from."""
+    module = layer(6, 3)
+    for parameter in module.parameters():
+        nn.init.uniform_(parameter, -2, 2)
+    model = ORTModule(copy.deepcopy(module), options=replace(ANY, engine=engine))
+    for number in range(3):
+        x = torch.randn(4, 6)
+        if number == 1:
+            x[1, 2], x[1, 3] = value, -value
+        mine, its = pytree.tree_leaves(model(x)), pytree.tree_leaves(module(x))
+        torch.testing.assert_close(mine, its, equal_nan=True)
     assert model.report.graph_calls >= 2
 
 

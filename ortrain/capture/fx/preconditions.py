@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from ortrain.capture.fx.experts import reaches_experts
 from ortrain.capture.fx.splice import Emitter, arguments_of
@@ -33,11 +35,20 @@ _ORDERING = (
     aten.index_reduce,
 )  # fmt: skip
 _ELEMENTWISE = (aten.max.other, aten.min.other)  # which know NaN
+_NORMS = (aten.norm, aten.linalg_vector_norm)
+# onnxruntime's gates of these have no NaN, whatever they are made from.
+_GATED = (aten.lstm, aten.gru, aten.lstm_cell, aten.gru_cell)
+# Products with a matrix of mostly zeros, which make NaN of whatever is not finite.
+_AVERAGING = (
+    aten.adaptive_avg_pool1d, aten.adaptive_avg_pool2d, aten.adaptive_avg_pool3d,
+    aten._adaptive_avg_pool2d, aten._adaptive_avg_pool3d,
+)  # fmt: skip
 # In which order equals come is not defined, and PyTorch's is that of its algorithms.
 _SORTING = (aten.sort, aten.argsort, aten.msort, aten.quantile, aten.nanquantile)
 
 # Why a graph does not hold.
 _NAN = "a NaN is ordered there, which onnxruntime leaves out"
+_ENDLESS = "a number is not finite there, or its products may not be"
 _POWER = "a power there is none that float64 has exactly"
 _EMPTY = "a window of a pool has nothing but minus infinity there"
 _EQUALS = "equal values are ordered there, and which comes first is PyTorch's own"
@@ -65,8 +76,10 @@ def assert_preconditions(module: fx.GraphModule) -> None:
                 _open_rows(module.graph, node)
             elif packet is aten.pow:
                 _within_float64(module.graph, node)
-            elif packet in _ORDERING and node.target not in _ELEMENTWISE:
+            elif _orders(node):
                 _numbers(module.graph, node)
+            elif packet in _GATED or (packet in _AVERAGING and _scalars(node) != {1}):
+                _finite(module.graph, node)
         if packet in _POOLS:
             _above_lowest(module.graph, node)
         elif packet in _SORTING or packet is aten.topk:
@@ -85,6 +98,30 @@ def _numbers(graph: fx.Graph, node: fx.Node) -> None:
         total = emit(aten.sum.default, given)
         number = emit(aten.logical_not.default, emit(aten.isnan.default, total))
         graph.call_function(aten._assert_async.msg, (number, _NAN))
+
+
+def _orders(node: fx.Node) -> bool:
+    """Whether the largest or the smallest is looked for, or an order of all."""
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet in _NORMS:
+        return bool(_scalars(node) & {math.inf, -math.inf})
+    return packet in _ORDERING and node.target not in _ELEMENTWISE
+
+
+def _scalars(node: fx.Node) -> set[float]:
+    """The numbers among the arguments of an operator, those in lists as well."""
+    return {x for x in pytree.tree_leaves(node.args) if isinstance(x, int | float)}
+
+
+def _finite(graph: fx.Graph, node: fx.Node) -> None:
+    """Asserts that no sum of products of what is given can overflow: one pass over each."""
+    emit = Emitter(graph, node)
+    given = [each for each in node.all_input_nodes if isinstance(each.meta["val"], torch.Tensor)]
+    floating = [each for each in given if each.meta["val"].is_floating_point()]
+    sizes = [emit(aten.sum.default, emit(aten.abs.default, each)) for each in floating]
+    largest = functools.reduce(lambda a, b: emit(aten.add.Tensor, a, b), sizes)
+    square = emit(aten.mul.Tensor, largest, largest)
+    graph.call_function(aten._assert_async.msg, (emit(aten.isfinite.default, square), _ENDLESS))
 
 
 def _within_float64(graph: fx.Graph, node: fx.Node) -> None:

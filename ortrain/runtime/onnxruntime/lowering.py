@@ -56,6 +56,7 @@ def make_standard(program: Program) -> None:
     pad_along_all_axes(program)
     spell_scattered_reductions(program)
     spell_choices_of_bools(program)
+    spell_logarithms_of_softmax(program)
     clean(program)
     program.import_domains()
 
@@ -156,6 +157,30 @@ def spell_choices_of_bools(program: Program) -> int:
         with Builder.before(node, opset=program.opset) as op:
             left = op.And(op.Not(condition), other)
             take_place(op.Or(op.And(condition, chosen), left), node.outputs[0])
+        assert node.graph is not None
+        node.graph.remove(node, safe=True)
+        changed += 1
+    return changed
+
+
+def spell_logarithms_of_softmax(program: Program) -> int:
+    """``LogSoftmax`` of float64 → its formula; returns how many.
+
+    onnxruntime's kernel makes numbers of a row that has a NaN or an infinity.
+    """
+    changed = 0
+    for node in list(program.graph.all_nodes()):
+        if node.op_type != "LogSoftmax" or node.domain:
+            continue
+        (x,) = node.inputs
+        assert x is not None
+        if x.dtype != ir.DataType.DOUBLE:
+            continue
+        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
+        with Builder.before(node, opset=program.opset) as op:
+            rest = op.Sub(x, op.ReduceMax(x, [axis], keepdims=1))
+            sums = op.ReduceSum(op.Exp(rest), [axis], keepdims=1)
+            take_place(op.Sub(rest, op.Log(sums)), node.outputs[0])
         assert node.graph is not None
         node.graph.remove(node, safe=True)
         changed += 1

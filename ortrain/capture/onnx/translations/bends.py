@@ -107,6 +107,14 @@ def clamp_below(op: Translator, self: ir.Value, max: ir.Value) -> ir.Value:
     return clamp_between(op, self, None, max)
 
 
+@translation(aten.logit.default)
+def logit(op: Translator, self: ir.Value, eps: Scalar | None = None) -> ir.Value:
+    """``ln(x / (1 - x))``, of x within eps of 0 and 1 at the nearest."""
+    if eps is not None:
+        self = clamp(op, self, eps, 1 - eps)
+    return op.Log(op.Div(self, op.Sub(op.constant(1, self.dtype), self)))
+
+
 @translation(aten.logaddexp.default)
 def logaddexp(op: Translator, self: ir.Value, other: ir.Value) -> ir.Value:
     """The larger one, and what the other adds."""
