@@ -122,7 +122,7 @@ class Graph:
         self.device = next((t.device for t in tensors), torch.device("cpu"))
         self.orders = orders_of(program, {name: real[found.places[name]] for name in self.wrt})
         # Inputs that PyTorch's backward does not read, so that the user may write to them.
-        self.unread = {i for i, value in enumerate(real) if _is_copied(value)}
+        self.unread = found.unread | {i for i, value in enumerate(real) if _is_copied(value)}
         # Such as those of an optimizer that steps in the backward, and frees each gradient.
         self.early = any(t._post_accumulate_grad_hooks for t in tensors)
         self.users = [found.places[v.name or ""] for v in program.inputs(Role.USER_INPUT)]

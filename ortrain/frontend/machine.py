@@ -38,6 +38,7 @@ from ortrain.frontend.policy import (
 from ortrain.guards.autocast import active
 from ortrain.module_state.saving import saving_hooks
 from ortrain.pytorch.backwards import is_changing, is_checkpointed
+from ortrain.pytorch.hooks import parts_of
 from ortrain.pytorch.modes import FakeTensor, makes_numbers
 from ortrain.pytorch.routes import is_routed
 from ortrain.pytorch.transforms import tangents, transform_around
@@ -117,8 +118,8 @@ class Machine:
         self.options = options
         # Whether eager calls draw what graphs do, of which there may be some in other calls. What
         # the user has compiled is traced with whatever mode is around it.
-        parts = self.module.modules()
-        self.draws = options.engine == "auto" and not any(map(is_routed, parts))
+        routed = any(map(is_routed, parts_of(self.module)))
+        self.draws = options.engine == "auto" and not routed
         self.policies: dict[tuple[bool, bool], Policy] = {}
         self.graphs: Graphs | None = None
 

@@ -18,6 +18,7 @@ from torch.export.graph_signature import (
 from torch.utils import _pytree as pytree
 
 from ortrain.capture.fx.complex_pairs import given_as_pairs
+from ortrain.capture.fx.memory import memory
 from ortrain.capture.fx.regions import mark_regions
 from ortrain.capture.onnx import lift
 from ortrain.capture.onnx.translations.base import SymbolicSize
@@ -53,6 +54,7 @@ class Translated:
             repetition does not change them.
         pairs: which stand for pairs of real numbers, and are complex tensors in the graph.
         copied: places of those that the graph takes copies of, which the caller's writes leave.
+        unread: places of those that PyTorch's backward does not read, and that are not written to.
         outside: what becomes of the program's outputs.
         sources: those that lie in memory in another order than their axes.
         original: the graph as PyTorch runs it.
@@ -64,6 +66,7 @@ class Translated:
     fixed: list[int]
     pairs: list[int]
     copied: list[int]
+    unread: set[int]
     outside: Outside
     sources: dict[int, Source]
     original: Original
@@ -111,6 +114,7 @@ def _translated(module: fx.GraphModule, real: Sequence[Any], opset: int) -> Tran
     _sizes_of_tensors(graph.graph, inputs)
     changed = written(graph.graph)
     copied = _cloned(graph.graph) - changed
+    unread = _unread(graph.graph, inputs, real) - {inputs.index(node) for node in changed}
     present = {*graph.graph.find_nodes(op="placeholder")}
     specs, leaves, held, places = [], [], {}, {}
     numbers: list[int] = []
@@ -151,7 +155,7 @@ def _translated(module: fx.GraphModule, real: Sequence[Any], opset: int) -> Tran
     own = Original(original, places_written, autocast)
     copies = [i for i, node in enumerate(inputs) if node in copied]
     fixed = [i for i in places.values() if is_number(holders[i])]
-    return Translated(program, places, numbers, fixed, pairs, copies, outside, sources, own)
+    return Translated(program, places, numbers, fixed, pairs, copies, unread, outside, sources, own)
 
 
 def _is_pairs(node: fx.Node, value: Any, changed: Collection[fx.Node]) -> bool:
@@ -165,6 +169,18 @@ def _cloned(graph: fx.Graph) -> set[fx.Node]:
     """Inputs that the graph clones: a program has no copies."""
     clones = [node for node in graph.nodes if node.target is aten.clone.default]
     return {*graph.find_nodes(op="placeholder")} & {node.args[0] for node in clones}
+
+
+def _unread(graph: fx.Graph, inputs: Sequence[fx.Node], real: Sequence[Any]) -> set[int]:
+    """Places of inputs of which only what needs no gradient is computed, in memory of its own."""
+    tensors = {i for i, value in enumerate(real) if isinstance(value, Tensor)}
+    needing = {inputs[i] for i in tensors if real[i].requires_grad}
+    read = {memory(node) for node in needing}
+    for node in graph.nodes:
+        if node.op != "output" and not needing.isdisjoint(node.all_input_nodes):
+            needing.add(node)
+            read |= {memory(each) for each in node.all_input_nodes}
+    return {i for i in tensors if memory(inputs[i]) not in read}
 
 
 def _copy(graph: fx.Graph) -> fx.Graph:

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ortrain.pytorch.hooks import tables_of
+from ortrain.pytorch.hooks import parts_of, tables_of
 
 _KINDS = (FunctionType, staticmethod, classmethod, property)
 
@@ -41,7 +41,7 @@ class Watch:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        parts = [*module.modules()]
+        parts = [*parts_of(module)]
         self._tables = tables_of(parts)
         self._lengths = [*map(len, self._tables)]
         self._hooks = self._hooks_now()

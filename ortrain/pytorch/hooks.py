@@ -8,7 +8,7 @@ graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +16,18 @@ from torch.nn.modules import module as of_all
 
 _OWN = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _GLOBAL = tuple(f"_global{name}" for name in _OWN)
+
+
+def parts_of(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules of a tree, and those that an ``ORTModule`` among them stands for.
+
+    It shows their children as its own, and not them; hooks may be on either.
+    """
+    for part in module.modules():
+        yield part
+        runner = part.__dict__.get("_runner")
+        if runner is not None:
+            yield runner.module
 
 
 def tables_of(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:

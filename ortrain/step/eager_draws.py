@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ortrain.module_state.saving import saving_hooks
+from ortrain.pytorch.hooks import parts_of
 from ortrain.pytorch.modes import EagerMode, makes_numbers
 from ortrain.step.seeds import Seeds
 
@@ -70,8 +71,7 @@ _ASKING = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEnco
 
 def as_graphs(module: nn.Module, seeds: Seeds) -> AbstractContextManager[Any]:
     """:class:`AsGraphs` for a call of a module; nothing where a part of it would see the mode."""
-    parts = module.modules()
-    seen = any(isinstance(part, _ASKING) and not part.training for part in parts)
+    seen = any(isinstance(part, _ASKING) and not part.training for part in parts_of(module))
     return nullcontext() if seen else AsGraphs(seeds)
 
 

@@ -96,7 +96,8 @@ class SavedForward:
         shared |= {id(self.feeds[i]) for i in range(len(self.users)) if i not in users}
         feeds = {id(self.feeds[i]): i for i in users}
         seeded = [(self.feeds, len(self.users))] if step.feeds.seeded else []
-        places = [*seeded, *_places(step, self.stash)]
+        overwritten = [(self.feeds, place) for place, _ in step.copies]
+        places = [*seeded, *overwritten, *_places(step, self.stash)]
         places = [
             (values, i)
             for values, i in places

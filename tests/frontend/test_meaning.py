@@ -399,21 +399,27 @@ class Counting(nn.Module):
         super().__init__()
         self.layer, self.kind = nn.Linear(4, 4), kind
         self.calls: Any = 0 if kind == "number" else torch.zeros(())
-        if kind == "buffer":
+        if kind in ("buffer", "in place"):
             del self.calls
             self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Any:
-        self.calls = self.calls + 1
+        if self.kind == "in place":
+            self.calls += 1
+        else:
+            self.calls = self.calls + 1
         share = 1 + 0.1 * self.calls if self.kind == "number" else self.calls.to(x.dtype)
         hidden = torch.tanh(self.layer(x))
         if self.kind == "other output":
             return hidden.sum(), (self.layer(hidden) * share).square().sum(-1)
+        if self.kind == "in place":
+            found = self.layer(hidden) * (self.calls % 2 + 1)
+            return found.mean(), found.square()
         return (self.layer(hidden) * share).square().sum()
 
 
 @pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
-@pytest.mark.parametrize("kind", ["number", "tensor", "buffer", "other output"])
+@pytest.mark.parametrize("kind", ["number", "tensor", "buffer", "other output", "in place"])
 def test_a_repeated_forward_that_counts_gives_what_it_gives_in_pytorch(
     engine: str, kind: str
 ) -> None:

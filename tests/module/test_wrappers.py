@@ -158,6 +158,34 @@ def test_a_wrapped_module_is_wrapped_once() -> None:
     assert ORTModule(inner).module is inner.module
 
 
+@pytest.mark.parametrize("replaced", ["hook", "pre-hook", "method"])
+def test_what_comes_to_a_module_inside_of_a_wrapper_is_heard(
+    replaced: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part's wrapper shows the part's children as its own, and not the part."""
+
+    class Part(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).tanh()
+
+    eager = nn.Sequential((Part if replaced == "method" else nn.Linear)(4, 4), nn.Linear(4, 3))
+    inner = copy.deepcopy(eager)
+    inner[0] = ORTModule(inner[0], options=Options(engine="aten"))
+    model = ORTModule(inner, options=Options(engine="aten", certificate="off"))
+    x = torch.randn(5, 4)
+    for step in range(4):
+        if step == 2:
+            for part in (eager[0], inner[0].module):
+                if replaced == "hook":
+                    part.register_forward_hook(lambda m, args, out: out * 2)
+                elif replaced == "pre-hook":
+                    part.register_forward_pre_hook(lambda m, args: (args[0] * 2,))
+            if replaced == "method":
+                monkeypatch.setattr(Part, "forward", lambda self, x: nn.Linear.forward(self, x))
+        torch.testing.assert_close(model(x), eager(x))
+    assert model.report.graph_calls >= 2
+
+
 # -- what is set on the wrapper --------------------------------------------------------------------
 
 
