@@ -11,6 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from ortrain import Options, ORTModule
 from ortrain.capture.export import capture
+from ortrain.config import Engine
 from ortrain.errors import CaptureError
 from tests.module.agreement import Called
 
@@ -121,10 +122,30 @@ def test_a_translation_that_rounds_is_refused(monkeypatch: pytest.MonkeyPatch) -
     x = torch.randn(3, 4, 5, dtype=torch.float64)
     for function, number in (
         (lambda x: F.leaky_relu(x, 0.1), "alpha"),
-        (lambda x: F.celu(x, 1.0), "operands"),
+        (F.hardswish, "numbers"),
     ):
         with pytest.raises(CaptureError, match=f"of float64 has no exact graph(?s:.*){number}"):
             capture(Called(function), (x,))
+
+
+@pytest.mark.parametrize(
+    "function", [F.elu, F.selu, F.celu, lambda x: F.elu(x, 0.3), lambda x: F.celu(x, 2.0)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("engine", ["onnxruntime", "aten"])
+def test_an_exponential_that_is_infinite_leaves_the_other_branch_its_gradient(
+    engine: Engine, dtype: torch.dtype, function: Function
+) -> None:
+    model = ORTModule(Called(function), options=Options(engine=engine, certificate="off"))
+    values = torch.tensor([-1e6, -800.0, -1.0, -0.0, 0.0, 1.0, 800.0, 1e6], dtype=dtype)
+    found = []
+    for run in (model, function):
+        x = values.clone().requires_grad_()
+        y = run(x)
+        (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        found.append((y.detach(), gradient))
+    torch.testing.assert_close(*found)
+    assert engine == "onnxruntime" or model.report.graph_calls == 1
 
 
 def test_an_operator_whose_gradient_pytorch_rounds_is_refused() -> None:

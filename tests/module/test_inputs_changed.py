@@ -48,7 +48,7 @@ CASES: dict[str, tuple[Forward, str, bool]] = {
     "normed input": (lambda m, x, _: m.hidden((x - 0.5) / 0.25), "x", False),
     "times one": (lambda m, x, _: m.hidden(x * 1.0), "x", False),
     "scaled view": (lambda m, x, _: m.hidden(x.view(3, 4) * 0.5), "x", False),
-    "view": (lambda m, x, _: m.hidden(x.t().t()), "x", True),
+    "view of all": (lambda m, x, _: m.hidden(x.t().t()), "x", True),
     "forward alone": (lambda m, x, _: m.w * 2 + x.detach().mean(), "x", False),
     "logits": (entropy, "x", False),
     "labels": (entropy, "labels", True),

@@ -27,9 +27,9 @@ VERIFIED = frozenset({
     "addcmul.default", "addmv.default", "addr.default", "argmin.default", "asin.default",
     "asinh.default", "atan.default", "atanh.default", "atleast_1d.default", "atleast_2d.default",
     "atleast_3d.default", "bilinear.default", "bincount.default", "bitwise_left_shift.Tensor",
-    "bitwise_right_shift.Tensor", "broadcast_to.default", "celu.default", "constant_pad_nd.default",
+    "bitwise_right_shift.Tensor", "broadcast_to.default", "constant_pad_nd.default",
     "convolution.default", "cosh.default", "cross.default", "deg2rad.default", "diagonal.default",
-    "diagonal_copy.default", "dot.default", "elu.default", "flip.default", "frac.default",
+    "diagonal_copy.default", "dot.default", "flip.default", "frac.default",
     "glu.default", "hardsigmoid.default", "hardswish.default", "heaviside.default", "histc.default",
     "index_put.default", "instance_norm.default", "isclose.default", "isfinite.default",
     "isinf.default", "isneginf.default", "isposinf.default", "leaky_relu.default", "lerp.Scalar",
@@ -38,14 +38,13 @@ VERIFIED = frozenset({
     "native_group_norm.default", "pixel_shuffle.default", "pixel_unshuffle.default", "pow.Scalar",
     "prelu.default", "rad2deg.default",
     "resolve_conj.default", "resolve_neg.default", "round.decimals",
-    "round.default", "selu.default", "sinh.default",
+    "round.default", "sinh.default",
     "softplus.default", "tan.default", "topk.default", "trunc.default", "unfold.default",
     "view_as.default", "view_copy.default",
 })  # fmt: skip
 # What computes with numbers that are not among its arguments, or in float32.
 WITH_NUMBERS = frozenset({
-    "celu.default", "deg2rad.default", "hardsigmoid.default", "hardswish.default",
-    "rad2deg.default", "selu.default",
+    "deg2rad.default", "hardsigmoid.default", "hardswish.default", "rad2deg.default",
 })  # fmt: skip
 
 

@@ -139,6 +139,34 @@ def gelu(op: Translator, self: ir.Value, *, approximate: str = "none") -> ir.Val
     return op.Mul(op.Mul(self, 0.5), op.Add(factor, 1.0))
 
 
+@translation(aten.elu.default)
+def elu(
+    op: Translator, self: ir.Value, alpha: float = 1, scale: float = 1, input_scale: float = 1
+) -> ir.Value:
+    """``scale * x`` above 0; below it ``scale * alpha * (exp(input_scale * x) - 1)``."""
+    if scale == input_scale == 1 and self.dtype == ir.DataType.FLOAT:
+        return op.Elu(self, alpha=float(alpha))
+    above, zero = op.Greater(self, 0.0), op.constant(0, self.dtype)
+    # Above 0 the exponential may be infinite, and 0 times that is no gradient.
+    curve = op.ours("Expm1", op.Mul(op.Where(above, zero, self), float(input_scale)))
+    return op.Where(above, op.Mul(self, float(scale)), op.Mul(curve, float(scale * alpha)))
+
+
+@translation(aten.celu.default)
+def celu(op: Translator, self: ir.Value, alpha: float = 1) -> ir.Value:
+    if self.dtype == ir.DataType.FLOAT:
+        return op.Celu(self, alpha=float(alpha))
+    return elu(op, self, alpha, 1, 1 / alpha)
+
+
+@translation(aten.selu.default)
+def selu(op: Translator, self: ir.Value) -> ir.Value:
+    """With the numbers of Klambauer et al., "Self-Normalizing Neural Networks" (2017)."""
+    if self.dtype == ir.DataType.FLOAT:
+        return op.Selu(self)
+    return elu(op, self, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+
+
 @translation(aten.relu.default)
 def relu(op: Translator, self: ir.Value) -> ir.Value:
     return op.Relu(self)
