@@ -133,6 +133,7 @@ def test_a_translation_that_rounds_is_refused(monkeypatch: pytest.MonkeyPatch) -
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("engine", ["onnxruntime", "aten"])
+@pytest.mark.filterwarnings("ignore::ortrain.errors.OrtrainWarning")
 def test_an_exponential_that_is_infinite_leaves_the_other_branch_its_gradient(
     engine: Engine, dtype: torch.dtype, function: Function
 ) -> None:
