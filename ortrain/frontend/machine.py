@@ -304,8 +304,11 @@ class Machine:
         )
         looks = unheard and self.device == CPU
         plain = looks and quiet >= QUIET
-        with nullcontext() if plain else as_graphs(self.module, seeds):
+        mode = nullcontext() if plain else as_graphs(self.module, seeds)
+        with mode:
             output = self.module(*args, **kwargs)
+        if isinstance(mode, AsGraphs) and mode.ends_a_graph and modes in self.policies:
+            self.policies[modes].expect_parts()
         if looks and before.numpy().tobytes() == torch.get_rng_state().numpy().tobytes():
             self._quiet[modes] = quiet + 1
         else:

@@ -252,6 +252,15 @@ class Policy:
             return self.overhead.made - self._spent <= max(self._allowed, share)
         return self.overhead.total - self._first <= share
 
+    def expect_parts(self) -> None:
+        """Takes it that graphs of the whole will end within its code."""
+        self.challengers = [
+            replace(each, gain=each.in_parts, cost=each.cost * PARTED)
+            if each.in_parts < each.gain
+            else each
+            for each in self.challengers
+        ]
+
     def may_part(self) -> bool:
         """Whether the way that is tried is worth it, now that its code ends graphs within.
 

@@ -80,10 +80,14 @@ class AsGraphs(TorchFunctionMode):
 
     Args:
         seeds: of the call.
+
+    Attributes:
+        ends_a_graph: whether a function was called at which Dynamo ends its graphs.
     """
 
     def __init__(self, seeds: Seeds) -> None:
         super().__init__()
+        self.ends_a_graph = False
         self._draws = _Draws(seeds)
         self._grad = torch.is_grad_enabled()
 
@@ -92,6 +96,8 @@ class AsGraphs(TorchFunctionMode):
     ) -> Any:
         """Calls the function, with the numbers of a graph where it draws."""
         kwargs = kwargs or {}
+        out = kwargs.get("out")
+        self.ends_a_graph |= isinstance(out, Tensor) and not out.is_contiguous()
         if (
             function not in _DRAW
             or torch.is_grad_enabled() != self._grad

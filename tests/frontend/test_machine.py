@@ -74,6 +74,38 @@ def agree(model: ORTModule, *args: Any) -> None:
     torch.testing.assert_close(*found)
 
 
+class InTiles(torch.autograd.Function):
+    """Products into a part of a buffer, as losses in chunks compute them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        buffer = x.new_empty(len(x), 2 * len(weight))
+        return torch.mm(x, weight.t(), out=buffer[:, : len(weight)]).clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        return gradient @ weight, gradient.t() @ x
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+def test_code_that_ends_graphs_is_known_before_it_is_traced(
+    tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = []
+    monkeypatch.setattr(Policy, "expect_parts", lambda policy: heard.append(policy))
+
+    class Head(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            found = InTiles.apply(x, self.weight) if tiles else super().forward(x)
+            return found  # type: ignore[no-any-return]
+
+    model = ORTModule(nn.Sequential(nn.Linear(4, 4), Head(4, 3, bias=False)))
+    model(torch.randn(5, 4)).sum().backward()
+    assert bool(heard) is tiles
+
+
 # -- what Dynamo does not look at ----------------------------------------------------------------
 
 

@@ -229,6 +229,16 @@ def test_code_that_turns_out_to_be_several_graphs_is_weighed_anew(
     assert {*ways[-30:]} == {*found}
 
 
+def test_code_that_is_known_to_be_several_graphs_has_blocks_first(clock: Clock) -> None:
+    whole = Challenger(MODULE, 1.5, 0.7, in_parts=0.5)
+    policy = policy_of([Challenger(BLOCKS, 1.2, 0.3), whole], steps=100)
+    policy.expect_parts()
+    policy.expect_parts()
+    ways = run(policy, clock, {TORCH: 0.15, BLOCKS: 0.1, MODULE: 0.08}, 100, {BLOCKS: 1.2})
+    assert BLOCKS in ways[:4]
+    assert MODULE not in ways
+
+
 def test_batches_of_different_sizes_are_compared_by_size(clock: Clock) -> None:
     policy = policy_of([WHOLE], steps=1000)
     seconds = {TORCH: 0.001, MODULE: 0.0009}
