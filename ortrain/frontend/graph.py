@@ -304,14 +304,15 @@ class Graph:
             users[i] = torch.tensor(users[i])
         for i in way.pairs:
             users[i] = as_real(users[i])
-        call, certain = tuple(args), form.certain
+        trains = bool(self.wrt) and is_grad_enabled()
+        call, certain = tuple(args), form.certain or not trains
         if copied := way.copied if certain else way.first:
             given = list(args)
             for i in copied:
                 given[way.places[i]] = args[way.places[i]].clone()
                 users[i] = self._user(given, way.places[i])
             call = tuple(given)
-        if self.wrt and is_grad_enabled():
+        if trains:
             outputs = way.step.train(users, call, caller, held, certain=certain, viewed=args)
             if not certain:
                 form.learn(outputs[: way.step.plan.outputs])

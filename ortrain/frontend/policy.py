@@ -80,13 +80,14 @@ class Challenger:
         way: its name.
         cost: seconds that it takes to make, about.
         gain: the share of eager's time that it is likely to save.
-        in_parts: the same where graphs end within the code: padding that crosses is computed.
+        in_parts: the same where graphs end within the code: padding that crosses is computed. None
+            where it is not another one.
     """
 
     way: str
     cost: float
     gain: float
-    in_parts: float = 1.0
+    in_parts: float | None = None
 
 
 class Verdicts:
@@ -255,9 +256,9 @@ class Policy:
     def expect_parts(self) -> None:
         """Takes it that graphs of the whole will end within its code."""
         self.challengers = [
-            replace(each, gain=each.in_parts, cost=each.cost * PARTED)
-            if each.in_parts < each.gain
-            else each
+            each
+            if each.in_parts is None
+            else replace(each, gain=each.in_parts, cost=each.cost * PARTED, in_parts=None)
             for each in self.challengers
         ]
 
@@ -274,7 +275,7 @@ class Policy:
         slow = max(1.0, made / tried.cost)  # so many times what was foreseen, as others will be
         known = {each.way: replace(each, cost=each.cost * slow) for each in self.challengers}
         cost = PARTED * made
-        gain = min(tried.gain, tried.in_parts)
+        gain = tried.gain if tried.in_parts is None else min(tried.gain, tried.in_parts)
         known[tried.way] = replace(tried, cost=cost, gain=gain)
         saves = {way: each.gain * horizon - each.cost for way, each in known.items()}
         if saves[tried.way] >= max(0.0, *saves.values()):

@@ -114,7 +114,7 @@ def _translated(module: fx.GraphModule, real: Sequence[Any], opset: int) -> Tran
     _sizes_of_tensors(graph.graph, inputs)
     changed = written(graph.graph)
     copied = _cloned(graph.graph) - changed
-    unread = _unread(graph.graph, inputs, real) - {inputs.index(node) for node in changed}
+    unread = {i for i in _unread(graph.graph, inputs, real) if inputs[i] not in changed}
     present = {*graph.graph.find_nodes(op="placeholder")}
     specs, leaves, held, places = [], [], {}, {}
     numbers: list[int] = []
@@ -172,7 +172,10 @@ def _cloned(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _unread(graph: fx.Graph, inputs: Sequence[fx.Node], real: Sequence[Any]) -> set[int]:
-    """Places of inputs of which only what needs no gradient is computed, in memory of its own."""
+    """Places of inputs that PyTorch's backward does not read.
+
+    What is made of them needs no gradient, and has memory of its own.
+    """
     tensors = {i for i, value in enumerate(real) if isinstance(value, Tensor)}
     needing = {inputs[i] for i in tensors if real[i].requires_grad}
     read = {memory(node) for node in needing}

@@ -96,8 +96,8 @@ class AsGraphs(TorchFunctionMode):
     ) -> Any:
         """Calls the function, with the numbers of a graph where it draws."""
         kwargs = kwargs or {}
-        out = kwargs.get("out")
-        self.ends_a_graph |= isinstance(out, Tensor) and not out.is_contiguous()
+        if (out := kwargs.get("out")) is not None:
+            self.ends_a_graph |= isinstance(out, Tensor) and not out.is_contiguous()
         if (
             function not in _DRAW
             or torch.is_grad_enabled() != self._grad

@@ -113,6 +113,26 @@ def test_a_recurrent_layer_loses_no_nan(
     assert model.report.graph_calls >= 2
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_sum_that_16_bits_have_not_is_no_overflow(dtype: torch.dtype) -> None:
+    module = Called(lambda x: nn.functional.adaptive_avg_pool2d(x, 5))
+    model = ORTModule(module, options=replace(ANY, engine="aten"))
+    x = torch.full((8, 256, 7, 7), 2.0, dtype=dtype)
+    torch.testing.assert_close(model(x), module(x))
+    assert model.report.graph_calls == 1
+
+
+def test_without_gradients_no_argument_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.Linear(4, 3)
+    model = ORTModule(Called(lambda x: layer(x * 2)), options=GRAPH)
+    x, copied, clone = torch.randn(5, 4), [], Tensor.clone
+    with torch.no_grad():
+        model(x)
+        monkeypatch.setattr(Tensor, "clone", lambda t, **given: copied.append(t) or clone(t))
+        model(x)
+    assert not copied
+
+
 SORTED: dict[str, Callable[[Tensor], Tensor]] = {
     "sort": lambda h: h.sort(-1).values * ranks(h),
     "sort, places": lambda h: h.sort(0, descending=True).indices * h,

@@ -2,7 +2,8 @@
 
 Our own translations see to that themselves (:func:`ortrain.graph.rounding.rounding_once`). Left are
 normalizations whose weights are of another dtype than what they normalize, as under autocast, for
-ONNX's operators take one dtype; and what torchlib translates into several operators.
+ONNX's operators take one dtype; what torchlib translates into several operators; and ELU, its
+relatives and ``logit``, of which several would round between.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _NORMS = {
     aten.batch_norm.default,
     aten.instance_norm.default,
 }
-_BY_TORCHLIB = {
+_IN_FLOAT32 = {
     "addcdiv.default", "addcmul.default", "celu.default", "cross.default", "deg2rad.default",
     "elu.default", "glu.default", "hardsigmoid.default", "hardswish.default",
     "instance_norm.default", "leaky_relu.default", "lerp.Scalar", "linalg_cross.default",
@@ -47,7 +48,7 @@ def kernels_in_float32(module: fx.GraphModule) -> None:
         if node.op != "call_function" or not any(map(_is_narrow, node.all_input_nodes)):
             continue
         name = str(node.target).removeprefix("aten.")
-        if name in _BY_TORCHLIB:
+        if name in _IN_FLOAT32:
             _in_float32(module.graph, node)
 
 

@@ -36,7 +36,7 @@ _ORDERING = (
 )  # fmt: skip
 _ELEMENTWISE = (aten.max.other, aten.min.other)  # which know NaN
 _NORMS = (aten.norm, aten.linalg_vector_norm)
-# onnxruntime's gates of these have no NaN, whatever they are made from.
+# onnxruntime gives numbers where their gates are NaN.
 _GATED = (aten.lstm, aten.gru, aten.lstm_cell, aten.gru_cell)
 # Products with a matrix of mostly zeros, which make NaN of whatever is not finite.
 _AVERAGING = (
@@ -48,7 +48,7 @@ _SORTING = (aten.sort, aten.argsort, aten.msort, aten.quantile, aten.nanquantile
 
 # Why a graph does not hold.
 _NAN = "a NaN is ordered there, which onnxruntime leaves out"
-_ENDLESS = "a number is not finite there, or its products may not be"
+_OVERFLOW = "a number there is not finite, or so large that a sum of products may overflow"
 _POWER = "a power there is none that float64 has exactly"
 _EMPTY = "a window of a pool has nothing but minus infinity there"
 _EQUALS = "equal values are ordered there, and which comes first is PyTorch's own"
@@ -118,10 +118,14 @@ def _finite(graph: fx.Graph, node: fx.Node) -> None:
     emit = Emitter(graph, node)
     given = [each for each in node.all_input_nodes if isinstance(each.meta["val"], torch.Tensor)]
     floating = [each for each in given if each.meta["val"].is_floating_point()]
-    sizes = [emit(aten.sum.default, emit(aten.abs.default, each)) for each in floating]
+    wide = [
+        emit(aten.to.dtype, each, torch.promote_types(each.meta["val"].dtype, torch.float32))
+        for each in floating
+    ]
+    sizes = [emit(aten.linalg_vector_norm.default, each, 1) for each in wide]
     largest = functools.reduce(lambda a, b: emit(aten.add.Tensor, a, b), sizes)
     square = emit(aten.mul.Tensor, largest, largest)
-    graph.call_function(aten._assert_async.msg, (emit(aten.isfinite.default, square), _ENDLESS))
+    graph.call_function(aten._assert_async.msg, (emit(aten.isfinite.default, square), _OVERFLOW))
 
 
 def _within_float64(graph: fx.Graph, node: fx.Node) -> None:
