@@ -113,11 +113,10 @@ def test_a_recurrent_layer_loses_no_nan(
     assert model.report.graph_calls >= 2
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_sum_that_16_bits_have_not_is_no_overflow(dtype: torch.dtype) -> None:
+def test_a_sum_that_float16_has_not_is_no_overflow() -> None:
     module = Called(lambda x: nn.functional.adaptive_avg_pool2d(x, 5))
     model = ORTModule(module, options=replace(ANY, engine="aten"))
-    x = torch.full((8, 256, 7, 7), 2.0, dtype=dtype)
+    x = torch.full((8, 256, 7, 7), 2.0, dtype=torch.float16)
     torch.testing.assert_close(model(x), module(x))
     assert model.report.graph_calls == 1
 
