@@ -3,14 +3,15 @@
     python benchmarks/memory.py [bert minilm bert-checkpointed] [--contestants eager ort auto]
 
 The peak over steps 3 to 10 of what is resident, less what was once model and optimizer were made.
-What the import of ortrain and the capture leave behind is part of that number and is shown apart.
+What the imports and another such training leave behind once it is gone, its graph and its tensors
+included, is part of that number and is shown apart.
 In use are the C library's blocks that are not free: what is left of the peak without holes in its
 heap, whose size is partly luck: the same steps take 879 MiB in one process and 936 in another.
 """
 
 from __future__ import annotations
 
-import importlib
+import gc
 import json
 import tempfile
 import threading
@@ -59,7 +60,7 @@ def child(workload: str, name: str) -> Row:
     training = Training(name, MODELS[workload])
     before = resident()
     training.wrap()
-    left_behind = _capture(training) - before if training.report is not None else 0
+    left_behind = _left_by_another(workload, name) - before
     held = in_use() if Ceiling.serves() else 0
     training.turn(2, warm_up=0)
     sampled = Peak()
@@ -74,13 +75,13 @@ def child(workload: str, name: str) -> Row:
     }
 
 
-def _capture(training: Training) -> int:
-    """What is resident once everything is imported and the module was captured."""
-    for module in ("ortrain.capture.export", "ortrain.step.runner"):
-        importlib.import_module(module)
-    from ortrain.capture.export import capture
-
-    capture(training.model.module, (), training.batches[0])
+def _left_by_another(workload: str, name: str) -> int:
+    """What is resident once another such training has had its graph, and is gone."""
+    other = Training(name.replace("auto", "aten"), MODELS[workload])
+    other.wrap()
+    other.turn(1, warm_up=0)
+    del other
+    gc.collect()
     release_free_memory()  # holes are there for the steps
     return resident()
 
@@ -116,12 +117,12 @@ def told(row: Row, base: Row) -> str:
     """A row in words, compared with another."""
     if "skipped" in row:
         return f"skipped: {row['skipped']}"
-    left, whole = row["import_and_capture"], base["peak"]
-    net = row["peak"] - left
+    left = row["import_and_capture"]
+    net, other = row["peak"] - left, base["peak"] - base["import_and_capture"]
     return (
-        f"peak {row['peak'] / 2**20:7.0f} MiB ({row['peak'] / whole:.2f} of the first); "
+        f"peak {row['peak'] / 2**20:7.0f} MiB ({row['peak'] / base['peak']:.2f} of the first); "
         f"import and capture {left / 2**20:5.0f} MiB; "
-        f"without them {net / 2**20:7.0f} MiB ({net / whole:.2f}); "
+        f"without them {net / 2**20:7.0f} MiB ({net / other:.2f}); "
         f"in use {row['in_use'] / 2**20:7.0f} MiB ({row['in_use'] / max(base['in_use'], 1):.2f})"
     )
 

@@ -13,12 +13,13 @@ with random weights by half.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
+from torch.autograd.function import BackwardCFunction
 from torch.utils import _pytree as pytree
 
 from ortrain.frontend.separate import put_back
@@ -35,7 +36,7 @@ from ortrain.step.chain import nobody_looks
 from ortrain.step.digest import Digest
 from ortrain.step.eager_draws import as_graphs
 from ortrain.step.probe import cotangent, rounded_like
-from ortrain.step.replay import leaves_behind
+from ortrain.step.replay import nodes_behind
 from ortrain.step.seeds import Seeds, draw_seed, drawing
 
 # Differences, relative to the values, that are no roundings: of outputs, and of gradients.
@@ -262,41 +263,71 @@ def seen_of(
         chosen = []  # what they come from may have been made of the same parameters
     gradients: dict[str, Digest | None] = {}
     if chosen and wanting and is_grad_enabled():
-        with frees():
-            found = _gradients(chosen, [*wanting.values()], again=again)
-            for name, gradient in zip(wanting, found, strict=True):
-                gradients[name] = None if gradient is None else _digest(gradient)
-            del found, gradient
-        if not again:  # a copy lives on, and its gradients are as large as the model
-            for leaf in wanting.values():
-                leaf.grad = None
+        with frees(), unhooked(), without_autocast():
+            given_back = [cotangent(root) for root in chosen]
+            gradients = (_once_more if again else _spent)(chosen, wanting, given_back)
     buffers = {name: _digest(buffer) for name, buffer in module.named_buffers()}
     return Seen(outputs, gradients, buffers)
 
 
-def _gradients(
-    roots: Sequence[Tensor], leaves: Sequence[Tensor], *, again: bool
-) -> Sequence[Tensor | None]:
-    """Of a copy's leaves by their ``grad``: a checkpoint with reentrance gives no others."""
-    given = [cotangent(root) for root in roots]
-    with unhooked(), without_autocast():
-        if again:
-            with nobody_looks():
-                return torch.autograd.grad(
-                    roots, leaves, given, retain_graph=True, allow_unused=True
-                )
-        for leaf in leaves:
+def _once_more(
+    roots: Sequence[Tensor], leaves: Mapping[str, Tensor], given: Sequence[Tensor]
+) -> dict[str, Digest | None]:
+    """What leaves have for gradients, by their names, where another backward follows."""
+    with nobody_looks():
+        found = torch.autograd.grad(
+            roots, [*leaves.values()], given, retain_graph=True, allow_unused=True
+        )
+    return dict(zip(leaves, map(_digest_if_any, found), strict=True))
+
+
+def _spent(
+    roots: Sequence[Tensor], leaves: Mapping[str, Tensor], given: Sequence[Tensor]
+) -> dict[str, Digest | None]:
+    """The same of a copy's leaves by their ``grad``: a reentrant checkpoint gives no others.
+
+    All gradients together are as large as the model. Each is looked at as soon as it is there, and
+    goes. Behind a function in Python they are looked at last: a backward inside of it, as that of
+    a reentrant checkpoint, may add to them.
+    """
+    names = {id(leaf): name for name, leaf in leaves.items()}
+    found: dict[str, Digest] = {}
+
+    def look(leaf: Tensor) -> None:
+        if leaf.grad is not None:
+            name = names[id(leaf)]
+            if name in found:
+                raise RuntimeError(f"{name} has gradients of several backwards")
+            found[name] = _digest(leaf.grad)
             leaf.grad = None
-        _expect_no_other(roots, leaves)
+
+    for leaf in leaves.values():
+        leaf.grad = None
+    at_once = not _expect_no_other(roots, leaves.values())
+    hooks = [leaf.register_post_accumulate_grad_hook(look) for leaf in leaves.values() if at_once]
+    try:
         torch.autograd.backward(roots, given)
-    return [leaf.grad for leaf in leaves]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for leaf in leaves.values():
+        look(leaf)
+    return {name: found.get(names[id(leaf)]) for name, leaf in leaves.items()}
 
 
-def _expect_no_other(roots: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
-    """Raises where a backward would go on to the gradients of other tensors."""
-    known = {id(leaf) for leaf in leaves}
-    if any(id(leaf) not in known for leaf in leaves_behind(roots)):
-        raise RuntimeError("a parameter that is read is not the copy's")
+def _expect_no_other(roots: Sequence[Tensor], leaves: Iterable[Tensor]) -> bool:
+    """Raises where a backward would go on to the gradients of other tensors.
+
+    Returns:
+        Whether it runs a function in Python.
+    """
+    known, in_python = {id(leaf) for leaf in leaves}, False
+    for node in nodes_behind(roots):
+        in_python |= isinstance(node, BackwardCFunction)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in known:
+            raise RuntimeError("a parameter that is read is not the copy's")
+    return in_python
 
 
 def roots_of(output: Any, ran: Sequence[tuple[Any, Any]]) -> list[int]:
@@ -343,6 +374,10 @@ def tensors_of(value: Any) -> list[Tensor]:
 def _digest(tensor: Tensor) -> Digest:
     tensor = tensor.detach()
     return Digest.of(tensor.to_dense() if tensor.layout is not torch.strided else tensor)
+
+
+def _digest_if_any(tensor: Tensor | None) -> Digest | None:
+    return None if tensor is None else _digest(tensor)
 
 
 def _both(one: Any, other: Any) -> dict[str, tuple[Digest, Digest]]:

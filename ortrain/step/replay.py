@@ -350,14 +350,20 @@ def leaves_behind(outputs: Sequence[Tensor], stops: Collection[Any] = ()) -> Ite
         outputs: where it begins.
         stops: nodes of autograd's graph at which it ends.
     """
+    for node in nodes_behind(outputs, stops):
+        if (leaf := getattr(node, "variable", None)) is not None:
+            yield leaf
+
+
+def nodes_behind(outputs: Sequence[Tensor], stops: Collection[Any] = ()) -> Iterator[Any]:
+    """The nodes of autograd's graph that a backward runs; arguments as of `leaves_behind`."""
     nodes: list[Any] = [output.grad_fn for output in outputs]
     seen = set(nodes)
     while nodes:
         node = nodes.pop()
         if node is None or node in stops:
             continue
-        if (leaf := getattr(node, "variable", None)) is not None:
-            yield leaf
+        yield node
         further = {each for each, _ in node.next_functions} - seen
         seen |= further
         nodes += further

@@ -8,9 +8,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ortrain.frontend.twin import Reference, Seen, seen_of, tensors_of
 from ortrain.frontend.watch import Watch
+from ortrain.step.digest import Digest
 
 
 class Chaotic(nn.Module):
@@ -92,3 +94,62 @@ def test_what_graphs_compute_in_counts_where_tensors_do_not_say_it(
     reference = Reference(module, Watch(module), (torch.ones(1, 3, dtype=dtype),), {}, narrow)
     wide = torch.bfloat16 if narrow else torch.float32
     assert reference.precision is (dtype if dtype.itemsize < 4 else wide)
+
+
+class Layers(nn.Module):
+    """Layers one behind another, with or without a checkpoint around the last two."""
+
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.reentrant, self.alive = reentrant, list[int]()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        first = self.layers[0](x) + y
+        first.register_hook(lambda _: self.alive.append(self.gradients()))
+        second = self.layers[1](first)
+        if self.reentrant:
+            second = checkpoint(self.rest, second, use_reentrant=True)
+        else:
+            second = self.rest(second)
+        # The weight is read behind the checkpoint as well as in it.
+        return (second @ self.layers[3].weight).square().mean()
+
+    def rest(self, x: Tensor) -> Tensor:
+        return self.layers[3](self.layers[2](x).tanh())
+
+    def gradients(self) -> int:
+        return sum(p.grad is not None for p in self.parameters())
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("one", [False, True])
+def test_gradients_are_looked_at_as_they_come_but_behind_functions_in_python(
+    reentrant: bool, one: bool
+) -> None:
+    module, x = Layers(reentrant=reentrant), torch.randn(3, 8, requires_grad=True)
+    y = x if one else torch.randn(3, 8, requires_grad=True)
+    wanting = [*module.parameters(), x, y]
+    expected = torch.autograd.grad(Layers.forward(_plain(module), x, y), wanting)
+    module.alive.clear()
+    found = seen_of([module(x, y)], module, ((x, y), {}), [0], again=False).gradients
+    assert module.alive == [6 if reentrant else 0]
+    for gradient, digest in zip(expected, found.values(), strict=True):
+        assert digest is not None
+        assert digest.distance(Digest.of(gradient)) < 1e-6
+    assert all(leaf.grad is None for leaf in wanting)
+
+
+def _plain(module: Layers) -> Layers:
+    """The same module, with the same parameters, without a checkpoint."""
+    plain = copy.copy(module)
+    plain.reentrant = False
+    return plain
+
+
+def test_a_leaf_with_gradients_of_two_backwards_is_told() -> None:
+    layer, x = nn.Linear(4, 4), torch.randn(2, 4)
+    loss = layer(x).sum()
+    loss.register_hook(torch.enable_grad()(lambda _: layer(x).square().sum().backward()))
+    with pytest.raises(RuntimeError, match="gradients of several backwards"):
+        seen_of([loss], layer, ((x,), {}), [0], again=False)

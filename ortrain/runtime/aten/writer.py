@@ -20,6 +20,7 @@ import torch
 from ortrain.errors import ExecutionError, OrtrainError
 from ortrain.graph import shapes
 from ortrain.graph.shapes import FLOATING, Dim
+from ortrain.graph.walk import reads
 from ortrain.ops.base import attributes_of
 from ortrain.program import Program, Role, origin_of, role_of
 from ortrain.runtime.aten import hash, host
@@ -37,6 +38,9 @@ _KEYWORDS = frozenset(
     "finally for from global if import in is lambda nonlocal not or pass raise return try while "
     "with yield inf nan device".split()
 )
+
+# They read the size of an image, however it lies.
+_SIZES_ALONE = frozenset({"Shape", "Size"})
 
 
 class _Namespace:
@@ -82,6 +86,7 @@ class Writer:
         self._prologue: list[Line] = []
         self.streams: dict[Tensor, list[int]] = {}
         self.images: frozenset[ir.Value] = frozenset()
+        self._contiguous: set[ir.Value] = set()
         self._mixed: dict[Tensor, Tensor] = {}
 
     # -- the walk ------------------------------------------------------------------------------
@@ -101,9 +106,10 @@ class Writer:
                     self._input_symbols.setdefault(dim, (operand, axis))
             if hash.on_device(self.device) and _is_for_draws(value):
                 self.streams[operand] = []
-        for value in graph.inputs:  # what was saved lies as the forward had it
-            if value in self.images and role_of(value) is not Role.SAVED:
-                self.values[value] = self._with_channels_last(self.tensor(self.operand(value)))
+        # What was saved lies as the forward had it. A copy is made where it is first read.
+        self._contiguous = {
+            v for v in graph.inputs if v in self.images and role_of(v) is not Role.SAVED
+        }
         self.nodes(graph)
         self.block.results = self._results(graph)
         self.block.lines[:0] = self._prologue
@@ -158,6 +164,10 @@ class Writer:
         for value in graph.initializers.values():
             self.operand(value)
         for node in graph:
+            if self._contiguous and self.block.outer is None and node.op_type not in _SIZES_ALONE:
+                for value in self._contiguous.intersection(reads(node)):
+                    self._contiguous.remove(value)
+                    self.values[value] = self._with_channels_last(self.tensor(self.operand(value)))
             self._node(node)
 
     def _node(self, node: ir.Node) -> None:

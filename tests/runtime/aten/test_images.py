@@ -173,6 +173,22 @@ def test_one_image_for_a_whole_batch_is_brought_into_the_order(first):
     assert lies_last(middle)
 
 
+def test_an_input_is_copied_where_it_is_first_read_and_once():
+    """Not where only its size is: the copy would be there all the time until then."""
+
+    def body(op, x, w, late):
+        sized = op.Mul(conv(op, x, w), op.Cast(op.Size(late), to=ir.DataType.FLOAT))
+        return conv(op, op.Add(conv(op, sized, w), op.Mul(conv(op, late, w), late)), w)
+
+    subject = program(body, {"x": IMAGE, "w": WEIGHT, "late": IMAGE})
+    compiled = EXECUTOR.compile(EXECUTOR.lower(subject))
+    lines = compiled.source.splitlines()
+    copied = [i for i, line in enumerate(lines) if "memory_format=torch.channels_last" in line]
+    read = [i for i, line in enumerate(lines) if ".conv2d(" in line]
+    assert len(copied) == 2
+    assert read[1] < copied[1] < read[2], compiled.source
+
+
 TRAINED = {**KEPT, "BatchNorm": batch_norm}
 FLAT = {"Ceil", "Floor", "Round", "Sign"}
 
