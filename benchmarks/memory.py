@@ -23,7 +23,7 @@ from contestants import CONTESTANTS, Training
 from measurement import ProcessFailed, Results, Row, arguments, in_a_process, one_of
 from workloads import MODELS
 
-from ortrain.runtime.memory import Ceiling, in_use, release_free_memory, resident
+from ortrain.runtime.memory import Ceiling, in_use, release_pools, resident
 
 
 class Peak(threading.Thread):
@@ -82,7 +82,7 @@ def _left_by_another(workload: str, name: str) -> int:
     other.turn(1, warm_up=0)
     del other
     gc.collect()
-    release_free_memory()  # holes are there for the steps
+    release_pools()  # what is free is there for the steps
     return resident()
 
 

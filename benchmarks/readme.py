@@ -108,7 +108,7 @@ def gains(results: Mapping[str, Found]) -> str:
     if whole:
         text += [
             "Whole runs in fp32: seconds in eager PyTorch (MKL on its slow path) → seconds with",
-            "ortrain and its default options, the import of ortrain (2 s), tracing and timing",
+            "ortrain and its default options, its imports, tracing and timing",
             "included.",
             "",
             *whole,
