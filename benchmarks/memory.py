@@ -3,8 +3,8 @@
     python benchmarks/memory.py [bert minilm bert-checkpointed] [--contestants eager ort auto]
 
 The peak over steps 3 to 10 of what is resident, less what was once model and optimizer were made.
-What the imports and another such training leave behind once it is gone, its graph and its tensors
-included, is part of that number and is shown apart.
+Another such training runs before and is deleted. What it and the imports leave behind is part of
+that number, and is shown apart.
 In use are the C library's blocks that are not free: what is left of the peak without holes in its
 heap, whose size is partly luck: the same steps take 879 MiB in one process and 936 in another.
 """
@@ -76,7 +76,10 @@ def child(workload: str, name: str) -> Row:
 
 
 def _left_by_another(workload: str, name: str) -> int:
-    """What is resident once another such training has had its graph, and is gone."""
+    """What is resident once another such training has had a graph and is deleted.
+
+    With the default engine a graph comes at the third step only.
+    """
     other = Training(name.replace("auto", "aten"), MODELS[workload])
     other.wrap()
     other.turn(1, warm_up=0)
@@ -121,7 +124,7 @@ def told(row: Row, base: Row) -> str:
     net, other = row["peak"] - left, base["peak"] - base["import_and_capture"]
     return (
         f"peak {row['peak'] / 2**20:7.0f} MiB ({row['peak'] / base['peak']:.2f} of the first); "
-        f"import and capture {left / 2**20:5.0f} MiB; "
+        f"left by another {left / 2**20:5.0f} MiB; "
         f"without them {net / 2**20:7.0f} MiB ({net / other:.2f}); "
         f"in use {row['in_use'] / 2**20:7.0f} MiB ({row['in_use'] / max(base['in_use'], 1):.2f})"
     )

@@ -36,7 +36,7 @@ from ortrain.step.chain import nobody_looks
 from ortrain.step.digest import Digest
 from ortrain.step.eager_draws import as_graphs
 from ortrain.step.probe import cotangent, rounded_like
-from ortrain.step.replay import nodes_behind
+from ortrain.step.replay import leaves_behind, nodes_behind
 from ortrain.step.seeds import Seeds, draw_seed, drawing
 
 # Differences, relative to the values, that are no roundings: of outputs, and of gradients.
@@ -264,70 +264,68 @@ def seen_of(
     gradients: dict[str, Digest | None] = {}
     if chosen and wanting and is_grad_enabled():
         with frees(), unhooked(), without_autocast():
-            given_back = [cotangent(root) for root in chosen]
-            gradients = (_once_more if again else _spent)(chosen, wanting, given_back)
+            upstream = [cotangent(root) for root in chosen]
+            gradients = (_again if again else _once)(chosen, wanting, upstream)
     buffers = {name: _digest(buffer) for name, buffer in module.named_buffers()}
     return Seen(outputs, gradients, buffers)
 
 
-def _once_more(
-    roots: Sequence[Tensor], leaves: Mapping[str, Tensor], given: Sequence[Tensor]
+def _again(
+    roots: Sequence[Tensor], leaves: Mapping[str, Tensor], upstream: Sequence[Tensor]
 ) -> dict[str, Digest | None]:
-    """What leaves have for gradients, by their names, where another backward follows."""
+    """The gradients of leaves, by their names, where another backward follows."""
     with nobody_looks():
-        found = torch.autograd.grad(
-            roots, [*leaves.values()], given, retain_graph=True, allow_unused=True
+        gradients = torch.autograd.grad(
+            roots, [*leaves.values()], upstream, retain_graph=True, allow_unused=True
         )
-    return dict(zip(leaves, map(_digest_if_any, found), strict=True))
+    found: dict[str, Tensor | None] = dict(zip(leaves, gradients, strict=True))
+    return {name: None if each is None else _digest(each) for name, each in found.items()}
 
 
-def _spent(
-    roots: Sequence[Tensor], leaves: Mapping[str, Tensor], given: Sequence[Tensor]
+def _once(
+    roots: Sequence[Tensor], leaves: Mapping[str, Tensor], upstream: Sequence[Tensor]
 ) -> dict[str, Digest | None]:
-    """The same of a copy's leaves by their ``grad``: a reentrant checkpoint gives no others.
+    """The gradients of a copy's leaves, by their names, in the only backward.
 
-    All gradients together are as large as the model. Each is looked at as soon as it is there, and
-    goes. Behind a function in Python they are looked at last: a backward inside of it, as that of
-    a reentrant checkpoint, may add to them.
+    They are read from ``grad``, since a reentrant checkpoint gives no others. All together are as
+    large as the model, so that each one is digested and freed once it is complete. Where the
+    backward runs a function in Python, all are digested behind it: that function may run a backward
+    of its own, which adds to them.
     """
-    names = {id(leaf): name for name, leaf in leaves.items()}
-    found: dict[str, Digest] = {}
+    found: dict[int, Digest] = {}
 
-    def look(leaf: Tensor) -> None:
+    def digest(leaf: Tensor) -> None:
         if leaf.grad is not None:
-            name = names[id(leaf)]
-            if name in found:
-                raise RuntimeError(f"{name} has gradients of several backwards")
-            found[name] = _digest(leaf.grad)
+            if id(leaf) in found:
+                raise RuntimeError("a parameter has gradients of several backwards")
+            found[id(leaf)] = _digest(leaf.grad)
             leaf.grad = None
 
     for leaf in leaves.values():
         leaf.grad = None
-    at_once = not _expect_no_other(roots, leaves.values())
-    hooks = [leaf.register_post_accumulate_grad_hook(look) for leaf in leaves.values() if at_once]
+    _expect_no_other(roots, leaves.values())
+    early = [] if _in_python(roots) else leaves.values()
+    hooks = [leaf.register_post_accumulate_grad_hook(digest) for leaf in early]
     try:
-        torch.autograd.backward(roots, given)
+        torch.autograd.backward(roots, upstream)
     finally:
         for hook in hooks:
             hook.remove()
     for leaf in leaves.values():
-        look(leaf)
-    return {name: found.get(names[id(leaf)]) for name, leaf in leaves.items()}
+        digest(leaf)
+    return {name: found.get(id(leaf)) for name, leaf in leaves.items()}
 
 
-def _expect_no_other(roots: Sequence[Tensor], leaves: Iterable[Tensor]) -> bool:
-    """Raises where a backward would go on to the gradients of other tensors.
+def _expect_no_other(roots: Sequence[Tensor], leaves: Iterable[Tensor]) -> None:
+    """Raises where a backward would go on to the gradients of other tensors."""
+    known = {id(leaf) for leaf in leaves}
+    if any(id(leaf) not in known for leaf in leaves_behind(roots)):
+        raise RuntimeError("a parameter that is read is not the copy's")
 
-    Returns:
-        Whether it runs a function in Python.
-    """
-    known, in_python = {id(leaf) for leaf in leaves}, False
-    for node in nodes_behind(roots):
-        in_python |= isinstance(node, BackwardCFunction)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and id(leaf) not in known:
-            raise RuntimeError("a parameter that is read is not the copy's")
-    return in_python
+
+def _in_python(roots: Sequence[Tensor]) -> bool:
+    """Whether a backward runs a function in Python."""
+    return any(isinstance(node, BackwardCFunction) for node in nodes_behind(roots))
 
 
 def roots_of(output: Any, ran: Sequence[tuple[Any, Any]]) -> list[int]:
@@ -374,10 +372,6 @@ def tensors_of(value: Any) -> list[Tensor]:
 def _digest(tensor: Tensor) -> Digest:
     tensor = tensor.detach()
     return Digest.of(tensor.to_dense() if tensor.layout is not torch.strided else tensor)
-
-
-def _digest_if_any(tensor: Tensor | None) -> Digest | None:
-    return None if tensor is None else _digest(tensor)
 
 
 def _both(one: Any, other: Any) -> dict[str, tuple[Digest, Digest]]:

@@ -40,9 +40,9 @@ def dependencies(
     """
     found = set(outputs)
     for node in reversed(graph):
-        if any(v in found for v in node.outputs) and (sizes or node.op_type not in _SIZES):
+        if any(v in found for v in node.outputs) and (sizes or node.op_type not in SIZES):
             found.update(reads(node))
     return found
 
 
-_SIZES = ("Shape", "Size")
+SIZES = ("Shape", "Size")

@@ -20,7 +20,7 @@ import torch
 from ortrain.errors import ExecutionError, OrtrainError
 from ortrain.graph import shapes
 from ortrain.graph.shapes import FLOATING, Dim
-from ortrain.graph.walk import reads
+from ortrain.graph.walk import SIZES, reads
 from ortrain.ops.base import attributes_of
 from ortrain.program import Program, Role, origin_of, role_of
 from ortrain.runtime.aten import hash, host
@@ -38,9 +38,6 @@ _KEYWORDS = frozenset(
     "finally for from global if import in is lambda nonlocal not or pass raise return try while "
     "with yield inf nan device".split()
 )
-
-# They read the size of an image, however it lies.
-_SIZES_ALONE = frozenset({"Shape", "Size"})
 
 
 class _Namespace:
@@ -86,7 +83,7 @@ class Writer:
         self._prologue: list[Line] = []
         self.streams: dict[Tensor, list[int]] = {}
         self.images: frozenset[ir.Value] = frozenset()
-        self._contiguous: set[ir.Value] = set()
+        self._unordered: set[ir.Value] = set()
         self._mixed: dict[Tensor, Tensor] = {}
 
     # -- the walk ------------------------------------------------------------------------------
@@ -106,8 +103,7 @@ class Writer:
                     self._input_symbols.setdefault(dim, (operand, axis))
             if hash.on_device(self.device) and _is_for_draws(value):
                 self.streams[operand] = []
-        # What was saved lies as the forward had it. A copy is made where it is first read.
-        self._contiguous = {
+        self._unordered = {  # what was saved is in the order that the forward gave it
             v for v in graph.inputs if v in self.images and role_of(v) is not Role.SAVED
         }
         self.nodes(graph)
@@ -164,11 +160,16 @@ class Writer:
         for value in graph.initializers.values():
             self.operand(value)
         for node in graph:
-            if self._contiguous and self.block.outer is None and node.op_type not in _SIZES_ALONE:
-                for value in self._contiguous.intersection(reads(node)):
-                    self._contiguous.remove(value)
-                    self.values[value] = self._with_channels_last(self.tensor(self.operand(value)))
+            if self._unordered and self.block.outer is None and node.op_type not in SIZES:
+                self._order_what_is_read(node)
             self._node(node)
+
+    def _order_what_is_read(self, node: ir.Node) -> None:
+        """Copies images among the inputs to the order of the others, before their first reader."""
+        for value in reads(node):
+            if value in self._unordered:
+                self._unordered.remove(value)
+                self.values[value] = self._with_channels_last(self.tensor(self.operand(value)))
 
     def _node(self, node: ir.Node) -> None:
         self._origin = origin_of(node)
