@@ -24,10 +24,10 @@ from ortrain.guards.structure import FlatCall
 from ortrain.module_state.saving import saving_hooks
 from ortrain.step.backward import Backward, Group, groups_of
 from ortrain.step.build import Plan
-from ortrain.step.chain import Chain, Follower
+from ortrain.step.chain import Chain, Follower, is_asked
 from ortrain.step.feeds import Bound, Feeds
 from ortrain.step.links import Linked
-from ortrain.step.replay import PROBE, Caller, Repeats, Sealed
+from ortrain.step.replay import PROBE, Caller, Gradients, Repeats, Sealed
 from ortrain.step.saved_forward import Received, SavedForward, matters, stash_of
 from ortrain.step.unread import Unread, Waiting
 
@@ -287,8 +287,8 @@ class _Function(torch.autograd.Function):
         way = Backward(kept, upstream, keeps, changed, whole=whole)
         if ctx.chained:
             kept.way = way
-            return (None, _zero(), None, *way.take(ctx.group))
-        gradients = way.take(ctx.group)
+            return (None, _zero(), None, *_taken(ctx, kept, way))
+        gradients = _taken(ctx, kept, way)
         if keeps and packed is not None:
             kept.empty(packed)
         return (None, None, None, *gradients)
@@ -318,7 +318,24 @@ class _Later(torch.autograd.Function):
         token = _zero() if ctx.chained else None
         if token is None:
             kept.way = None
-        return (None, None, token, *way.take(ctx.group))
+        return (None, None, token, *_taken(ctx, kept, way))
+
+
+def _taken(ctx: Any, kept: SavedForward, way: Backward) -> Gradients:
+    """The gradients of a node, without those that do not fit an older graph and nobody asks for.
+
+    Autograd compares the shape of each gradient with the node that it goes to, also of one that
+    it then throws away.
+    """
+    gradients = way.take(ctx.group)
+    if kept.bound.outgrown:
+        step = kept.step
+        held = [-1] * len(step.inputs) + step.parameters
+        nodes = ctx.next_functions[-len(gradients) :]
+        for place, (i, (node, _)) in enumerate(zip(ctx.group.gives, nodes, strict=True)):
+            if held[i] in kept.bound.outgrown and not is_asked(node):
+                gradients[place] = None
+    return gradients
 
 
 # What autograd calls.

@@ -46,9 +46,9 @@ def frees() -> Iterator[None]:
         yield
     finally:
         _here.spent = None
-    for kept in found:
-        if any(values is None for values in kept.stash):
-            kept.save_again()
+        for kept in found:
+            if any(values is None for values in kept.stash):
+                kept.save_again()
 
 
 @dataclass(frozen=True)

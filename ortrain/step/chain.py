@@ -51,6 +51,14 @@ def nobody_looks() -> Iterator[None]:
         _here.looks = True
 
 
+def is_asked(node: Any) -> bool:
+    """Whether the backward that runs comes to this node."""
+    try:
+        return bool(_executes(node))
+    except RuntimeError:  # PyTorch's answer for a leaf that `autograd.grad` asks for
+        return True
+
+
 class Chain:
     """The outputs of one forward on their way out, and their gradients on their way back.
 

@@ -26,6 +26,8 @@ class Bound:
         references: to the tensors, which tell when one is gone.
         shown: by their places, tensors of the memory of those values that are no tensors
             themselves and lie over it.
+        outgrown: places of parameters that had another size when an older graph of autograd was
+            made that is still alive.
     """
 
     values: list[Any]
@@ -33,6 +35,7 @@ class Bound:
     lasting: list[int]
     references: list[weakref.ref[torch.Tensor]]
     shown: dict[int, torch.Tensor]
+    outgrown: frozenset[int]
 
     def moved(self) -> dict[int, torch.Tensor]:
         """Tensors whose memory was freed and made anew, as sharding does, by ids of values."""
@@ -119,12 +122,13 @@ class Feeds:
                 pointers[i] = COPIED
             elif not isinstance(values[i], torch.Tensor):
                 shown[i] = own
+        outgrown = frozenset(i for i, tensor in enumerate(held) if _is_outgrown(tensor))
         if before is not None:
-            return Bound(values, pointers, before.lasting, before.references, shown)
+            return Bound(values, pointers, before.lasting, before.references, shown, outgrown)
         while len(self.bound) >= MOST_SETS:
             self.bound.pop(next(iter(self.bound)), None)
         lasting = [i for i in self.lasting if not held[i].is_inference()]
-        return Bound(values, pointers, lasting, self._references(key, held), shown)
+        return Bound(values, pointers, lasting, self._references(key, held), shown, outgrown)
 
     def _references(
         self, key: tuple[int, ...], held: Sequence[torch.Tensor]
@@ -139,6 +143,14 @@ class Feeds:
                 feeds.bound.pop(key, None)
 
         return [weakref.ref(tensor, forget) for tensor in held]
+
+
+def _is_outgrown(tensor: torch.Tensor) -> bool:
+    """Whether autograd's node for a parameter is of a time when its `data` had another size."""
+    if not (tensor.requires_grad and tensor.is_leaf):
+        return False
+    node: Any = torch.autograd.graph.get_gradient_edge(tensor).node
+    return bool(node._input_metadata[0].shape != tensor.shape)
 
 
 def streams_of(graph: ir.Graph) -> int:

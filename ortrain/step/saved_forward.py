@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -114,7 +115,7 @@ class SavedForward:
         given = self.call if isinstance(self.call, tuple) else ()
         call = {i: packed[id(v)] for i, v in enumerate(given) if id(v) in packed}
         self.empty(Packed(users, places, again, call))
-        return [*tensors, torch.tensor([step.number])]
+        return [*tensors, torch.tensor([step.number, self._read_from(users), len(tensors)])]
 
     def empty(self, packed: Packed) -> None:
         """Holds nothing any more that autograd holds."""
@@ -135,8 +136,8 @@ class SavedForward:
         """Puts back what :meth:`pack` has handed to autograd.
 
         Where a checkpoint's repetition has run another step, since something of the module is not
-        as it was, its arguments are put back, and this forward runs again on them: as in PyTorch
-        it is the first run that is differentiated.
+        as it was, its arguments, seed and buffers are put back, and this forward runs again on
+        them: as in PyTorch it is the first run that is differentiated.
 
         Args:
             saved: what the node has, packed tensors last.
@@ -148,24 +149,28 @@ class SavedForward:
             return
         self.packed = None
         count = len(packed.users)
-        *tensors, number = saved[len(saved) - count - len(packed.places) - 1 :]
+        number, read_from, handed = saved[-1].tolist()
+        tensors = saved[-1 - handed : -1]
         take = self.step.plan.exchange.take
         users = list(self.users)
         for i, tensor in zip(packed.users, tensors, strict=False):
             users[i], self.feeds[i] = tensor, take(tensor)
         self.users = users
-        if int(number) == self.step.number:
+        if number == self.step.number:
             for (values, i), tensor in zip(packed.places, tensors[count:], strict=True):
                 values[i] = take(tensor)
             for values, i, user in packed.again:
                 values[i] = self.feeds[user]
-        elif self.may_be_repeated:
+        elif self.may_be_repeated and read_from == self._read_from(packed.users):
+            for (values, i), tensor in zip(packed.places, tensors[count:], strict=False):
+                if values is self.feeds:
+                    values[i] = take(tensor)
             self.save_again()
         else:
             raise StateError(
                 "a checkpoint's repetition has run another graph than its first run",
-                because="the module is not as it was, and this one draws random numbers or writes "
-                "to something",
+                because="the module is not as it was, and this one calls parts that are not in it, "
+                "writes to something, or takes other arguments",
                 help='leave this module to PyTorch: Options(engine="torch")',
             )
         if packed.call:
@@ -175,6 +180,12 @@ class SavedForward:
             self.call = tuple(call)
         watched = [self.held[i] for i in self.bound.lasting]
         self.versions = [*self.versions[: len(watched)], *contents(users)]
+
+    def _read_from(self, users: Sequence[int]) -> int:
+        """Tells by names which arguments, seed and buffers are handed over, in their order."""
+        feeds, copies = self.step.feeds, self.step.copies
+        names = [feeds.names[i] for i in [*users, *[i for i, _ in copies]]]
+        return zlib.crc32(repr((feeds.seeded, names)).encode())
 
     def follow(self) -> None:
         """Takes parameters again whose memory was freed and made anew since the forward."""
@@ -205,9 +216,8 @@ class SavedForward:
 
     @property
     def may_be_repeated(self) -> bool:
-        """Whether the forward gives the same on arguments alone, and writes to nothing."""
-        plan, step = self.step.plan, self.step
-        return not (plan.kept or plan.writes or plan.updated or step.feeds.seeded)
+        """Whether the forward gives the same on what it has read, and writes to nothing."""
+        return not (self.step.plan.kept or self.step.plan.writes)
 
     def save_again(self) -> None:
         """Has the forward run once more for what a backward has freed of it."""

@@ -474,6 +474,49 @@ def test_a_number_that_a_checkpoints_repetition_changes_is_that_of_the_first_run
     assert model.report.graph_calls == 3  # a repetition ends before its graph does
 
 
+@pytest.mark.parametrize("engine", ["aten", "onnxruntime"])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("counting", [False, True])
+@pytest.mark.parametrize("drawing", [False, True])
+def test_a_checkpoints_repetition_may_run_another_graph(
+    engine: Any, normed: bool, counting: bool, drawing: bool
+) -> None:
+    class Grown(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4, bias=not normed)
+            self.norm = nn.BatchNorm1d(4) if normed else nn.Identity()
+            self.ones = nn.Parameter(torch.ones(4))
+            self.register_buffer("count", torch.zeros(()))
+            self.seen: list[int] = []
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            x = self.norm(self.layer(x)).tanh()
+            if drawing:  # what comes of it tells whether the backward has the forward's mask
+                mask = nn.functional.dropout((self.ones / self.ones.detach()).expand(x.shape))
+                x = x + mask * (2 - mask) ** 2
+            if counting:
+                self.count += 1
+                x = x * self.count
+            self.seen.append(len(x))
+            return x * len(self.seen[-2:]) * y.exp()
+
+    module = Grown()
+    plain = copy.deepcopy(module)
+    model = ORTModule(module, options=Options(engine=engine))
+    for step in range(3):
+        x, y = torch.randn(8, 4), torch.randn(8, 4, requires_grad=step == 1)
+        found = []
+        for each, inner in ((model, module), (plain, plain)):
+            loss = checkpoint(each, x, y, use_reentrant=False).square().mean()
+            loss.backward()
+            found.append([loss.detach(), y.grad, *[p.grad for p in inner.parameters()]])
+            found[-1] += [b.clone() for b in inner.buffers()]
+            y.grad = None
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    assert model.report.graph_calls == 3
+
+
 # -- calls that are none for a graph --------------------------------------------------------------
 
 

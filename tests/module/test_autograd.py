@@ -775,6 +775,29 @@ def test_what_has_changed_since_the_forward_is_an_error_only_of_second_derivativ
         torch.autograd.grad(found.sum(), value, materialize_grads=True)
 
 
+@pytest.mark.parametrize("ask", ["leaf", "result", "parameter", "backward"])
+def test_what_nobody_asks_for_need_not_fit_the_graph_that_autograd_holds(ask: str) -> None:
+    """PyTorch keeps a parameter's node, and its size in it, while an older output is alive."""
+    eager = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    model = ORTModule(copy.deepcopy(eager), options=GRAPH)
+    found = []
+    for each, layers in ((model, model.module), (eager, eager)):
+        x = rows(5, 4).requires_grad_()
+        older = each(x)
+        last = layers[2]
+        last.weight.data, last.bias.data = rows(6, 4, seed=1), rows(6, seed=2)
+        given = x * 2 if ask == "result" else x
+        loss = each(given).square().mean()
+        if ask == "backward":
+            loss.backward(inputs=[x, layers[0].weight])
+            found.append([x.grad, layers[0].weight.grad, layers[2].weight.grad])
+        else:
+            asked = layers[0].weight if ask == "parameter" else given
+            found.append(list(torch.autograd.grad(loss, asked)))
+        del older
+    torch.testing.assert_close(*found)
+
+
 def test_training_mode_may_have_changed_since_the_forward() -> None:
     eager = CASES["convolution"].build()
     model = ORTModule(copy.deepcopy(eager), options=GRAPH)
