@@ -322,19 +322,25 @@ class _Later(torch.autograd.Function):
 
 
 def _taken(ctx: Any, kept: SavedForward, way: Backward) -> Gradients:
-    """The gradients of a node, without those that do not fit an older graph and nobody asks for.
+    """The gradients of a node, without those that nobody asks for and autograd would not take.
 
-    Autograd compares the shape of each gradient with the node that it goes to, also of one that
-    it then throws away.
+    It compares the shape of each with that of the node behind, also where it then throws the
+    gradient away. A parameter's node stays while any graph has it, and with it the size that the
+    parameter had when it was made.
     """
     gradients = way.take(ctx.group)
-    if kept.bound.outgrown:
-        step = kept.step
-        held = [-1] * len(step.inputs) + step.parameters
-        nodes = ctx.next_functions[-len(gradients) :]
-        for place, (i, (node, _)) in enumerate(zip(ctx.group.gives, nodes, strict=True)):
-            if held[i] in kept.bound.outgrown and not is_asked(node):
-                gradients[place] = None
+    if ctx.group.pieces in kept.bound.fitting:
+        return gradients
+    edges = ctx.next_functions
+    edges, fits = edges[len(edges) - len(gradients) :], True
+    for place, (gradient, (node, at)) in enumerate(zip(gradients, edges, strict=True)):
+        if gradient is None or node is None or node._input_metadata[at].shape == gradient.shape:
+            continue
+        fits = False
+        if not is_asked(node):
+            gradients[place] = None
+    if fits:
+        kept.bound.fitting.add(ctx.group.pieces)
     return gradients
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
@@ -26,8 +26,7 @@ class Bound:
         references: to the tensors, which tell when one is gone.
         shown: by their places, tensors of the memory of those values that are no tensors
             themselves and lie over it.
-        outgrown: places of parameters that had another size when an older graph of autograd was
-            made that is still alive.
+        fitting: groups of gradients, by their pieces, that have the sizes autograd expects.
     """
 
     values: list[Any]
@@ -35,7 +34,7 @@ class Bound:
     lasting: list[int]
     references: list[weakref.ref[torch.Tensor]]
     shown: dict[int, torch.Tensor]
-    outgrown: frozenset[int]
+    fitting: set[int] = field(default_factory=set)
 
     def moved(self) -> dict[int, torch.Tensor]:
         """Tensors whose memory was freed and made anew, as sharding does, by ids of values."""
@@ -122,13 +121,12 @@ class Feeds:
                 pointers[i] = COPIED
             elif not isinstance(values[i], torch.Tensor):
                 shown[i] = own
-        outgrown = frozenset(i for i, tensor in enumerate(held) if _is_outgrown(tensor))
         if before is not None:
-            return Bound(values, pointers, before.lasting, before.references, shown, outgrown)
+            return Bound(values, pointers, before.lasting, before.references, shown)
         while len(self.bound) >= MOST_SETS:
             self.bound.pop(next(iter(self.bound)), None)
         lasting = [i for i in self.lasting if not held[i].is_inference()]
-        return Bound(values, pointers, lasting, self._references(key, held), shown, outgrown)
+        return Bound(values, pointers, lasting, self._references(key, held), shown)
 
     def _references(
         self, key: tuple[int, ...], held: Sequence[torch.Tensor]
@@ -143,14 +141,6 @@ class Feeds:
                 feeds.bound.pop(key, None)
 
         return [weakref.ref(tensor, forget) for tensor in held]
-
-
-def _is_outgrown(tensor: torch.Tensor) -> bool:
-    """Whether autograd's node for a parameter is of a time when its `data` had another size."""
-    if not (tensor.requires_grad and tensor.is_leaf):
-        return False
-    node: Any = torch.autograd.graph.get_gradient_edge(tensor).node
-    return bool(node._input_metadata[0].shape != tensor.shape)
 
 
 def streams_of(graph: ir.Graph) -> int:

@@ -115,7 +115,7 @@ class SavedForward:
         given = self.call if isinstance(self.call, tuple) else ()
         call = {i: packed[id(v)] for i, v in enumerate(given) if id(v) in packed}
         self.empty(Packed(users, places, again, call))
-        return [*tensors, torch.tensor([step.number, self._read_from(users), len(tensors)])]
+        return [*tensors, torch.tensor(self._marks(users, len(tensors)))]
 
     def empty(self, packed: Packed) -> None:
         """Holds nothing any more that autograd holds."""
@@ -149,19 +149,22 @@ class SavedForward:
             return
         self.packed = None
         count = len(packed.users)
-        number, read_from, handed = saved[-1].tolist()
-        tensors = saved[-1 - handed : -1]
+        own = self._marks(packed.users, count + len(packed.places))
+        marks = saved[-1].tolist()
+        if marks != _checked(marks[:-1]):  # a hook has given back something else than it was given
+            marks = own
+        tensors = saved[-1 - marks[2] : -1]
         take = self.step.plan.exchange.take
         users = list(self.users)
         for i, tensor in zip(packed.users, tensors, strict=False):
             users[i], self.feeds[i] = tensor, take(tensor)
         self.users = users
-        if number == self.step.number:
+        if marks == own:
             for (values, i), tensor in zip(packed.places, tensors[count:], strict=True):
                 values[i] = take(tensor)
             for values, i, user in packed.again:
                 values[i] = self.feeds[user]
-        elif self.may_be_repeated and read_from == self._read_from(packed.users):
+        elif self.may_be_repeated and marks[1] == own[1]:
             for (values, i), tensor in zip(packed.places, tensors[count:], strict=False):
                 if values is self.feeds:
                     values[i] = take(tensor)
@@ -181,11 +184,12 @@ class SavedForward:
         watched = [self.held[i] for i in self.bound.lasting]
         self.versions = [*self.versions[: len(watched)], *contents(users)]
 
-    def _read_from(self, users: Sequence[int]) -> int:
-        """Tells by names which arguments, seed and buffers are handed over, in their order."""
+    def _marks(self, users: Sequence[int], count: int) -> list[int]:
+        """Which step has packed so many tensors, and of which arguments, seed and buffers."""
         feeds, copies = self.step.feeds, self.step.copies
         names = [feeds.names[i] for i in [*users, *[i for i, _ in copies]]]
-        return zlib.crc32(repr((feeds.seeded, names)).encode())
+        read = zlib.crc32(repr((feeds.seeded, names)).encode())
+        return _checked([self.step.number, read, count])
 
     def follow(self) -> None:
         """Takes parameters again whose memory was freed and made anew since the forward."""
@@ -314,6 +318,10 @@ class SavedForward:
                 because="it was changed between forward and backward",
                 help="call backward before the optimizer steps",
             )
+
+
+def _checked(marks: list[int]) -> list[int]:
+    return [*marks, zlib.crc32(repr(marks).encode())]
 
 
 @dataclass(frozen=True)
