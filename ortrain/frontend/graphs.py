@@ -287,7 +287,7 @@ class Graphs:
         with self._comparing(compiled):
             with unrecorded():  # a backward that does not come again
                 seen = seen_of(
-                    tensors_of(output), self.module, call.given, reference.roots, again=True
+                    tensors_of(output), self.module, reference.wanting, reference.roots, again=True
                 )
             everything = call.shown == "all" and not self.options.skip_padding
             faults = reference.faults(seen, all_are_read=everything)

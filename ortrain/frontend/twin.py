@@ -86,6 +86,7 @@ class Reference:
 
     Attributes:
         narrow: whether anything is computed in 16 bits or fewer, as far as is known.
+        wanting: the call's arguments that want gradients.
         roots: places among the tensors that the call returns, from which gradients come.
         seen: what the copy gives; None until it has run.
         rounded: what a copy gives on parameters that are rounded otherwise; None until one has run.
@@ -104,6 +105,7 @@ class Reference:
         self._buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
         self._first: Any = _copied(module, (args, kwargs))
         self._spare: Any = None
+        self.wanting = wanting_of((args, kwargs))
         tensors = [*module.parameters(), *tensors_of((args, kwargs))]
         self._dtypes = {t.dtype for t in tensors} | {dtype for _, dtype in active()}
         self.narrow = narrow or are_narrow(self._dtypes)
@@ -161,6 +163,7 @@ class Reference:
             put_back(self._watch),
         ):  # fmt: skip
             torch.set_rng_state(self._state)
+            wanting = wanting_of(given)
             with as_graphs(twin, seeds), uncached():
                 tensors = tensors_of(twin(*given[0], **given[1]))
             drawn = torch.get_rng_state()
@@ -168,7 +171,7 @@ class Reference:
             if seeds.drawn:
                 draw_seed(1)
             self._own_draws |= not torch.equal(drawn, torch.get_rng_state())
-            return seen_of(tensors, twin, given, self.roots, again=False)
+            return seen_of(tensors, twin, wanting, self.roots, again=False)
 
     def faults(self, graphs: Seen, *, all_are_read: bool) -> list[str]:
         """What of the graphs is not the module's, a phrase each.
@@ -236,7 +239,7 @@ def _structure(mine: Seen, graphs: Seen, places: Sequence[int]) -> list[str]:
 def seen_of(
     tensors: list[Tensor],
     module: nn.Module,
-    given: tuple[Any, Any],
+    arguments: Mapping[str, Tensor],
     roots: Sequence[int],
     *,
     again: bool,
@@ -247,19 +250,16 @@ def seen_of(
         tensors: that the module returns; the list is emptied before the backward, which then holds
             no more than that of a loss whose other outputs nobody keeps.
         module: the module.
-        given: its arguments, positional and by name.
+        arguments: those that wanted gradients before the call, of :func:`wanting_of`.
         roots: places among its tensors, from which gradients come.
         again: whether another backward follows; else parameters and arguments are the call's own.
     """
     outputs = [(_digest(tensor), tensor.requires_grad) for tensor in tensors]
-    named = [
-        *module.named_parameters(),
-        *((f"args.{i}", t) for i, t in enumerate(tensors_of(given))),
-    ]
-    wanting = {name: tensor for name, tensor in named if tensor.requires_grad}
+    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    wanting = {**parameters, **arguments}
     chosen = [tensors[i] for i in roots if i < len(tensors) and tensors[i].requires_grad]
     tensors.clear()
-    if again and any(t.grad_fn is not None for t in tensors_of(given)):
+    if again and any(argument.grad_fn is not None for argument in arguments.values()):
         chosen = []  # what they come from may have been made of the same parameters
     gradients: dict[str, Digest | None] = {}
     if chosen and wanting and is_grad_enabled():
@@ -362,6 +362,14 @@ def _copied(module: nn.Module, given: Any) -> Any:
             own = tensor.detach().clone()
             memo[id(tensor)] = own.requires_grad_(tensor.requires_grad)
     return copy.deepcopy((module, given), memo)
+
+
+def wanting_of(given: Any) -> dict[str, Tensor]:
+    """The arguments of a call that want gradients, by names. A call may put others in their place.
+
+    Models of sentence-transformers return the dictionary that they were given.
+    """
+    return {f"args.{i}": t for i, t in enumerate(tensors_of(given)) if t.requires_grad}
 
 
 def tensors_of(value: Any) -> list[Tensor]:

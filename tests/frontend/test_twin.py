@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ortrain.frontend.twin import Reference, Seen, seen_of, tensors_of
+from ortrain import Options, ORTModule
+from ortrain.frontend.twin import Reference, Seen, seen_of, tensors_of, wanting_of
 from ortrain.frontend.watch import Watch
 from ortrain.step.digest import Digest
 
@@ -40,7 +41,7 @@ def faults(module: nn.Module, change: Callable[[nn.Module], None], *, twice: boo
     assert (reference.rounded is not None) == twice
     with torch.no_grad():
         change(other)
-    found: Seen = seen_of(tensors_of(other(x)), other, ((x,), {}), [0, 1], again=False)
+    found: Seen = seen_of(tensors_of(other(x)), other, {}, [0, 1], again=False)
     before = [p.detach().clone() for p in module.parameters()]
     told = reference.faults(found, all_are_read=True)
     assert all(torch.equal(p, was) for p, was in zip(module.parameters(), before, strict=True))
@@ -132,7 +133,8 @@ def test_gradients_are_looked_at_as_they_come_but_behind_functions_in_python(
     wanting = [*module.parameters(), x, y]
     expected = torch.autograd.grad(Layers.forward(_plain(module), x, y), wanting)
     module.alive.clear()
-    found = seen_of([module(x, y)], module, ((x, y), {}), [0], again=False).gradients
+    arguments = wanting_of(((x, y), {}))
+    found = seen_of([module(x, y)], module, arguments, [0], again=False).gradients
     assert module.alive == [6 if reentrant else 0]
     for gradient, digest in zip(expected, found.values(), strict=True):
         assert digest is not None
@@ -152,4 +154,39 @@ def test_a_leaf_with_gradients_of_two_backwards_is_told() -> None:
     loss = layer(x).sum()
     loss.register_hook(torch.enable_grad()(lambda _: layer(x).square().sum().backward()))
     with pytest.raises(RuntimeError, match="gradients of several backwards"):
-        seen_of([loss], layer, ((x,), {}), [0], again=False)
+        seen_of([loss], layer, {}, [0], again=False)
+
+
+class Filling(nn.Module):
+    """Returns the dictionary that it was given, as models of sentence-transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale, self.stops = nn.Linear(4, 4), nn.Parameter(torch.ones(4)), False
+
+    def forward(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        scale = self.scale.detach() if self.stops else self.scale
+        given["scaled"] = self.layer(given["x"]) * scale
+        return given
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+@pytest.mark.parametrize("stops", [False, True])
+def test_what_a_module_puts_among_its_arguments_is_no_argument(stops: bool, wanted: bool) -> None:
+    module = Filling()
+    other, given = copy.deepcopy(module), {"x": torch.randn(3, 4, requires_grad=wanted)}
+    reference = Reference(module, Watch(module), (given,), {}, narrow=False)
+    reference.run([1], twice=False)
+    other.stops = stops
+    found = seen_of(tensors_of(other(given)), other, reference.wanting, [1], again=True)
+    assert found.gradients
+    told = ["scale has a gradient in PyTorch only"] if stops else []
+    assert reference.faults(found, all_are_read=True) == told
+
+
+def test_a_model_that_returns_what_it_was_given_is_compared() -> None:
+    model = ORTModule(Filling(), options=Options(engine="aten"))
+    for _ in range(3):
+        model({"x": torch.randn(3, 4)})["scaled"].square().sum().backward()
+    assert model.report.graph_calls == 3
+    assert "not compared" not in str(model.report)
